@@ -1,0 +1,1 @@
+"""Backend 2: the same plans on torch.distributed, one process per device."""

@@ -1,0 +1,20 @@
+"""The clock of a run: seconds since an origin that all ranks of this machine agree on."""
+
+import time
+
+
+class RunClock:
+    """Counts from ``origin_s``, a reading of the machine's monotonic clock."""
+
+    def __init__(self, origin_s: float) -> None:
+        self._origin_s = origin_s
+
+    def now_s(self) -> float:
+        """Return the seconds since the start of the run; negative before it."""
+        return time.monotonic() - self._origin_s
+
+    def sleep_until(self, time_s: float) -> None:
+        """Sleep until ``time_s`` seconds after the start; return at once if that is over."""
+        remaining_s = time_s - self.now_s()
+        if remaining_s > 0:
+            time.sleep(remaining_s)

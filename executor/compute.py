@@ -1,0 +1,77 @@
+"""What a rank computes with, and the paced way: every action lasts what the profile says."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from executor.clock import RunClock
+from planner.plan import Plan
+from planner.program import DeviceProgram, GradientSync, Work
+
+
+class Compute(Protocol):
+    """Carries out the work of one rank. Payloads are one-dimensional uint8 tensors."""
+
+    def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
+        """Prepare for a step."""
+
+    def run(self, work: Work, inputs: Sequence[torch.Tensor], *, waited: bool) -> list[torch.Tensor]:
+        """Carry out one action.
+
+        Args:
+            work: The action.
+            inputs: Payloads of ``work.receives``.
+            waited: Whether the device stood idle for one of them.
+
+        Returns:
+            Payloads for ``work.sends``.
+        """
+
+    def gradient(self, sync: GradientSync) -> torch.Tensor:
+        """Return the gradient to be summed: float32, shape (sync.elements,)."""
+
+    def put_gradient(self, sync: GradientSync, gradient: torch.Tensor) -> None:
+        """Take the summed gradient back."""
+
+    def finish_step(self) -> float | None:
+        """Update the parameters; return this rank's part of the step's loss, if it has one."""
+
+
+class PacedCompute:
+    """Moves tensors of the true sizes and sleeps for the profiled times.
+
+    A sleep ends a little late. Where the device did not stand idle, the next action is timed from the moment
+    at which the last one should have ended, so that this lateness does not add up to a slower device.
+    """
+
+    def __init__(self, clock: RunClock) -> None:
+        self._clock = clock
+        self._due_s = 0.0
+        self._blank = torch.zeros(0, dtype=torch.uint8)
+
+    def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
+        """Prepare for a step: make a buffer that every send can read from."""
+        sizes = (transfer.size_bytes for work in program.work for transfer in work.sends)
+        largest = max(sizes, default=0)
+        if largest > self._blank.numel():
+            self._blank = torch.zeros(largest, dtype=torch.uint8)
+
+    def run(self, work: Work, inputs: Sequence[torch.Tensor], *, waited: bool) -> list[torch.Tensor]:
+        """Sleep for the action's profiled duration."""
+        start_s = self._clock.now_s() if waited else self._due_s
+        self._due_s = start_s + work.duration_s
+        self._clock.sleep_until(self._due_s)
+        return [self._blank[: transfer.size_bytes] for transfer in work.sends]
+
+    def gradient(self, sync: GradientSync) -> torch.Tensor:
+        """Return zeros in place of a gradient."""
+        return torch.zeros(sync.elements)
+
+    def put_gradient(self, sync: GradientSync, gradient: torch.Tensor) -> None:
+        """Drop the sum; the device has been waiting for it."""
+        self._due_s = self._clock.now_s()
+
+    def finish_step(self) -> float | None:
+        """Nothing is trained, so there is no loss."""
+        return None

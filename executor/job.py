@@ -1,0 +1,82 @@
+"""What a launcher hands its workers, and they hand back: files in one folder."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from planner.plan import Plan
+from planner.plan_file import read_plan, write_plan
+from planner.scenario import Scenario
+from planner.scenario_json import read_resolved_scenario, write_resolved_scenario
+
+ComputeMode = Literal["paced", "real"]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """How the workers run a job.
+
+    Attributes:
+        compute: ``paced`` or ``real``.
+        steps: Training steps.
+        emulate_wan: Whether links are emulated.
+        adapts: Whether a policy may change the plan.
+        control_port: Of the launcher's store on this machine.
+    """
+
+    compute: ComputeMode
+    steps: int
+    emulate_wan: bool
+    adapts: bool
+    control_port: int
+
+
+class JobFolder:
+    """The files of one job."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, scenario: Scenario, plan: Plan, orders: Orders) -> None:
+        """Write what the workers read."""
+        write_resolved_scenario(scenario, self.path / "scenario.json")
+        write_plan(plan, self.path / "plan.json")
+        (self.path / "orders.json").write_text(json.dumps(asdict(orders)))
+
+    def read(self) -> tuple[Scenario, Plan, Orders]:
+        """Return what the launcher wrote."""
+        orders = Orders(**json.loads((self.path / "orders.json").read_text()))
+        scenario = read_resolved_scenario(self.path / "scenario.json")
+        return scenario, read_plan(self.path / "plan.json"), orders
+
+    @property
+    def ledger(self) -> Path:
+        """The shared ledger of emulated links."""
+        return self.path / "links.ledger"
+
+    @property
+    def failure(self) -> Path:
+        """Written by the agent when a rank failed."""
+        return self.path / "failure.json"
+
+    @property
+    def log(self) -> Path:
+        """Everything that agent and workers print."""
+        return self.path / "log.txt"
+
+    def events(self, rank: int) -> Path:
+        """A rank's events, written at the end."""
+        return self.path / f"events-{rank}.parquet"
+
+    def losses(self, rank: int) -> Path:
+        """A rank's part of the loss of each step, written at the end."""
+        return self.path / f"losses-{rank}.json"
+
+    def parameters(self, rank: int) -> Path:
+        """A rank's trained parameters, written at the end of real compute."""
+        return self.path / f"parameters-{rank}.safetensors"
+
+    def error(self, rank: int) -> Path:
+        """Why a rank gave up."""
+        return self.path / f"error-{rank}.json"

@@ -1,0 +1,83 @@
+"""Emulated links inside one machine, without root: messages are held back until their link would have carried them.
+
+All processes of a run share a ledger, a small file with one number per link: until when the link is taken. A
+sender reserves its message piece by piece, so that concurrent senders alternate and share the link fairly, and
+the reserved times follow the link's trace exactly, whenever the sender's thread really wakes up.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from executor.clock import RunClock
+from planner.cluster import Cluster, Link
+
+# A piece lasts this long on its link, so that two senders alternate many times during a message.
+PIECE_S = 0.005
+
+# Below this size pieces would cost more time to reserve than to send.
+LEAST_PIECE_BITS = 8 * 16 * 1024
+
+_RECORD = struct.Struct("d")
+
+
+def create_ledger(path: Path, cluster: Cluster) -> None:
+    """Write an empty ledger for the links of a cluster."""
+    path.write_bytes(bytes(_RECORD.size * max(1, len(cluster.links))))
+
+
+class LinkShaper:
+    """One process's access to the emulated links."""
+
+    def __init__(self, ledger: Path, cluster: Cluster, clock: RunClock) -> None:
+        self._clock = clock
+        self._index = {link.name: index for index, link in enumerate(cluster.links)}
+        self._file = os.open(ledger, os.O_RDWR)
+        self._taken_until = mmap.mmap(self._file, 0)
+        # POSIX file locks exclude other processes, but not other threads of this one.
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Release the ledger."""
+        self._taken_until.close()
+        os.close(self._file)
+
+    def transmit(self, path: Sequence[Link], bits: float, handed_over_s: float) -> float:
+        """Wait while the links of ``path`` carry ``bits``; return when the last bit left, in run seconds."""
+        cursor_s = max(handed_over_s, 0.0)
+        while bits > 0:
+            piece_bits = min(bits, max(LEAST_PIECE_BITS, min(_bits_soon(link, cursor_s) for link in path)))
+            cursor_s = self._reserve(path, piece_bits, cursor_s)
+            bits -= piece_bits
+            self._clock.sleep_until(cursor_s)
+        return cursor_s
+
+    def _reserve(self, path: Sequence[Link], bits: float, earliest_s: float) -> float:
+        """Take the links for one piece; return when it has left."""
+        with self._lock:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)
+            try:
+                offsets = [_RECORD.size * self._index[link.name] for link in path]
+                start_s = max(earliest_s, *(_RECORD.unpack_from(self._taken_until, at)[0] for at in offsets))
+                ends_s = [start_s + _seconds_for(link, bits, start_s) for link in path]
+                for at, end_s in zip(offsets, ends_s, strict=True):
+                    _RECORD.pack_into(self._taken_until, at, end_s)
+            finally:
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
+        return max(ends_s)
+
+
+def _bits_soon(link: Link, start_s: float) -> float:
+    if link.trace is None:
+        return link.bandwidth_bps * PIECE_S
+    return float(link.trace.bits_between(start_s, start_s + PIECE_S))
+
+
+def _seconds_for(link: Link, bits: float, start_s: float) -> float:
+    if link.trace is None:
+        return bits / link.bandwidth_bps
+    return float(link.trace.time_to_send(bits, start_s))

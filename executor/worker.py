@@ -1,0 +1,170 @@
+"""One rank of a job, started by torchrun as ``python -m executor.worker AGENT_PID JOB_FOLDER``."""
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from executor.clock import RunClock
+from executor.compute import Compute, PacedCompute
+from executor.control import PlanFeed
+from executor.interpreter import Interpreter, StepProgram
+from executor.job import JobFolder
+from executor.model import load_model, output_shapes
+from executor.parent import die_with_parent
+from executor.real_compute import RealCompute
+from executor.shaper import LinkShaper
+from executor.transport import PeerLostError, Transport
+from planner.events import Event, write_events
+from planner.plan import Plan
+from planner.program import DeviceProgram, compile_plan
+from traces.errors import InputError
+
+# A link may be out for minutes; whoever waits longer than this for a peer gives up.
+PATIENCE = timedelta(minutes=30)
+
+# From agreeing on the start of the run to the start: enough for everybody to get ready.
+_HEAD_START_S = 0.5
+
+
+class Worker:
+    """Everything that one rank holds."""
+
+    def __init__(self, job: JobFolder, rank: int) -> None:
+        self._job = job
+        self._rank = rank
+        self._scenario, self._plan, self._orders = job.read()
+        self._device = self._plan.devices[rank]
+        self._events: list[Event] = []
+        self._losses: list[float] = []
+
+    def run(self) -> None:
+        """Run all steps and write what they left."""
+        cores = os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // len(self._plan.devices)))
+        dist.init_process_group("gloo", timeout=PATIENCE)
+        compile_once = lru_cache(maxsize=4)(lambda plan: compile_plan(plan, self._scenario))
+        program = compile_once(self._plan)[self._device]
+        model_compute = self._make_real_compute(program) if self._orders.compute == "real" else None
+        clock = _agree_on_clock(self._rank)
+        compute: Compute = model_compute or PacedCompute(clock)
+        shaper = None
+        if self._orders.emulate_wan:
+            shaper = LinkShaper(self._job.ledger, self._scenario.cluster, clock)
+        ranks = {device: rank for rank, device in enumerate(self._plan.devices)}
+        transport = Transport(self._device, ranks, self._scenario.cluster, clock, shaper, self.give_up)
+        self._train(compute, transport, clock, compile_once)
+        transport.close()
+        dist.barrier()
+        if shaper is not None:
+            shaper.close()
+        self._write(model_compute)
+        dist.destroy_process_group()
+
+    def _make_real_compute(self, program: DeviceProgram) -> RealCompute:
+        code, training = self._scenario.code, self._scenario.training
+        assert code is not None, "the launcher has checked this"
+        shapes = output_shapes(code, training.seed)
+        return RealCompute(load_model(code, training.seed), shapes, self._plan, program, training)
+
+    def _train(
+        self,
+        compute: Compute,
+        transport: Transport,
+        clock: RunClock,
+        compile_once: Callable[[Plan], Mapping[str, DeviceProgram]],
+    ) -> None:
+        steps = self._orders.steps
+        feed = None
+        if self._orders.adapts:
+            feed = PlanFeed(self._orders.control_port, self._rank, self._plan, steps, self.give_up)
+
+        def log(event: Event) -> None:
+            self._events.append(event)
+            if feed is not None:
+                feed.log(event)
+
+        def sending(step: int) -> None:
+            if feed is not None:
+                feed.sending(step)
+
+        def program_of(step: int) -> StepProgram | None:
+            plan = self._plan if feed is None else feed.known(step)
+            if step >= steps or plan is None:
+                return None
+            return StepProgram(step, plan, compile_once(plan)[self._device])
+
+        element_bytes = self._scenario.training.element_bytes
+        interpreter = Interpreter(self._device, transport, compute, clock, element_bytes, log, sending)
+        for step in range(steps):
+            current = program_of(step)
+            waited = current is None or step == 0
+            if current is None:
+                assert feed is not None
+                plan = feed.wait(step)
+                current = StepProgram(step, plan, compile_once(plan)[self._device])
+            if step == 0:
+                interpreter.post(current)
+                clock.sleep_until(0.0)
+            loss = interpreter.run(current, lambda: program_of(current.step + 1), waited=waited)
+            if loss is not None:
+                self._losses.append(loss)
+            if feed is not None:
+                feed.finish(step)
+
+    def _write(self, trained: RealCompute | None) -> None:
+        write_events(self._events, self._job.events(self._rank))
+        self._job.losses(self._rank).write_text(json.dumps(self._losses))
+        if trained is not None:
+            parameters = {
+                f"{trained.first_layer + index}.{name}": parameter.detach().contiguous()
+                for index, layer in enumerate(trained.layers)
+                for name, parameter in layer.named_parameters()
+            }
+            save_file(parameters, self._job.parameters(self._rank))
+
+    def give_up(self, error: Exception) -> None:
+        """Write down why this rank cannot go on, and end it; torchrun then ends the others."""
+        report = {
+            "device": self._device,
+            "message": str(error) or type(error).__name__,
+            "lost_peer": isinstance(error, PeerLostError),
+            "input": isinstance(error, InputError),
+            "traceback": traceback.format_exception(error),
+        }
+        path = self._job.error(self._rank)
+        beside = path.with_suffix(f".{threading.get_ident()}")
+        beside.write_text(json.dumps(report))
+        beside.rename(path)
+        os._exit(1)
+
+
+def _agree_on_clock(rank: int) -> RunClock:
+    """The clock of the run: rank 0 says when it starts, a little after everyone has heard."""
+    origin = torch.tensor([time.monotonic() + _HEAD_START_S if rank == 0 else 0.0], dtype=torch.float64)
+    dist.broadcast(origin, 0)
+    return RunClock(origin.item())
+
+
+def main(agent: str, folder: str) -> None:
+    """Run this process's rank of the job in ``folder``."""
+    die_with_parent(int(agent))
+    worker = Worker(JobFolder(Path(folder)), int(os.environ["RANK"]))
+    try:
+        worker.run()
+    except Exception as error:
+        worker.give_up(error)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

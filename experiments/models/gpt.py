@@ -1,0 +1,128 @@
+"""A small GPT that learns a Markov chain.
+
+Shapes: B samples, T tokens of a sequence, W width, H heads, D width of a head, V vocabulary.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+# Each token is followed by one of these many, the first ones the more likely.
+SUCCESSORS = 4
+# Separate random streams for the chain itself and for the sequences drawn from it.
+CHAIN_KEY, SEQUENCE_KEY = 1, 2
+
+
+class Embedding(nn.Module):
+    """Token and position embeddings, summed."""
+
+    def __init__(self, vocabulary: int, length: int, width: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(length, width)
+        for table in (self.token, self.position):
+            nn.init.normal_(table.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Turn token numbers, B x T, into B x T x W."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        embedded: Tensor = self.token(tokens) + self.position(positions)
+        return embedded
+
+
+class Block(nn.Module):
+    """Causal attention and an MLP of four times the width, each behind a norm and added to its input."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Turn B x T x W into B x T x W."""
+        hidden = hidden + self._attend(self.attention_norm(hidden))
+        hidden = hidden + self.mlp(hidden)
+        return hidden
+
+    def _attend(self, hidden: Tensor) -> Tensor:
+        samples, tokens, width = hidden.shape
+        # B x T x 3W -> 3 of B x H x T x D
+        joint = self.query_key_value(hidden).view(samples, tokens, 3, self.heads, width // self.heads)
+        query, key, value = joint.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        attended: Tensor = self.projection(mixed.transpose(1, 2).reshape(samples, tokens, width))
+        return attended
+
+
+class Gpt:
+    """The layers, the loss and the data.
+
+    Attributes:
+        layers: Embedding, blocks, and a head that turns B x T x W into B x T x V.
+    """
+
+    def __init__(self, vocabulary: int, width: int, heads: int, blocks: int, length: int) -> None:
+        self.layers: list[nn.Module] = [
+            Embedding(vocabulary, length, width),
+            *(Block(width, heads) for _ in range(blocks)),
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, vocabulary)),
+        ]
+        self._length = length
+        self._successors = _markov_chain(vocabulary)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy of the next token."""
+        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+    def samples(self, first: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return token numbers and, as targets, the tokens that follow them, both B x T; B is ``count``."""
+        random = _random_rows(SEQUENCE_KEY, first, count, self._length + 1)
+        choices = (random**2 * SUCCESSORS).astype(np.int64)
+        tokens = np.empty(random.shape, dtype=np.int64)
+        tokens[:, 0] = random[:, 0] * len(self._successors)
+        for position in range(1, self._length + 1):
+            tokens[:, position] = self._successors[tokens[:, position - 1], choices[:, position]]
+        sequences = torch.from_numpy(tokens)
+        return sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
+
+
+def build(
+    *, vocabulary: int = 256, width: int = 128, heads: int = 4, blocks: int = 8, length: int = 64
+) -> Gpt:
+    """Return the model; its initial parameters follow `torch.manual_seed`.
+
+    Args:
+        vocabulary: Number of different tokens.
+        width: Numbers per token between layers, a multiple of ``heads``.
+        heads: Attention heads.
+        blocks: Transformer blocks; the model has two layers more.
+        length: Tokens in a sequence.
+    """
+    if width % heads:
+        raise ValueError(f"width ({width}) must be a multiple of heads ({heads})")
+    return Gpt(vocabulary, width, heads, blocks, length)
+
+
+def _markov_chain(vocabulary: int) -> NDArray[np.int64]:
+    """Return the tokens that may follow each token, vocabulary x SUCCESSORS."""
+    # Powers lean towards 0: low tokens are common, which a model learns within a few steps.
+    return (_random_rows(CHAIN_KEY, 0, vocabulary, SUCCESSORS) ** 3 * vocabulary).astype(np.int64)
+
+
+def _random_rows(key: int, first: int, count: int, width: int) -> NDArray[np.float64]:
+    """Return rows ``first`` to ``first + count - 1`` of an endless table of numbers in [0, 1).
+
+    Philox computes its n-th output from n, so a row costs the same wherever it stands. It counts in blocks of
+    four outputs; each row of ``width`` numbers starts a block.
+    """
+    row_blocks = -(-width // 4)
+    raw = np.random.Philox(key=key, counter=first * row_blocks).random_raw(count * row_blocks * 4)
+    rows: NDArray[np.float64] = (raw >> np.uint64(11)) * np.float64(2**-53)
+    return rows.reshape(count, row_blocks * 4)[:, :width]

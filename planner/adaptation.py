@@ -1,0 +1,42 @@
+"""The adaptation loop: which plan each step runs, as a policy decides it."""
+
+from collections.abc import Iterable
+
+from planner.check import check_plan
+from planner.events import Event
+from planner.observation import observe
+from planner.plan import Plan
+from planner.policy import DECISION_LAG_STEPS, Decision, Policy, describe_change
+from planner.scenario import Scenario
+
+
+class Adaptation:
+    """Holds the plan of each step; a finished step's events go in, a decision may come out.
+
+    Both backends drive this one class, and a recorded run can be replayed through it.
+
+    Raises:
+        InputError: The policy returned a plan that breaks the scenario's invariants.
+    """
+
+    def __init__(self, policy: Policy, plan: Plan, scenario: Scenario) -> None:
+        self._policy = policy
+        self._scenario = scenario
+        self._timeline: list[tuple[int, Plan]] = [(0, plan)]
+        self.decisions: list[Decision] = []
+
+    def plan_for(self, step: int) -> Plan:
+        """Return the plan that ``step`` runs; steps up to the last finished one plus the lag are known."""
+        return next(plan for first_step, plan in reversed(self._timeline) if first_step <= step)
+
+    def finish_step(self, step: int, events: Iterable[Event]) -> Decision | None:
+        """Show the policy a finished step; return what it decided, if anything."""
+        current = self._timeline[-1][1]
+        proposed = self._policy.decide(observe(events, step, self.plan_for(step)), current)
+        if proposed is None or proposed == current:
+            return None
+        check_plan(proposed, self._scenario)
+        decision = Decision(step, step + DECISION_LAG_STEPS, proposed, describe_change(current, proposed))
+        self._timeline.append((decision.first_step, proposed))
+        self.decisions.append(decision)
+        return decision

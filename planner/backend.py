@@ -1,0 +1,42 @@
+"""What a backend is, and what a run leaves."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from planner.events import Event
+from planner.plan import Plan
+from planner.policy import Decision, Policy
+from planner.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """All that a run leaves.
+
+    Attributes:
+        backend: ``simulated``, ``paced`` or ``real``.
+        scenario: What was run.
+        plan: The plan of the first step.
+        events: In order of time.
+        decisions: In order of steps.
+        losses: Mean loss of each step; empty where nothing was trained.
+    """
+
+    backend: str
+    scenario: Scenario
+    plan: Plan
+    events: tuple[Event, ...]
+    decisions: tuple[Decision, ...]
+    losses: tuple[float, ...] = ()
+
+
+class Backend(Protocol):
+    """Carries out a plan, in a model or for real."""
+
+    def run(self, scenario: Scenario, plan: Plan, policy: Policy | None, steps: int) -> RunRecord:
+        """Run ``steps`` training steps.
+
+        Raises:
+            InputError: The scenario cannot carry out the plan.
+            RunError: The run started but could not finish.
+        """

@@ -1,0 +1,196 @@
+"""Devices and the links between them."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from traces.errors import InputError
+from traces.trace import LinkTrace
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU (or CPU) that runs one process.
+
+    Attributes:
+        name: Unique in the cluster, and different from every region.
+        kind: What it is (``a100-40``, ``jetson-tx2``): the key into a layer's time tables.
+        region: Where it stands.
+        memory_bytes: What a stage and its activations must fit into.
+        price_per_hour: US dollars.
+    """
+
+    name: str
+    kind: str
+    region: str
+    memory_bytes: int
+    price_per_hour: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction of a network path between two regions, inside a region, or between two devices.
+
+    All flows that take the link share its bandwidth.
+
+    Attributes:
+        source: A region or a device.
+        target: A region (may be the source itself: its LAN) or a device.
+        bandwidth_bps: What a planner counts on, bits per second; the mean of the trace if there is one.
+        latency_s: One way, seconds.
+        trace: The rate over time; None for a steady link.
+        price_per_gb: US dollars per 1e9 bytes.
+    """
+
+    source: str
+    target: str
+    bandwidth_bps: float
+    latency_s: float
+    trace: LinkTrace | None = None
+    price_per_gb: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """``source->target``, unique in the cluster."""
+        return f"{self.source}->{self.target}"
+
+    def latency_at_s(self, time_s: float) -> float:
+        """Return the one-way latency in seconds at ``time_s`` from the start of the run."""
+        if self.trace is None or self.trace.latency_s is None:
+            return self.latency_s
+        return float(self.trace.latency_s[self.trace.piece_at(time_s)])
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Devices in regions, and directed links.
+
+    Raises:
+        InputError: A device or link is named twice, a link ends nowhere, or a value is out of range.
+    """
+
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...]
+
+    def __post_init__(self) -> None:
+        _check_devices(self.devices)
+        _check_links(self)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Device]:
+        """The devices by name."""
+        return {device.name: device for device in self.devices}
+
+    @cached_property
+    def regions(self) -> tuple[str, ...]:
+        """Regions in the order in which devices name them."""
+        return tuple(dict.fromkeys(device.region for device in self.devices))
+
+    @cached_property
+    def _links(self) -> Mapping[tuple[str, str], Link]:
+        return {(link.source, link.target): link for link in self.links}
+
+    @cached_property
+    def _paths(self) -> dict[tuple[str, str], tuple[Link, ...]]:
+        return {}
+
+    def crosses_regions(self, source: str, target: str) -> bool:
+        """Return whether two devices stand in different regions: what passes between them is WAN traffic."""
+        return self.by_name[source].region != self.by_name[target].region
+
+    def path(self, source: str, target: str) -> tuple[Link, ...]:
+        """Return the links that bytes take from one device to another.
+
+        A link between the two devices if there is one; else the fewest links between their regions.
+
+        Raises:
+            InputError: No link leads there.
+        """
+        key = (source, target)
+        if key not in self._paths:
+            self._paths[key] = self._find_path(source, target)
+        return self._paths[key]
+
+    def _find_path(self, source: str, target: str) -> tuple[Link, ...]:
+        direct = self._links.get((source, target))
+        if direct is not None:
+            return (direct,)
+        start, goal = self.by_name[source].region, self.by_name[target].region
+        if start == goal:
+            inside = self._links.get((start, start))
+            if inside is not None:
+                return (inside,)
+            raise InputError(
+                f"no link leads from device '{source}' to '{target}'",
+                where="cluster.links",
+                valid=f"add one inside region '{start}' or between the two devices",
+            )
+        route = self._fewest_hops(start, goal)
+        if route is None:
+            raise InputError(
+                f"no link leads from region '{start}' (device '{source}') to '{goal}' (device '{target}')",
+                where="cluster.links",
+                valid=f"add one with 'between: [{start}, {goal}]'",
+            )
+        return route
+
+    def _fewest_hops(self, start: str, goal: str) -> tuple[Link, ...] | None:
+        routes: dict[str, tuple[Link, ...]] = {start: ()}
+        queue = deque([start])
+        while queue:
+            region = queue.popleft()
+            if region == goal:
+                return routes[goal]
+            for link in self.links:
+                if link.source == region and link.target in self.regions and link.target not in routes:
+                    routes[link.target] = (*routes[region], link)
+                    queue.append(link.target)
+        return None
+
+
+def _check_devices(devices: tuple[Device, ...]) -> None:
+    if not devices:
+        raise InputError("the cluster has no devices", where="cluster.devices", valid="give at least one")
+    regions = {device.region for device in devices}
+    seen: dict[str, int] = {}
+    for index, device in enumerate(devices):
+        where = f"cluster.devices[{index}]"
+        if device.name in seen:
+            raise InputError(
+                f"device '{device.name}' is named twice",
+                where=f"{where}.name",
+                valid=f"it is already devices[{seen[device.name]}]; give every device a name of its own",
+            )
+        if device.name in regions:
+            raise InputError(
+                f"'{device.name}' is both a device and a region", where=f"{where}.name", valid="rename one of them"
+            )
+        if device.memory_bytes <= 0:
+            raise InputError(
+                f"device '{device.name}' has no memory", where=f"{where}.memory", valid="for example '16 GiB'"
+            )
+        seen[device.name] = index
+
+
+def _check_links(cluster: Cluster) -> None:
+    ends = {*cluster.by_name, *cluster.regions}
+    seen: set[str] = set()
+    for index, link in enumerate(cluster.links):
+        where = f"cluster.links[{index}]"
+        for end in (link.source, link.target):
+            if end not in ends:
+                raise InputError(
+                    f"the link ends at '{end}', which is neither a region nor a device",
+                    where=where,
+                    valid=f"regions: {', '.join(cluster.regions)}; devices: {', '.join(cluster.by_name)}",
+                )
+        if link.name in seen:
+            raise InputError(f"the link {link.name} is given twice", where=where, valid="keep one of the two")
+        if not link.bandwidth_bps > 0:
+            raise InputError(
+                f"the link {link.name} carries nothing ({link.bandwidth_bps:g} bit/s)",
+                where=f"{where}.bandwidth",
+                valid="a link needs a mean rate above zero, for example '100 Mbit/s'",
+            )
+        seen.add(link.name)

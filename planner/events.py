@@ -1,0 +1,100 @@
+"""Events: one row for each thing that happened; both backends write the same rows."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+class EventKind(StrEnum):
+    """What happened."""
+
+    COMPUTE = "compute"
+    SEND = "send"
+    RECEIVE = "receive"
+    SYNC = "sync"
+    DECISION = "decision"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened on one device.
+
+    A ``send`` lasts from the moment the bytes are handed over until the last one has left; a ``receive``
+    from the moment the device has nothing else to do until the bytes are there (it is absent where they were
+    there before). Times count from the start of the run.
+
+    Attributes:
+        kind: What happened.
+        device: Where.
+        peer: The other device of a send or receive, else empty.
+        pipeline: Index of the pipeline, -1 where none applies.
+        stage: The device's stage, -1 where none applies.
+        microbatch: Index, -1 where none applies.
+        step: Index of the training step.
+        action: F, B, I or W: of a compute, or what a transfer feeds; S for gradients being summed.
+        start_s: Seconds.
+        end_s: Seconds.
+        size_bytes: On the wire; 0 for anything but send, receive and sync.
+    """
+
+    kind: EventKind
+    device: str
+    peer: str
+    pipeline: int
+    stage: int
+    microbatch: int
+    step: int
+    action: str
+    start_s: float
+    end_s: float
+    size_bytes: int
+
+
+SYNC_ACTION = "S"
+
+_SCHEMA = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("device", pa.string()),
+        ("peer", pa.string()),
+        ("pipeline", pa.int32()),
+        ("stage", pa.int32()),
+        ("microbatch", pa.int32()),
+        ("step", pa.int32()),
+        ("action", pa.string()),
+        ("start_s", pa.float64()),
+        ("end_s", pa.float64()),
+        ("size_bytes", pa.int64()),
+    ]
+)
+assert _SCHEMA.names == [field.name for field in fields(Event)]
+
+
+def in_order(events: Iterable[Event]) -> list[Event]:
+    """Return the events by time, with ties broken by what they are, so that a log has one order."""
+    return sorted(
+        events, key=lambda e: (e.start_s, e.end_s, e.device, e.kind, e.peer, e.step, e.stage, e.microbatch)
+    )
+
+
+def to_table(events: Iterable[Event]) -> pa.Table:
+    """Return the events as an Arrow table, a column per field."""
+    rows = list(events)
+    columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in _SCHEMA]
+    return pa.Table.from_arrays(columns, schema=_SCHEMA)
+
+
+def write_events(events: Iterable[Event], path: Path) -> None:
+    """Write the events to a Parquet file; equal events give equal bytes."""
+    pq.write_table(to_table(events), path)
+
+
+def read_events(path: Path) -> list[Event]:
+    """Return the events of a Parquet file."""
+    columns = pq.read_table(path, schema=_SCHEMA).to_pydict()
+    kinds = [EventKind(kind) for kind in columns.pop("kind")]
+    return [Event(*row) for row in zip(kinds, *columns.values(), strict=True)]

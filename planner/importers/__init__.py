@@ -1,0 +1,1 @@
+"""Model profiles that others measured, one module per file format."""

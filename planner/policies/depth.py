@@ -1,0 +1,119 @@
+"""The policy ``depth``: microbatch count and in-flight depth follow what the links carry.
+
+The first, thin form of DeepCEE's adapter. Per path it keeps a weighted mean of the observed time per bit, per
+device one of the slow-down against the profile. Every microbatch count that divides the batch evenly, with
+1F1B's own depths and with those that hide the round trips, is judged on these means. The plan changes when
+the best candidate is clearly faster, or as fast with less in memory. The global batch never changes.
+"""
+
+from collections.abc import Iterator
+
+from planner.depths import fitting_depths, latency_aware_depths, plain_depths
+from planner.evaluate import SteadyPath, nominal_path, step_time_s
+from planner.observation import Observation
+from planner.plan import Pipeline, Plan
+from planner.program import compile_plan
+from planner.scenario import Scenario
+
+# Weight of the newest observation: the mean follows a sudden change to within 10 % in two observations.
+NEWEST_WEIGHT = 0.7
+
+# A change must promise this much, so that jitter does not make the plan swing.
+LEAST_GAIN = 0.03
+
+# Plans this close to the best count as equally fast; the one with the fewest samples in flight wins.
+EQUALLY_FAST = 0.01
+
+
+class DepthPolicy:
+    """Raises and lowers in-flight depth and microbatch count; one object for one run."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._paths: dict[tuple[str, str], SteadyPath] = {}
+        self._slowdown: dict[str, float] = {}
+
+    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
+        """Return the plan with the best depths for the observed paths, or None if it gains too little."""
+        self._learn(observation)
+        predicted_s = {candidate: self._predict_s(candidate) for candidate in self._candidates(plan)}
+        if not predicted_s:
+            return None
+        best_s = min(predicted_s.values())
+        equally_fast = [each for each, time_s in predicted_s.items() if time_s <= best_s * (1 + EQUALLY_FAST)]
+        chosen = min(equally_fast, key=lambda each: (_samples_in_flight(each), predicted_s[each]))
+        current_s = self._predict_s(plan)
+        faster = predicted_s[chosen] * (1 + LEAST_GAIN) < current_s
+        lighter = _samples_in_flight(chosen) < _samples_in_flight(plan) and predicted_s[chosen] <= current_s
+        return chosen if faster or lighter else None
+
+    def _learn(self, observation: Observation) -> None:
+        for seen in observation.paths:
+            before = self._path(seen.source, seen.target)
+            # Seconds per bit are averaged, not bits per second: time is what adds up.
+            seconds_per_bit = _mean(1 / seen.rate_bps, 1 / before.rate_bps)
+            latency_s = before.latency_s
+            if seen.latency_s is not None:
+                latency_s = _mean(max(0.0, seen.latency_s), latency_s)
+            self._paths[seen.source, seen.target] = SteadyPath(1 / seconds_per_bit, latency_s)
+        programs = compile_plan(observation.plan, self._scenario)
+        for device, compute_s in observation.compute_s:
+            planned_s = sum(work.duration_s for work in programs[device].work)
+            if planned_s > 0:
+                before_ratio = self._slowdown.get(device, compute_s / planned_s)
+                self._slowdown[device] = _mean(compute_s / planned_s, before_ratio)
+
+    def _path(self, source: str, target: str) -> SteadyPath:
+        return self._paths.get((source, target)) or nominal_path(self._scenario, source, target)
+
+    def _predict_s(self, plan: Plan) -> float:
+        return step_time_s(plan, self._scenario, self._path, self._slowdown)
+
+    def _candidates(self, plan: Plan) -> Iterator[Plan]:
+        """Plans with another microbatch count or other depths, one pipeline changed at a time."""
+        for index, pipeline in enumerate(plan.pipelines):
+            for count in _even_counts(pipeline.samples):
+                microbatches = (pipeline.samples // count,) * count
+                for depths in {plain_depths(len(pipeline.stages)), self._hiding_depths(pipeline, microbatches)}:
+                    fitted = fitting_depths(depths, pipeline.stages, self._scenario, microbatches)
+                    if fitted is not None:
+                        yield plan.with_microbatches(index, microbatches, fitted)
+
+    def _hiding_depths(self, pipeline: Pipeline, microbatches: tuple[int, ...]) -> tuple[int, ...]:
+        """Depths that hide the round trips at the observed rates; a stage or boundary is as slow as its slowest."""
+        samples = max(microbatches)
+        model, devices = self._scenario.model, self._scenario.cluster.by_name
+        compute_s = []
+        for stage in pipeline.stages:
+            times_s = (
+                model.times(stage.first_layer, stage.end_layer, devices[replica.device].kind, end - first).total_s
+                * self._slowdown.get(replica.device, 1.0)
+                for replica, (first, end) in zip(stage.replicas, stage.intervals(samples), strict=True)
+            )
+            compute_s.append(max(times_s))
+        transfer_s, latency_s = [], []
+        for senders, receivers in zip(pipeline.stages, pipeline.stages[1:], strict=False):
+            bits = 8 * samples * model.layers[senders.end_layer - 1].output_bytes
+            paths = [
+                self._path(*pair)
+                for sender in senders.replicas
+                for receiver in receivers.replicas
+                for pair in ((sender.device, receiver.device), (receiver.device, sender.device))
+            ]
+            transfer_s.append(bits / min(path.rate_bps for path in paths))
+            latency_s.append(max(path.latency_s for path in paths))
+        return latency_aware_depths(compute_s, transfer_s, latency_s)
+
+
+def _mean(newest: float, before: float) -> float:
+    return NEWEST_WEIGHT * newest + (1 - NEWEST_WEIGHT) * before
+
+
+def _even_counts(samples: int) -> list[int]:
+    return [count for count in range(1, samples + 1) if samples % count == 0]
+
+
+def _samples_in_flight(plan: Plan) -> int:
+    return sum(
+        stage.in_flight * max(pipeline.microbatches) for pipeline in plan.pipelines for stage in pipeline.stages
+    )

@@ -1,0 +1,79 @@
+"""A scenario: the cluster, the model, and how it is trained."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from planner.cluster import Cluster
+from planner.profile import ModelProfile
+
+# Values kept per parameter by the optimizer, beside the parameter and its gradient.
+OPTIMIZER_STATES: Mapping[str, int] = {"sgd": 0, "momentum": 1, "adamw": 2}
+
+# Bytes of one number of each precision; tensors on the wire have this size.
+ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """The update rule, an invariant of every adaptation.
+
+    Attributes:
+        name: One of `OPTIMIZER_STATES`.
+        learning_rate: Step size, without unit.
+        momentum: Share of the last update kept, 0 to 1; only for ``momentum``.
+        weight_decay: As torch.optim defines it for the optimizer, without unit.
+    """
+
+    name: str = "sgd"
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How the model is trained.
+
+    Attributes:
+        global_batch: Samples per update over the whole cluster, an invariant of every adaptation.
+        microbatch: Samples per microbatch that strategies without a choice of their own use; 0 leaves it to them.
+        optimizer: The update rule.
+        precision: Of parameters, gradients and what crosses links; one of `ELEMENT_BYTES`.
+        seed: Of the initial parameters.
+    """
+
+    global_batch: int
+    microbatch: int = 0
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    precision: str = "fp32"
+    seed: int = 0
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one number on the wire."""
+        return ELEMENT_BYTES[self.precision]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCode:
+    """Where the model's own code is, for runs with real compute.
+
+    Attributes:
+        path: A Python file with a function ``build``.
+        arguments: What ``build`` is called with.
+    """
+
+    path: Path
+    arguments: Mapping[str, int | float | str | bool]
+
+
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    """Everything that a plan is made for."""
+
+    name: str
+    cluster: Cluster
+    model: ModelProfile
+    training: Training
+    code: ModelCode | None = None

@@ -1,0 +1,28 @@
+"""What makes plans, by name: one file each, behind one small interface."""
+
+from collections.abc import Callable, Mapping
+
+from planner.check import check_plan
+from planner.naming import unknown_name
+from planner.plan import Plan
+from planner.scenario import Scenario
+from planner.strategies.ddp import ddp
+from planner.strategies.megatron import megatron
+from planner.strategies.pipedream import pipedream
+
+Strategy = Callable[[Scenario], Plan]
+
+STRATEGIES: Mapping[str, Strategy] = {"ddp": ddp, "megatron": megatron, "pipedream": pipedream}
+
+
+def make_plan(strategy: str, scenario: Scenario) -> Plan:
+    """Return the checked plan that a strategy makes for a scenario.
+
+    Raises:
+        InputError: No strategy has this name, or its plan does not fit the scenario.
+    """
+    if strategy not in STRATEGIES:
+        raise unknown_name("strategy", strategy, STRATEGIES)
+    plan = STRATEGIES[strategy](scenario)
+    check_plan(plan, scenario)
+    return plan

@@ -1,0 +1,97 @@
+"""The ``trace`` of a link in a scenario: a file, a preset, or steps written in place."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from planner.parsing import STRICT, Document, Location
+from planner.quantities import BitsPerSecond, Seconds
+from traces.errors import InputError
+from traces.files import read_trace
+from traces.presets import preset
+from traces.trace import LinkTrace
+
+# A preset is generated for this long unless the scenario says otherwise.
+PRESET_DURATION_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceStep:
+    """The rate from a time on."""
+
+    at: Seconds
+    bandwidth: BitsPerSecond
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceEntry:
+    """One of ``file``, ``preset`` and ``steps``; the rest says how it is used.
+
+    Attributes:
+        file: Path relative to the scenario, in any format that `traces.files` detects.
+        preset: Name of a generator from `traces.presets`.
+        steps: Times and rates; the first at 0 s.
+        mean: Rescale the rates to this mean.
+        duration: Length of a preset, or of steps that loop.
+        seed: Of a preset.
+        after: What follows the end: the trace again (``loop``), or its last rate (``hold``).
+    """
+
+    file: str | None = None
+    preset: str | None = None
+    steps: tuple[TraceStep, ...] | None = None
+    mean: BitsPerSecond | None = None
+    duration: Seconds | None = None
+    seed: int = 0
+    after: Literal["loop", "hold"] = "loop"
+
+    __pydantic_config__ = STRICT
+
+
+def read_trace_entry(entry: TraceEntry, document: Document, location: Location) -> LinkTrace:
+    """Return the trace that an entry at ``location`` of a document denotes."""
+    where = document.where(location)
+    given = [name for name in ("file", "preset", "steps") if getattr(entry, name) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "none of them"
+        raise InputError(f"the trace gives {found}", where=where, valid="give one of 'file', 'preset' and 'steps'")
+    loops = entry.after == "loop"
+    if entry.file is not None:
+        if entry.duration is not None:
+            raise InputError("a trace file has a duration of its own", where=where, valid="remove 'duration'")
+        trace = read_trace(document.path.parent / entry.file, loops=loops)
+    else:
+        try:
+            trace = _from_preset(entry, loops) if entry.preset is not None else _from_steps(entry, loops)
+        except InputError as error:
+            raise error.within(where) from None
+    if entry.mean is None:
+        return trace
+    if trace.mean_bps == 0:
+        raise InputError("a trace of outage alone has no mean to rescale", where=where, valid="remove 'mean'")
+    return LinkTrace(
+        trace.times_s,
+        trace.bandwidth_bps * (entry.mean / trace.mean_bps),
+        trace.duration_s,
+        trace.latency_s,
+        trace.loops,
+    )
+
+
+def _from_preset(entry: TraceEntry, loops: bool) -> LinkTrace:
+    assert entry.preset is not None
+    made = preset(entry.preset, duration_s=entry.duration or PRESET_DURATION_S, seed=entry.seed)
+    return LinkTrace(made.times_s, made.bandwidth_bps, made.duration_s, made.latency_s, loops)
+
+
+def _from_steps(entry: TraceEntry, loops: bool) -> LinkTrace:
+    assert entry.steps is not None
+    times_s = [step.at for step in entry.steps]
+    if entry.duration is None and loops:
+        raise InputError("steps that loop have no end", valid="add 'duration', or 'after: hold'")
+    duration_s = entry.duration if entry.duration is not None else (times_s[-1] if times_s else 0.0) + 1.0
+    rates = np.array([step.bandwidth for step in entry.steps])
+    return LinkTrace(np.array(times_s), rates, duration_s, None, loops)

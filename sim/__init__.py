@@ -1,0 +1,1 @@
+"""Backend 1: a SimPy model of devices, links and gradient synchronisation."""

@@ -1,0 +1,1 @@
+"""Link traces: the rate of a network path over time; read, write, generate, describe."""

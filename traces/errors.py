@@ -1,0 +1,49 @@
+"""What can go wrong, as one tree.
+
+    RopebridgeError
+    ├── InputError     something a person wrote is wrong: exit status 2
+    └── RunError       a run that started could not finish: exit status 1
+
+What is none of these is a defect of ropebridge itself.
+"""
+
+from functools import partial
+
+
+class RopebridgeError(Exception):
+    """Base of every error that ropebridge raises on purpose."""
+
+
+class InputError(RopebridgeError):
+    """Wrong input, said in one message: where, what, the value, what would be valid.
+
+    Args:
+        problem: What is wrong, with the value that was found.
+        where: File and place in it (``plan.json: pipelines[0].stages[1]``), empty if there is none.
+        valid: What would be valid, or what to do next.
+    """
+
+    def __init__(self, problem: str, *, where: str = "", valid: str = "") -> None:
+        self.problem = problem
+        self.where = where
+        self.valid = valid
+        super().__init__(problem, where, valid)
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        advice = f"; {self.valid}" if self.valid else ""
+        return f"{place}{self.problem}{advice}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # An exception is pickled as its class and `args`, which keyword-only arguments refuse; without
+        # this a worker process that raises an InputError breaks its pool.
+        return partial(InputError, where=self.where, valid=self.valid), (self.problem,)
+
+    def within(self, outer: str) -> "InputError":
+        """Return the same error placed inside ``outer`` (a file, or a key of one)."""
+        where = f"{outer}: {self.where}" if self.where else outer
+        return InputError(self.problem, where=where, valid=self.valid)
+
+
+class RunError(RopebridgeError):
+    """A run that had started could not finish; the message names the rank, host and cause."""

@@ -1,0 +1,61 @@
+"""Cooked traces: rows of ``seconds Mbit/s``, as video-streaming research keeps them.
+
+A rate holds from its row to the next one, the last for the median step between rows (a single row for one
+second). Rows may start at any time: the trace starts at 0. Rows of equal rate become one piece.
+
+To keep a duration which that rule would not give, the writer repeats the last rate in further rows.
+"""
+
+import numpy as np
+
+from traces.formats.last_step import duration_by_rule_s, starts_lasting
+from traces.formats.lines import LineError, check_rising, first_line, is_number, parse_scaled, write_scaled
+from traces.resample import merged
+from traces.trace import LinkTrace
+
+MEGABIT_POWER = 6
+
+
+def matches(text: str) -> bool:
+    """Return whether a text looks like this format: two numbers in its first line."""
+    fields = first_line(text).split()
+    return len(fields) == 2 and all(map(is_number, fields))
+
+
+def read(text: str) -> LinkTrace:
+    """Read a trace.
+
+    Raises:
+        LineError: A row is not two numbers, a rate is negative, or time does not rise.
+    """
+    times_s, rates_bps, lines = [], [], []
+    for line, row in enumerate(text.splitlines(), start=1):
+        fields = row.split()
+        if not fields:
+            continue
+        if len(fields) != 2:
+            raise LineError(
+                f"'{row.strip()[:40]}' has {len(fields)} columns",
+                line=line,
+                valid="a row is two numbers, seconds and Mbit/s, such as '5.0 1.25'",
+            )
+        times_s.append(parse_scaled(fields[0], 0, name="time", line=line))
+        rates_bps.append(parse_scaled(fields[1], MEGABIT_POWER, name="rate", line=line))
+        lines.append(line)
+    if not lines:
+        raise LineError("there is no row", line=1, valid="give rows of seconds and Mbit/s")
+    check_rising(times_s, lines)
+    starts_s = np.array(times_s) - times_s[0]
+    return merged(LinkTrace(starts_s, np.array(rates_bps), duration_by_rule_s(starts_s)))
+
+
+def write(trace: LinkTrace) -> str:
+    """Write a trace at full precision; its latency is lost.
+
+    Raises:
+        InputError: The last piece is so short beside the others that its length cannot be kept.
+    """
+    times_s = starts_lasting(trace.times_s, trace.duration_s)
+    rates_bps = trace.bandwidth_at(times_s)
+    rows = zip(times_s.tolist(), rates_bps.tolist(), strict=True)
+    return "".join(f"{time_s!r}\t{write_scaled(rate_bps, -MEGABIT_POWER)}\n" for time_s, rate_bps in rows)

@@ -1,0 +1,109 @@
+"""CSV whose header names the unit of every column: ``time_s,bandwidth_mbps,latency_ms``.
+
+A rate holds from its row to the next one, the last for the median step between rows (a single row for one
+second); a last row with a time only says instead when the trace ends. Rows may start at any time: the trace
+starts at 0.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from traces.formats.last_step import duration_by_rule_s
+from traces.formats.lines import LineError, check_rising, first_line, parse_scaled
+from traces.trace import LinkTrace
+
+COLUMNS: Mapping[str, tuple[str, int]] = MappingProxyType(
+    {
+        "time_s": ("time", 0),
+        "time_ms": ("time", -3),
+        "time_us": ("time", -6),
+        "bandwidth_bps": ("bandwidth", 0),
+        "bandwidth_kbps": ("bandwidth", 3),
+        "bandwidth_mbps": ("bandwidth", 6),
+        "bandwidth_gbps": ("bandwidth", 9),
+        "latency_s": ("latency", 0),
+        "latency_ms": ("latency", -3),
+        "latency_us": ("latency", -6),
+    }
+)
+"""Column name to (what it holds, power of ten that turns it into SI)."""
+
+QUANTITIES = ("time", "bandwidth", "latency")
+
+
+def matches(text: str) -> bool:
+    """Return whether a text looks like this format: a column of its header names a quantity."""
+    return any(cell.lower().startswith(QUANTITIES) for cell in _cells(first_line(text)))
+
+
+def read(text: str) -> LinkTrace:
+    """Read a trace.
+
+    Raises:
+        LineError: A column has no unit or an unknown one, a cell is not a number or negative, or time does
+            not rise.
+    """
+    rows = [(line, _cells(row)) for line, row in enumerate(text.splitlines(), start=1) if row.strip()]
+    header_line, header = rows[0] if rows else (1, [])
+    columns, rows = _parse_header(header, header_line), rows[1:]
+    values: dict[str, list[float]] = {quantity: [] for quantity, _ in columns}
+    for line, cells in rows:
+        if len(cells) != len(header):
+            valid = f"the header names {len(header)}"
+            raise LineError(f"the row has {len(cells)} columns", line=line, valid=valid)
+        is_end = line == rows[-1][0] and _has_time_only(columns, cells)
+        for (quantity, power), cell in zip(columns, cells, strict=True):
+            if quantity == "time" or not is_end:
+                values[quantity].append(parse_scaled(cell, power, name=quantity, line=line))
+    if not values["bandwidth"]:
+        raise LineError("no row follows the header", line=header_line, valid="give a time and a rate per row")
+    check_rising(values["time"], [line for line, _ in rows])
+    return _trace(values)
+
+
+def write(trace: LinkTrace) -> str:
+    """Write a trace in SI units at full precision; the row that ends it only where it is needed."""
+    header = ["time_s", "bandwidth_bps"]
+    columns = [trace.times_s.tolist(), trace.bandwidth_bps.tolist()]
+    if trace.latency_s is not None:
+        header.append("latency_s")
+        columns.append(trace.latency_s.tolist())
+    rows = [header, *([repr(value) for value in row] for row in zip(*columns, strict=True))]
+    if duration_by_rule_s(trace.times_s) != trace.duration_s:
+        rows.append([repr(trace.duration_s), *[""] * (len(header) - 1)])
+    return "".join(",".join(row) + "\n" for row in rows)
+
+
+def _cells(row: str) -> list[str]:
+    return [cell.strip().strip('"') for cell in row.split(",")]
+
+
+def _has_time_only(columns: list[tuple[str, int]], cells: list[str]) -> bool:
+    return not any(cell for (quantity, _), cell in zip(columns, cells, strict=True) if quantity != "time")
+
+
+def _trace(values: dict[str, list[float]]) -> LinkTrace:
+    starts_s = np.array(values["time"]) - values["time"][0]
+    rates_bps = np.array(values["bandwidth"])
+    latency_s = np.array(values["latency"]) if "latency" in values else None
+    if len(starts_s) > len(rates_bps):
+        return LinkTrace(starts_s[:-1], rates_bps, float(starts_s[-1]), latency_s)
+    return LinkTrace(starts_s, rates_bps, duration_by_rule_s(starts_s), latency_s)
+
+
+def _parse_header(header: list[str], line: int) -> list[tuple[str, int]]:
+    valid = f"valid columns are {', '.join(COLUMNS)}"
+    for name in header:
+        if name not in COLUMNS:
+            problem = "has no unit" if name in QUANTITIES else "is unknown or has an unknown unit"
+            raise LineError(f"column '{name}' {problem}", line=line, valid=valid)
+    columns = [COLUMNS[name] for name in header]
+    for quantity in QUANTITIES:
+        count = sum(quantity == found for found, _ in columns)
+        if count > 1:
+            raise LineError(f"there are {count} columns of {quantity}", line=line, valid="keep one of them")
+        if count == 0 and quantity != "latency":
+            raise LineError(f"there is no column of {quantity}", line=line, valid=valid)
+    return columns

@@ -1,0 +1,96 @@
+"""What ``iperf3 --client HOST --json`` prints: the throughput of each interval of a test.
+
+Read are the sums over all streams, without the intervals that iperf3 was told to omit (``--omit``). The test
+starts at time 0 of the trace, and an interval holds until the next one starts.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from traces.errors import InputError
+from traces.formats.lines import LineError
+from traces.trace import LinkTrace
+
+_VALID = "give the output of `iperf3 --client HOST --json`"
+
+
+def matches(text: str) -> bool:
+    """Return whether a text looks like this format: a JSON object."""
+    return text.lstrip().startswith("{")
+
+
+def read(text: str) -> LinkTrace:
+    """Read a trace.
+
+    Raises:
+        InputError: The text is not JSON, not of iperf3, or of a test that failed; a rate is missing or
+            negative.
+    """
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise LineError(f"is not JSON: {error.msg}", line=error.lineno, valid=_VALID) from error
+    if not isinstance(document, dict):
+        raise InputError("is not a JSON object", valid=_VALID)
+    if "error" in document:
+        raise InputError(f"iperf3 failed: {document['error']}", valid="record the trace again")
+    sums = _kept_sums(document.get("intervals"))
+    starts_s = np.array([_number(found, "start", where) for where, found in sums])
+    rates_bps = np.array([_number(found, "bits_per_second", where) for where, found in sums])
+    last_where, last = sums[-1]
+    end_s = _number(last, "end", last_where)
+    edges_s = np.append(starts_s, end_s)
+    for index in np.flatnonzero(np.diff(edges_s) <= 0).tolist():
+        problem = f"time goes from {edges_s[index]:.12g} s to {edges_s[index + 1]:.12g} s"
+        where = sums[min(index + 1, len(sums) - 1)][0]
+        raise InputError(problem, where=where, valid="times must rise from interval to interval")
+    return LinkTrace(starts_s - starts_s[0], rates_bps, end_s - starts_s[0])
+
+
+def write(trace: LinkTrace) -> str:
+    """Write the part of such a document that says the rates, at full precision; the latency is lost."""
+    edges_s = [*trace.times_s.tolist(), trace.duration_s]
+    pieces = zip(edges_s, edges_s[1:], trace.bandwidth_bps.tolist(), strict=False)
+    intervals = [
+        {
+            "sum": {
+                "start": start_s,
+                "end": end_s,
+                "seconds": end_s - start_s,
+                "bytes": round((end_s - start_s) * rate_bps / 8),
+                "bits_per_second": rate_bps,
+                "omitted": False,
+            }
+        }
+        for start_s, end_s, rate_bps in pieces
+    ]
+    return json.dumps({"intervals": intervals}, indent=1) + "\n"
+
+
+def _kept_sums(intervals: object) -> list[tuple[str, Mapping[str, object]]]:
+    """Return the sum of every interval that was not omitted, each with its place in the document."""
+    if not isinstance(intervals, list):
+        raise InputError("there is no list of intervals", where="intervals", valid=_VALID)
+    sums: list[tuple[str, Mapping[str, object]]] = []
+    for index, interval in enumerate(intervals):
+        where = f"intervals[{index}].sum"
+        found = interval.get("sum") if isinstance(interval, dict) else None
+        if not isinstance(found, dict):
+            raise InputError("the interval has no sum", where=where, valid=_VALID)
+        if not found.get("omitted", False):
+            sums.append((where, found))
+    if not sums:
+        raise InputError("no interval was measured", where="intervals", valid="record the trace again")
+    return sums
+
+
+def _number(found: Mapping[str, object], key: str, where: str) -> float:
+    value = found.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{key} is {json.dumps(value)[:40]}", where=where, valid="a number is needed")
+    if not math.isfinite(value) or value < 0:
+        raise InputError(f"{key} is {value:g}", where=where, valid="it must be finite and not negative")
+    return float(value)

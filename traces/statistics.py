@@ -1,0 +1,60 @@
+"""A trace in a few numbers."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traces.trace import LinkTrace
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceStatistics:
+    """The rates of a trace over one period, each counted for as long as it holds.
+
+    Attributes:
+        duration_s: Length of the period, seconds.
+        mean_bps: Mean rate, bits per second, as the four below.
+        minimum_bps: Lowest rate.
+        p5_bps: Rate that holds or is undercut for 5 % of the time.
+        median_bps: The same for half of the time.
+        p95_bps: The same for 95 % of the time.
+        maximum_bps: Highest rate.
+        coefficient_of_variation: Standard deviation as a share of the mean; 0 where the mean is 0.
+        zero_share: Share of the time at rate 0.
+        pieces: Number of pieces that the trace is made of.
+    """
+
+    duration_s: float
+    mean_bps: float
+    minimum_bps: float
+    p5_bps: float
+    median_bps: float
+    p95_bps: float
+    maximum_bps: float
+    coefficient_of_variation: float
+    zero_share: float
+    pieces: int
+
+
+def describe(trace: LinkTrace) -> TraceStatistics:
+    """Return the statistics of a trace, whether it loops or not, over one period."""
+    lengths_s = np.diff(trace.times_s, append=trace.duration_s)
+    shares = lengths_s / trace.duration_s
+    rates_bps = trace.bandwidth_bps
+    deviation_bps = float(np.sqrt(np.sum(shares * (rates_bps - trace.mean_bps) ** 2)))
+    order = np.argsort(rates_bps)
+    # The sum of the shares rounds; a percentile that falls on the edge of a piece belongs to that piece.
+    reached = np.cumsum(shares[order]) + 1e-12
+    p5_bps, median_bps, p95_bps = rates_bps[order][np.searchsorted(reached, [0.05, 0.5, 0.95])].tolist()
+    return TraceStatistics(
+        duration_s=trace.duration_s,
+        mean_bps=trace.mean_bps,
+        minimum_bps=float(rates_bps.min()),
+        p5_bps=p5_bps,
+        median_bps=median_bps,
+        p95_bps=p95_bps,
+        maximum_bps=float(rates_bps.max()),
+        coefficient_of_variation=deviation_bps / trace.mean_bps if trace.mean_bps else 0.0,
+        zero_share=float(shares[rates_bps == 0].sum()),
+        pieces=len(rates_bps),
+    )
