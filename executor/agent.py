@@ -18,9 +18,16 @@ from executor.parent import die_with_parent
 def main(parent: str, folder: str, ranks: str) -> int:
     """Run the workers of a job on this machine; return the exit status."""
     die_with_parent(int(parent))
-    arguments = ["--standalone", f"--nproc-per-node={ranks}", "-m", "executor.worker", str(os.getpid()), folder]
+    arguments = [
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        "-m",
+        "executor.worker",
+        str(os.getpid()),
+        folder,
+    ]
     try:
-        run(parse_args(arguments))
+        run(parse_args(arguments))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         exit_codes = {str(rank): failure.exitcode for rank, failure in error.failures.items()}
         JobFolder(Path(folder)).failure.write_text(json.dumps(exit_codes))

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from planner.adaptation import Adaptation
 from planner.events import Event, EventKind
@@ -25,15 +25,15 @@ PATIENCE = timedelta(hours=1)
 _SAME_PLAN = "same"
 
 
-def open_store() -> dist.TCPStore:
+def open_store() -> TCPStore:
     """Return the launcher's store, on a free port of this machine."""
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
 
 
 class Controller:
     """The launcher's side: called again and again while the job runs."""
 
-    def __init__(self, store: dist.TCPStore, adaptation: Adaptation, ranks: int) -> None:
+    def __init__(self, store: TCPStore, adaptation: Adaptation, ranks: int) -> None:
         self._store = store
         self._adaptation = adaptation
         self._ranks = ranks
@@ -64,7 +64,7 @@ class PlanFeed:
         self._rank = rank
         self._steps = steps
         self._failed = failed
-        self._plans = {step: plan for step in range(min(steps, DECISION_LAG_STEPS))}
+        self._plans = dict.fromkeys(range(min(steps, DECISION_LAG_STEPS)), plan)
         self._known = threading.Condition()
         self._events: defaultdict[int, list[Event]] = defaultdict(list)
         self._open: defaultdict[int, int] = defaultdict(lambda: 1)
@@ -122,8 +122,8 @@ class PlanFeed:
             self._failed(error)
 
 
-def _connect(port: int) -> dist.TCPStore:
-    return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=PATIENCE)
+def _connect(port: int) -> TCPStore:
+    return TCPStore("127.0.0.1", port, is_master=False, timeout=PATIENCE)
 
 
 def _telemetry_key(step: int, rank: int) -> str:
@@ -135,9 +135,7 @@ def _plan_key(step: int) -> str:
 
 
 def _pack(events: list[Event]) -> str:
-    return json.dumps(
-        [[getattr(event, name) for name in Event.__slots__] for event in events], separators=(",", ":")
-    )
+    return json.dumps([[getattr(event, name) for name in Event.__slots__] for event in events], separators=(",", ":"))
 
 
 def _unpack(packed: bytes) -> list[Event]:

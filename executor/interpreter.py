@@ -72,19 +72,21 @@ class Interpreter:
                 size_bytes = self._bytes(exchange.receive)
                 posted.exchanges[sync.first_layer, turn] = self._transport.post(previous, tag, size_bytes)
 
-    def run(self, current: StepProgram, following: Callable[[], StepProgram | None], *, waited: bool) -> float | None:
+    def run(
+        self, current: StepProgram, following: Callable[[int], StepProgram | None], *, waited: bool
+    ) -> float | None:
         """Carry out a step; return this rank's part of its loss.
 
         Args:
             current: The step.
-            following: Gives the next step if its plan is known, so that its receives are posted in time.
+            following: Gives a coming step if its plan is known, so that its receives are posted in time.
             waited: Whether the device stood idle before the step.
         """
         self.post(current)
         posted = self._posted[current.step]
         self._compute.start_step(current.step, current.plan, current.program)
         for index, work in enumerate(current.program.work):
-            if index == len(current.program.work) - 1 and (upcoming := following()) is not None:
+            if index == len(current.program.work) - 1 and (upcoming := following(current.step + 1)) is not None:
                 self.post(upcoming)
             inputs = []
             for transfer in work.receives:

@@ -76,10 +76,10 @@ def _end(agent: "subprocess.Popen[bytes]") -> None:
 def _failure(job: JobFolder, devices: Sequence[str], status: int) -> Exception:
     """What went wrong, from what the workers and the agent wrote down: the cause, not what followed from it."""
     exit_codes: dict[str, int] = json.loads(job.failure.read_text()) if job.failure.exists() else {}
-    for rank, code in sorted(exit_codes.items()):
+    for ended, code in sorted(exit_codes.items()):
         if code < 0 and -code != signal.SIGTERM:
             name = signal.Signals(-code).name
-            return RunError(f"rank {rank} (device '{devices[int(rank)]}') was ended by {name}")
+            return RunError(f"rank {ended} (device '{devices[int(ended)]}') was ended by {name}")
     reports: dict[int, dict[str, Any]] = {
         rank: json.loads(job.error(rank).read_text()) for rank in range(len(devices)) if job.error(rank).exists()
     }

@@ -96,9 +96,7 @@ def check_model(scenario: Scenario) -> None:
     _compare(scenario.model, parameter_bytes, shapes, str(scenario.code.path))
 
 
-def _compare(
-    profile: ModelProfile, parameter_bytes: Sequence[int], shapes: Sequence[SampleShape], where: str
-) -> None:
+def _compare(profile: ModelProfile, parameter_bytes: Sequence[int], shapes: Sequence[SampleShape], where: str) -> None:
     if len(shapes) != len(profile.layers):
         raise InputError(
             f"the model has {len(shapes)} layers",
@@ -154,7 +152,9 @@ def _load_build(path: Path):  # type: ignore[no-untyped-def]
         spec.loader.exec_module(module)
     except Exception as error:
         raise InputError(
-            f"the model file fails: {type(error).__name__}: {error}", where=str(path), valid="it must run on import"
+            f"the model file fails: {type(error).__name__}: {error}",
+            where=str(path),
+            valid="it must run on import",
         ) from error
     if not callable(getattr(module, "build", None)):
         raise InputError(

@@ -76,9 +76,11 @@ class RealCompute:
         return [_to_bytes(result[send.first - work.first : send.end - work.first]) for send in work.sends]
 
     def _forward(self, work: Work, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        data = self._model.samples(
-            self._microbatch_starts[work.action.microbatch] + work.first, work.end - work.first
-        ) if self._is_first or self._is_last else None
+        data = (
+            self._model.samples(self._microbatch_starts[work.action.microbatch] + work.first, work.end - work.first)
+            if self._is_first or self._is_last
+            else None
+        )
         if self._is_first:
             assert data is not None
             received = data[0]

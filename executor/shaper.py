@@ -68,7 +68,7 @@ class LinkShaper:
                     _RECORD.pack_into(self._taken_until, at, end_s)
             finally:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
-        return max(ends_s)
+        return float(max(ends_s))
 
 
 def _bits_soon(link: Link, start_s: float) -> float:

@@ -116,7 +116,7 @@ class Worker:
             if step == 0:
                 interpreter.post(current)
                 clock.sleep_until(0.0)
-            loss = interpreter.run(current, lambda: program_of(current.step + 1), waited=waited)
+            loss = interpreter.run(current, program_of, waited=waited)
             if loss is not None:
                 self._losses.append(loss)
             if feed is not None:

@@ -1,11 +1,13 @@
 """A plan held against its scenario, with messages a person can act on."""
 
-from planner.memory import state_bytes, stage_bytes
-from planner.naming import unknown_name
+from itertools import pairwise
+
+from planner.memory import stage_bytes, state_bytes
 from planner.plan import Pipeline, Plan, Stage
 from planner.scenario import Scenario
 from planner.schedules import SCHEDULES
 from traces.errors import InputError
+from traces.naming import find_by_name
 
 
 def check_plan(plan: Plan, scenario: Scenario) -> None:
@@ -20,10 +22,9 @@ def check_plan(plan: Plan, scenario: Scenario) -> None:
         raise InputError(
             f"the plan is for model '{plan.model}'",
             where="model",
-            valid=f"scenario '{scenario.name}' trains '{scenario.model.name}': make a plan for it with 'ropebridge plan'",
+            valid=f"scenario '{scenario.name}' trains '{scenario.model.name}': make a plan with 'ropebridge plan'",
         )
-    if plan.schedule not in SCHEDULES:
-        raise unknown_name("schedule", plan.schedule, SCHEDULES, where="schedule")
+    find_by_name(plan.schedule, SCHEDULES, "schedule", where="schedule")
     if not plan.pipelines:
         raise InputError("the plan has no pipelines", where="pipelines", valid="give at least one")
     _check_devices(plan, scenario)
@@ -50,12 +51,13 @@ def _check_devices(plan: Plan, scenario: Scenario) -> None:
         for s, stage in enumerate(pipeline.stages):
             if not stage.replicas:
                 raise InputError(
-                    "the stage has no replicas", where=f"pipelines[{p}].stages[{s}]", valid="give at least one"
+                    "the stage has no replicas",
+                    where=f"pipelines[{p}].stages[{s}]",
+                    valid="give at least one",
                 )
             for r, replica in enumerate(stage.replicas):
                 where = f"pipelines[{p}].stages[{s}].replicas[{r}]"
-                if replica.device not in scenario.cluster.by_name:
-                    raise unknown_name("device", replica.device, scenario.cluster.by_name, where=f"{where}.device")
+                find_by_name(replica.device, scenario.cluster.by_name, "device", where=f"{where}.device")
                 if replica.device in seen:
                     raise InputError(
                         f"device '{replica.device}' is used twice",
@@ -64,7 +66,9 @@ def _check_devices(plan: Plan, scenario: Scenario) -> None:
                     )
                 if not 0 < replica.share < float("inf"):
                     raise InputError(
-                        f"share {replica.share:g}", where=f"{where}.share", valid="a share is a number above zero"
+                        f"share {replica.share:g}",
+                        where=f"{where}.share",
+                        valid="a share is a number above zero",
                     )
                 seen[replica.device] = where
 
@@ -98,7 +102,7 @@ def _check_microbatches(pipeline: Pipeline, schedule: str, where: str) -> None:
     depths = [stage.in_flight for stage in pipeline.stages]
     if min(depths) < 1:
         raise InputError(f"in-flight depths {depths}", where=f"{where}.stages", valid="every depth is at least 1")
-    if schedule != "gpipe" and any(later > earlier for earlier, later in zip(depths, depths[1:], strict=False)):
+    if schedule != "gpipe" and any(later > earlier for earlier, later in pairwise(depths)):
         raise InputError(
             f"in-flight depths {depths} would deadlock",
             where=f"{where}.stages",

@@ -164,7 +164,9 @@ def _check_devices(devices: tuple[Device, ...]) -> None:
             )
         if device.name in regions:
             raise InputError(
-                f"'{device.name}' is both a device and a region", where=f"{where}.name", valid="rename one of them"
+                f"'{device.name}' is both a device and a region",
+                where=f"{where}.name",
+                valid="rename one of them",
             )
         if device.memory_bytes <= 0:
             raise InputError(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from planner.naming import unknown_name
+from traces.naming import unknown_name
 
 # A kind may lack some of these; fp32 is always there.
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
@@ -44,9 +44,7 @@ def find_kind(name: str) -> DeviceKind:
     return DATASHEET[name]
 
 
-def _kind(
-    name: str, tera_flops: dict[str, float], memory_gib: int, gigabytes_per_s: float, source: str
-) -> DeviceKind:
+def _kind(name: str, tera_flops: dict[str, float], memory_gib: int, gigabytes_per_s: float, source: str) -> DeviceKind:
     peaks = {precision: value * 1e12 for precision, value in tera_flops.items()}
     return DeviceKind(name, peaks, memory_gib * 2**30, gigabytes_per_s * 1e9, source)
 

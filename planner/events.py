@@ -76,9 +76,7 @@ assert _SCHEMA.names == [field.name for field in fields(Event)]
 
 def in_order(events: Iterable[Event]) -> list[Event]:
     """Return the events by time, with ties broken by what they are, so that a log has one order."""
-    return sorted(
-        events, key=lambda e: (e.start_s, e.end_s, e.device, e.kind, e.peer, e.step, e.stage, e.microbatch)
-    )
+    return sorted(events, key=lambda e: (e.start_s, e.end_s, e.device, e.kind, e.peer, e.step, e.stage, e.microbatch))
 
 
 def to_table(events: Iterable[Event]) -> pa.Table:

@@ -45,7 +45,7 @@ def measure(record: RunRecord) -> Metrics:
     durations_s = [end - begin for begin, end in zip([start_s, *ends_s], ends_s, strict=False)]
     later_s = durations_s[1:] or durations_s
     total_s = ends_s[-1] - start_s
-    busy_s = {device: 0.0 for device in devices}
+    busy_s = dict.fromkeys(devices, 0.0)
     for event in work:
         if event.kind is EventKind.COMPUTE:
             busy_s[event.device] += event.end_s - event.start_s

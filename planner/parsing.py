@@ -1,4 +1,4 @@
-"""Files that people write, turned into plain data with errors that name file, line, key, value and what would be valid."""
+"""Files that people write, turned into plain data; errors name file, line, key, value and what would be valid."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,8 +11,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from planner.naming import unknown_name
 from traces.errors import InputError
+from traces.naming import unknown_name
 
 Data = TypeVar("Data")
 Location = tuple[int | str, ...]
@@ -54,7 +54,9 @@ class Document:
             self.value: Any = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
         except json.JSONDecodeError as error:
             raise InputError(
-                f"not JSON: {error.msg}", where=f"{path}:{error.lineno}", valid="give a file written by ropebridge"
+                f"not JSON: {error.msg}",
+                where=f"{path}:{error.lineno}",
+                valid="give a file written by ropebridge",
             ) from None
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
@@ -97,9 +99,7 @@ def reported(convert: Any) -> Any:
             return convert(value)
         except InputError as error:
             # Braces in the text would be taken for placeholders.
-            raise PydanticCustomError(
-                "input", "{problem}", {"problem": error.problem, "valid": error.valid}
-            ) from None
+            raise PydanticCustomError("input", "{problem}", {"problem": error.problem, "valid": error.valid}) from None
 
     return validate
 

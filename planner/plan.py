@@ -1,7 +1,7 @@
 """A plan: which device computes which layers of which samples, in which order. Plain data."""
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 SCHEMA_VERSION = 1
 
@@ -42,7 +42,7 @@ class Stage:
         """
         total = sum(replica.share for replica in self.replicas)
         bounds = [0, *(round(samples * part / total) for part in accumulate(r.share for r in self.replicas))]
-        return tuple(zip(bounds, bounds[1:], strict=False))
+        return tuple(pairwise(bounds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +92,13 @@ class Plan:
     def devices(self) -> tuple[str, ...]:
         """Devices in the order of pipelines, stages and replicas: the rank order of an execution."""
         return tuple(
-            replica.device
-            for pipeline in self.pipelines
-            for stage in pipeline.stages
-            for replica in stage.replicas
+            replica.device for pipeline in self.pipelines for stage in pipeline.stages for replica in stage.replicas
         )
 
     def with_microbatches(self, pipeline: int, microbatches: tuple[int, ...], in_flight: tuple[int, ...]) -> "Plan":
         """Return the plan with other microbatch sizes and per-stage depths in one pipeline."""
         old = self.pipelines[pipeline]
-        stages = tuple(
-            replace(stage, in_flight=depth) for stage, depth in zip(old.stages, in_flight, strict=True)
-        )
+        stages = tuple(replace(stage, in_flight=depth) for stage, depth in zip(old.stages, in_flight, strict=True))
         new = Pipeline(stages, microbatches)
         pipelines = (*self.pipelines[:pipeline], new, *self.pipelines[pipeline + 1 :])
         return replace(self, pipelines=pipelines)

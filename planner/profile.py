@@ -61,7 +61,9 @@ class TimeTable:
         if not self.samples or any(len(column) != len(self.samples) for column in columns):
             raise InputError("a time table needs the same number of rows, at least one, in every column")
         if self.samples[0] < 1 or any(b <= a for a, b in zip(self.samples, self.samples[1:], strict=False)):
-            raise InputError(f"sample counts {list(self.samples)}", valid="they must be positive and rise from row to row")
+            raise InputError(
+                f"sample counts {list(self.samples)}", valid="they must be positive and rise from row to row"
+            )
         if any(not 0 <= value < float("inf") for column in columns for value in column):
             raise InputError("a time is negative or not finite", valid="times are finite and not negative, in seconds")
 

@@ -111,8 +111,7 @@ def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
             order = SCHEDULES[plan.schedule](pipeline, stage_index)
             for replica_index, replica in enumerate(stage.replicas):
                 work = (
-                    _work(action, scenario, pipeline, pipeline_index, replica_index, replica.device)
-                    for action in order
+                    _work(action, scenario, pipeline, pipeline_index, replica_index, replica.device) for action in order
                 )
                 programs[replica.device] = DeviceProgram(
                     replica.device,
@@ -170,9 +169,7 @@ def _crossing(
     for sender, (send_first, send_end) in zip(senders.replicas, senders.intervals(samples), strict=True):
         if out_of not in ("", sender.device):
             continue
-        for receiver, (take_first, take_end) in zip(
-            receivers.replicas, receivers.intervals(samples), strict=True
-        ):
+        for receiver, (take_first, take_end) in zip(receivers.replicas, receivers.intervals(samples), strict=True):
             first, end = max(send_first, take_first), min(send_end, take_end)
             if into in ("", receiver.device) and first < end:
                 transfers.append(

@@ -30,12 +30,8 @@ def ring_exchanges(elements: int, participants: int, position: int) -> tuple[Exc
         index %= participants
         return bounds[index], bounds[index + 1]
 
-    sums = (
-        Exchange(chunk(position - turn), chunk(position - turn - 1), adds=True)
-        for turn in range(participants - 1)
-    )
+    sums = (Exchange(chunk(position - turn), chunk(position - turn - 1), adds=True) for turn in range(participants - 1))
     copies = (
-        Exchange(chunk(position + 1 - turn), chunk(position - turn), adds=False)
-        for turn in range(participants - 1)
+        Exchange(chunk(position + 1 - turn), chunk(position - turn), adds=False) for turn in range(participants - 1)
     )
     return (*sums, *copies)

@@ -26,15 +26,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from planner.datasheet import PRECISIONS, DeviceKind
-from planner.naming import unknown_name
 from planner.profile import LayerProfile, TimeTable
 from traces.errors import InputError
+from traces.naming import unknown_name
 
 # Share of the peak that the arithmetic of a whole layer reaches. Fitted for fp32 and tf32; fp16 and bf16 were
 # not measured and are taken to be like tf32, which runs on the same tensor cores.
-COMPUTE_EFFICIENCY: Mapping[str, float] = MappingProxyType(
-    {"fp32": 0.59, "tf32": 0.46, "fp16": 0.46, "bf16": 0.46}
-)
+COMPUTE_EFFICIENCY: Mapping[str, float] = MappingProxyType({"fp32": 0.59, "tf32": 0.46, "fp16": 0.46, "bf16": 0.46})
 
 # Share of the memory bandwidth that elementwise kernels reach. Assumed: times tell only the next constant
 # divided by this one.
@@ -117,9 +115,7 @@ def roofline_layer(
 
 def _time_table(work: LayerWork, kind: DeviceKind, precision: str, launch_overhead_s: float) -> TimeTable:
     def column(flop: float) -> tuple[float, ...]:
-        return tuple(
-            launch_overhead_s + _busy_s(work, flop, kind, precision, samples) for samples in SAMPLE_COUNTS
-        )
+        return tuple(launch_overhead_s + _busy_s(work, flop, kind, precision, samples) for samples in SAMPLE_COUNTS)
 
     def gradient(flop: float | None) -> tuple[float, ...]:
         if flop == 0:
@@ -137,8 +133,6 @@ def _time_table(work: LayerWork, kind: DeviceKind, precision: str, launch_overhe
 def _busy_s(work: LayerWork, flop: float, kind: DeviceKind, precision: str, samples: int) -> float:
     arithmetic = precision if precision in kind.peak_flops else "fp32"
     compute_s = samples * flop / (COMPUTE_EFFICIENCY[arithmetic] * kind.peak_flops[arithmetic])
-    moved_bytes = work.parameter_bytes + samples * (
-        work.output_bytes + ACTIVATION_PASSES * work.activation_bytes
-    )
+    moved_bytes = work.parameter_bytes + samples * (work.output_bytes + ACTIVATION_PASSES * work.activation_bytes)
     memory_s = moved_bytes / (MEMORY_EFFICIENCY * kind.memory_bandwidth_bytes_per_s)
     return max(compute_s, memory_s)

@@ -10,7 +10,6 @@ from pydantic import TypeAdapter
 from planner.cluster import Cluster, Device, Link
 from planner.datasheet import DATASHEET, DeviceKind, find_kind
 from planner.importers.sailor import read_sailor
-from planner.naming import unknown_name
 from planner.parsing import Document, Location, parse
 from planner.profile import LayerProfile, ModelProfile, TimeTable
 from planner.roofline import LayerWork, roofline_layer
@@ -26,6 +25,7 @@ from planner.scenario_entries import (
 )
 from planner.trace_entry import read_trace_entry
 from traces.errors import InputError
+from traces.naming import unknown_name
 
 Entry = TypeVar("Entry")
 
@@ -175,7 +175,9 @@ def _code(entry: ModelEntry, part: _Part) -> ModelCode | None:
     path = part.path(entry.code).resolve()
     if not path.is_file():
         raise InputError(
-            f"there is no model file '{entry.code}'", where=part.where("code"), valid=f"{path} must be a Python file"
+            f"there is no model file '{entry.code}'",
+            where=part.where("code"),
+            valid=f"{path} must be a Python file",
         )
     return ModelCode(path, entry.arguments)
 

@@ -32,7 +32,9 @@ def read_resolved_scenario(path: Path) -> Scenario:
         raise InputError("there is no such file", where=str(path), valid="name the folder of a run") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"this is not a resolved scenario: {error}", where=str(path), valid="give one that ropebridge wrote"
+            f"this is not a resolved scenario: {error}",
+            where=str(path),
+            valid="give one that ropebridge wrote",
         ) from None
 
 

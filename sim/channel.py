@@ -33,9 +33,7 @@ class Channel:
         self._last = delivery
         return delivery
 
-    def _carry(
-        self, bits: float, before: Delivery | None, delivery: Delivery
-    ) -> Generator[simpy.Event, None, None]:
+    def _carry(self, bits: float, before: Delivery | None, delivery: Delivery) -> Generator[simpy.Event, None, None]:
         if before is not None:
             yield before.left
         yield self._network.transmit(self._path, bits)

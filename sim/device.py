@@ -30,7 +30,12 @@ class SimulatedDevice:
                 yield self._environment.timeout(work.duration_s)
                 action = work.action
                 self._log(
-                    EventKind.COMPUTE, program, step, start_s, action=str(action.kind), microbatch=action.microbatch
+                    EventKind.COMPUTE,
+                    program,
+                    step,
+                    start_s,
+                    action=str(action.kind),
+                    microbatch=action.microbatch,
                 )
                 for transfer in work.sends:
                     self._send(step, program, transfer)
@@ -38,9 +43,7 @@ class SimulatedDevice:
                 yield from self._synchronise(step, program, sync)
             self._world.finish(step)
 
-    def _receive(
-        self, step: int, program: DeviceProgram, transfer: Transfer
-    ) -> Generator[simpy.Event, None, None]:
+    def _receive(self, step: int, program: DeviceProgram, transfer: Transfer) -> Generator[simpy.Event, None, None]:
         start_s = self._environment.now
         yield from self._wait_for((step, transfer))
         if self._environment.now > start_s:
@@ -99,12 +102,13 @@ class SimulatedDevice:
             )
             self._world.finish(step)
 
-        delivery.left.callbacks.append(left)
-        delivery.arrived.callbacks.append(lambda _: self._world.arrival(key).succeed())
+        def arrived(_: simpy.Event) -> None:
+            self._world.arrival(key).succeed()
 
-    def _synchronise(
-        self, step: int, program: DeviceProgram, sync: GradientSync
-    ) -> Generator[simpy.Event, None, None]:
+        delivery.left.callbacks.append(left)
+        delivery.arrived.callbacks.append(arrived)
+
+    def _synchronise(self, step: int, program: DeviceProgram, sync: GradientSync) -> Generator[simpy.Event, None, None]:
         """Sum gradients over the ring, exchange by exchange."""
         start_s = self._environment.now
         count = len(sync.devices)

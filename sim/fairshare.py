@@ -4,16 +4,14 @@ Progressive filling (Bertsekas and Gallager, Data Networks, 1992, section 6.5): 
 on the first link that fills up keep their rate, the others grow on.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 
-def max_min_rates(
-    paths: Sequence[Sequence[Hashable]], capacity_bps: Mapping[Hashable, float]
-) -> list[float]:
+def max_min_rates(paths: Sequence[Sequence[str]], capacity_bps: Mapping[str, float]) -> list[float]:
     """Return the rate of each flow in bits per second.
 
     Args:
-        paths: The links that each flow takes, at least one.
+        paths: Names of the links that each flow takes, at least one.
         capacity_bps: Bits per second of each link that some flow takes.
     """
     rates = [0.0] * len(paths)

@@ -1,7 +1,7 @@
 """What the simulated devices share: the clock, the network, what has arrived, and the plan of each step."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from functools import lru_cache
 
 import simpy

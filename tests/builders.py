@@ -1,8 +1,10 @@
 """Small scenarios and plans for tests, with every number chosen by the test."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from planner.backend import RunRecord
 from planner.cluster import Cluster, Device, Link
+from planner.events import EventKind
 from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario import Optimizer, Scenario, Training
@@ -78,3 +80,72 @@ def chain_plan(
     )
     sizes = tuple(microbatches) if microbatches is not None else (1,) * scenario.training.global_batch
     return Plan(scenario.name, scenario.model.name, "hand", schedule, (Pipeline(stages, sizes),))
+
+
+def mesh_scenario(
+    devices: int,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    *,
+    output_bytes: Sequence[int] | None = None,
+    link: Callable[[int, int], tuple[float, float]] = lambda a, b: (1e9, 0.0),
+    trace: LinkTrace | None = None,
+    global_batch: int = 8,
+    parameter_bytes: Sequence[int] | None = None,
+    memory_bytes: int = GIB,
+    activation_bytes: int = 1000,
+    microbatch: int = 0,
+) -> Scenario:
+    """Any number of layers and of devices of one kind, all in one region, with a link for each ordered pair.
+
+    No two flows of different pairs share a link. Times are those of one sample and proportional to samples;
+    ``link`` gives bits per second and latency in seconds from one device to another.
+    """
+    outputs = list(output_bytes) if output_bytes is not None else [1000] * len(forward_s)
+    parameters = list(parameter_bytes) if parameter_bytes is not None else [4000] * len(forward_s)
+    layers = tuple(
+        LayerProfile(
+            f"layer-{index}",
+            parameters[index],
+            outputs[index],
+            activation_bytes,
+            {"kind": TimeTable((1,), (forward_s[index],), (backward_s[index] / 2,), (backward_s[index] / 2,))},
+        )
+        for index in range(len(forward_s))
+    )
+    links = tuple(
+        Link(f"device-{a}", f"device-{b}", *link(a, b), trace) for a in range(devices) for b in range(devices) if a != b
+    )
+    cluster = Cluster(tuple(Device(f"device-{i}", "kind", "region", memory_bytes) for i in range(devices)), links)
+    training = Training(global_batch, microbatch, Optimizer("sgd"))
+    return Scenario("mesh", cluster, ModelProfile("mesh", layers), training)
+
+
+def layered_plan(
+    scenario: Scenario,
+    pipelines: Sequence[tuple[Sequence[tuple[int, int, int]], Sequence[int]]],
+    *,
+    schedule: str = "1f1b",
+    shares: Sequence[float] | None = None,
+) -> Plan:
+    """Pipelines as ((end layer, replicas, depth) of each stage, microbatches); devices are taken in order.
+
+    ``shares`` are those of the devices, equal if None.
+    """
+    names = iter(scenario.cluster.devices)
+    share = iter(shares if shares is not None else [1.0] * len(scenario.cluster.devices))
+    made = []
+    for stages, microbatches in pipelines:
+        first_layer = 0
+        built = []
+        for end_layer, width, depth in stages:
+            replicas = tuple(Replica(next(names).name, next(share)) for _ in range(width))
+            built.append(Stage(first_layer, end_layer, replicas, depth))
+            first_layer = end_layer
+        made.append(Pipeline(tuple(built), tuple(microbatches)))
+    return Plan(scenario.name, scenario.model.name, "hand", schedule, tuple(made))
+
+
+def makespan_s(record: RunRecord) -> float:
+    """When the last compute or gradient sum of a run ended, in seconds."""
+    return max(e.end_s for e in record.events if e.kind in (EventKind.COMPUTE, EventKind.SYNC))

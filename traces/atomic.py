@@ -21,9 +21,7 @@ def write_bytes_atomically(path: Path | str, data: bytes) -> None:
     if path.is_dir():
         raise InputError("is a folder", where=str(path), valid="name a file to write")
     if not path.parent.is_dir():
-        raise InputError(
-            f"the folder '{path.parent}' does not exist", where=str(path), valid="create it first"
-        )
+        raise InputError(f"the folder '{path.parent}' does not exist", where=str(path), valid="create it first")
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with beside.open("xb") as file:

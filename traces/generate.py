@@ -25,9 +25,7 @@ GENERATORS: Mapping[str, Callable[..., LinkTrace]] = MappingProxyType(
 """Generator name to generator."""
 
 
-def generate(
-    name: str, parameters: Mapping[str, str], *, duration_s: float, seed: int, step_s: float
-) -> LinkTrace:
+def generate(name: str, parameters: Mapping[str, str], *, duration_s: float, seed: int, step_s: float) -> LinkTrace:
     """Return a trace of a preset or a generator.
 
     Args:

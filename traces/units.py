@@ -26,13 +26,9 @@ BYTES: Mapping[str, float] = MappingProxyType(
         **{f"{prefix}iB": 2.0**power for prefix, power in (("K", 10), ("M", 20), ("G", 30), ("T", 40))},
     }
 )
-FLOP: Mapping[str, float] = MappingProxyType(
-    {"FLOP": 1.0, "kFLOP": 1e3, "MFLOP": 1e6, "GFLOP": 1e9, "TFLOP": 1e12}
-)
+FLOP: Mapping[str, float] = MappingProxyType({"FLOP": 1.0, "kFLOP": 1e3, "MFLOP": 1e6, "GFLOP": 1e9, "TFLOP": 1e12})
 FLOP_PER_SECOND: Mapping[str, float] = MappingProxyType({f"{unit}/s": scale for unit, scale in FLOP.items()})
-BYTES_PER_SECOND: Mapping[str, float] = MappingProxyType(
-    {f"{unit}/s": scale for unit, scale in BYTES.items()}
-)
+BYTES_PER_SECOND: Mapping[str, float] = MappingProxyType({f"{unit}/s": scale for unit, scale in BYTES.items()})
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*\Z")
 

@@ -93,9 +93,7 @@ class Gpt:
         return sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
 
 
-def build(
-    *, vocabulary: int = 256, width: int = 128, heads: int = 4, blocks: int = 8, length: int = 64
-) -> Gpt:
+def build(*, vocabulary: int = 256, width: int = 128, heads: int = 4, blocks: int = 8, length: int = 64) -> Gpt:
     """Return the model; its initial parameters follow `torch.manual_seed`.
 
     Args:

@@ -14,9 +14,9 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from planner.naming import unknown_name
 from planner.profile import LayerProfile, ModelProfile, TimeTable
 from traces.errors import InputError
+from traces.naming import unknown_name
 
 # Their name to ours. What they call RTX-2080 is probably an RTX 2080 Ti (see planner/roofline.py).
 KINDS: Mapping[str, str] = MappingProxyType(
@@ -46,9 +46,7 @@ _Key = TypeVar("_Key", str, int)
 _Value = TypeVar("_Value")
 
 
-def read_sailor(
-    times_path: Path, sizes_path: Path, model_name: str, *, tensor_parallel: int = 1
-) -> ModelProfile:
+def read_sailor(times_path: Path, sizes_path: Path, model_name: str, *, tensor_parallel: int = 1) -> ModelProfile:
     """Return the profile of one model from the two files.
 
     The files give backward as a whole; half of it is taken to be the input gradient and half the weight
@@ -94,9 +92,7 @@ def _measured(
     measured = {}
     for kind, rows in times.items():
         _pick(KINDS, kind, "GPU kind", where=where)
-        of_degree = {
-            count: row[tensor_parallel] for count, row in sorted(rows.items()) if tensor_parallel in row
-        }
+        of_degree = {count: row[tensor_parallel] for count, row in sorted(rows.items()) if tensor_parallel in row}
         if of_degree:
             measured[kind] = of_degree
     return measured

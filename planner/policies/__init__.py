@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
-from planner.naming import unknown_name
 from planner.policies.depth import DepthPolicy
 from planner.policy import Policy
 from planner.scenario import Scenario
+from traces.naming import find_by_name
 
 POLICIES: Mapping[str, Callable[[Scenario], Policy] | None] = {"none": None, "depth": DepthPolicy}
 
@@ -16,7 +16,5 @@ def make_policy(name: str, scenario: Scenario) -> Policy | None:
     Raises:
         InputError: No policy has this name.
     """
-    if name not in POLICIES:
-        raise unknown_name("policy", name, POLICIES)
-    make = POLICIES[name]
+    make = find_by_name(name, POLICIES, "policy")
     return make(scenario) if make is not None else None

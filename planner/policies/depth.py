@@ -72,9 +72,13 @@ class DepthPolicy:
     def _candidates(self, plan: Plan) -> Iterator[Plan]:
         """Plans with another microbatch count or other depths, one pipeline changed at a time."""
         for index, pipeline in enumerate(plan.pipelines):
-            for count in _even_counts(pipeline.samples):
+            widest = max(len(stage.replicas) for stage in pipeline.stages)
+            for count in _even_counts(pipeline.samples, least_size=widest):
                 microbatches = (pipeline.samples // count,) * count
-                for depths in {plain_depths(len(pipeline.stages)), self._hiding_depths(pipeline, microbatches)}:
+                for depths in {
+                    plain_depths(len(pipeline.stages)),
+                    self._hiding_depths(pipeline, microbatches),
+                }:
                     fitted = fitting_depths(depths, pipeline.stages, self._scenario, microbatches)
                     if fitted is not None:
                         yield plan.with_microbatches(index, microbatches, fitted)
@@ -109,11 +113,10 @@ def _mean(newest: float, before: float) -> float:
     return NEWEST_WEIGHT * newest + (1 - NEWEST_WEIGHT) * before
 
 
-def _even_counts(samples: int) -> list[int]:
-    return [count for count in range(1, samples + 1) if samples % count == 0]
+def _even_counts(samples: int, least_size: int) -> list[int]:
+    """Numbers of equal microbatches that leave every replica of the widest stage a sample of each."""
+    return [count for count in range(1, samples // least_size + 1) if samples % count == 0]
 
 
 def _samples_in_flight(plan: Plan) -> int:
-    return sum(
-        stage.in_flight * max(pipeline.microbatches) for pipeline in plan.pipelines for stage in pipeline.stages
-    )
+    return sum(stage.in_flight * max(pipeline.microbatches) for pipeline in plan.pipelines for stage in pipeline.stages)

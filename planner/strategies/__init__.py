@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 
 from planner.check import check_plan
-from planner.naming import unknown_name
 from planner.plan import Plan
 from planner.scenario import Scenario
 from planner.strategies.ddp import ddp
 from planner.strategies.megatron import megatron
 from planner.strategies.pipedream import pipedream
+from traces.naming import find_by_name
 
 Strategy = Callable[[Scenario], Plan]
 
@@ -21,8 +21,6 @@ def make_plan(strategy: str, scenario: Scenario) -> Plan:
     Raises:
         InputError: No strategy has this name, or its plan does not fit the scenario.
     """
-    if strategy not in STRATEGIES:
-        raise unknown_name("strategy", strategy, STRATEGIES)
-    plan = STRATEGIES[strategy](scenario)
+    plan = find_by_name(strategy, STRATEGIES, "strategy")(scenario)
     check_plan(plan, scenario)
     return plan

@@ -13,7 +13,7 @@ microbatches as devices follow for each replica. Weights are not stashed: the pi
 that the update rule is that of synchronous training.
 """
 
-from functools import lru_cache
+from functools import cache
 from itertools import accumulate, pairwise
 from math import ceil, inf
 
@@ -43,7 +43,7 @@ def pipedream(scenario: Scenario) -> Plan:
 
 
 def _never_growing(stages: list[Stage]) -> tuple[Stage, ...]:
-    """Raise depths to at least that of the stage after: a synchronous flush needs it, PipeDream's asynchrony does not."""
+    """Raise depths to at least that of the stage after: a synchronous flush needs it, asynchrony does not."""
     depths = list(accumulate((stage.in_flight for stage in reversed(stages)), max))[::-1]
     return tuple(
         Stage(stage.first_layer, stage.end_layer, stage.replicas, depth)
@@ -66,9 +66,10 @@ def _split(scenario: Scenario, samples: int) -> list[tuple[int, int, int]]:
         weights = bytes_until[end] - bytes_until[first]
         return (time_until_s[end] - time_until_s[first] + 4 * (width - 1) * weights / (bytes_per_s * width)) / width
 
-    @lru_cache(maxsize=None)
+    @cache
     def best(end: int, devices: int) -> tuple[float, tuple[tuple[int, int, int], ...]]:
         """Least slowest time of the first ``end`` layers on ``devices`` devices, and its stages."""
+        choice: tuple[float, tuple[tuple[int, int, int], ...]]
         choice = (stage_s(0, end, devices), ((0, end, devices),))
         for cut in range(1, end):
             crossing_s = 2 * samples * model.layers[cut - 1].output_bytes / bytes_per_s

@@ -68,9 +68,7 @@ def write(trace: LinkTrace) -> str:
     return "".join(
         f"{stamp_ms}\n" * count
         for stamps_ms in _opportunities_ms(trace, num_lines)
-        for stamp_ms, count in zip(
-            *(a.tolist() for a in np.unique(stamps_ms, return_counts=True)), strict=True
-        )
+        for stamp_ms, count in zip(*(a.tolist() for a in np.unique(stamps_ms, return_counts=True)), strict=True)
     )
 
 

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from traces.errors import InputError
 
 
-def fit_lognormal(
-    mean: float, coefficient_of_variation: float, maximum: float = math.inf
-) -> tuple[float, float]:
+def fit_lognormal(mean: float, coefficient_of_variation: float, maximum: float = math.inf) -> tuple[float, float]:
     """Return mean and standard deviation of the logarithm of X, so that min(X, maximum) has the moments.
 
     Args:
@@ -25,16 +23,13 @@ def fit_lognormal(
     # The widest spread that a bounded variable can have is that of one which is either 0 or the maximum.
     if not (mean < maximum and coefficient_of_variation**2 < 0.99 * (maximum / mean - 1)):
         raise InputError(
-            f"no rates up to {maximum:g} have mean {mean:g} and coefficient of variation"
-            f" {coefficient_of_variation:g}",
+            f"no rates up to {maximum:g} have mean {mean:g} and coefficient of variation {coefficient_of_variation:g}",
             valid="raise the maximum or lower the other two",
         )
     ceiling = math.log(maximum / mean)
 
     def centre(sigma: float) -> float:
-        return _bisect(
-            lambda mu: _moment(1, mu, sigma, ceiling) - 1, -60.0 - 30 * sigma**2, ceiling + 9 * sigma
-        )
+        return _bisect(lambda mu: _moment(1, mu, sigma, ceiling) - 1, -60.0 - 30 * sigma**2, ceiling + 9 * sigma)
 
     def excess(sigma: float) -> float:
         return _moment(2, centre(sigma), sigma, ceiling) - 1 - coefficient_of_variation**2

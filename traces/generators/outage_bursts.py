@@ -46,9 +46,7 @@ def with_outage_bursts(
     return merged(LinkTrace(starts_s, rates_bps, trace.duration_s, latency_s, trace.loops))
 
 
-def _is_out(
-    times_s: FloatArray, zero_share: float, mean_outage_s: float, seed: Seed
-) -> npt.NDArray[np.bool_]:
+def _is_out(times_s: FloatArray, zero_share: float, mean_outage_s: float, seed: Seed) -> npt.NDArray[np.bool_]:
     """Return whether there is an outage at each of the rising times."""
     chance = np.random.Generator(np.random.PCG64(seed))
     mean_between_s = mean_outage_s * (1 - zero_share) / zero_share

@@ -14,9 +14,7 @@ from traces.trace import LinkTrace
 Seed = int | np.random.SeedSequence
 
 
-def markov(
-    states: Sequence[tuple[float, float]], *, duration_s: float, seed: Seed, step_s: float = 1.0
-) -> LinkTrace:
+def markov(states: Sequence[tuple[float, float]], *, duration_s: float, seed: Seed, step_s: float = 1.0) -> LinkTrace:
     """Return a trace that dwells in one state after another, each next one drawn evenly from the others.
 
     Args:

@@ -1,0 +1,5 @@
+"""`python -m experiments` is `ropebridge`."""
+
+from experiments.cli import main
+
+main()

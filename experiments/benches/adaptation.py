@@ -1,0 +1,61 @@
+"""What adaptation gains: policy `depth` against no policy from the same plan, simulated and real.
+
+The scenario's link drops to a third and recovers. The gain is the ratio of throughputs; the gain that the
+simulator promises must be the one that the real, paced run shows.
+"""
+
+from collections.abc import Callable
+
+from executor.backend import TorchBackend
+from experiments.benches.result import BenchResult, Check
+from experiments.scenario_choice import choose_scenario
+from planner.backend import Backend
+from planner.metrics import measure
+from planner.policies import make_policy
+from planner.strategies import STRATEGIES, make_plan
+from sim.simulator import Simulator
+
+SCENARIO = "two-regions"
+POLICY = "depth"
+
+# Long enough for the link's drop and recovery, whichever plan runs.
+STEPS = 50
+QUICK_STEPS = 30
+
+LEAST_GAIN = 1.0
+WORST_GAIN_DIFFERENCE = 0.10
+
+
+def measure_adaptation(quick: bool, tell: Callable[[str], None]) -> BenchResult:
+    """Run pipelined plans with and without the policy in both backends."""
+    scenario = choose_scenario(SCENARIO)
+    steps = QUICK_STEPS if quick else STEPS
+    backends: dict[str, Backend] = {"simulated": Simulator(), "real": TorchBackend("paced", emulate_wan=True)}
+    rows = []
+    for strategy in [name for name in STRATEGIES if name != "ddp"]:
+        plan = make_plan(strategy, scenario)
+        gains = {}
+        for name, backend in backends.items():
+            tell(f"{SCENARIO}, {strategy}, {name}")
+            throughput = [
+                measure(backend.run(scenario, plan, make_policy(policy, scenario), steps)).samples_per_s
+                for policy in ("none", POLICY)
+            ]
+            gains[name] = throughput[1] / throughput[0]
+        rows.append(
+            {
+                "strategy": strategy,
+                "simulated_gain": gains["simulated"],
+                "real_gain": gains["real"],
+                "difference": gains["simulated"] - gains["real"],
+            }
+        )
+    least = min(min(float(row["simulated_gain"]), float(row["real_gain"])) for row in rows)
+    worst = max(abs(float(row["difference"])) for row in rows)
+    return BenchResult(
+        rows,
+        [
+            Check("least gain of the policy, simulated or real", least, LEAST_GAIN, at_most=False),
+            Check("worst difference of simulated and real gain", worst, WORST_GAIN_DIFFERENCE, at_most=True),
+        ],
+    )

@@ -1,0 +1,237 @@
+"""The command `ropebridge`. Each verb loads what it needs when it is called, so that `--help` answers at once."""
+
+import signal
+import sys
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Never
+
+import typer
+
+from traces.errors import InputError, RopebridgeError
+
+app = typer.Typer(
+    name="ropebridge",
+    help="Plan, simulate and run the training of one model on unlike devices in several regions.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+traces_app = typer.Typer(help="Read, convert and make traces of link bandwidth.", no_args_is_help=True)
+app.add_typer(traces_app, name="traces")
+
+ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="A YAML file, or a ready scenario's name.")]
+PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan file made by 'ropebridge plan'.")]
+StrategyOption = Annotated[
+    str | None, typer.Option("--strategy", help="Make the plan with: ddp, megatron (default), pipedream.")
+]
+PolicyOption = Annotated[str, typer.Option("--policy", help="Adapt the plan as it runs: none, depth.")]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Training steps.")]
+FolderOption = Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write the run into.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print machine-readable results, and nothing else.")]
+
+
+class ComputeChoice(StrEnum):
+    """What `ropebridge run` computes."""
+
+    PACED = "paced"
+    REAL = "real"
+
+
+@app.command()
+def demo(output: FolderOption = None, as_json: JsonOption = False) -> None:
+    """Plan, simulate, execute for real on this machine, compare and draw: three regions, four devices."""
+    import json
+
+    from experiments.verbs import demo as verb
+
+    done = verb.demo(output, _tell)
+    print(json.dumps(done.result) if as_json else verb.describe_demo(done))
+
+
+@app.command()
+def plan(
+    scenario: ScenarioArgument,
+    strategy: StrategyOption = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write the plan to.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Turn a scenario into a plan. Example: ropebridge plan cloud-edge-end --strategy pipedream -o plan.json."""
+    from experiments.verbs.planning import plan as verb
+
+    print(verb(scenario, strategy, output, as_json))
+
+
+@app.command()
+def simulate(
+    scenario: ScenarioArgument,
+    plan: PlanOption = None,
+    strategy: StrategyOption = None,
+    policy: PolicyOption = "none",
+    steps: StepsOption = 20,
+    output: FolderOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a plan in the model of its cluster. Example: ropebridge simulate two-regions --policy depth."""
+    from experiments.verbs.running import carry_out, present
+    from sim.simulator import Simulator
+
+    record = carry_out(scenario, plan, strategy, policy, steps, output, lambda _: Simulator())
+    print(present(record, as_json))
+
+
+@app.command()
+def run(
+    scenario: ScenarioArgument,
+    plan: PlanOption = None,
+    strategy: StrategyOption = None,
+    policy: PolicyOption = "none",
+    compute: Annotated[
+        ComputeChoice, typer.Option("--compute", help="Train the model, or move its bytes at the profile's pace.")
+    ] = ComputeChoice.REAL,
+    emulate_wan: Annotated[
+        bool, typer.Option("--emulate-wan", help="Hold messages back as the scenario's links and traces say.")
+    ] = False,
+    steps: StepsOption = 20,
+    output: FolderOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a plan for real, a process per device. Example: ropebridge run two-regions --compute paced --emulate-wan."""
+    from executor.backend import TorchBackend
+    from experiments.verbs.running import carry_out, present
+
+    def backend(folder: Path | None) -> TorchBackend:
+        parameters = folder / "parameters.safetensors" if folder is not None else None
+        return TorchBackend(compute.value, emulate_wan=emulate_wan, parameters=parameters)
+
+    record = carry_out(scenario, plan, strategy, policy, steps, output, backend)
+    print(present(record, as_json))
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders; ratios are against the first.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show runs side by side, simulated or real. Example: ropebridge compare runs/simulated runs/real."""
+    from experiments.verbs.comparing import compare as verb
+
+    print(verb(runs, as_json))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or a folder of them.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The picture, a PNG file.")] = None,
+) -> None:
+    """Draw runs as a PNG and write a file for ui.perfetto.dev. Example: ropebridge report runs/demo-1."""
+    from experiments.verbs.reporting import report as verb
+
+    print(verb(runs, output))
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to measure: fidelity, adaptation.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer cases and steps.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure ropebridge on this machine and hold it to its bars. Example: ropebridge bench fidelity --quick."""
+    from experiments.bench import bench as verb
+
+    text, holds = verb(name, quick, as_json, _tell)
+    print(text)
+    if not holds:
+        raise typer.Exit(1)
+
+
+@traces_app.command("show")
+def traces_show(
+    path: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace in any format.")],
+    plot: Annotated[Path | None, typer.Option("--plot", help="PNG file to draw the rate into.")] = None,
+    loops: Annotated[bool, typer.Option("--loop/--hold", help="What follows the end of the trace.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Describe a trace and draw its rate. Example: ropebridge traces show link.csv --plot link.png."""
+    from experiments.verbs.traces_verbs import show
+
+    print(show(path, loops=loops, as_json=as_json, plot=plot))
+
+
+@traces_app.command("convert")
+def traces_convert(
+    source: Annotated[Path, typer.Argument(metavar="FROM", help="A trace in any format.")],
+    target: Annotated[Path, typer.Argument(metavar="TO", help="The file to write.")],
+    to: Annotated[
+        str | None, typer.Option("--to", help="csv, mahimahi, cooked or iperf3; by the suffix if absent.")
+    ] = None,
+    step: Annotated[str | None, typer.Option("--step", help="Mean rate over windows of this length: '5 s'.")] = None,
+) -> None:
+    """Write a trace in another format. Example: ropebridge traces convert link.csv link.mahi."""
+    from experiments.verbs.traces_verbs import convert
+    from traces.units import parse_duration_s
+
+    print(convert(source, target, to=to, step_s=parse_duration_s(step) if step is not None else None))
+
+
+@traces_app.command("generate")
+def traces_generate(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A preset (lte, satellite, ...) or a generator.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    duration: Annotated[str, typer.Option("--duration", help="Length, with its unit.")] = "600 s",
+    seed: Annotated[int, typer.Option("--seed", help="The same seed makes the same trace.")] = 0,
+    step: Annotated[str, typer.Option("--step", help="Length of a piece, with its unit.")] = "1 s",
+    to: Annotated[
+        str | None, typer.Option("--to", help="csv, mahimahi, cooked or iperf3; by the suffix if absent.")
+    ] = None,
+    parameters: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A generator's parameter, with its unit.")
+    ] = None,
+) -> None:
+    """Make up a trace. Example: ropebridge traces generate lte -o lte.csv --duration '10 min' --seed 7."""
+    from experiments.verbs.traces_verbs import generate
+    from traces.units import parse_duration_s
+
+    text = generate(
+        name,
+        output,
+        duration_s=parse_duration_s(duration),
+        seed=seed,
+        step_s=parse_duration_s(step),
+        format_name=to,
+        parameters=dict(_key_and_value(parameter) for parameter in parameters or []),
+    )
+    print(text)
+
+
+def main() -> None:
+    """Run the command; exit with 0 on success, 1 on a failed run, 2 on wrong input."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app()
+    except RopebridgeError as error:
+        print(f"ropebridge: {error}", file=sys.stderr)
+        for note in getattr(error, "__notes__", []):
+            print(note, file=sys.stderr)
+        sys.exit(2 if isinstance(error, InputError) else 1)
+    except KeyboardInterrupt:
+        print("ropebridge: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> Never:
+    """Take SIGTERM as Ctrl-C, so that everything that was started is ended."""
+    raise KeyboardInterrupt
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _key_and_value(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"'{text}' sets nothing", where="--set", valid="write KEY=VALUE, for example 'mean=10 Mbit/s'")
+    return key, value

@@ -1,0 +1,106 @@
+"""The folder that a run leaves: scenario and plan as resolved, events, decisions, summary; whole or not at all."""
+
+import json
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from planner.backend import RunRecord
+from planner.events import read_events, write_events
+from planner.metrics import measure
+from planner.plan_file import parse_plan, plan_json, read_plan, write_plan
+from planner.policy import Decision
+from planner.scenario_json import read_resolved_scenario, write_resolved_scenario
+from traces.errors import InputError
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Give a folder to fill beside ``target``, which takes that name when all is done and vanishes on failure.
+
+    Raises:
+        InputError: There is something at ``target`` already, or no folder can be made there.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError("there is something already", where=str(target), valid="name a new folder, or remove it first")
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        beside.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(
+            f"no folder can be made here: {error.strerror}",
+            where=str(target),
+            valid="choose a place that can be written",
+        ) from None
+    try:
+        yield beside
+        if target.is_dir():
+            target.rmdir()
+        beside.rename(target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def write_record(record: RunRecord, folder: Path) -> None:
+    """Write a run into an empty folder that `read_record` reads."""
+    folder.mkdir(exist_ok=True)
+    write_resolved_scenario(record.scenario, folder / "scenario.json")
+    write_plan(record.plan, folder / "plan.json")
+    write_events(record.events, folder / "events.parquet")
+    decisions = [
+        {
+            "observed_step": decision.observed_step,
+            "first_step": decision.first_step,
+            "change": decision.change,
+            "plan": json.loads(plan_json(decision.plan)),
+        }
+        for decision in record.decisions
+    ]
+    (folder / "decisions.jsonl").write_text("".join(json.dumps(decision) + "\n" for decision in decisions))
+    (folder / "summary.json").write_text(json.dumps(summarise(record), indent=1) + "\n")
+
+
+def read_record(folder: Path) -> RunRecord:
+    """Return the run in a folder.
+
+    Raises:
+        InputError: The folder does not hold a run.
+    """
+    if not (folder / "summary.json").is_file():
+        raise InputError(
+            "this folder holds no run" if folder.is_dir() else "there is no such folder",
+            where=str(folder),
+            valid="name one that 'simulate', 'run' or 'demo' wrote",
+        )
+    try:
+        summary = json.loads((folder / "summary.json").read_text())
+        lines = (folder / "decisions.jsonl").read_text().splitlines()
+        decisions = tuple(_decision(json.loads(line)) for line in lines)
+        events = tuple(read_events(folder / "events.parquet"))
+        backend, losses = summary["backend"], tuple(summary["losses"])
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"the run is damaged: {error}", where=str(folder), valid="run it again") from None
+    scenario = read_resolved_scenario(folder / "scenario.json")
+    return RunRecord(backend, scenario, read_plan(folder / "plan.json"), events, decisions, losses)
+
+
+def summarise(record: RunRecord) -> dict[str, Any]:
+    """Return what a run amounts to, as plain values for JSON; units end the names."""
+    return {
+        "backend": record.backend,
+        "scenario": record.scenario.name,
+        "strategy": record.plan.strategy,
+        "schedule": record.plan.schedule,
+        **asdict(measure(record)),
+        "decisions": len(record.decisions),
+        "losses": list(record.losses),
+    }
+
+
+def _decision(data: dict[str, Any]) -> Decision:
+    plan = parse_plan(json.dumps(data["plan"]))
+    return Decision(data["observed_step"], data["first_step"], plan, data["change"])

@@ -1,0 +1,65 @@
+"""``ropebridge simulate`` and ``ropebridge run``: the same scenario, plan and policy in either backend."""
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from experiments.run_folder import new_folder, summarise, write_record
+from experiments.scenario_choice import choose_plan, choose_scenario
+from planner.backend import Backend, RunRecord
+from planner.policies import make_policy
+
+
+def carry_out(
+    scenario_name: str,
+    plan: Path | None,
+    strategy: str | None,
+    policy: str,
+    steps: int,
+    output: Path | None,
+    make_backend: Callable[[Path | None], Backend],
+) -> RunRecord:
+    """Run a scenario in a backend and write the run folder if one is asked for.
+
+    Args:
+        scenario_name: A file or a ready scenario.
+        plan: A plan file, or None to make one with ``strategy``.
+        strategy: Name of a strategy, or None.
+        policy: Name of a policy.
+        steps: Training steps.
+        output: The run folder, or None.
+        make_backend: Makes the backend, given the folder that is being filled.
+    """
+    scenario = choose_scenario(scenario_name)
+    chosen = choose_plan(scenario, plan, strategy)
+    chosen_policy = make_policy(policy, scenario)
+    with new_folder(output) if output is not None else nullcontext() as folder:
+        record = make_backend(folder).run(scenario, chosen, chosen_policy, steps)
+        if folder is not None:
+            write_record(record, folder)
+    return record
+
+
+def present(record: RunRecord, as_json: bool) -> str:
+    """Return a run's summary, as JSON or for people."""
+    summary = summarise(record)
+    return json.dumps(summary) if as_json else describe(summary)
+
+
+def describe(summary: dict[str, Any]) -> str:
+    """Return a summary as a few lines for people."""
+    lines = [
+        f"{summary['backend']} {summary['scenario']} ({summary['strategy']}, {summary['schedule']}), "
+        f"{summary['steps']} steps",
+        f"  step         {summary['step_s']:.4f} s (median)",
+        f"  throughput   {summary['samples_per_s']:.2f} samples/s",
+        f"  bubble       {100 * summary['bubble_ratio']:.1f} %",
+        f"  WAN traffic  {summary['wan_bytes'] / 1e6:.1f} MB",
+        f"  cost         {summary['cost_usd']:.4f} USD",
+        f"  decisions    {summary['decisions']}",
+    ]
+    if summary["losses"]:
+        lines.append(f"  loss         {summary['losses'][0]:.4f} -> {summary['losses'][-1]:.4f}")
+    return "\n".join(lines)

@@ -1,0 +1,328 @@
+"""The simulator against exact answers: formulas, a published recursion, sums by hand, and the quick evaluator."""
+
+from collections import Counter
+from math import inf
+
+import numpy as np
+import pytest
+import simpy
+from builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trace_strategies import link_traces
+
+from planner.cluster import Link
+from planner.evaluate import step_time_s
+from planner.events import SYNC_ACTION, EventKind
+from planner.plan import Plan
+from planner.program import compile_plan
+from planner.ring import ring_exchanges
+from planner.scenario import Scenario
+from sim.network import Network
+from sim.simulator import Simulator
+from traces.trace import LinkTrace
+
+EXACT = 1e-9
+TIMES_S = st.one_of(st.just(0.0), st.floats(1e-3, 10.0))
+
+
+def simulated_s(scenario: Scenario, plan: Plan) -> float:
+    return makespan_s(Simulator().run(scenario, plan, None, steps=1))
+
+
+# --- closed forms ---------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    stages=st.integers(1, 6),
+    microbatches=st.integers(1, 12),
+    forward_s=TIMES_S,
+    backward_s=st.floats(1e-3, 10.0),
+    schedule=st.sampled_from(["gpipe", "1f1b"]),
+)
+def test_equal_stages_without_transfer_time_take_the_textbook_makespan(
+    stages: int, microbatches: int, forward_s: float, backward_s: float, schedule: str
+) -> None:
+    scenario = chain_scenario(
+        [forward_s] * stages, [backward_s] * stages, output_bytes=[0] * stages, global_batch=microbatches
+    )
+    plan = chain_plan(scenario, schedule=schedule)
+    expected_s = (microbatches + stages - 1) * (forward_s + backward_s)
+    assert simulated_s(scenario, plan) == pytest.approx(expected_s, rel=EXACT)
+
+
+# --- DAPPLE ---------------------------------------------------------------------------------------------------
+
+
+def dapple_s(forward_s: list[float], backward_s: list[float], microbatches: int, *, half_duplex_links: bool) -> float:
+    """Makespan of the recursion of DAPPLE on steps 0..phi-1, the odd ones being communication.
+
+    A forward i at step x starts after b(i - phi + x, x), f(i - 1, x) and f(i, x - 1); a backward after b(i, x + 1)
+    and f(i + phi - x - 1, x), the last forward where there is no such one, and then b(i - 1, x). With
+    ``half_duplex_links`` this holds for communication too, as published: one resource for both directions, with
+    as many activations under way as the depth. Otherwise each direction waits for itself alone.
+    """
+    steps = len(forward_s)
+    end: dict[tuple[str, int, int], float] = {}
+
+    def done_s(kind: str, microbatch: int, step: int) -> float:
+        if microbatch < 0 or not 0 <= step < steps:
+            return 0.0
+        return end[kind, microbatch, step]
+
+    def waits_for(kind: str, i: int, x: int) -> list[tuple[str, int, int]]:
+        joined = half_duplex_links or x % 2 == 0
+        if kind == "f":
+            return [("f", i - 1, x), ("f", i, x - 1), *([("b", i - steps + x, x)] if joined else [])]
+        ordered = [("f", min(i + steps - x - 1, microbatches - 1), x)] if joined else []
+        return [("b", i, x + 1), ("b", i - 1, x), *ordered]
+
+    todo = {(kind, i, x) for kind in "fb" for i in range(microbatches) for x in range(steps)}
+    while todo:
+        for kind, i, x in sorted(todo):
+            needs = [need for need in waits_for(kind, i, x) if need[1] >= 0 and 0 <= need[2] < steps]
+            if kind == "b" and x == steps - 1:
+                needs.append(("f", i, x))
+            if all(need in end for need in needs):
+                duration_s = (forward_s if kind == "f" else backward_s)[x]
+                end[kind, i, x] = max([0.0, *(done_s(*need) for need in needs)]) + duration_s
+                todo.remove((kind, i, x))
+    return max(end.values())
+
+
+@st.composite
+def dapple_cases(draw: st.DrawFn) -> tuple[Scenario, Plan, list[float], list[float], int]:
+    """Unequal stages whose depths are those of the expanded pipeline: phi - 2p = 2(P - p) - 1 for stage p."""
+    stages = draw(st.integers(1, 4))
+    microbatches = draw(st.integers(1, 8))
+    forward_s = draw(st.lists(TIMES_S, min_size=stages, max_size=stages))
+    backward_s = draw(st.lists(st.floats(1e-3, 10.0), min_size=stages, max_size=stages))
+    transfer_s = draw(st.lists(TIMES_S, min_size=stages, max_size=stages))
+    scenario = chain_scenario(
+        forward_s,
+        backward_s,
+        output_bytes=[round(seconds * 1e6) for seconds in transfer_s],
+        bandwidth_bps=8e6,
+        global_batch=microbatches,
+    )
+    plan = chain_plan(scenario, depths=[2 * (stages - stage) - 1 for stage in range(stages)])
+    crossing_s = [layer.output_bytes / 1e6 for layer in scenario.model.layers]
+    expanded = [0.0] * (2 * stages - 1)
+    forwards_s, backwards_s = expanded.copy(), expanded.copy()
+    forwards_s[::2], backwards_s[::2] = forward_s, backward_s
+    forwards_s[1::2] = backwards_s[1::2] = crossing_s[:-1]
+    return scenario, plan, forwards_s, backwards_s, microbatches
+
+
+@settings(deadline=None, max_examples=60)
+@given(dapple_cases())
+def test_the_makespan_is_dapples_with_links_that_carry_both_ways_at_once(
+    case: tuple[Scenario, Plan, list[float], list[float], int],
+) -> None:
+    scenario, plan, forward_s, backward_s, microbatches = case
+    expected_s = dapple_s(forward_s, backward_s, microbatches, half_duplex_links=False)
+    assert simulated_s(scenario, plan) == pytest.approx(expected_s, rel=EXACT)
+
+
+@settings(deadline=None, max_examples=60)
+@given(dapple_cases())
+def test_dapples_published_recursion_is_never_quicker(
+    case: tuple[Scenario, Plan, list[float], list[float], int],
+) -> None:
+    # It demands all that the simulator does, and besides that a link carries one direction at a time.
+    scenario, plan, forward_s, backward_s, microbatches = case
+    published_s = dapple_s(forward_s, backward_s, microbatches, half_duplex_links=True)
+    assert simulated_s(scenario, plan) <= published_s * (1 + EXACT)
+
+
+@settings(deadline=None, max_examples=60)
+@given(dapple_cases(), st.data())
+def test_dapples_published_recursion_is_exact_where_transfers_take_no_time(
+    case: tuple[Scenario, Plan, list[float], list[float], int], data: st.DataObject
+) -> None:
+    _, _, forward_s, backward_s, microbatches = case
+    stages = len(forward_s[::2])
+    scenario = chain_scenario(forward_s[::2], backward_s[::2], output_bytes=[0] * stages, global_batch=microbatches)
+    plan = chain_plan(scenario, depths=[2 * (stages - stage) - 1 for stage in range(stages)])
+    forward_s[1::2] = backward_s[1::2] = [0.0] * (stages - 1)
+    expected_s = dapple_s(forward_s, backward_s, microbatches, half_duplex_links=True)
+    assert simulated_s(scenario, plan) == pytest.approx(expected_s, rel=EXACT)
+
+
+# --- links ----------------------------------------------------------------------------------------------------
+
+
+def stepped(*, loops: bool) -> LinkTrace:
+    """4 kbit/s for 2 s, an outage of 3 s, 2 kbit/s for 5 s."""
+    return LinkTrace(np.array([0.0, 2.0, 5.0]), np.array([4000.0, 0.0, 2000.0]), 10.0, None, loops)
+
+
+def test_a_transfer_over_an_outage_and_into_the_next_round_of_the_trace() -> None:
+    scenario = chain_scenario(
+        [1.0, 2.0], [1.0, 1.0], latency_s=0.5, trace=stepped(loops=True), bandwidth_bps=1800.0, global_batch=1
+    )
+    record = Simulator().run(scenario, chain_plan(scenario), None, steps=1)
+    sends = [(e.start_s, e.end_s) for e in record.events if e.kind is EventKind.SEND]
+    # 8,000 bits from 1 s: 4,000 until the outage, 4,000 from 5 s on. Back from 10.5 s: 6,000 until 12 s, then
+    # 2,000 from 15 s on.
+    assert sends == [(1.0, 7.0), (pytest.approx(10.5), pytest.approx(16.0))]
+    receives = [e.end_s for e in record.events if e.kind is EventKind.RECEIVE]
+    assert receives == pytest.approx([7.5, 16.5], rel=EXACT)
+    assert makespan_s(record) == pytest.approx(17.5, rel=EXACT)
+
+
+def test_a_transfer_that_starts_inside_an_outage_waits_for_its_end() -> None:
+    scenario = chain_scenario([3.0, 2.0], [1.0, 1.0], trace=stepped(loops=False), bandwidth_bps=1800.0, global_batch=1)
+    record = Simulator().run(scenario, chain_plan(scenario), None, steps=1)
+    sends = [(e.start_s, e.end_s) for e in record.events if e.kind is EventKind.SEND]
+    # 8,000 bits at 2 kbit/s from 5 s on; the last rate holds after the end.
+    assert sends == [(3.0, pytest.approx(9.0, rel=EXACT)), (pytest.approx(12.0), pytest.approx(16.0, rel=EXACT))]
+
+
+def ends_s(*flows: tuple[float, list[Link], float]) -> list[float]:
+    """When each flow (start in seconds, links, bits) has left, alone with the others on a network."""
+    environment = simpy.Environment()
+    network = Network(environment)
+    ends = [inf] * len(flows)
+
+    def carry(index: int, start_s: float, links: list[Link], bits: float) -> simpy.events.ProcessGenerator:
+        yield environment.timeout(start_s)
+        yield network.transmit(links, bits)
+        ends[index] = environment.now
+
+    for index, flow in enumerate(flows):
+        environment.process(carry(index, *flow))
+    environment.run()
+    return ends
+
+
+@settings(deadline=None, max_examples=60)
+@given(link_traces(), st.floats(0, 100), st.floats(1, 1e9))
+def test_a_lone_flow_takes_what_the_traces_integral_says(trace: LinkTrace, start_s: float, bits: float) -> None:
+    expected_s = start_s + float(trace.time_to_send(bits, start_s))
+    if not trace.bandwidth_bps.any() or expected_s > 20 * trace.duration_s:
+        return  # nothing ever moves, or for so long that only the test would be slow
+    assert ends_s((start_s, [Link("a", "b", 1.0, 0.0, trace)], bits))[0] == pytest.approx(expected_s, rel=EXACT)
+
+
+WIDE, OTHER = Link("a", "b", 100.0, 0.0), Link("c", "d", 100.0, 0.0)
+NARROW = Link("b", "c", 30.0, 0.0)
+
+
+def test_two_equal_flows_take_half_a_link_each() -> None:
+    assert ends_s((0, [WIDE], 1000), (0, [WIDE], 1000)) == pytest.approx([20, 20], rel=EXACT)
+
+
+def test_when_a_short_flow_ends_the_long_one_takes_the_whole_link() -> None:
+    # 50 bit/s each until 4 s, when the short one is through; the other 800 bits take 8 s.
+    assert ends_s((0, [WIDE], 200), (0, [WIDE], 1000)) == pytest.approx([4, 12], rel=EXACT)
+
+
+def test_a_flow_that_starts_late_slows_the_one_under_way() -> None:
+    # 600 bits in 6 s, then 50 bit/s: 400 bits until 14 s; the late one has 200 left and the link to itself.
+    assert ends_s((0, [WIDE], 1000), (6, [WIDE], 600)) == pytest.approx([14, 16], rel=EXACT)
+
+
+def test_a_flow_on_another_link_is_left_alone() -> None:
+    assert ends_s((0, [WIDE], 200), (0, [WIDE], 1000), (0, [OTHER], 300))[2] == pytest.approx(3, rel=EXACT)
+
+
+def test_a_flow_over_two_links_takes_the_narrower_share() -> None:
+    # 30 bit/s over the narrow link leave 70 on the wide one: 700 bits in 10 s, and 300 bits in 10 s.
+    assert ends_s((0, [WIDE, NARROW], 300), (0, [WIDE], 700)) == pytest.approx([10, 10], rel=EXACT)
+
+
+def test_shares_follow_a_trace() -> None:
+    # Half of 4 kbit/s until 2 s, nothing until 5 s, then half of 2 kbit/s until the short one ends at 7 s.
+    link = Link("a", "b", 1800.0, 0.0, stepped(loops=False))
+    assert ends_s((0, [link], 6000), (0, [link], 10_000)) == pytest.approx([7, 9], rel=EXACT)
+
+
+# --- the evaluator --------------------------------------------------------------------------------------------
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[Scenario, Plan]:
+    """One device a stage, every number random, depths that never grow."""
+    stages = draw(st.integers(1, 5))
+    layers = draw(st.integers(stages, stages + 2))
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=12))
+    depths = sorted(draw(st.lists(st.integers(1, 8), min_size=stages, max_size=stages)), reverse=True)
+    bounds = [*sorted(draw(st.permutations(range(1, layers)))[: stages - 1]), layers]
+    scenario = draw(meshes(stages, layers, sum(sizes)))
+    schedule = draw(st.sampled_from(["1f1b", "gpipe"]))
+    stage_list = [(end, 1, depth) for end, depth in zip(bounds, depths, strict=True)]
+    return scenario, layered_plan(scenario, [(stage_list, sizes)], schedule=schedule)
+
+
+@st.composite
+def meshes(draw: st.DrawFn, devices: int, layers: int, global_batch: int) -> Scenario:
+    def column(values: st.SearchStrategy[float]) -> list[float]:
+        return draw(st.lists(values, min_size=layers, max_size=layers))
+
+    pairs = devices * devices
+    rates_bps = draw(st.lists(st.floats(1e3, 1e6), min_size=pairs, max_size=pairs))
+    latencies_s = draw(st.lists(TIMES_S, min_size=pairs, max_size=pairs))
+    return mesh_scenario(
+        devices,
+        column(TIMES_S),
+        column(st.floats(1e-3, 10.0)),
+        output_bytes=[round(size) for size in column(st.floats(0, 1e4))],
+        parameter_bytes=[round(size) for size in column(st.floats(0, 1e4))],
+        link=lambda a, b: (rates_bps[a * devices + b], latencies_s[a * devices + b]),
+        global_batch=global_batch,
+    )
+
+
+@st.composite
+def replicated(draw: st.DrawFn) -> tuple[Scenario, Plan]:
+    """Up to two pipelines of up to three stages of up to three replicas, with unequal shares."""
+    layers = draw(st.integers(1, 4))
+    pipelines = []
+    devices = 0
+    for _ in range(draw(st.integers(1, 2))):
+        count = draw(st.integers(1, min(3, layers)))
+        bounds = [*sorted(draw(st.permutations(range(1, layers)))[: count - 1]), layers]
+        widths = draw(st.lists(st.integers(1, 3), min_size=count, max_size=count))
+        depths = sorted(draw(st.lists(st.integers(1, 5), min_size=count, max_size=count)), reverse=True)
+        sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
+        pipelines.append((list(zip(bounds, widths, depths, strict=True)), sizes))
+        devices += sum(widths)
+    scenario = draw(meshes(devices, layers, sum(sum(sizes) for _, sizes in pipelines)))
+    shares = draw(st.lists(st.floats(0.2, 5), min_size=devices, max_size=devices))
+    return scenario, layered_plan(scenario, pipelines, shares=shares)
+
+
+@settings(deadline=None, max_examples=100)
+@given(chains())
+def test_the_evaluator_and_the_simulator_agree_on_chains(case: tuple[Scenario, Plan]) -> None:
+    scenario, plan = case
+    assert step_time_s(plan, scenario) == pytest.approx(simulated_s(scenario, plan), rel=EXACT)
+
+
+@settings(deadline=None, max_examples=100)
+@given(replicated())
+def test_the_evaluator_and_the_simulator_agree_on_replicas_with_gradient_sums(case: tuple[Scenario, Plan]) -> None:
+    scenario, plan = case
+    assert step_time_s(plan, scenario) == pytest.approx(simulated_s(scenario, plan), rel=EXACT)
+
+
+@settings(deadline=None, max_examples=40)
+@given(replicated(), st.integers(1, 3))
+def test_each_pair_sends_what_the_programs_say_in_every_step(case: tuple[Scenario, Plan], steps: int) -> None:
+    scenario, plan = case
+    expected: Counter[tuple[str, str, str]] = Counter()
+    for device, program in compile_plan(plan, scenario).items():
+        for transfer in (transfer for work in program.work for transfer in work.sends):
+            expected[device, transfer.target, str(transfer.kind)] += steps * transfer.size_bytes
+        for sync in program.synchronisations:
+            count, position = len(sync.devices), sync.devices.index(device)
+            for exchange in ring_exchanges(sync.elements, count, position):
+                size_bytes = 4 * (exchange.send[1] - exchange.send[0])
+                expected[device, sync.devices[(position + 1) % count], SYNC_ACTION] += steps * size_bytes
+    sent: Counter[tuple[str, str, str]] = Counter()
+    for event in Simulator().run(scenario, plan, None, steps).events:
+        if event.kind is EventKind.SEND:
+            sent[event.device, event.peer, event.action] += event.size_bytes
+    assert +sent == +expected
