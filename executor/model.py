@@ -4,10 +4,10 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -74,10 +74,17 @@ def load_model(code: ModelCode, seed: int) -> TrainableModel:
     return model
 
 
-def output_shapes(code: ModelCode, seed: int) -> tuple[SampleShape, ...]:
-    """Return the output shape of every layer, without allocating the model."""
-    _, shapes = _measure(code, seed)
-    return shapes
+@dataclass(frozen=True, slots=True)
+class LayerSize:
+    """What a layer holds and puts out.
+
+    Attributes:
+        parameter_bytes: Of all its parameters.
+        output: For one sample.
+    """
+
+    parameter_bytes: int
+    output: SampleShape
 
 
 def check_model(scenario: Scenario) -> None:
@@ -92,41 +99,22 @@ def check_model(scenario: Scenario) -> None:
             where="model.code",
             valid="add 'code: model.py' to the scenario, or run with '--compute paced'",
         )
-    parameter_bytes, shapes = _measure(scenario.code, scenario.training.seed)
-    _compare(scenario.model, parameter_bytes, shapes, str(scenario.code.path))
+    sizes = layer_sizes(scenario.code, scenario.training.seed)
+    _compare(scenario.model, sizes, str(scenario.code.path))
 
 
-def _compare(profile: ModelProfile, parameter_bytes: Sequence[int], shapes: Sequence[SampleShape], where: str) -> None:
-    if len(shapes) != len(profile.layers):
-        raise InputError(
-            f"the model has {len(shapes)} layers",
-            where=where,
-            valid=f"its profile '{profile.name}' has {len(profile.layers)}: correct the profile or 'arguments'",
-        )
-    # The last layer's output goes into the loss and crosses no link.
-    measured = zip(profile.layers, parameter_bytes, shapes, strict=True)
-    for index, (layer, parameters, shape) in enumerate(measured):
-        pairs = [("bytes of parameters", parameters, layer.parameter_bytes)]
-        if index < len(shapes) - 1:
-            pairs.append(("bytes of output for one sample", shape.size_bytes, layer.output_bytes))
-        for what, found, expected in pairs:
-            if found != expected:
-                raise InputError(
-                    f"layer {index} has {found} {what}",
-                    where=where,
-                    valid=f"its profile '{layer.name}' says {expected}: correct the profile or 'arguments'",
-                )
+def layer_sizes(code: ModelCode, seed: int) -> tuple[LayerSize, ...]:
+    """Return the sizes of every layer, from a copy of the model without memory.
 
-
-def _measure(code: ModelCode, seed: int) -> tuple[list[int], tuple[SampleShape, ...]]:
-    """Bytes of parameters and output shape of every layer, from a model without memory."""
+    Raises:
+        InputError: The model cannot be built, or a layer does not take what the one before it puts out.
+    """
     inputs, _ = load_model(code, seed).samples(0, 1)
     with torch.device("meta"):
         model = load_model(code, seed)
-    parameter_bytes, shapes = [], []
+    sizes = []
     outputs = inputs.to("meta")
     for index, layer in enumerate(model.layers):
-        parameter_bytes.append(sum(parameter.nbytes for parameter in layer.parameters()))
         try:
             with torch.no_grad():
                 outputs = layer(outputs)
@@ -136,11 +124,33 @@ def _measure(code: ModelCode, seed: int) -> tuple[list[int], tuple[SampleShape, 
                 where=str(code.path),
                 valid="each layer takes one tensor and returns one, samples first",
             ) from error
-        shapes.append(SampleShape(tuple(outputs.shape[1:]), outputs.dtype))
-    return parameter_bytes, tuple(shapes)
+        parameter_bytes = sum(parameter.nbytes for parameter in layer.parameters())
+        sizes.append(LayerSize(parameter_bytes, SampleShape(tuple(outputs.shape[1:]), outputs.dtype)))
+    return tuple(sizes)
 
 
-def _load_build(path: Path):  # type: ignore[no-untyped-def]
+def _compare(profile: ModelProfile, sizes: Sequence[LayerSize], where: str) -> None:
+    if len(sizes) != len(profile.layers):
+        raise InputError(
+            f"the model has {len(sizes)} layers",
+            where=where,
+            valid=f"its profile '{profile.name}' has {len(profile.layers)}: correct the profile or 'arguments'",
+        )
+    for index, (layer, size) in enumerate(zip(profile.layers, sizes, strict=True)):
+        pairs = [("bytes of parameters", size.parameter_bytes, layer.parameter_bytes)]
+        # The last layer's output goes into the loss and crosses no link.
+        if index < len(sizes) - 1:
+            pairs.append(("bytes of output for one sample", size.output.size_bytes, layer.output_bytes))
+        for what, found, expected in pairs:
+            if found != expected:
+                raise InputError(
+                    f"layer {index} has {found} {what}",
+                    where=where,
+                    valid=f"its profile '{layer.name}' says {expected}: correct the profile or 'arguments'",
+                )
+
+
+def _load_build(path: Path) -> Callable[..., Any]:
     """The function ``build`` of a Python file; its name in sys.modules cannot clash with anything installed."""
     name = f"ropebridge_user_model_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -162,4 +172,5 @@ def _load_build(path: Path):  # type: ignore[no-untyped-def]
             where=str(path),
             valid="define build(**arguments) that returns an object with 'layers', 'loss' and 'samples'",
         )
-    return module.build
+    build: Callable[..., Any] = module.build
+    return build

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from executor.model import SampleShape, TrainableModel
+from executor.model import LayerSize, SampleShape, TrainableModel
 from planner.actions import Kind
 from planner.plan import Plan
 from planner.program import DeviceProgram, GradientSync, Work
@@ -17,7 +17,7 @@ class RealCompute:
 
     Args:
         model: The whole model; only this stage's layers are kept.
-        shapes: Output shape of every layer.
+        sizes: Of every layer of the model.
         plan: Says which samples a pipeline's microbatches are; each pipeline takes the next part of the batch.
         program: This rank's first program.
         training: The update rule and the global batch.
@@ -26,7 +26,7 @@ class RealCompute:
     def __init__(
         self,
         model: TrainableModel,
-        shapes: Sequence[SampleShape],
+        sizes: Sequence[LayerSize],
         plan: Plan,
         program: DeviceProgram,
         training: Training,
@@ -38,8 +38,8 @@ class RealCompute:
         self._is_last = program.stage == len(stages) - 1
         self._first_layer = stage.first_layer
         self._layers = nn.Sequential(*model.layers[stage.first_layer : stage.end_layer])
-        self._input_shape = None if self._is_first else shapes[stage.first_layer - 1]
-        self._output_shape = shapes[stage.end_layer - 1]
+        self._input_shape = None if self._is_first else sizes[stage.first_layer - 1].output
+        self._output_shape = sizes[stage.end_layer - 1].output
         self._batch = training.global_batch
         self._optimizer = _make_optimizer(training.optimizer, list(self._layers.parameters()))
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}

@@ -20,7 +20,7 @@ from executor.compute import Compute, PacedCompute
 from executor.control import PlanFeed
 from executor.interpreter import Interpreter, StepProgram
 from executor.job import JobFolder
-from executor.model import load_model, output_shapes
+from executor.model import layer_sizes, load_model
 from executor.parent import die_with_parent
 from executor.real_compute import RealCompute
 from executor.shaper import LinkShaper
@@ -74,8 +74,8 @@ class Worker:
     def _make_real_compute(self, program: DeviceProgram) -> RealCompute:
         code, training = self._scenario.code, self._scenario.training
         assert code is not None, "the launcher has checked this"
-        shapes = output_shapes(code, training.seed)
-        return RealCompute(load_model(code, training.seed), shapes, self._plan, program, training)
+        sizes = layer_sizes(code, training.seed)
+        return RealCompute(load_model(code, training.seed), sizes, self._plan, program, training)
 
     def _train(
         self,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import simpy
 from builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from trace_strategies import link_traces
 
@@ -33,7 +33,7 @@ def simulated_s(scenario: Scenario, plan: Plan) -> float:
 # --- closed forms ---------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=150)
 @given(
     stages=st.integers(1, 6),
     microbatches=st.integers(1, 12),
@@ -115,7 +115,7 @@ def dapple_cases(draw: st.DrawFn) -> tuple[Scenario, Plan, list[float], list[flo
     return scenario, plan, forwards_s, backwards_s, microbatches
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=150)
 @given(dapple_cases())
 def test_the_makespan_is_dapples_with_links_that_carry_both_ways_at_once(
     case: tuple[Scenario, Plan, list[float], list[float], int],
@@ -125,7 +125,7 @@ def test_the_makespan_is_dapples_with_links_that_carry_both_ways_at_once(
     assert simulated_s(scenario, plan) == pytest.approx(expected_s, rel=EXACT)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=150)
 @given(dapple_cases())
 def test_dapples_published_recursion_is_never_quicker(
     case: tuple[Scenario, Plan, list[float], list[float], int],
@@ -136,10 +136,10 @@ def test_dapples_published_recursion_is_never_quicker(
     assert simulated_s(scenario, plan) <= published_s * (1 + EXACT)
 
 
-@settings(deadline=None, max_examples=60)
-@given(dapple_cases(), st.data())
+@settings(deadline=None, max_examples=150)
+@given(dapple_cases())
 def test_dapples_published_recursion_is_exact_where_transfers_take_no_time(
-    case: tuple[Scenario, Plan, list[float], list[float], int], data: st.DataObject
+    case: tuple[Scenario, Plan, list[float], list[float], int],
 ) -> None:
     _, _, forward_s, backward_s, microbatches = case
     stages = len(forward_s[::2])
@@ -197,13 +197,15 @@ def ends_s(*flows: tuple[float, list[Link], float]) -> list[float]:
     return ends
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=150)
 @given(link_traces(), st.floats(0, 100), st.floats(1, 1e9))
 def test_a_lone_flow_takes_what_the_traces_integral_says(trace: LinkTrace, start_s: float, bits: float) -> None:
-    expected_s = start_s + float(trace.time_to_send(bits, start_s))
-    if not trace.bandwidth_bps.any() or expected_s > 20 * trace.duration_s:
-        return  # nothing ever moves, or for so long that only the test would be slow
-    assert ends_s((start_s, [Link("a", "b", 1.0, 0.0, trace)], bits))[0] == pytest.approx(expected_s, rel=EXACT)
+    # A bit more or less, since one that leaves just as an outage begins may round to its other side.
+    least_s, most_s = start_s + trace.time_to_send([bits * (1 - EXACT), bits * (1 + EXACT)], start_s)
+    # A trace of outage alone is refused by the cluster; thousands of rounds would only be slow.
+    assume(trace.bandwidth_bps.any() and most_s < start_s + 20 * trace.duration_s)
+    end_s = ends_s((start_s, [Link("a", "b", 1.0, 0.0, trace)], bits))[0]
+    assert least_s * (1 - EXACT) <= end_s <= most_s * (1 + EXACT)
 
 
 WIDE, OTHER = Link("a", "b", 100.0, 0.0), Link("c", "d", 100.0, 0.0)
@@ -294,14 +296,14 @@ def replicated(draw: st.DrawFn) -> tuple[Scenario, Plan]:
     return scenario, layered_plan(scenario, pipelines, shares=shares)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=250)
 @given(chains())
 def test_the_evaluator_and_the_simulator_agree_on_chains(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case
     assert step_time_s(plan, scenario) == pytest.approx(simulated_s(scenario, plan), rel=EXACT)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=250)
 @given(replicated())
 def test_the_evaluator_and_the_simulator_agree_on_replicas_with_gradient_sums(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case

@@ -1,0 +1,1 @@
+"""Pictures of runs. Modules here that draw load matplotlib; nothing else in this package does."""

@@ -1,0 +1,70 @@
+"""How the pictures of runs look."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from traces.plot import COLOURS
+
+BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS
+GREY = "#808080"
+LIGHT_GREY = "#D9D9D9"
+
+# A page of 1000 pixels shows these sizes at 100 pixels an inch; the file has more for sharp screens.
+WIDTH_INCHES = 10.0
+DOTS_PER_INCH = 150
+
+# Names come from users: a dollar sign in one is no formula.
+SETTINGS = {
+    "text.parse_math": False,
+    "font.size": 9.0,
+    "axes.titlesize": 9.0,
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": GREY,
+    "hatch.linewidth": 0.5,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkStyle:
+    """How one kind of work is drawn: its name in the legend, its colour, and that of text on it."""
+
+    label: str
+    colour: str
+    text_colour: str
+
+
+# By the action of an event.
+WORK_STYLES = {
+    "F": WorkStyle("forward", BLUE, "white"),
+    "B": WorkStyle("backward", ORANGE, "black"),
+    "I": WorkStyle("input gradient", SKY, "black"),
+    "W": WorkStyle("weight gradient", GREEN, "black"),
+    "S": WorkStyle("gradient sync", PURPLE, "black"),
+}
+
+# Colours that no bar has, then some of theirs: more than three runs in one picture are rare.
+_RUN_COLOURS = (BLACK, VERMILLION, GREY, BLUE, GREEN, PURPLE, ORANGE, SKY)
+
+
+@dataclass(frozen=True, slots=True)
+class RunStyle:
+    """How one run's lines are drawn in the panels that hold all runs."""
+
+    name: str
+    colour: str
+    line: str
+
+
+def run_styles(names: Sequence[str]) -> tuple[RunStyle, ...]:
+    """Return a style for each run."""
+    lines = ("-", "--", ":", "-.")
+    return tuple(
+        RunStyle(name, _RUN_COLOURS[index % len(_RUN_COLOURS)], lines[index % len(lines)])
+        for index, name in enumerate(names)
+    )

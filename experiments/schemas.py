@@ -1,0 +1,28 @@
+"""Writes the JSON Schemas of scenario and plan files: ``python -m experiments.schemas FOLDER``."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.plan_file import plan_schema
+from planner.scenario_file import scenario_schema
+from traces.atomic import write_text_atomically
+
+
+def schema_texts() -> Mapping[str, str]:
+    """Return the text of each schema file by its name."""
+    schemas: dict[str, dict[str, Any]] = {"scenario.json": scenario_schema(), "plan.json": plan_schema()}
+    return {name: json.dumps(schema, indent=1) + "\n" for name, schema in schemas.items()}
+
+
+def main(folder: Path) -> None:
+    """Write all schemas into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in schema_texts().items():
+        write_text_atomically(folder / name, text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

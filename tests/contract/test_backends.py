@@ -1,0 +1,135 @@
+"""What every backend does: one suite, held against the simulator and against real processes."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+from builders import chain_plan, chain_scenario
+
+from executor.backend import TorchBackend
+from planner.adaptation import Adaptation
+from planner.backend import Backend, RunRecord
+from planner.events import Event, EventKind
+from planner.observation import Observation
+from planner.plan import Pipeline, Plan, Replica, Stage
+from planner.policies.depth import DepthPolicy
+from planner.policy import DECISION_LAG_STEPS, Policy
+from planner.program import compile_plan
+from planner.scenario import Scenario
+from sim.simulator import Simulator
+from traces.trace import LinkTrace
+
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "simulated": Simulator,
+    "paced": lambda: TorchBackend("paced", emulate_wan=True),
+}
+STEPS = 6
+
+
+class Scripted:
+    """Changes the plan after step 1, whatever it sees."""
+
+    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
+        return plan.with_microbatches(0, (2,) * 8, (3, 1, 1)) if observation.step == 1 else None
+
+
+def hybrid() -> tuple[Scenario, Plan]:
+    """Three stages; the middle one has two devices with unequal shares, so that gradients are summed over a link."""
+    scenario = chain_scenario(
+        [0.002, 0.004, 0.003, 0.002],
+        [0.004, 0.008, 0.006, 0.004],
+        output_bytes=[20000, 20000, 20000, 20000],
+        bandwidth_bps=200e6,
+        latency_s=0.004,
+        global_batch=16,
+        parameter_bytes=40000,
+    )
+    names = [device.name for device in scenario.cluster.devices]
+    stages = (
+        Stage(0, 1, (Replica(names[0]),), 3),
+        Stage(1, 2, (Replica(names[1], 3.0), Replica(names[2], 1.0)), 2),
+        Stage(2, 4, (Replica(names[3]),), 1),
+    )
+    pipeline = Pipeline(stages, (4, 4, 4, 4))
+    return scenario, Plan(scenario.name, scenario.model.name, "hand", "1f1b", (pipeline,))
+
+
+@cache
+def recorded(backend: str) -> RunRecord:
+    scenario, plan = hybrid()
+    return BACKENDS[backend]().run(scenario, plan, Scripted(), STEPS)
+
+
+def plan_of(step: int) -> Plan:
+    _, plan = hybrid()
+    changed = plan.with_microbatches(0, (2,) * 8, (3, 1, 1))
+    return changed if step >= 1 + DECISION_LAG_STEPS else plan
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_decision_takes_effect_after_the_lag(backend: str) -> None:
+    (decision,) = recorded(backend).decisions
+    assert (decision.observed_step, decision.first_step) == (1, 1 + DECISION_LAG_STEPS)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_device_does_the_actions_of_its_program_in_order(backend: str) -> None:
+    scenario, _ = hybrid()
+    done: defaultdict[tuple[str, int], list[Event]] = defaultdict(list)
+    for event in recorded(backend).events:
+        if event.kind is EventKind.COMPUTE:
+            done[event.device, event.step].append(event)
+    for step in range(STEPS):
+        for device, program in compile_plan(plan_of(step), scenario).items():
+            events = done[device, step]
+            expected = [(str(work.action.kind), work.action.microbatch) for work in program.work]
+            assert [(event.action, event.microbatch) for event in events] == expected
+            assert all(before.end_s <= after.start_s for before, after in zip(events, events[1:], strict=False))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_starts_before_what_it_needs_has_been_sent(backend: str) -> None:
+    events = recorded(backend).events
+    scenario, _ = hybrid()
+    sent = {(e.device, e.peer, e.action, e.step, e.microbatch): e for e in events if e.kind is EventKind.SEND}
+    started = {(e.device, e.action, e.step, e.microbatch): e for e in events if e.kind is EventKind.COMPUTE}
+    for step in range(STEPS):
+        for device, program in compile_plan(plan_of(step), scenario).items():
+            for work in program.work:
+                key = (str(work.action.kind), step, work.action.microbatch)
+                for transfer in work.receives:
+                    send = sent[(transfer.source, device, *key)]
+                    assert send.end_s <= started[(device, *key)].start_s
+
+
+def test_both_write_the_same_rows() -> None:
+    def rows(backend: str) -> Counter[tuple[object, ...]]:
+        return Counter(
+            (e.kind, e.device, e.peer, e.pipeline, e.stage, e.microbatch, e.step, e.action, e.size_bytes)
+            for e in recorded(backend).events
+            if e.kind is not EventKind.RECEIVE
+        )
+
+    assert rows("simulated") == rows("paced")
+
+
+def fluctuating() -> tuple[Scenario, Plan]:
+    trace = LinkTrace(np.array([0.0, 1.5, 4.0]), np.array([60e6, 12e6, 60e6]), 9.0)
+    scenario = chain_scenario(
+        [0.004, 0.003], [0.008, 0.006], output_bytes=[20000, 20000], latency_s=0.01, trace=trace, bandwidth_bps=40e6
+    )
+    return scenario, chain_plan(scenario, microbatches=[2, 2, 2, 2])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_recorded_run_replayed_gives_the_same_decisions(backend: str) -> None:
+    scenario, plan = fluctuating()
+    policy: Policy = DepthPolicy(scenario)
+    record = BACKENDS[backend]().run(scenario, plan, policy, 25)
+    assert record.decisions
+    replay = Adaptation(DepthPolicy(scenario), plan, scenario)
+    for step in range(25):
+        replay.finish_step(step, record.events)
+    assert tuple(replay.decisions) == record.decisions

@@ -1,0 +1,147 @@
+"""Whatever happens, a run leaves no process and no temporary folder behind, and says what happened."""
+
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from command import COMMAND
+
+MARK = "ROPEBRIDGE_TEST_MARK"
+PATIENCE_S = 60.0
+RUN = ["run", "two-regions", "--compute", "paced", "--emulate-wan", "--steps", "500"]
+
+
+def marked_processes(mark: str) -> dict[int, str]:
+    """Processes that have inherited the mark, with their command lines."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+    return found
+
+
+def workers(mark: str) -> list[int]:
+    return sorted(pid for pid, command in marked_processes(mark).items() if "executor.worker" in command)
+
+
+def wait_until(condition, what: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.05)
+
+
+@contextmanager
+def started(arguments: list[str], tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command under way in a temporary folder of its own, which must be empty when everything has ended."""
+    mark = uuid.uuid4().hex
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {**os.environ, MARK: mark, "TMPDIR": str(scratch)}
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process, mark
+        wait_until(lambda: not marked_processes(mark), "processes stay behind")
+    finally:
+        process.kill()
+        process.communicate()
+        for pid in marked_processes(mark):
+            os.kill(pid, signal.SIGKILL)
+
+
+def left_behind(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "scratch").glob("ropebridge-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_everything(number: signal.Signals, tmp_path: Path) -> None:
+    target = tmp_path / "run"
+    with started([*RUN, "-o", str(target)], tmp_path) as (process, mark):
+        wait_until(lambda: len(workers(mark)) == 2, "the workers do not start")
+        time.sleep(1.0)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130
+        assert "interrupted" in errors
+    assert left_behind(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["scratch"]
+
+
+def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    with started(RUN, tmp_path) as (process, mark):
+        wait_until(lambda: len(workers(mark)) == 2, "the workers do not start")
+        process.kill()
+
+
+def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    with started(RUN, tmp_path) as (process, mark):
+        wait_until(lambda: len(workers(mark)) == 2, "the workers do not start")
+        time.sleep(4.0)
+        os.kill(workers(mark)[1], signal.SIGKILL)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1
+        assert "was ended by SIGKILL" in errors
+        assert "device '" in errors
+    assert left_behind(tmp_path) == []
+
+
+BROKEN_MODEL = """
+import torch
+class Broken(torch.nn.Module):
+    calls = 0
+    def forward(self, x):
+        Broken.calls += 1
+        if Broken.calls > 6:
+            raise RuntimeError("the layer breaks down")
+        return x
+class Model:
+    def __init__(self):
+        self.layers = [torch.nn.Linear(4, 4), Broken()]
+    def loss(self, outputs, targets):
+        return torch.nn.functional.mse_loss(outputs, targets)
+    def samples(self, first, count):
+        return torch.ones(count, 4), torch.ones(count, 4)
+def build():
+    return Model()
+"""
+
+BROKEN_SCENARIO = """
+name: broken
+cluster:
+  devices:
+    - {name: left, kind: t4, region: here}
+    - {name: right, kind: t4, region: here}
+  links:
+    - {inside: here, bandwidth: 1 Gbit/s, latency: 0 ms}
+model:
+  name: broken
+  code: model.py
+  layers:
+    - {name: first, parameters: 80 B, output: 16 B, activation: 16 B, forward: 32 FLOP}
+    - {name: second, parameters: 0 B, output: 16 B, activation: 16 B, forward: 0 FLOP}
+training: {global_batch: 4, microbatch: 1}
+"""
+
+
+def test_a_rank_whose_model_fails_ends_the_run_with_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(BROKEN_MODEL)
+    (tmp_path / "broken.yaml").write_text(BROKEN_SCENARIO)
+    arguments = ["run", str(tmp_path / "broken.yaml"), "-o", str(tmp_path / "run")]
+    with started(arguments, tmp_path) as (process, _):
+        output, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1
+        assert output == ""
+        assert errors.splitlines()[0] == "ropebridge: rank 1 (device 'right'): the layer breaks down"
+    assert left_behind(tmp_path) == []
+    assert not (tmp_path / "run").exists()
