@@ -33,6 +33,10 @@ FolderOption = Annotated[Path | None, typer.Option("--output", "-o", help="Folde
 JsonOption = Annotated[bool, typer.Option("--json", help="Print machine-readable results, and nothing else.")]
 
 
+class _InterruptedError(BaseException):
+    """Ctrl-C or SIGTERM; nothing in between may take it for an error of its own."""
+
+
 class ComputeChoice(StrEnum):
     """What `ropebridge run` computes."""
 
@@ -208,7 +212,8 @@ def traces_generate(
 
 def main() -> None:
     """Run the command; exit with 0 on success, 1 on a failed run, 2 on wrong input."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     try:
         app()
     except RopebridgeError as error:
@@ -216,14 +221,14 @@ def main() -> None:
         for note in getattr(error, "__notes__", []):
             print(note, file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)
-    except KeyboardInterrupt:
+    except _InterruptedError:
         print("ropebridge: interrupted", file=sys.stderr)
         sys.exit(130)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> Never:
-    """Take SIGTERM as Ctrl-C, so that everything that was started is ended."""
-    raise KeyboardInterrupt
+    """Unwind the stack, so that everything that was started is ended on the way."""
+    raise _InterruptedError
 
 
 def _tell(line: str) -> None:

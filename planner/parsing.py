@@ -44,6 +44,9 @@ def read_text(path: Path) -> str:
     return text
 
 
+_UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
+
+
 class Document:
     """A YAML or JSON file as plain values, which knows on which line each key stands."""
 
@@ -105,10 +108,11 @@ def reported(convert: Any) -> Any:
 
 
 def _first_error(error: ValidationError, kind: type, document: Document, location: Location) -> InputError:
-    details = error.errors(include_url=False)[0]
+    # A misspelt key is also a missing one; what was written says more than what was not.
+    details = min(error.errors(include_url=False), key=lambda each: each["type"] not in _UNKNOWN_KEY)
     inner: Location = tuple(part for part in details["loc"] if not _is_type_tag(part))
     where = document.where((*location, *inner))
-    if details["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+    if details["type"] in _UNKNOWN_KEY:
         name = str(inner[-1])
         return unknown_name("key", name, _keys_at(kind, inner[:-1]), where=where)
     if details["type"] == "input":

@@ -71,6 +71,12 @@ def draw_marks(axes: Axes, marks: Sequence[Mark], style: RunStyle, row: int) -> 
             taken = mark.position
 
 
+def listed_inches(records: Sequence[RunRecord]) -> float:
+    """Return the height of the list that `list_decisions` writes."""
+    longest = max(len(_lines(record)) for record in records)
+    return 0.17 * (longest + 1) + 0.1 if longest else 0.0
+
+
 def list_decisions(figure: SubFigure, records: Sequence[RunRecord], styles: Sequence[RunStyle]) -> None:
     """Write under the panels what the numbered decisions changed."""
     lists = [(record, style) for record, style in zip(records, styles, strict=True) if record.decisions]
@@ -83,7 +89,7 @@ def list_decisions(figure: SubFigure, records: Sequence[RunRecord], styles: Sequ
         title = f"decisions, {style.name}"
         for text in [title, *lines, *[""] * (longest - len(lines))]:
             handles.append(Line2D([], [], linestyle="", label=text, color=style.colour))
-    legend = figure.legend(
+    figure.legend(
         handles=handles,
         loc="outside lower left",
         ncols=len(lists),
@@ -93,7 +99,6 @@ def list_decisions(figure: SubFigure, records: Sequence[RunRecord], styles: Sequ
         labelspacing=0.25,
         fontsize=8,
     )
-    legend.set_in_layout(True)
 
 
 def _lines(record: RunRecord) -> list[str]:

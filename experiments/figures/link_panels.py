@@ -27,6 +27,11 @@ def shown_links(records: Sequence[RunRecord]) -> tuple[Link, ...]:
     return busiest(links.values(), [wan_traffic(record) for record in records], _MOST_PANELS)
 
 
+def links_inches(count: int) -> float:
+    """Return the height of this many panels."""
+    return 0.75 + 1.45 * -(-count // 2)
+
+
 def draw_links(
     figure: SubFigure, links: Sequence[Link], records: Sequence[RunRecord], styles: Sequence[RunStyle]
 ) -> None:
@@ -72,16 +77,16 @@ def _draw_rates(
             axes.stairs(used, edges_s, baseline=None, color=style.colour, linestyle=style.line, linewidth=1.3)
 
 
-def _draw_legend(
-    figure: SubFigure, styles: Sequence[RunStyle], records: Sequence[RunRecord], bin_s: float
-) -> None:
+def _draw_legend(figure: SubFigure, styles: Sequence[RunStyle], records: Sequence[RunRecord], bin_s: float) -> None:
     handles: list[Patch | Line2D] = [Patch(facecolor=LIGHT_GREY, edgecolor=GREY, label="capacity")]
     handles += [
         Line2D([], [], color=style.colour, linestyle=style.line, label=f"used, {style.name} (mean over {bin_s:.2g} s)")
         for style in styles
     ]
     if any(record.decisions for record in records):
-        handles.append(Line2D([], [], color=GREY, linestyle=(0, (4, 2)), linewidth=0.8, label="decision, numbered below"))
+        handles.append(
+            Line2D([], [], color=GREY, linestyle=(0, (4, 2)), linewidth=0.8, label="decision, numbered below")
+        )
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
 
 

@@ -7,17 +7,18 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.patches import Patch
 
-from experiments.figures.gantt import GanttRows, draw_gantt, gantt_rows, number_bars
-from experiments.figures.link_panels import draw_links, shown_links
+from experiments.figures.gantt import gantt_rows, number_bars
+from experiments.figures.link_panels import draw_links, links_inches, shown_links
 from experiments.figures.naming import run_names
-from experiments.figures.step_panel import draw_step_times
-from experiments.figures.style import DOTS_PER_INCH, GREY, SETTINGS, WIDTH_INCHES, WORK_STYLES, RunStyle, run_styles
+from experiments.figures.pipeline_panels import draw_pipelines, pipelines_inches
+from experiments.figures.step_panel import draw_step_times, steps_inches
+from experiments.figures.style import DOTS_PER_INCH, GREY, SETTINGS, WIDTH_INCHES, RunStyle, run_styles
 from experiments.figures.window import check_steps, choose_steps
 from planner.backend import RunRecord
-from planner.metrics import measure
 from traces.atomic import write_bytes_atomically
+
+_TITLE_INCHES = 0.5
 
 
 def draw_runs(records: Sequence[RunRecord], path: Path, *, steps: tuple[int, int] | None = None) -> None:
@@ -50,35 +51,35 @@ def _draw(records: Sequence[RunRecord], steps: tuple[int, int]) -> Figure:
     styles = run_styles(run_names(records))
     rows = [gantt_rows(record, steps) for record in records]
     links = shown_links(records)
-    row_inches = min(0.34, max(0.13, 3.0 / max(len(each.devices) for each in rows)))
-    heights = [
-        sum(len(each.devices) * row_inches + 0.45 for each in rows) + 0.65,
-        *([links_inches(len(links), records)] if links else []),
-        steps_inches(records),
-    ]
-    figure = Figure(figsize=(WIDTH_INCHES, sum(heights) + 0.5), dpi=DOTS_PER_INCH, layout="constrained")
+    heights = {
+        "title": _TITLE_INCHES,
+        "pipelines": pipelines_inches(rows),
+        **({"links": links_inches(len(links))} if links else {}),
+        "steps": steps_inches(records),
+    }
+    figure = Figure(figsize=(WIDTH_INCHES, sum(heights.values())), dpi=DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
-    _draw_title(figure, records, styles)
-    parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    panels = _draw_pipelines(parts[0], records, rows, styles, row_inches)
+    subfigures = figure.subfigures(len(heights), 1, height_ratios=list(heights.values()), squeeze=False)[:, 0]
+    parts: dict[str, SubFigure] = dict(zip(heights, subfigures, strict=True))
+    _draw_title(parts["title"], records, styles)
+    panels = draw_pipelines(parts["pipelines"], records, rows, styles)
     if links:
-        draw_links(parts[1], links, records, styles)
-    draw_step_times(parts[-1], records, styles)
+        draw_links(parts["links"], links, records, styles)
+    draw_step_times(parts["steps"], records, styles)
     figure.draw_without_rendering()
     for axes, each in zip(panels, rows, strict=True):
         number_bars(axes, each)
     return figure
 
 
-def _draw_title(figure: Figure, records: Sequence[RunRecord], styles: Sequence[RunStyle]) -> None:
+def _draw_title(figure: SubFigure, records: Sequence[RunRecord], styles: Sequence[RunStyle]) -> None:
     plan = records[0].plan
-    sizes = {size for pipeline in plan.pipelines for size in pipeline.microbatches}
-    counts = ", ".join(f"{len(record.decisions)} {style.name}" for record, style in zip(records, styles, strict=True))
-    parts = (
+    counts = (f"{len(record.decisions)} {style.name}" for record, style in zip(records, styles, strict=True))
+    facts = (
         f"strategy {plan.strategy}",
         f"schedule {plan.schedule}",
-        f"microbatches of {' / '.join(map(str, sorted(sizes)))} samples at first",
-        f"policy decisions: {counts}",
+        f"{plan.global_batch} samples per step on {len(plan.devices)} devices",
+        f"policy decisions: {', '.join(counts)}",
     )
-    figure.suptitle(f"{records[0].scenario.name}\n", x=0.01, horizontalalignment="left", fontsize=13, fontweight="bold")
-    ...
+    figure.text(0.008, 0.62, records[0].scenario.name, fontsize=13, fontweight="bold", verticalalignment="center")
+    figure.text(0.008, 0.12, "   |   ".join(facts), color=GREY, verticalalignment="center")

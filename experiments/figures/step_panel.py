@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import SubFigure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.figures.decision_marks import draw_marks, list_decisions, marks_over_steps
+from experiments.figures.decision_marks import draw_marks, list_decisions, listed_inches, marks_over_steps
 from experiments.figures.style import RunStyle
 from experiments.figures.window import step_starts_s
 from planner.backend import RunRecord
@@ -19,6 +19,11 @@ def step_times_s(record: RunRecord) -> list[float]:
     """Return the time from the end of one step to the end of the next, seconds; the first from its start."""
     ends_s = step_ends_s(record.events)
     return [end - begin for begin, end in zip([step_starts_s(record)[0], *ends_s], ends_s, strict=False)]
+
+
+def steps_inches(records: Sequence[RunRecord]) -> float:
+    """Return the height of the panel and of the list of decisions below it."""
+    return 1.9 + listed_inches(records)
 
 
 def draw_step_times(figure: SubFigure, records: Sequence[RunRecord], styles: Sequence[RunStyle]) -> None:

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def test_each_device_does_the_actions_of_its_program_in_order(backend: str) -> N
             events = done[device, step]
             expected = [(str(work.action.kind), work.action.microbatch) for work in program.work]
             assert [(event.action, event.microbatch) for event in events] == expected
-            assert all(before.end_s <= after.start_s for before, after in zip(events, events[1:], strict=False))
+            assert all(before.end_s <= after.start_s for before, after in pairwise(events))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,3 +1,4 @@
+import inspect
 from collections.abc import Sequence
 
 import pytest
@@ -60,7 +61,7 @@ def most_live(actions: Sequence[Action]) -> int:
 def test_the_pictures_in_the_docstrings() -> None:
     pipeline = pipeline_of([3, 2, 1], 4)
     for name, make in SCHEDULES.items():
-        documentation = str(__import__(make.__module__, fromlist=["__doc__"]).__doc__)
+        documentation = inspect.getmodule(make).__doc__
         drawn = [line.split()[2:] for line in documentation.splitlines() if line.strip().startswith("stage ")]
         made = [[f"{action.kind}{action.microbatch}" for action in actions] for actions in orders(name, pipeline)]
         assert [[cell for cell in row if cell != ".."] for row in drawn] == made

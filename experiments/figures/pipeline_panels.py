@@ -1,0 +1,56 @@
+"""The pipelines of several runs, one above the other, over the same steps and the same length of time."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import SubFigure
+from matplotlib.patches import Patch
+
+from experiments.figures.gantt import GanttRows, draw_gantt
+from experiments.figures.style import GREY, WORK_STYLES, RunStyle
+from planner.backend import RunRecord
+from planner.metrics import measure
+
+
+def pipelines_inches(rows: Sequence[GanttRows]) -> float:
+    """Return the height of all panels."""
+    return sum(len(each.devices) * _row_inches(rows) + 0.5 for each in rows) + 0.7
+
+
+def draw_pipelines(
+    figure: SubFigure, records: Sequence[RunRecord], rows: Sequence[GanttRows], styles: Sequence[RunStyle]
+) -> list[Axes]:
+    """Draw a panel for each run, with one legend above them; return the panels."""
+    counts = [len(each.devices) for each in rows]
+    grid = figure.subplots(len(rows), 1, squeeze=False, sharex=True, height_ratios=counts)
+    panels: list[Axes] = list(grid[:, 0])
+    span_s = max(each.span_s for each in rows)
+    for axes, record, each, style in zip(panels, records, rows, styles, strict=True):
+        draw_gantt(axes, each, span_s)
+        axes.tick_params(axis="y", labelsize=min(8.0, 72 * _row_inches(rows) * 0.75))
+        metrics = measure(record)
+        axes.set_title(
+            f"{style.name}: {metrics.samples_per_s:,.3g} samples/s, devices idle {metrics.bubble_ratio:.0%} of the run",
+            loc="left",
+            pad=14,
+            fontweight="bold",
+            color=style.colour,
+        )
+    first, end = rows[0].steps
+    shown = f"step {first}" if end - first == 1 else f"steps {first} to {end - 1}"
+    panels[-1].set_xlabel(f"time since the start of step {first} (s), {shown} shown")
+    actions = {event.action for each in rows for event in each.work}
+    handles = [Patch(color=kind.colour, label=kind.label) for action, kind in WORK_STYLES.items() if action in actions]
+    handles.append(Patch(facecolor="white", edgecolor=GREY, hatch="//////", linewidth=0.4, label="waiting for data"))
+    figure.legend(
+        handles=handles,
+        title="a row per device, a bar per microbatch (numbered)",
+        alignment="left",
+        loc="outside upper left",
+        ncols=len(handles),
+    )
+    return panels
+
+
+def _row_inches(rows: Sequence[GanttRows]) -> float:
+    return min(0.34, max(0.13, 3.0 / max(len(each.devices) for each in rows)))

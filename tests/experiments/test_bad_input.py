@@ -1,0 +1,231 @@
+"""Wrong input through the real command: exit status 2, one message, no traceback, nothing half-written."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command import ropebridge
+
+SCENARIO = """
+name: small
+cluster:
+  devices:
+    - {name: left, kind: t4, region: west}
+    - {name: right, kind: v100-16, region: east}
+  links:
+    - {between: [west, east], bandwidth: 100 Mbit/s, latency: 10 ms}
+model:
+  name: tiny
+  layers:
+    - {name: layer, repeat: 4, parameters: 4 MB, output: 1 MB, activation: 2 MB, forward: 1 GFLOP}
+training: {global_batch: 8, microbatch: 2}
+"""
+
+
+def write(folder: Path, *changes: tuple[str, str]) -> Path:
+    text = SCENARIO
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / "small.yaml"
+    path.write_text(text)
+    return path
+
+
+def assert_refused(arguments: list[object], folder: Path, *expected: str) -> None:
+    """Exit 2, one line on stderr with all that is expected in it, and no new file."""
+    before = sorted(folder.rglob("*"))
+    done = ropebridge(*arguments, cwd=folder)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    for text in expected:
+        assert text in done.stderr
+    assert sorted(folder.rglob("*")) == before
+
+
+BAD_SCENARIOS = {
+    "unknown key": ([("kind: t4", "knid: t4")], ["small.yaml:5", "devices[0].knid", "did you mean 'kind'"]),
+    "unknown part": ([("training:", "trainin:")], ["small.yaml:", "unknown key 'trainin'", "did you mean 'training'"]),
+    "unknown device kind": ([("kind: t4", "kind: t44")], ["devices[0].kind", "'t44'", "did you mean 't4'"]),
+    "missing unit": ([("100 Mbit/s", "100")], ["small.yaml:8", "links[0].bandwidth", "has no unit", "'100 Mbit/s'"]),
+    "unknown unit": ([("10 ms", "10 parsec")], ["links[0].latency", "'10 parsec'", "ms"]),
+    "negative rate": ([("100 Mbit/s", "-5 Mbit/s")], ["links[0].bandwidth", "'-5 Mbit/s'", "not negative"]),
+    "zero rate": ([("100 Mbit/s", "0 Mbit/s")], ["small.yaml", "west->east", "0 bit/s", "above zero"]),
+    "device named twice": ([("name: right", "name: left")], ["devices[1].name", "'left' is named twice"]),
+    "link to nowhere": ([("[west, east]", "[west, north]")], ["small.yaml", "links[0]", "'north'", "west, east"]),
+    "no link": (
+        [("    - {between: [west, east], bandwidth: 100 Mbit/s, latency: 10 ms}\n", "    []\n")],
+        ["'west'", "'east'", "between: [west, east]"],
+    ),
+    "wrong type": ([("global_batch: 8", "global_batch: many")], ["small.yaml:13", "training.global_batch", "'many'"]),
+    "batch of nothing": ([("global_batch: 8", "global_batch: 0")], ["training.global_batch", "0", "greater"]),
+    "missing key": ([("  name: tiny\n", "")], ["small.yaml", "model", "'name' is missing"]),
+    "no memory": ([("activation: 2 MB", "activation: 20 GB")], ["memory", "stages[0]", "'left'", "GiB", "free"]),
+    "missing model file": (
+        [("  name: tiny\n", "  name: tiny\n  code: nowhere.py\n")],
+        ["small.yaml:11", "model.code", "nowhere.py", "must be a Python file"],
+    ),
+    "missing part file": (
+        [("training: {global_batch: 8, microbatch: 2}", "training: nowhere.yaml")],
+        ["small.yaml:13", "training", "nowhere.yaml", "no such file"],
+    ),
+    "not YAML": ([("[west, east]", "[west, east")], ["small.yaml:", "not YAML"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SCENARIOS)
+def test_a_wrong_scenario(case: str, tmp_path: Path) -> None:
+    changes, expected = BAD_SCENARIOS[case]
+    if case == "no memory":
+        expected = [text for text in expected if text != "memory"]
+    path = write(tmp_path, *changes)
+    assert_refused(["simulate", path, "-o", tmp_path / "run"], tmp_path, *expected)
+
+
+def write_trace(folder: Path, content: bytes) -> Path:
+    (folder / "link.trace").write_bytes(content)
+    return write(folder, ("bandwidth: 100 Mbit/s", "trace: {file: link.trace}"))
+
+
+BAD_TRACES = {
+    "time going backwards": (b"time_s,bandwidth_mbps\n0,10\n5,12\n3,11\n", ["link.trace", ":4", "5", "3", "rise"]),
+    "negative rate": (b"time_s,bandwidth_mbps\n0,10\n5,-12\n", ["link.trace", ":3", "-12"]),
+    "missing unit": (b"time_s,bandwidth\n0,10\n", ["link.trace", "'bandwidth'", "bandwidth_mbps"]),
+    "empty": (b"", ["link.trace", "empty"]),
+    "binary": (bytes(range(256)), ["link.trace", "binary"]),
+    "something else": (b"once upon a time\n", ["link.trace"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TRACES)
+def test_a_wrong_trace(case: str, tmp_path: Path) -> None:
+    content, expected = BAD_TRACES[case]
+    path = write_trace(tmp_path, content)
+    assert_refused(["simulate", path], tmp_path, *expected)
+    assert_refused(["traces", "show", tmp_path / "link.trace"], tmp_path, *expected)
+    assert_refused(["traces", "convert", tmp_path / "link.trace", tmp_path / "out.csv"], tmp_path, *expected)
+
+
+@pytest.mark.parametrize(("content", "expected"), [(b"", "empty"), (b"\x00\xff\xfe", "binary")])
+@pytest.mark.parametrize("place", ["SCENARIO", "--plan"])
+def test_an_empty_or_binary_file(place: str, content: bytes, expected: str, tmp_path: Path) -> None:
+    bad = tmp_path / ("bad.yaml" if place == "SCENARIO" else "bad.json")
+    bad.write_bytes(content)
+    arguments = [bad] if place == "SCENARIO" else [write(tmp_path), "--plan", bad]
+    assert_refused(["simulate", *arguments], tmp_path, bad.name, expected)
+
+
+def make_plan(folder: Path, change: Callable[[dict], object]) -> Path:
+    path = folder / "plan.json"
+    assert ropebridge("plan", write(folder), "-o", path).returncode == 0
+    plan = json.loads(path.read_text())
+    change(plan)
+    path.write_text(json.dumps(plan, indent=1))
+    return path
+
+
+def stage(plan: dict, number: int) -> dict:
+    return plan["pipelines"][0]["stages"][number]
+
+
+BAD_PLANS: dict[str, tuple[Callable[[dict], object], list[str]]] = {
+    "for another model": (lambda plan: plan.update(model="huge"), ["'huge'", "'tiny'", "ropebridge plan"]),
+    "unknown device": (lambda plan: stage(plan, 0)["replicas"][0].update(device="lefty"), ["'lefty'", "'left'"]),
+    "device twice": (lambda plan: stage(plan, 0)["replicas"][0].update(device="right"), ["'right' is used twice"]),
+    "a layer twice": (lambda plan: stage(plan, 1).update(first_layer=1), ["stages[1]", "starts at layer 2"]),
+    "other batch": (lambda plan: plan["pipelines"][0].update(microbatches=[1]), ["1 samples", "global batch of 8"]),
+    "deadlock": (lambda plan: stage(plan, 1).update(in_flight=9), ["[2, 9]", "deadlock"]),
+    "unknown schedule": (lambda plan: plan.update(schedule="1f2b"), ["'1f2b'", "did you mean '1f1b'"]),
+    "unknown key": (
+        lambda plan: stage(plan, 0).update(inflight=2),
+        ["plan.json:", "stages[0].inflight", "'in_flight'"],
+    ),
+    "other version": (lambda plan: plan.update(version=99), ["plan.json", "99", "make the plan again"]),
+    "wrong type": (lambda plan: stage(plan, 0).update(in_flight="two"), ["stages[0].in_flight", "'two'", "integer"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PLANS)
+def test_a_wrong_plan(case: str, tmp_path: Path) -> None:
+    change, expected = BAD_PLANS[case]
+    plan = make_plan(tmp_path, change)
+    assert_refused(["simulate", tmp_path / "small.yaml", "--plan", plan], tmp_path, "plan.json", *expected)
+
+
+def test_a_plan_for_another_scenario(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert ropebridge("plan", "two-regions", "-o", plan).returncode == 0
+    assert_refused(["simulate", write(tmp_path), "--plan", plan], tmp_path, "plan.json", "'gpt-small'", "'tiny'")
+    assert_refused(["run", "cloud-edge-end", "--plan", plan, "-o", tmp_path / "run"], tmp_path, "'west-gpu'")
+
+
+MODEL = """
+import torch
+class Model:
+    layers = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)]
+    def loss(self, outputs, targets):
+        return outputs.sum()
+    def samples(self, first, count):
+        return torch.ones(count, 4), torch.ones(count, 2)
+def build(width=4):
+    return Model()
+"""
+LAYERS = "    - {name: layer, repeat: 4, parameters: 4 MB, output: 1 MB, activation: 2 MB, forward: 1 GFLOP}\n"
+FITTING = (
+    "    - {name: one, parameters: 80 B, output: 16 B, activation: 2 MB, forward: 1 GFLOP}\n"
+    "    - {name: two, parameters: 40 B, output: 8 B, activation: 2 MB, forward: 1 GFLOP}\n"
+)
+
+BAD_MODELS = {
+    "other number of layers": (MODEL, LAYERS, ["model.py", "has 2 layers", "has 4"]),
+    "other parameters": (MODEL, FITTING.replace("80 B", "84 B"), ["layer 0", "80 bytes of parameters", "84"]),
+    "other output": (MODEL, FITTING.replace("16 B", "20 B"), ["layer 0", "16 bytes of output", "20"]),
+    "no build": ("x = 1\n", FITTING, ["model.py", "no function 'build'"]),
+    "fails on import": ("import nowhere\n", FITTING, ["model.py", "nowhere"]),
+    "no loss": (MODEL.replace("def loss", "def lost"), FITTING, ["model.py", "no 'loss'"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MODELS)
+def test_a_model_that_does_not_match(case: str, tmp_path: Path) -> None:
+    model, layers, expected = BAD_MODELS[case]
+    (tmp_path / "model.py").write_text(model)
+    path = write(tmp_path, (LAYERS, layers), ("  name: tiny\n", "  name: tiny\n  code: model.py\n"))
+    assert_refused(["run", path, "-o", tmp_path / "run"], tmp_path, *expected)
+
+
+def test_wrong_arguments_of_the_model(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    code = "  name: tiny\n  code: model.py\n  arguments: {depth: 3}\n"
+    path = write(tmp_path, (LAYERS, FITTING), ("  name: tiny\n", code))
+    assert_refused(["run", path], tmp_path, "model.py", "depth", "build(width=4)")
+
+
+def test_a_model_without_code_cannot_be_trained(tmp_path: Path) -> None:
+    assert_refused(["run", write(tmp_path)], tmp_path, "no code", "--compute paced")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["simulate", "two-region"], ["'two-region'", "did you mean 'two-regions'"]),
+        (["simulate", "nowhere/at-all.yaml"], ["nowhere/at-all.yaml", "no such file"]),
+        (["simulate", "two-regions", "--strategy", "megatrn"], ["'megatrn'", "did you mean 'megatron'"]),
+        (["simulate", "two-regions", "--policy", "deep"], ["'deep'", "depth"]),
+        (["simulate", "two-regions", "--plan", "p.json", "--strategy", "ddp"], ["--plan", "--strategy"]),
+        (["compare", "nowhere"], ["nowhere", "no such folder"]),
+        (["report", "."], ["holds no run"]),
+        (["bench", "fidelty"], ["'fidelty'", "did you mean 'fidelity'"]),
+        (["plan", "two-regions", "-o", "missing/plan.json"], ["missing", "does not exist"]),
+        (["traces", "generate", "lte", "-o", "x.csv", "--duration", "60"], ["'60'", "has no unit"]),
+    ],
+)
+def test_wrong_words(arguments: list[object], expected: list[str], tmp_path: Path) -> None:
+    assert_refused(arguments, tmp_path, *expected)
+
+
+def test_a_folder_that_is_there_already_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious").write_text("mine")
+    assert_refused(["simulate", "two-regions", "-o", tmp_path / "run"], tmp_path, "run", "something already")
