@@ -8,14 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 from matplotlib.lines import Line2D
 
-from experiments.figures.style import RunStyle
-from planner.backend import RunRecord
-from planner.events import EventKind
+from experiments.figures.drawn_run import DrawnRun
 
 # Numbers closer together than this share of the panel's width would overlap.
 _LEAST_GAP = 0.025
 _LISTED = 6
-_CHARACTERS = 66
+
+# What fits side by side across the picture.
+_CHARACTERS = 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,28 +26,27 @@ class Mark:
     position: float
 
 
-def marks_over_time(record: RunRecord) -> list[Mark]:
+def marks_over_time(run: DrawnRun) -> list[Mark]:
     """Return the decisions by the seconds from the start of the run at which they were made."""
-    times_s = {event.step: event.end_s for event in record.events if event.kind is EventKind.DECISION}
     return [
-        Mark(number, times_s[decision.observed_step])
-        for number, decision in enumerate(record.decisions, start=1)
-        if decision.observed_step in times_s
+        Mark(number, run.decisions_s[decision.observed_step])
+        for number, decision in enumerate(run.record.decisions, start=1)
+        if decision.observed_step in run.decisions_s
     ]
 
 
-def marks_over_steps(record: RunRecord) -> list[Mark]:
+def marks_over_steps(run: DrawnRun) -> list[Mark]:
     """Return the decisions by the first step that runs the new plan."""
-    return [Mark(number, decision.first_step) for number, decision in enumerate(record.decisions, start=1)]
+    return [Mark(number, decision.first_step) for number, decision in enumerate(run.record.decisions, start=1)]
 
 
-def draw_marks(axes: Axes, marks: Sequence[Mark], style: RunStyle, row: int) -> None:
+def draw_marks(axes: Axes, marks: Sequence[Mark], run: DrawnRun, row: int) -> None:
     """Draw a line for each decision, with its number above the panel where it has room.
 
     Args:
         axes: With its horizontal limits set.
         marks: From left to right.
-        style: Of the run.
+        run: Whose they are.
         row: Row of the numbers above the panel, a different one for each run.
     """
     left, right = axes.get_xlim()
@@ -55,7 +54,7 @@ def draw_marks(axes: Axes, marks: Sequence[Mark], style: RunStyle, row: int) -> 
     for mark in marks:
         if not left <= mark.position <= right:
             continue
-        axes.axvline(mark.position, color=style.colour, linestyle=(0, (4, 2)), linewidth=0.8, zorder=1.5)
+        axes.axvline(mark.position, color=run.colour, linestyle=(3 * row, (3, 3)), linewidth=0.8, zorder=1.5)
         if mark.position - taken >= _LEAST_GAP * (right - left):
             axes.annotate(
                 str(mark.number),
@@ -65,34 +64,33 @@ def draw_marks(axes: Axes, marks: Sequence[Mark], style: RunStyle, row: int) -> 
                 textcoords="offset points",
                 fontsize=7.5,
                 fontweight="bold",
-                color=style.colour,
+                color=run.colour,
                 horizontalalignment="center",
             )
             taken = mark.position
 
 
-def listed_inches(records: Sequence[RunRecord]) -> float:
+def listed_inches(runs: Sequence[DrawnRun]) -> float:
     """Return the height of the list that `list_decisions` writes."""
-    longest = max(len(_lines(record)) for record in records)
+    longest = max(len(_lines(run)) for run in runs)
     return 0.17 * (longest + 1) + 0.1 if longest else 0.0
 
 
-def list_decisions(figure: SubFigure, records: Sequence[RunRecord], styles: Sequence[RunStyle]) -> None:
-    """Write under the panels what the numbered decisions changed."""
-    lists = [(record, style) for record, style in zip(records, styles, strict=True) if record.decisions]
-    if not lists:
+def list_decisions(figure: SubFigure, runs: Sequence[DrawnRun]) -> None:
+    """Write under the panels what the numbered decisions changed, a column for each run."""
+    decided = [run for run in runs if run.record.decisions]
+    if not decided:
         return
-    texts = [_lines(record) for record, _ in lists]
-    longest = max(len(lines) for lines in texts)
+    columns = [_lines(run, _CHARACTERS // len(decided)) for run in decided]
+    longest = max(map(len, columns))
     handles = []
-    for (_, style), lines in zip(lists, texts, strict=True):
-        title = f"decisions, {style.name}"
-        for text in [title, *lines, *[""] * (longest - len(lines))]:
-            handles.append(Line2D([], [], linestyle="", label=text, color=style.colour))
+    for run, lines in zip(decided, columns, strict=True):
+        for text in (f"decisions, {run.name}", *lines, *[""] * (longest - len(lines))):
+            handles.append(Line2D([], [], linestyle="", label=text, color=run.colour))
     figure.legend(
         handles=handles,
         loc="outside lower left",
-        ncols=len(lists),
+        ncols=len(decided),
         handlelength=0,
         handletextpad=0,
         labelcolor="linecolor",
@@ -101,11 +99,11 @@ def list_decisions(figure: SubFigure, records: Sequence[RunRecord], styles: Sequ
     )
 
 
-def _lines(record: RunRecord) -> list[str]:
-    width = _CHARACTERS
-    lines = [
-        textwrap.shorten(f"{number}  from step {decision.first_step}: {decision.change}", width, placeholder=" …")
-        for number, decision in enumerate(record.decisions[:_LISTED], start=1)
-    ]
-    more = len(record.decisions) - _LISTED
+def _lines(run: DrawnRun, width: int = _CHARACTERS) -> list[str]:
+    decisions = run.record.decisions
+    lines = []
+    for number, decision in enumerate(decisions[:_LISTED], start=1):
+        text = f"{number}  from step {decision.first_step}: {decision.change.replace('->', '→')}"
+        lines.append(textwrap.shorten(text, width, placeholder=" …"))
+    more = len(decisions) - _LISTED
     return [*lines, f"… and {more} more"] if more > 0 else lines

@@ -1,22 +1,29 @@
 """What each device did over time: a row per device, a bar per action."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
+from experiments.figures.drawn_run import DrawnRun
 from experiments.figures.naming import device_names
 from experiments.figures.style import GREY, LIGHT_GREY, WORK_STYLES
-from experiments.figures.window import step_starts_s
 from planner.backend import RunRecord
 from planner.events import Event, EventKind
+from traces.trace import FloatArray
+
+# About the width of a panel, points.
+_PANEL_POINTS = 580.0
 
 _BAR_HEIGHT = 0.8
 _WAIT_HEIGHT = 0.2
 _TEXT_POINTS = 7.0
-_STEP_LABEL_INCHES = 0.7
+_GLYPH_WIDTH = 0.65
+_GAP_POINTS = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +32,15 @@ class GanttRows:
 
     Attributes:
         devices: Device to its label, from top to bottom.
-        steps: The first step and the one after the last.
-        starts_s: When each of them began, seconds from the start of the first.
+        step_labels: Of each step.
+        starts_s: When each step began, seconds from the start of the first.
         work: Compute and gradient sums.
         waits: Receives that a device stood still for.
         origin_s: Start of the first step, seconds from the start of the run.
     """
 
     devices: Mapping[str, str]
-    steps: tuple[int, int]
+    step_labels: tuple[str, ...]
     starts_s: tuple[float, ...]
     work: tuple[Event, ...]
     waits: tuple[Event, ...]
@@ -45,14 +52,14 @@ class GanttRows:
         return max(event.end_s for event in self.work) - self.origin_s
 
 
-def gantt_rows(record: RunRecord, steps: tuple[int, int]) -> GanttRows:
+def gantt_rows(run: DrawnRun, steps: tuple[int, int]) -> GanttRows:
     """Return what a Gantt panel of these steps shows; the steps are the first and the one after the last."""
     first, end = steps
-    starts_s = step_starts_s(record)[first:end]
+    record, starts_s = run.record, run.starts_s[first:end]
     shown = [event for event in record.events if first <= event.step < end]
     return GanttRows(
         devices=device_names(record, first, end),
-        steps=steps,
+        step_labels=tuple(_step_label(record, step) for step in range(first, end)),
         starts_s=tuple(start_s - starts_s[0] for start_s in starts_s),
         work=tuple(event for event in shown if event.kind in (EventKind.COMPUTE, EventKind.SYNC)),
         waits=tuple(event for event in shown if event.kind is EventKind.RECEIVE),
@@ -60,78 +67,104 @@ def gantt_rows(record: RunRecord, steps: tuple[int, int]) -> GanttRows:
     )
 
 
+def _step_label(record: RunRecord, step: int) -> str:
+    """Name a step, and the decision that it is the first to follow."""
+    numbers = [number for number, each in enumerate(record.decisions, start=1) if each.first_step == step]
+    return f"step {step}" + "".join(f", decision {number}" for number in numbers)
+
+
 def draw_gantt(axes: Axes, rows: GanttRows, span_s: float) -> None:
     """Draw bars, waits and step starts over ``span_s`` seconds; `number_bars` comes after the layout."""
-    axes.set_xlim(0, span_s)
+    axes.set_xlim(0, 1.005 * span_s)
     axes.set_ylim(len(rows.devices) - 0.5, -0.5)
     axes.set_yticks(range(len(rows.devices)), list(rows.devices.values()))
     axes.tick_params(axis="y", length=0)
     for start_s in rows.starts_s:
         axes.axvline(start_s, color=GREY, linewidth=0.8, zorder=0.5)
-    if rows.waits:
-        waits = _boxes(rows, rows.waits, _WAIT_HEIGHT)
+    axes.add_collection(
+        PolyCollection(list(_boxes(rows, rows.waits, _WAIT_HEIGHT)), facecolors=LIGHT_GREY, label="waiting")
+    )
+    # A little space at the end of each bar tells neighbours apart; an edge keeps the shortest bars visible.
+    gap_s = _GAP_POINTS / _PANEL_POINTS * span_s
+    for action, style in WORK_STYLES.items():
+        bars = _boxes(rows, [event for event in rows.work if event.action == action], _BAR_HEIGHT, gap_s)
         axes.add_collection(
-            PolyCollection(waits, facecolors="white", edgecolors=GREY, linewidths=0.4, hatch="//////", label="wait")
-        )
-    for action in WORK_STYLES:
-        events = [event for event in rows.work if event.action == action]
-        if events:
-            bars = _boxes(rows, events, _BAR_HEIGHT)
-            colour = WORK_STYLES[action].colour
-            axes.add_collection(
-                PolyCollection(bars, facecolors=colour, edgecolors="white", linewidths=0.4, label=action)
+            PolyCollection(
+                list(bars), facecolors=style.colour, edgecolors=style.colour, linewidths=0.4, label=style.label
             )
+        )
 
 
-def number_bars(axes: Axes, rows: GanttRows) -> None:
-    """Write microbatches into the bars that are wide enough, and the steps above the panel.
+def number_bars(panels: Sequence[Axes], rows: Sequence[GanttRows]) -> None:
+    """Write microbatches into the bars of each kind that is wide enough, and the steps above the panels.
 
     The layout must be settled, since it decides on how wide a bar comes out.
+
+    Args:
+        panels: Of one figure, with the same horizontal scale.
+        rows: What each panel shows.
     """
-    figure = axes.get_figure(root=True)
+    figure = panels[0].get_figure(root=True)
     assert figure is not None
-    extent = axes.get_window_extent()
-    inches_per_s = extent.width / figure.dpi / axes.get_xlim()[1]
-    bar_points = extent.height / figure.dpi * 72 / len(rows.devices) * _BAR_HEIGHT
-    _label_steps(axes, rows, inches_per_s)
-    if bar_points < _TEXT_POINTS:
-        return
-    row_of = {device: row for row, device in enumerate(rows.devices)}
-    for event in rows.work:
-        text = str(event.microbatch) if event.microbatch >= 0 else "sync"
-        if 72 * inches_per_s * (event.end_s - event.start_s) > _TEXT_POINTS * 0.66 * len(text):
-            axes.text(
-                (event.start_s + event.end_s) / 2 - rows.origin_s,
-                row_of[event.device],
-                text,
-                fontsize=_TEXT_POINTS,
-                color=WORK_STYLES[event.action].text_colour,
-                horizontalalignment="center",
-                verticalalignment="center_baseline",
-                clip_on=True,
-            )
+    extent = panels[0].get_window_extent()
+    points_per_s = extent.width / figure.dpi * 72 / panels[0].get_xlim()[1]
+    row_points = extent.height / figure.dpi * 72 / len(rows[0].devices)
+    work = [event for each in rows for event in each.work]
+    numbered = _roomy(work, points_per_s) if row_points * _BAR_HEIGHT > _TEXT_POINTS else set()
+    for axes, each in zip(panels, rows, strict=True):
+        _label_steps(axes, each, points_per_s)
+        for event in each.work:
+            if (event.step, event.device, event.action) in numbered:
+                _label_bar(axes, each, event)
 
 
-def _label_steps(axes: Axes, rows: GanttRows, inches_per_s: float) -> None:
-    mean_inches = rows.span_s / len(rows.starts_s) * inches_per_s
-    every = math.ceil(_STEP_LABEL_INCHES / mean_inches)
-    for offset, start_s in list(enumerate(rows.starts_s))[::every]:
+def _roomy(work: Sequence[Event], points_per_s: float) -> set[tuple[int, str, str]]:
+    """Return the (step, device, action) whose bars hold their texts, but for a few that came out short."""
+    rooms: defaultdict[tuple[int, str, str], list[float]] = defaultdict(list)
+    for event in work:
+        room = points_per_s * (event.end_s - event.start_s) - _TEXT_POINTS * _GLYPH_WIDTH * len(_text(event))
+        rooms[event.step, event.device, event.action].append(room)
+    return {key for key, each in rooms.items() if sorted(each)[len(each) // 20] > 0}
+
+
+def _text(event: Event) -> str:
+    return str(event.microbatch) if event.microbatch >= 0 else "sync"
+
+
+def _label_bar(axes: Axes, rows: GanttRows, event: Event) -> None:
+    axes.text(
+        (event.start_s + event.end_s) / 2 - rows.origin_s,
+        list(rows.devices).index(event.device),
+        _text(event),
+        fontsize=_TEXT_POINTS,
+        color=WORK_STYLES[event.action].text_colour,
+        horizontalalignment="center",
+        verticalalignment="center_baseline",
+    )
+
+
+def _label_steps(axes: Axes, rows: GanttRows, points_per_s: float) -> None:
+    needed_points = _TEXT_POINTS * _GLYPH_WIDTH * (max(map(len, rows.step_labels)) + 1)
+    every = math.ceil(needed_points / (rows.span_s / len(rows.starts_s) * points_per_s))
+    for label, start_s in list(zip(rows.step_labels, rows.starts_s, strict=True))[::every]:
         axes.annotate(
-            f"step {rows.steps[0] + offset}",
+            label,
             (start_s, 1),
             xycoords=("data", "axes fraction"),
             xytext=(1, 2),
             textcoords="offset points",
-            fontsize=7.5,
+            fontsize=_TEXT_POINTS,
             color=GREY,
         )
 
 
-def _boxes(rows: GanttRows, events: Sequence[Event], height: float) -> list[list[tuple[float, float]]]:
+def _boxes(rows: GanttRows, events: Sequence[Event], height: float, gap_s: float = 0.0) -> FloatArray:
+    """Return the corners of a box per event, shape (len(events), 4, 2); none loses more than a fifth to the gap."""
     row_of = {device: row for row, device in enumerate(rows.devices)}
-    boxes = []
-    for event in events:
-        left, right = event.start_s - rows.origin_s, event.end_s - rows.origin_s
-        top, bottom = row_of[event.device] - height / 2, row_of[event.device] + height / 2
-        boxes.append([(left, top), (left, bottom), (right, bottom), (right, top)])
-    return boxes
+    left = np.array([event.start_s for event in events]) - rows.origin_s
+    width = np.array([event.end_s - event.start_s for event in events])
+    right = left + np.maximum(width - gap_s, 0.8 * width)
+    middle = np.array([row_of[event.device] for event in events], dtype=np.float64)
+    top, bottom = middle - height / 2, middle + height / 2
+    corners = [(left, top), (left, bottom), (right, bottom), (right, top)]
+    return np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)

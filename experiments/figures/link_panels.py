@@ -9,22 +9,21 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from experiments.figures.decision_marks import draw_marks, marks_over_time
-from experiments.figures.link_rates import Traffic, busiest, capacity_bps, used_bps, wan_traffic
-from experiments.figures.style import GREY, LIGHT_GREY, RunStyle
-from planner.backend import RunRecord
+from experiments.figures.drawn_run import DrawnRun
+from experiments.figures.link_rates import busiest, capacity_bps, mean_use, used_bps
+from experiments.figures.style import GREY, LIGHT_GREY
 from planner.cluster import Link
-from planner.metrics import measure, step_ends_s
 from traces.trace import FloatArray
 
-_MOST_PANELS = 8
+_MOST_PAIRS = 4
 _BINS = 150
 _UNITS = (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1.0))
 
 
-def shown_links(records: Sequence[RunRecord]) -> tuple[Link, ...]:
+def shown_links(runs: Sequence[DrawnRun]) -> tuple[Link, ...]:
     """Return the links that get a panel: those between regions that carried most."""
-    links = {link.name: link for record in records for link in record.scenario.cluster.links}
-    return busiest(links.values(), [wan_traffic(record) for record in records], _MOST_PANELS)
+    links = {link.name: link for run in runs for link in run.record.scenario.cluster.links}
+    return busiest(links.values(), [run.traffic for run in runs], _MOST_PAIRS)
 
 
 def links_inches(count: int) -> float:
@@ -32,62 +31,54 @@ def links_inches(count: int) -> float:
     return 0.75 + 1.45 * -(-count // 2)
 
 
-def draw_links(
-    figure: SubFigure, links: Sequence[Link], records: Sequence[RunRecord], styles: Sequence[RunStyle]
-) -> None:
+def draw_links(figure: SubFigure, links: Sequence[Link], runs: Sequence[DrawnRun]) -> None:
     """Draw a panel for each link, two in a row."""
-    span_s = max(step_ends_s(record.events)[-1] for record in records)
-    width_s = max(span_s / _BINS, max(measure(record).step_s for record in records))
-    edges_s = np.linspace(0.0, span_s, max(1, round(span_s / width_s)) + 1)
-    traffics = [wan_traffic(record) for record in records]
+    span_s = max(run.ends_s[-1] for run in runs)
+    width_s = max(span_s / _BINS, *(run.metrics.step_s for run in runs))
     columns = min(2, len(links))
     grid = figure.subplots(-(-len(links) // columns), columns, squeeze=False, sharex=True, sharey=True)
     panels: list[Axes] = list(grid.flat)
     for axes in panels[len(links) :]:
         axes.remove()
     unit, scale = _unit(max(float(capacity_bps(link, span_s)[1].max()) for link in links))
+    title_pad = 3 + 9 * sum(bool(run.record.decisions) for run in runs)
     for axes, link in zip(panels, links, strict=False):
         axes.set_xlim(0, span_s)
-        _draw_rates(axes, link, [traffic.get(link.name) for traffic in traffics], styles, edges_s, scale)
-        pad = 3 + 9 * sum(bool(record.decisions) for record in records)
-        axes.set_title(f"link {link.source} → {link.target}", loc="left", pad=pad)
-        for row, (record, style) in enumerate(zip(records, styles, strict=True)):
-            draw_marks(axes, marks_over_time(record), style, row)
-    for axes in panels[: len(links)]:
+        uses = " / ".join(
+            f"{mean_use(link, run.traffic[link.name], run.ends_s[-1]):.0%}" for run in runs if link.name in run.traffic
+        )
+        axes.set_title(f"link {link.source} → {link.target}: {uses} of capacity used", loc="left", pad=title_pad)
+        _draw_capacity(axes, link, span_s, scale)
+        for row, run in enumerate(runs):
+            if link.name in run.traffic:
+                edges_s = _edges_s(run.ends_s[-1], width_s)
+                rate = used_bps(run.traffic[link.name], edges_s) / scale
+                axes.stairs(rate, edges_s, baseline=None, color=run.colour, linestyle=run.line, linewidth=1.3)
+            draw_marks(axes, marks_over_time(run), run, row)
         axes.set_ylim(bottom=0)
     figure.supylabel(f"rate ({unit})", fontsize=8.5)
     figure.supxlabel("time since the start of the run (s)", fontsize=8.5)
-    _draw_legend(figure, styles, records, edges_s[1])
+    _draw_legend(figure, runs, width_s)
 
 
-def _draw_rates(
-    axes: Axes,
-    link: Link,
-    traffics: Sequence[Traffic | None],
-    styles: Sequence[RunStyle],
-    edges_s: FloatArray,
-    scale: float,
-) -> None:
-    change_s, capacity = capacity_bps(link, float(edges_s[-1]))
-    axes.stairs(capacity / scale, change_s, fill=True, color=LIGHT_GREY, alpha=0.6)
-    axes.stairs(capacity / scale, change_s, baseline=None, color=GREY, linewidth=1)
-    for traffic, style in zip(traffics, styles, strict=True):
-        if traffic is not None:
-            used = used_bps(traffic, edges_s) / scale
-            axes.stairs(used, edges_s, baseline=None, color=style.colour, linestyle=style.line, linewidth=1.3)
+def _draw_capacity(axes: Axes, link: Link, span_s: float, scale: float) -> None:
+    edges_s, rate_bps = capacity_bps(link, span_s)
+    axes.stairs(rate_bps / scale, edges_s, fill=True, color=LIGHT_GREY, alpha=0.6)
+    axes.stairs(rate_bps / scale, edges_s, baseline=None, color=GREY, linewidth=1)
 
 
-def _draw_legend(figure: SubFigure, styles: Sequence[RunStyle], records: Sequence[RunRecord], bin_s: float) -> None:
+def _edges_s(end_s: float, width_s: float) -> FloatArray:
+    return np.linspace(0.0, end_s, max(1, round(end_s / width_s)) + 1)
+
+
+def _draw_legend(figure: SubFigure, runs: Sequence[DrawnRun], width_s: float) -> None:
     handles: list[Patch | Line2D] = [Patch(facecolor=LIGHT_GREY, edgecolor=GREY, label="capacity")]
-    handles += [
-        Line2D([], [], color=style.colour, linestyle=style.line, label=f"used, {style.name} (mean over {bin_s:.2g} s)")
-        for style in styles
-    ]
-    if any(record.decisions for record in records):
-        handles.append(
-            Line2D([], [], color=GREY, linestyle=(0, (4, 2)), linewidth=0.8, label="decision, numbered below")
-        )
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
+    for run in runs:
+        label = f"used, {run.name} (mean over {width_s:.2g} s)"
+        handles.append(Line2D([], [], color=run.colour, linestyle=run.line, label=label))
+    if any(run.record.decisions for run in runs):
+        handles.append(Line2D([], [], color=GREY, linestyle=(0, (3, 3)), linewidth=0.8, label="decision, listed below"))
+    figure.legend(handles=handles, loc="outside upper left", ncols=min(4, len(handles)))
 
 
 def _unit(largest_bps: float) -> tuple[str, float]:

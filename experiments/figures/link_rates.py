@@ -64,6 +64,12 @@ def capacity_bps(link: Link, span_s: float) -> tuple[FloatArray, FloatArray]:
     return edges_s, link.trace.bits_between(edges_s[:-1], edges_s[1:]) / np.diff(edges_s)
 
 
+def mean_use(link: Link, traffic: Traffic, end_s: float) -> float:
+    """Return the share of what the link could carry until ``end_s`` (seconds) that it did carry."""
+    edges_s, rate_bps = capacity_bps(link, end_s)
+    return float(traffic.size_bits.sum() / (rate_bps * np.diff(edges_s)).sum())
+
+
 def _changes_s(link: Link, span_s: float) -> FloatArray:
     trace = link.trace
     assert trace is not None
@@ -75,13 +81,13 @@ def _changes_s(link: Link, span_s: float) -> FloatArray:
 
 
 def busiest(links: Iterable[Link], traffics: Sequence[Mapping[str, Traffic]], count: int) -> tuple[Link, ...]:
-    """Return the links that carried most over all runs, in their order, both directions of a pair together."""
+    """Return the links of the ``count`` pairs of ends that carried most over all runs, pair by pair in their order."""
     carried: Counter[str] = Counter()
     for traffic in traffics:
         carried.update({name: int(messages.size_bits.sum()) for name, messages in traffic.items()})
-    chosen = {name for name, _ in carried.most_common(count)}
     pairs: dict[frozenset[str], list[Link]] = {}
     for link in links:
-        if link.name in chosen:
+        if link.name in carried:
             pairs.setdefault(frozenset((link.source, link.target)), []).append(link)
-    return tuple(link for pair in pairs.values() for link in pair)
+    busy = sorted(pairs, key=lambda ends: -sum(carried[link.name] for link in pairs[ends]))[:count]
+    return tuple(link for ends, pair in pairs.items() if ends in busy for link in pair)

@@ -6,10 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 from matplotlib.patches import Patch
 
+from experiments.figures.drawn_run import DrawnRun
 from experiments.figures.gantt import GanttRows, draw_gantt
-from experiments.figures.style import GREY, WORK_STYLES, RunStyle
-from planner.backend import RunRecord
-from planner.metrics import measure
+from experiments.figures.style import LIGHT_GREY, WORK_STYLES
 
 
 def pipelines_inches(rows: Sequence[GanttRows]) -> float:
@@ -17,34 +16,30 @@ def pipelines_inches(rows: Sequence[GanttRows]) -> float:
     return sum(len(each.devices) * _row_inches(rows) + 0.5 for each in rows) + 0.7
 
 
-def draw_pipelines(
-    figure: SubFigure, records: Sequence[RunRecord], rows: Sequence[GanttRows], styles: Sequence[RunStyle]
-) -> list[Axes]:
+def draw_pipelines(figure: SubFigure, runs: Sequence[DrawnRun], rows: Sequence[GanttRows]) -> list[Axes]:
     """Draw a panel for each run, with one legend above them; return the panels."""
     counts = [len(each.devices) for each in rows]
     grid = figure.subplots(len(rows), 1, squeeze=False, sharex=True, height_ratios=counts)
     panels: list[Axes] = list(grid[:, 0])
     span_s = max(each.span_s for each in rows)
-    for axes, record, each, style in zip(panels, records, rows, styles, strict=True):
+    for axes, run, each in zip(panels, runs, rows, strict=True):
         draw_gantt(axes, each, span_s)
         axes.tick_params(axis="y", labelsize=min(8.0, 72 * _row_inches(rows) * 0.75))
-        metrics = measure(record)
+        rate, idle = run.metrics.samples_per_s, run.metrics.bubble_ratio
         axes.set_title(
-            f"{style.name}: {metrics.samples_per_s:,.3g} samples/s, devices idle {metrics.bubble_ratio:.0%} of the run",
+            f"{run.name}: {rate:,.4g} samples/s, devices idle {idle:.0%} of the run",
             loc="left",
             pad=14,
             fontweight="bold",
-            color=style.colour,
+            color=run.colour,
         )
-    first, end = rows[0].steps
-    shown = f"step {first}" if end - first == 1 else f"steps {first} to {end - 1}"
-    panels[-1].set_xlabel(f"time since the start of step {first} (s), {shown} shown")
+    panels[-1].set_xlabel("time since the start of the first step shown (s)")
     actions = {event.action for each in rows for event in each.work}
     handles = [Patch(color=kind.colour, label=kind.label) for action, kind in WORK_STYLES.items() if action in actions]
-    handles.append(Patch(facecolor="white", edgecolor=GREY, hatch="//////", linewidth=0.4, label="waiting for data"))
+    handles.append(Patch(color=LIGHT_GREY, label="waiting for data"))
     figure.legend(
         handles=handles,
-        title="a row per device, a bar per microbatch (numbered)",
+        title="a row per device, a bar per microbatch (numbered where there is room)",
         alignment="left",
         loc="outside upper left",
         ncols=len(handles),

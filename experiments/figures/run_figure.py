@@ -8,12 +8,12 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 
+from experiments.figures.drawn_run import DrawnRun, drawn_runs
 from experiments.figures.gantt import gantt_rows, number_bars
 from experiments.figures.link_panels import draw_links, links_inches, shown_links
-from experiments.figures.naming import run_names
 from experiments.figures.pipeline_panels import draw_pipelines, pipelines_inches
 from experiments.figures.step_panel import draw_step_times, steps_inches
-from experiments.figures.style import DOTS_PER_INCH, GREY, SETTINGS, WIDTH_INCHES, RunStyle, run_styles
+from experiments.figures.style import DOTS_PER_INCH, GREY, SETTINGS, WIDTH_INCHES
 from experiments.figures.window import check_steps, choose_steps
 from planner.backend import RunRecord
 from traces.atomic import write_bytes_atomically
@@ -36,50 +36,48 @@ def draw_runs(records: Sequence[RunRecord], path: Path, *, steps: tuple[int, int
         InputError: A run does not have these steps, or the file cannot be written.
     """
     assert records, "there must be a run to draw"
+    runs = drawn_runs(records)
     if steps is None:
-        steps = choose_steps(records)
+        steps = choose_steps(runs)
     else:
-        check_steps(records, steps)
+        check_steps(runs, steps)
     with rc_context(SETTINGS):
-        figure = _draw(records, steps)
+        figure = _draw(runs, steps)
         picture = io.BytesIO()
         figure.savefig(picture, format="png")
     write_bytes_atomically(path, picture.getvalue())
 
 
-def _draw(records: Sequence[RunRecord], steps: tuple[int, int]) -> Figure:
-    styles = run_styles(run_names(records))
-    rows = [gantt_rows(record, steps) for record in records]
-    links = shown_links(records)
+def _draw(runs: Sequence[DrawnRun], steps: tuple[int, int]) -> Figure:
+    rows = [gantt_rows(run, steps) for run in runs]
+    links = shown_links(runs)
     heights = {
         "title": _TITLE_INCHES,
         "pipelines": pipelines_inches(rows),
         **({"links": links_inches(len(links))} if links else {}),
-        "steps": steps_inches(records),
+        "steps": steps_inches(runs),
     }
     figure = Figure(figsize=(WIDTH_INCHES, sum(heights.values())), dpi=DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
     subfigures = figure.subfigures(len(heights), 1, height_ratios=list(heights.values()), squeeze=False)[:, 0]
     parts: dict[str, SubFigure] = dict(zip(heights, subfigures, strict=True))
-    _draw_title(parts["title"], records, styles)
-    panels = draw_pipelines(parts["pipelines"], records, rows, styles)
+    _draw_title(parts["title"], runs)
+    panels = draw_pipelines(parts["pipelines"], runs, rows)
     if links:
-        draw_links(parts["links"], links, records, styles)
-    draw_step_times(parts["steps"], records, styles)
+        draw_links(parts["links"], links, runs)
+    draw_step_times(parts["steps"], runs)
     figure.draw_without_rendering()
-    for axes, each in zip(panels, rows, strict=True):
-        number_bars(axes, each)
+    number_bars(panels, rows)
     return figure
 
 
-def _draw_title(figure: SubFigure, records: Sequence[RunRecord], styles: Sequence[RunStyle]) -> None:
-    plan = records[0].plan
-    counts = (f"{len(record.decisions)} {style.name}" for record, style in zip(records, styles, strict=True))
+def _draw_title(figure: SubFigure, runs: Sequence[DrawnRun]) -> None:
+    scenario, plan = runs[0].record.scenario, runs[0].record.plan
     facts = (
         f"strategy {plan.strategy}",
         f"schedule {plan.schedule}",
         f"{plan.global_batch} samples per step on {len(plan.devices)} devices",
-        f"policy decisions: {', '.join(counts)}",
+        f"policy decisions: {', '.join(f'{len(run.record.decisions)} {run.name}' for run in runs)}",
     )
-    figure.text(0.008, 0.62, records[0].scenario.name, fontsize=13, fontweight="bold", verticalalignment="center")
+    figure.text(0.008, 0.62, scenario.name, fontsize=13, fontweight="bold", verticalalignment="center")
     figure.text(0.008, 0.12, "   |   ".join(facts), color=GREY, verticalalignment="center")

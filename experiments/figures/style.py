@@ -1,7 +1,7 @@
 """How the pictures of runs look."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from traces.plot import COLOURS
 
@@ -13,8 +13,8 @@ LIGHT_GREY = "#D9D9D9"
 WIDTH_INCHES = 10.0
 DOTS_PER_INCH = 150
 
-# Names come from users: a dollar sign in one is no formula.
-SETTINGS = {
+# Names come from users: a dollar sign in one is no formula. Releases of matplotlib differ in how they type the keys.
+SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,
     "font.size": 9.0,
     "axes.titlesize": 9.0,
@@ -26,7 +26,6 @@ SETTINGS = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": GREY,
-    "hatch.linewidth": 0.5,
 }
 
 
@@ -52,19 +51,10 @@ WORK_STYLES = {
 _RUN_COLOURS = (BLACK, VERMILLION, GREY, BLUE, GREEN, PURPLE, ORANGE, SKY)
 
 
-@dataclass(frozen=True, slots=True)
-class RunStyle:
-    """How one run's lines are drawn in the panels that hold all runs."""
-
-    name: str
-    colour: str
-    line: str
+Line = Literal["-", "--", ":", "-."]
+_LINES: tuple[Line, ...] = ("-", "--", ":", "-.")
 
 
-def run_styles(names: Sequence[str]) -> tuple[RunStyle, ...]:
-    """Return a style for each run."""
-    lines = ("-", "--", ":", "-.")
-    return tuple(
-        RunStyle(name, _RUN_COLOURS[index % len(_RUN_COLOURS)], lines[index % len(lines)])
-        for index, name in enumerate(names)
-    )
+def run_line(index: int) -> tuple[str, Line]:
+    """Return the colour and the line style of a run in panels that hold all runs."""
+    return _RUN_COLOURS[index % len(_RUN_COLOURS)], _LINES[index % len(_LINES)]

@@ -4,6 +4,8 @@ Equal shares whatever the devices are. The batch is one microbatch where memory 
 equal ones that fit (gradient accumulation).
 """
 
+from math import ceil
+
 from planner.depths import fitting_depths
 from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario import Scenario
@@ -15,7 +17,7 @@ def ddp(scenario: Scenario) -> Plan:
     stage = Stage(0, len(scenario.model.layers), replicas, in_flight=1)
     batch = scenario.training.global_batch
     # One sample per device and microbatch is the finest cut; if even that does not fit, the plan's check says so.
-    finest = max(1, batch // len(replicas))
+    finest = ceil(batch / len(replicas))
     microbatches = next(
         (even for count in range(1, finest) if fitting_depths((1,), (stage,), scenario, even := _cut(batch, count))),
         _cut(batch, finest),

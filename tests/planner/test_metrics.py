@@ -1,10 +1,11 @@
 import pytest
-from builders import chain_plan, chain_scenario, mesh_scenario
 
 from planner.backend import RunRecord
 from planner.cluster import Cluster, Device, Link
 from planner.events import Event, EventKind
 from planner.metrics import measure, step_ends_s, wan_bytes
+from planner.plan import Pipeline, Plan, Replica, Stage
+from planner.profile import ModelProfile
 from planner.scenario import Scenario, Training
 
 NEAR, FAR = "near", "far"
@@ -37,18 +38,12 @@ def sync(device: str, step: int, start_s: float, end_s: float) -> Event:
     return Event(EventKind.SYNC, device, "", 0, 0, -1, step, "S", start_s, end_s, 8)
 
 
-def record(*events: Event, global_batch: int = 6) -> RunRecord:
-    scenario = chain_scenario([1.0] * 3, [1.0] * 3, global_batch=global_batch)
-    plan = chain_plan(scenario)
-    names = dict(zip(plan.devices, "abc", strict=True))
-    renamed = mesh_scenario(3, [1.0], [1.0], global_batch=global_batch)
-    priced = Scenario("priced", cluster(), renamed.model, Training(global_batch))
-    stages = tuple(
-        type(stage)(stage.first_layer, stage.end_layer, (type(stage.replicas[0])(names[stage.replicas[0].device]),), 1)
-        for stage in plan.pipelines[0].stages
-    )
-    pipeline = type(plan.pipelines[0])(stages, plan.pipelines[0].microbatches)
-    return RunRecord("simulated", priced, type(plan)("priced", "mesh", "hand", "1f1b", (pipeline,)), events, ())
+def record(*events: Event) -> RunRecord:
+    """A run of a batch of 6 on all three devices."""
+    scenario = Scenario("priced", cluster(), ModelProfile("model", ()), Training(global_batch=6))
+    stage = Stage(0, 1, (Replica("a"), Replica("b"), Replica("c")), in_flight=1)
+    plan = Plan("priced", "model", "hand", "1f1b", (Pipeline((stage,), (6,)),))
+    return RunRecord("simulated", scenario, plan, events, ())
 
 
 def test_all_metrics_by_hand() -> None:

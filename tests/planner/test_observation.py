@@ -1,5 +1,5 @@
 from builders import chain_plan, chain_scenario
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.events import Event, EventKind
@@ -29,6 +29,7 @@ def test_busy_time_is_the_union_of_the_sends() -> None:
     assert path.rate_bps == 50.0
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 10)), min_size=1, max_size=10))
 def test_busy_time_counts_each_moment_once(intervals: list[tuple[int, int]]) -> None:
     events = [send(float(start), float(start + length)) for start, length in intervals]

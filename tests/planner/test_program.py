@@ -11,6 +11,7 @@ from planner.program import GradientSync, Transfer, compile_plan
 from planner.scenario import Scenario
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.integers(1, 200))
 def test_the_intervals_of_a_stage_partition_the_samples(shares: list[float], samples: int) -> None:
     replicas = tuple(Replica(f"device-{i}", share) for i, share in enumerate(shares))

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.ring import ring_exchanges
@@ -8,6 +8,7 @@ from planner.ring import ring_exchanges
 ELEMENTS, PARTICIPANTS = st.integers(0, 40), st.integers(2, 9)
 
 
+@settings(deadline=None)
 @given(ELEMENTS, PARTICIPANTS, st.integers(0, 2**32 - 1))
 def test_everybody_ends_with_the_sum(elements: int, participants: int, seed: int) -> None:
     before = np.random.default_rng(seed).integers(-1000, 1000, (participants, elements))
@@ -21,6 +22,7 @@ def test_everybody_ends_with_the_sum(elements: int, participants: int, seed: int
     np.testing.assert_array_equal(values, np.broadcast_to(before.sum(axis=0), values.shape))
 
 
+@settings(deadline=None)
 @given(ELEMENTS, PARTICIPANTS)
 def test_what_one_sends_is_what_the_next_one_receives(elements: int, participants: int) -> None:
     lists = [ring_exchanges(elements, participants, position) for position in range(participants)]
@@ -30,6 +32,7 @@ def test_what_one_sends_is_what_the_next_one_receives(elements: int, participant
             assert exchange.adds == turn[0].adds
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1000), PARTICIPANTS)
 def test_each_sends_twice_all_but_one_chunk(elements: int, participants: int) -> None:
     sent = [

@@ -2,7 +2,7 @@ import inspect
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.actions import Action, Kind, from_torch_csv, parse_action, to_torch_csv
@@ -28,6 +28,7 @@ def orders(name: str, pipeline: Pipeline) -> list[tuple[Action, ...]]:
     return [SCHEDULES[name](pipeline, stage) for stage in range(len(pipeline.stages))]
 
 
+@settings(deadline=None)
 @given(NAMES, pipelines())
 def test_every_forward_and_backward_comes_once_and_in_order(name: str, pipeline: Pipeline) -> None:
     for stage, actions in enumerate(orders(name, pipeline)):
@@ -39,12 +40,14 @@ def test_every_forward_and_backward_comes_once_and_in_order(name: str, pipeline:
             assert actions.index(Action(stage, Kind.FORWARD, i)) < actions.index(Action(stage, Kind.BACKWARD, i))
 
 
+@settings(deadline=None)
 @given(pipelines())
 def test_1f1b_holds_as_many_microbatches_as_its_depth_and_never_more(pipeline: Pipeline) -> None:
     for stage, actions in zip(pipeline.stages, orders("1f1b", pipeline), strict=True):
         assert most_live(actions) == min(stage.in_flight, len(pipeline.microbatches))
 
 
+@settings(deadline=None)
 @given(pipelines())
 def test_gpipe_holds_all_microbatches(pipeline: Pipeline) -> None:
     assert {most_live(actions) for actions in orders("gpipe", pipeline)} == {len(pipeline.microbatches)}
@@ -67,6 +70,7 @@ def test_the_pictures_in_the_docstrings() -> None:
         assert [[cell for cell in row if cell != ".."] for row in drawn] == made
 
 
+@settings(deadline=None)
 @given(NAMES, pipelines())
 def test_torchs_csv_and_back(name: str, pipeline: Pipeline) -> None:
     ranks = tuple(orders(name, pipeline))

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.fairshare import max_min_rates
@@ -15,6 +15,7 @@ def networks(draw: st.DrawFn) -> tuple[list[list[str]], dict[str, float]]:
     return paths, {link: rate for link, rate in capacity_bps.items() if any(link in path for path in paths)}
 
 
+@settings(deadline=None)
 @given(networks())
 def test_no_link_carries_more_than_it_can_and_every_flow_has_a_bottleneck(
     network: tuple[list[list[str]], dict[str, float]],
