@@ -4,7 +4,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from experiments.benches.adaptation import measure_adaptation

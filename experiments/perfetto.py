@@ -6,9 +6,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from experiments.figures.departures import departures
+from experiments.figures.departures import departures, fed_stage, input_from, input_of
 from experiments.figures.naming import device_names, run_names
-from planner.actions import Kind
 from planner.backend import RunRecord
 from planner.events import Event, EventKind
 from traces.atomic import write_text_atomically
@@ -97,14 +96,17 @@ class _RunTrace:
         }
 
     def _sends(self) -> Iterator[dict[str, Any]]:
-        uses = {_input_of(event): event for event in self._record.events if event.kind is EventKind.COMPUTE}
+        uses = {input_of(event): event for event in self._record.events if event.kind is EventKind.COMPUTE}
         for event, start_s in departures(self._record.events):
             channel = (event.device, event.peer)
-            threads_so_far = sum(device == event.device for device, _ in self._send_threads)
-            thread = self._send_threads.setdefault(channel, _FIRST_SEND_THREAD + threads_so_far)
-            sent = self._slice(event, start_s, thread, queued_us=_microseconds(start_s - event.start_s))
+            if channel not in self._send_threads:
+                others = sum(device == event.device for device, _ in self._send_threads)
+                self._send_threads[channel] = _FIRST_SEND_THREAD + others
+            sent = self._slice(
+                event, start_s, self._send_threads[channel], queued_us=_microseconds(start_s - event.start_s)
+            )
             yield sent
-            use = uses.get(_input_from(event))
+            use = uses.get(input_from(event))
             if use is not None:
                 yield from self._arrow(sent, use)
 
@@ -145,23 +147,8 @@ def _name(event: Event) -> str:
     if event.kind is EventKind.RECEIVE:
         return f"wait for {action}"
     if event.kind is EventKind.SEND:
-        return f"send {_fed_stage(event)}{event.action}{event.microbatch}"
+        return f"send {fed_stage(event)}{event.action}{event.microbatch}"
     return action
-
-
-def _fed_stage(send: Event) -> int:
-    """The stage that a send feeds: activations go to the next one, gradients to the one before."""
-    return send.stage + 1 if send.action == Kind.FORWARD else send.stage - 1
-
-
-def _input_of(compute: Event) -> tuple[object, ...]:
-    """What a compute takes from another device, by the same key as `_input_from`; weight gradients take nothing."""
-    action = Kind.BACKWARD if compute.action == Kind.BACKWARD_INPUT else compute.action
-    return compute.device, compute.pipeline, compute.stage, compute.step, action, compute.microbatch
-
-
-def _input_from(send: Event) -> tuple[object, ...]:
-    return send.peer, send.pipeline, _fed_stage(send), send.step, send.action, send.microbatch
 
 
 def _metadata(kind: str, process: int, thread: int, **arguments: object) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from planner.check import check_plan
 from planner.events import Event
 from planner.observation import observe
-from planner.plan import Plan
+from planner.plan import Plan, Replica
 from planner.policy import DECISION_LAG_STEPS, Decision, Policy, describe_change
 from planner.scenario import Scenario
+from traces.errors import RunError
 
 
 class Adaptation:
@@ -17,6 +18,7 @@ class Adaptation:
 
     Raises:
         InputError: The policy returned a plan that breaks the scenario's invariants.
+        RunError: The policy returned a plan that needs layers to move.
     """
 
     def __init__(self, policy: Policy, plan: Plan, scenario: Scenario) -> None:
@@ -36,7 +38,20 @@ class Adaptation:
         if proposed is None or proposed == current:
             return None
         check_plan(proposed, self._scenario)
+        if _placement(proposed) != _placement(current):
+            raise RunError(
+                f"policy {type(self._policy).__name__} moves layers to other devices after step {step}, which no "
+                "backend can carry out yet; it may change microbatches and depths"
+            )
         decision = Decision(step, step + DECISION_LAG_STEPS, proposed, describe_change(current, proposed))
         self._timeline.append((decision.first_step, proposed))
         self.decisions.append(decision)
         return decision
+
+
+def _placement(plan: Plan) -> list[list[tuple[int, int, tuple[Replica, ...]]]]:
+    """Which device holds which layers."""
+    return [
+        [(stage.first_layer, stage.end_layer, stage.replicas) for stage in pipeline.stages]
+        for pipeline in plan.pipelines
+    ]

@@ -4,8 +4,9 @@ from itertools import pairwise
 
 from planner.memory import stage_bytes, state_bytes
 from planner.plan import Pipeline, Plan, Stage
+from planner.program import gradient_syncs
 from planner.scenario import Scenario
-from planner.schedules import SCHEDULES
+from planner.schedules import HOLD_ALL, SCHEDULES
 from traces.errors import InputError
 from traces.naming import find_by_name
 
@@ -14,7 +15,7 @@ def check_plan(plan: Plan, scenario: Scenario) -> None:
     """Refuse a plan that the scenario cannot carry out.
 
     Raises:
-        InputError: It was made for another scenario or model, names devices that do not exist or two times,
+        InputError: It was made for another model, names devices that do not exist or two times,
             leaves layers out, changes the global batch, cannot be scheduled, does not fit into memory, or
             needs a link that is not there.
     """
@@ -35,6 +36,9 @@ def check_plan(plan: Plan, scenario: Scenario) -> None:
         _check_paths(pipeline, scenario)
         for number, stage in enumerate(pipeline.stages):
             _check_memory(pipeline, stage, plan.schedule, scenario, f"{where}.stages[{number}]")
+    for sync in gradient_syncs(plan, scenario):
+        for position, device in enumerate(sync.devices):
+            scenario.cluster.path(sync.devices[position - 1], device)
     if plan.global_batch != scenario.training.global_batch:
         raise InputError(
             f"the microbatches add up to {plan.global_batch} samples",
@@ -102,7 +106,8 @@ def _check_microbatches(pipeline: Pipeline, schedule: str, where: str) -> None:
     depths = [stage.in_flight for stage in pipeline.stages]
     if min(depths) < 1:
         raise InputError(f"in-flight depths {depths}", where=f"{where}.stages", valid="every depth is at least 1")
-    if schedule != "gpipe" and any(later > earlier for earlier, later in pairwise(depths)):
+    reached = [min(depth, len(pipeline.microbatches)) for depth in depths]
+    if schedule not in HOLD_ALL and any(later > earlier for earlier, later in pairwise(reached)):
         raise InputError(
             f"in-flight depths {depths} would deadlock",
             where=f"{where}.stages",
@@ -121,22 +126,26 @@ def _check_paths(pipeline: Pipeline, scenario: Scenario) -> None:
 
 def _check_memory(pipeline: Pipeline, stage: Stage, schedule: str, scenario: Scenario, where: str) -> None:
     count = len(pipeline.microbatches)
-    in_flight = count if schedule == "gpipe" else min(stage.in_flight, count)
-    largest = max(pipeline.microbatches)
-    for replica, (first, end) in zip(stage.replicas, stage.intervals(largest), strict=True):
+    in_flight = count if schedule in HOLD_ALL else min(stage.in_flight, count)
+    for replica, samples in zip(stage.replicas, stage.most_samples(pipeline.microbatches), strict=True):
         device = scenario.cluster.by_name[replica.device]
-        scenario.model.times(stage.first_layer, stage.end_layer, device.kind, max(1, end - first))
-        needed = stage_bytes(scenario, stage.first_layer, stage.end_layer, end - first, in_flight)
+        try:
+            scenario.model.times(stage.first_layer, stage.end_layer, device.kind, max(1, samples))
+        except InputError as error:
+            raise error.within(where) from None
+        needed = stage_bytes(scenario, stage.first_layer, stage.end_layer, samples, in_flight)
         if needed > device.memory_bytes:
             states = state_bytes(scenario, stage.first_layer, stage.end_layer)
             raise InputError(
-                f"layers {stage.first_layer} to {stage.end_layer - 1} need {_gib(needed)} on device "
-                f"'{device.name}' ({_gib(states)} of states, {_gib(needed - states)} of activations of "
-                f"{in_flight} microbatches in flight), which has {_gib(device.memory_bytes)}",
+                f"layers {stage.first_layer} to {stage.end_layer - 1} need {_size(needed)} on device "
+                f"'{device.name}' ({_size(states)} of states, {_size(needed - states)} of activations of "
+                f"{in_flight} microbatches in flight), which has {_size(device.memory_bytes)}",
                 where=where,
                 valid=f"free {needed - device.memory_bytes} bytes: fewer layers, smaller microbatches or less depth",
             )
 
 
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.2f} GiB"
+def _size(size_bytes: int) -> str:
+    if size_bytes < 2**20:
+        return f"{size_bytes} B"
+    return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.2f} MiB"

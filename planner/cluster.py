@@ -9,6 +9,20 @@ from traces.errors import InputError
 from traces.trace import LinkTrace
 
 
+class ClusterError(InputError):
+    """Something is wrong with one device or link.
+
+    Attributes:
+        location: Where: ``("links", 2, "bandwidth")``.
+    """
+
+    def __init__(self, problem: str, location: tuple[int | str, ...], valid: str) -> None:
+        self.location = location
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+        super().__init__(problem, f"cluster{place}", valid)
+        self.args = (problem, location, valid)
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One GPU (or CPU) that runs one process.
@@ -151,27 +165,21 @@ class Cluster:
 
 def _check_devices(devices: tuple[Device, ...]) -> None:
     if not devices:
-        raise InputError("the cluster has no devices", where="cluster.devices", valid="give at least one")
+        raise ClusterError("the cluster has no devices", ("devices",), "give at least one")
     regions = {device.region for device in devices}
     seen: dict[str, int] = {}
     for index, device in enumerate(devices):
-        where = f"cluster.devices[{index}]"
+        place = ("devices", index)
         if device.name in seen:
-            raise InputError(
+            raise ClusterError(
                 f"device '{device.name}' is named twice",
-                where=f"{where}.name",
-                valid=f"it is already devices[{seen[device.name]}]; give every device a name of its own",
+                (*place, "name"),
+                f"it is already devices[{seen[device.name]}]; give every device a name of its own",
             )
         if device.name in regions:
-            raise InputError(
-                f"'{device.name}' is both a device and a region",
-                where=f"{where}.name",
-                valid="rename one of them",
-            )
+            raise ClusterError(f"'{device.name}' is both a device and a region", (*place, "name"), "rename one of them")
         if device.memory_bytes <= 0:
-            raise InputError(
-                f"device '{device.name}' has no memory", where=f"{where}.memory", valid="for example '16 GiB'"
-            )
+            raise ClusterError(f"device '{device.name}' has no memory", (*place, "memory"), "for example '16 GiB'")
         seen[device.name] = index
 
 
@@ -179,20 +187,20 @@ def _check_links(cluster: Cluster) -> None:
     ends = {*cluster.by_name, *cluster.regions}
     seen: set[str] = set()
     for index, link in enumerate(cluster.links):
-        where = f"cluster.links[{index}]"
+        place = ("links", index)
         for end in (link.source, link.target):
             if end not in ends:
-                raise InputError(
+                raise ClusterError(
                     f"the link ends at '{end}', which is neither a region nor a device",
-                    where=where,
-                    valid=f"regions: {', '.join(cluster.regions)}; devices: {', '.join(cluster.by_name)}",
+                    place,
+                    f"regions: {', '.join(cluster.regions)}; devices: {', '.join(cluster.by_name)}",
                 )
         if link.name in seen:
-            raise InputError(f"the link {link.name} is given twice", where=where, valid="keep one of the two")
+            raise ClusterError(f"the link {link.name} is given twice", place, "keep one of the two")
         if not link.bandwidth_bps > 0:
-            raise InputError(
+            raise ClusterError(
                 f"the link {link.name} carries nothing ({link.bandwidth_bps:g} bit/s)",
-                where=f"{where}.bandwidth",
-                valid="a link needs a mean rate above zero, for example '100 Mbit/s'",
+                (*place, "bandwidth"),
+                "a link needs a mean rate above zero, for example '100 Mbit/s'",
             )
         seen.add(link.name)

@@ -46,10 +46,10 @@ def fitting_depths(
     fitted: list[int] = []
     for depth, stage in zip(depths, stages, strict=True):
         ceiling = min([depth, len(microbatches), *fitted[-1:]])
-        for replica, (first, end) in zip(stage.replicas, stage.intervals(max(microbatches)), strict=True):
+        for replica, samples in zip(stage.replicas, stage.most_samples(microbatches), strict=True):
             free = scenario.cluster.by_name[replica.device].memory_bytes
             free -= state_bytes(scenario, stage.first_layer, stage.end_layer)
-            each = (end - first) * scenario.model.activation_bytes(stage.first_layer, stage.end_layer)
+            each = samples * scenario.model.activation_bytes(stage.first_layer, stage.end_layer)
             ceiling = min(ceiling, free // each if each else ceiling) if free >= 0 else 0
         if ceiling < 1:
             return None

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -54,7 +54,7 @@ class Document:
         self.path = path
         self._text = text = read_text(path)
         try:
-            self.value: Any = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+            self.value: Any = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_Loader)
         except json.JSONDecodeError as error:
             raise InputError(
                 f"not JSON: {error.msg}",
@@ -69,8 +69,7 @@ class Document:
 
     def where(self, location: Location) -> str:
         """Return file, line and key path of a place in the document."""
-        # JSON is YAML too; lines are looked up only for a message, since composing is slow.
-        node, line = yaml.compose(self._text, Loader=yaml.SafeLoader), None
+        node, line = self._compose(), None
         for key in location:
             child = _child(node, key)
             if child is None:
@@ -79,6 +78,32 @@ class Document:
         place = _key_path(location)
         file = f"{self.path}:{line}" if line is not None else str(self.path)
         return f"{file}: {place}" if place else file
+
+    def _compose(self) -> yaml.Node | None:
+        """The document with its lines; only for a message, since it takes long."""
+        try:
+            return yaml.compose(self._text, Loader=yaml.SafeLoader)
+        except yaml.YAMLError:
+            # JSON that is no YAML, indented with tabs for one: the key path must do without a line.
+            return None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people mean it: a key stands once, and a date is text like any other."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - the base class's own attribute
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                problem = f"the key '{key.value}' is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def parse(kind: type[Data], document: Document, value: Any, location: Location = ()) -> Data:
@@ -91,7 +116,7 @@ def parse(kind: type[Data], document: Document, value: Any, location: Location =
         # By way of JSON, where strictness allows a list for a tuple and a string for a path, and nothing else.
         return TypeAdapter(kind).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
-        raise _first_error(error, kind, document, location) from None
+        raise _first_error(error, kind, document, value, location) from None
 
 
 def reported(convert: Any) -> Any:
@@ -107,10 +132,10 @@ def reported(convert: Any) -> Any:
     return validate
 
 
-def _first_error(error: ValidationError, kind: type, document: Document, location: Location) -> InputError:
+def _first_error(error: ValidationError, kind: type, document: Document, value: Any, location: Location) -> InputError:
     # A misspelt key is also a missing one; what was written says more than what was not.
     details = min(error.errors(include_url=False), key=lambda each: each["type"] not in _UNKNOWN_KEY)
-    inner: Location = tuple(part for part in details["loc"] if not _is_type_tag(part))
+    inner = _inside(value, details["loc"])
     where = document.where((*location, *inner))
     if details["type"] in _UNKNOWN_KEY:
         name = str(inner[-1])
@@ -120,14 +145,21 @@ def _first_error(error: ValidationError, kind: type, document: Document, locatio
         return InputError(context["problem"], where=where, valid=context["valid"])
     if details["type"] in ("missing", "missing_argument"):
         return InputError(f"the key '{inner[-1]}' is missing", where=where, valid=f"add '{inner[-1]}:' there")
-    value = repr(details["input"])
-    shown = value if len(value) <= 60 else f"{value[:57]}..."
+    text = repr(details["input"])
+    shown = text if len(text) <= 60 else f"{text[:57]}..."
     return InputError(f"{shown} is not valid", where=where, valid=details["msg"][0].lower() + details["msg"][1:])
 
 
-def _is_type_tag(part: int | str) -> bool:
-    """Whether pydantic put this into the location to name a member of a union, rather than a key."""
-    return isinstance(part, str) and (part[:1].isupper() or part in ("str", "int", "float", "bool") or "[" in part)
+def _inside(value: Any, location: Location) -> Location:
+    """The part of a location that leads through ``value``; behind it pydantic names the members of a union."""
+    for depth, key in enumerate(location):
+        if isinstance(value, dict):
+            value = value.get(key)
+        elif isinstance(value, list) and isinstance(key, int):
+            value = value[key] if key < len(value) else None
+        else:
+            return location[:depth]
+    return location
 
 
 def _key_path(location: Location) -> str:
@@ -150,28 +182,34 @@ def _child(node: yaml.Node | None, key: int | str) -> tuple[yaml.Node, int] | No
 def _keys_at(kind: Any, location: Location) -> list[str]:
     """Names of the keys that are valid at a place inside a dataclass."""
     for part in location:
-        if isinstance(part, str):
-            kind = _field_types(kind).get(part)
+        kind = _member(kind, part)
     return [key for dataclass_ in _dataclasses(kind) for key in _field_types(dataclass_)]
 
 
-def _field_types(kind: Any) -> Mapping[str, Any]:
+def _member(kind: Any, part: int | str) -> Any:
+    """The type of what stands at a key or index inside a type."""
+    if get_origin(kind) in (dict, tuple):
+        return get_args(kind)[-1 if get_origin(kind) is dict else 0]
+    if isinstance(kind, type) and is_dataclass(kind):
+        return _field_types(kind).get(str(part))
+    return next((found for each in get_args(kind) if (found := _member(each, part)) is not None), None)
+
+
+def _field_types(kind: type) -> Mapping[str, Any]:
+    """The fields of a dataclass by the keys that stand for them in a file."""
+    hints = get_type_hints(kind, include_extras=True)
     types: dict[str, Any] = {}
-    for dataclass_ in _dataclasses(kind):
-        hints = get_type_hints(dataclass_, include_extras=True)
-        for field in fields(dataclass_):
-            hint = hints[field.name]
-            infos = [info for info in getattr(hint, "__metadata__", ()) if isinstance(info, FieldInfo)]
-            types[next((info.alias for info in infos if info.alias), field.name)] = hint
+    for field in fields(kind):
+        hint = hints[field.name]
+        infos = [info for info in getattr(hint, "__metadata__", ()) if isinstance(info, FieldInfo)]
+        types[next((info.alias for info in infos if info.alias), field.name)] = hint
     return types
 
 
 def _dataclasses(kind: Any) -> Iterator[type]:
-    """The dataclasses inside a type such as ``tuple[Stage, ...]`` or ``Entry | None``."""
-    if get_origin(kind) is Annotated:
-        yield from _dataclasses(get_args(kind)[0])
-    elif isinstance(kind, type) and is_dataclass(kind):
+    """The dataclasses that a type such as ``Entry | None`` stands for."""
+    if isinstance(kind, type) and is_dataclass(kind):
         yield kind
-    else:
+    elif get_origin(kind) not in (dict, tuple):
         for argument in get_args(kind):
             yield from _dataclasses(argument)

@@ -1,5 +1,6 @@
 """A plan: which device computes which layers of which samples, in which order. Plain data."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -43,6 +44,14 @@ class Stage:
         total = sum(replica.share for replica in self.replicas)
         bounds = [0, *(round(samples * part / total) for part in accumulate(r.share for r in self.replicas))]
         return tuple(pairwise(bounds))
+
+    def most_samples(self, microbatches: Iterable[int]) -> tuple[int, ...]:
+        """Return the most samples of any one microbatch that each replica takes.
+
+        Not those of the largest microbatch: rounding can give a replica more of a smaller one.
+        """
+        widths = ([end - first for first, end in self.intervals(samples)] for samples in microbatches)
+        return tuple(max(column) for column in zip(*widths, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,9 +79,7 @@ class TimeTable:
 
     def _interpolate(self, times_s: tuple[float, ...], samples: int) -> float:
         counts = self.samples
-        if samples <= counts[0]:
-            return times_s[0] * samples / counts[0]
-        if len(counts) == 1:
+        if samples <= counts[0] or len(counts) == 1:
             return times_s[0] * samples / counts[0]
         right = min(bisect_left(counts, samples), len(counts) - 1)
         left = right - 1

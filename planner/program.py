@@ -104,7 +104,7 @@ def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
 
     The plan must have passed `planner.check.check_plan` for this scenario.
     """
-    synchronisations = _synchronisations(plan, scenario)
+    synchronisations = gradient_syncs(plan, scenario)
     programs: dict[str, DeviceProgram] = {}
     for pipeline_index, pipeline in enumerate(plan.pipelines):
         for stage_index, stage in enumerate(pipeline.stages):
@@ -188,8 +188,8 @@ def _crossing(
     return tuple(transfers)
 
 
-def _synchronisations(plan: Plan, scenario: Scenario) -> tuple[GradientSync, ...]:
-    """Runs of layers that the same devices hold, where those are more than one."""
+def gradient_syncs(plan: Plan, scenario: Scenario) -> tuple[GradientSync, ...]:
+    """Return the runs of layers that the same devices hold, where those are more than one."""
 
     def holders(layer: int) -> tuple[str, ...]:
         return tuple(_holders(plan, layer))

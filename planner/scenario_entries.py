@@ -117,7 +117,7 @@ class ModelEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerEntry:
-    """The update rule."""
+    """The update rule: its name, learning_rate, momentum and weight_decay, all without unit."""
 
     name: Literal["sgd", "momentum", "adamw"] = "sgd"
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from planner.cluster import Cluster, Device, Link
+from planner.cluster import Cluster, ClusterError, Device, Link
 from planner.datasheet import DATASHEET, DeviceKind, find_kind
 from planner.importers.sailor import read_sailor
 from planner.parsing import Document, Location, parse
@@ -113,10 +113,15 @@ def _device_kinds(entry: ClusterEntry, part: _Part) -> dict[str, DeviceKind]:
 def _cluster(entry: ClusterEntry, kinds: dict[str, DeviceKind], part: _Part) -> Cluster:
     devices = tuple(_device(device, kinds[device.kind]) for device in entry.devices)
     links = [_links(link, part, index) for index, link in enumerate(entry.links)]
+    # One entry can stand for two links.
+    entry_of_link = [index for index, made in enumerate(links) for _ in made]
     try:
         return Cluster(devices, tuple(chain.from_iterable(links)))
-    except InputError as error:
-        raise InputError(error.problem, where=f"{part.document.path}: {error.where}", valid=error.valid) from None
+    except ClusterError as error:
+        place = error.location
+        if place[0] == "links":
+            place = ("links", entry_of_link[int(place[1])], *place[2:])
+        raise InputError(error.problem, part.where(*place), error.valid) from None
 
 
 def _device(entry: DeviceEntry, kind: DeviceKind) -> Device:
@@ -135,6 +140,9 @@ def _links(entry: LinkEntry, part: _Part, index: int) -> list[Link]:
             where=where,
             valid="give one of 'between: [a, b]', 'from: a' with 'to: b', and 'inside: a'",
         )
+    if entry.between is not None and entry.between[0] == entry.between[1]:
+        inside_it = f"write 'inside: {entry.between[0]}'"
+        raise InputError(f"the link joins '{entry.between[0]}' with itself", where=where, valid=inside_it)
     trace = None
     if entry.trace is not None:
         trace = read_trace_entry(entry.trace, part.document, (*part.location, "links", index, "trace"))

@@ -62,7 +62,10 @@ def read_trace_entry(entry: TraceEntry, document: Document, location: Location) 
     if entry.file is not None:
         if entry.duration is not None:
             raise InputError("a trace file has a duration of its own", where=where, valid="remove 'duration'")
-        trace = read_trace(document.path.parent / entry.file, loops=loops)
+        try:
+            trace = read_trace(document.path.parent / entry.file, loops=loops)
+        except InputError as error:
+            raise error.within(where) from None
     else:
         try:
             trace = _from_preset(entry, loops) if entry.preset is not None else _from_steps(entry, loops)
@@ -83,7 +86,8 @@ def read_trace_entry(entry: TraceEntry, document: Document, location: Location) 
 
 def _from_preset(entry: TraceEntry, loops: bool) -> LinkTrace:
     assert entry.preset is not None
-    made = preset(entry.preset, duration_s=entry.duration or PRESET_DURATION_S, seed=entry.seed)
+    duration_s = PRESET_DURATION_S if entry.duration is None else entry.duration
+    made = preset(entry.preset, duration_s=duration_s, seed=entry.seed)
     return LinkTrace(made.times_s, made.bandwidth_bps, made.duration_s, made.latency_s, loops)
 
 

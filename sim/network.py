@@ -11,6 +11,10 @@ import simpy
 
 from planner.cluster import Link
 from sim.fairshare import max_min_rates
+from traces.errors import RunError
+
+# A wait this long for links at rate zero is a mistake in a trace, not an outage.
+LONGEST_OUTAGE_S = 86400.0
 
 
 @dataclass(eq=False, slots=True)
@@ -25,13 +29,18 @@ class _Flow:
 
 
 class Network:
-    """All flows under way; time counts in seconds from the start of the run."""
+    """All flows under way; time counts in seconds from the start of the run.
+
+    Raises:
+        RunError: Nothing has moved for longer than any outage.
+    """
 
     def __init__(self, environment: simpy.Environment) -> None:
         self._environment = environment
         self._flows: list[_Flow] = []
         self._updated_s = 0.0
         self._alarm: simpy.Event | None = None
+        self._moved_s = 0.0
 
     def transmit(self, links: Sequence[Link], bits: float) -> simpy.Event:
         """Start a flow; return the event of its last bit's leaving the sender."""
@@ -64,6 +73,13 @@ class Network:
         for flow, rate_bps in zip(self._flows, rates, strict=True):
             flow.rate_bps = rate_bps
             flow.end_s = now_s + flow.remaining_bits / rate_bps if rate_bps > 0 else float("inf")
+        if any(rates):
+            self._moved_s = now_s
+        elif now_s - self._moved_s > LONGEST_OUTAGE_S:
+            raise RunError(
+                f"no link has carried anything for {LONGEST_OUTAGE_S:g} s at {now_s:.3f} s of the run, and bytes wait "
+                f"for {', '.join(sorted(links))}: do their traces ever rise above zero, at the same time?"
+            )
         next_s = min(
             [flow.end_s for flow in self._flows]
             + [link.trace.next_change_s(now_s) for link in links.values() if link.trace is not None]

@@ -7,8 +7,6 @@
 What is none of these is a defect of ropebridge itself.
 """
 
-from functools import partial
-
 
 class RopebridgeError(Exception):
     """Base of every error that ropebridge raises on purpose."""
@@ -23,7 +21,8 @@ class InputError(RopebridgeError):
         valid: What would be valid, or what to do next.
     """
 
-    def __init__(self, problem: str, *, where: str = "", valid: str = "") -> None:
+    # All arguments are positional: pickle and SimPy make an exception anew from its class and `args`.
+    def __init__(self, problem: str, where: str = "", valid: str = "") -> None:
         self.problem = problem
         self.where = where
         self.valid = valid
@@ -33,11 +32,6 @@ class InputError(RopebridgeError):
         place = f"{self.where}: " if self.where else ""
         advice = f"; {self.valid}" if self.valid else ""
         return f"{place}{self.problem}{advice}"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # An exception is pickled as its class and `args`, which keyword-only arguments refuse; without
-        # this a worker process that raises an InputError breaks its pool.
-        return partial(InputError, where=self.where, valid=self.valid), (self.problem,)
 
     def within(self, outer: str) -> "InputError":
         """Return the same error placed inside ``outer`` (a file, or a key of one)."""

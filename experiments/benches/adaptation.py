@@ -7,7 +7,7 @@ simulator promises must be the one that the real, paced run shows.
 from collections.abc import Callable
 
 from executor.backend import TorchBackend
-from experiments.benches.result import BenchResult, Check
+from experiments.benches.result import BenchResult, Check, Row
 from experiments.scenario_choice import choose_scenario
 from planner.backend import Backend
 from planner.metrics import measure
@@ -31,7 +31,7 @@ def measure_adaptation(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     scenario = choose_scenario(SCENARIO)
     steps = QUICK_STEPS if quick else STEPS
     backends: dict[str, Backend] = {"simulated": Simulator(), "real": TorchBackend("paced", emulate_wan=True)}
-    rows = []
+    rows: list[Row] = []
     for strategy in [name for name in STRATEGIES if name != "ddp"]:
         plan = make_plan(strategy, scenario)
         gains = {}

@@ -7,7 +7,7 @@ runs first and is not told the outcome.
 from collections.abc import Callable
 
 from executor.backend import TorchBackend
-from experiments.benches.result import BenchResult, Check
+from experiments.benches.result import BenchResult, Check, Row
 from experiments.scenario_choice import choose_scenario
 from planner.metrics import measure
 from planner.policies import make_policy
@@ -33,7 +33,7 @@ WORST_BYTE_DIFFERENCE = 0
 
 def measure_fidelity(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     """Run every case in both backends and compare steps and bytes."""
-    rows = []
+    rows: list[Row] = []
     for scenario_name, strategy, policy in CASES[:QUICK_CASES] if quick else CASES:
         tell(f"{scenario_name}, {strategy}, {policy}")
         scenario = choose_scenario(scenario_name)

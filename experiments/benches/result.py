@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+Row = Mapping[str, str | float | int]
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -30,7 +32,7 @@ class Check:
 class BenchResult:
     """Rows of equal keys, and checks."""
 
-    rows: Sequence[Mapping[str, str | float | int]]
+    rows: Sequence[Row]
     checks: Sequence[Check]
 
     def text(self) -> str:

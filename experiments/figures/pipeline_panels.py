@@ -7,7 +7,8 @@ from matplotlib.figure import SubFigure
 from matplotlib.patches import Patch
 
 from experiments.figures.drawn_run import DrawnRun
-from experiments.figures.gantt import GanttRows, draw_gantt
+from experiments.figures.gantt import draw_gantt
+from experiments.figures.gantt_rows import GanttRows
 from experiments.figures.style import LIGHT_GREY, WORK_STYLES
 
 

@@ -9,7 +9,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 
 from experiments.figures.drawn_run import DrawnRun, drawn_runs
-from experiments.figures.gantt import gantt_rows, number_bars
+from experiments.figures.gantt import number_bars
+from experiments.figures.gantt_rows import gantt_rows
 from experiments.figures.link_panels import draw_links, links_inches, shown_links
 from experiments.figures.pipeline_panels import draw_pipelines, pipelines_inches
 from experiments.figures.step_panel import draw_step_times, steps_inches

@@ -14,6 +14,7 @@ from planner.observation import Observation
 from planner.plan import Pipeline, Plan
 from planner.program import compile_plan
 from planner.scenario import Scenario
+from planner.schedules import HOLD_ALL
 
 # Weight of the newest observation: the mean follows a sudden change to within 10 % in two observations.
 NEWEST_WEIGHT = 0.7
@@ -75,13 +76,20 @@ class DepthPolicy:
             widest = max(len(stage.replicas) for stage in pipeline.stages)
             for count in _even_counts(pipeline.samples, least_size=widest):
                 microbatches = (pipeline.samples // count,) * count
-                for depths in {
-                    plain_depths(len(pipeline.stages)),
-                    self._hiding_depths(pipeline, microbatches),
-                }:
-                    fitted = fitting_depths(depths, pipeline.stages, self._scenario, microbatches)
-                    if fitted is not None:
-                        yield plan.with_microbatches(index, microbatches, fitted)
+                for depths in self._depths(plan.schedule, pipeline, microbatches):
+                    yield plan.with_microbatches(index, microbatches, depths)
+
+    def _depths(self, schedule: str, pipeline: Pipeline, microbatches: tuple[int, ...]) -> set[tuple[int, ...]]:
+        """Depths worth a try that fit into memory."""
+        stages = len(pipeline.stages)
+        if schedule in HOLD_ALL:
+            wanted = {(len(microbatches),) * stages}
+        else:
+            wanted = {plain_depths(stages), self._hiding_depths(pipeline, microbatches)}
+        fitted = {each: fitting_depths(each, pipeline.stages, self._scenario, microbatches) for each in wanted}
+        return {
+            fits for each, fits in fitted.items() if fits is not None and (fits == each or schedule not in HOLD_ALL)
+        }
 
     def _hiding_depths(self, pipeline: Pipeline, microbatches: tuple[int, ...]) -> tuple[int, ...]:
         """Depths that hide the round trips at the observed rates; a stage or boundary is as slow as its slowest."""

@@ -3,22 +3,29 @@
 Layers are cut into equal numbers, devices are taken in the order in which the cluster names them, 1F1B with its
 own depths. As many stages as devices allow; what remains is data parallel over whole pipelines. It knows nothing
 of device speeds, memory or links. Assumed: the number of stages is the largest divisor of the number of devices
-that does not exceed the number of layers (Megatron leaves it to its user).
+that does not exceed the number of layers (Megatron leaves it to its user), and every pipeline needs a sample.
 """
 
 from planner.depths import plain_depths
 from planner.microbatching import even_microbatches
 from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario import Scenario
+from traces.errors import InputError
 
 
 def megatron(scenario: Scenario) -> Plan:
     """Return uniform pipelines over all devices."""
     devices = [device.name for device in scenario.cluster.devices]
     layers = len(scenario.model.layers)
+    batch = scenario.training.global_batch
     count = max(n for n in range(1, layers + 1) if len(devices) % n == 0)
     copies = len(devices) // count
-    batch = scenario.training.global_batch
+    if copies > batch:
+        raise InputError(
+            f"a global batch of {batch} cannot be split over {copies} pipelines of {count} stages",
+            where="training.global_batch",
+            valid=f"give each pipeline a sample: a batch of {copies} or more, fewer devices, or more layers",
+        )
     pipelines = []
     for copy in range(copies):
         samples = batch * (copy + 1) // copies - batch * copy // copies

@@ -129,7 +129,7 @@ REFUSED: dict[str, tuple[Plan, str, str, str]] = {
         # 1/8 GiB of parameters and gradients, and two microbatches of eight times 1/16 GiB.
         with_stages(FIRST, SECOND, microbatches=(8, 8)),
         "pipelines[0].stages[0]",
-        "layers 0 to 0 need 1.12 GiB on device 'device-0' (0.12 GiB of states, 1.00 GiB of activations of 2 "
+        "layers 0 to 0 need 1.12 GiB on device 'device-0' (128.00 MiB of states, 1.00 GiB of activations of 2 "
         "microbatches in flight), which has 1.00 GiB",
         f"free {GIB // 8} bytes: fewer layers, smaller microbatches or less depth",
     ),

@@ -79,8 +79,8 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "unknown key of a kind": (
         "      peak:",
-        "      pike:",
-        ("5: cluster.kinds.board.pike", "unknown key 'pike'", "did you mean 'peak'?", "memory_bandwidth"),
+        "      peek:",
+        ("5: cluster.kinds.board.peek", "unknown key 'peek'", "did you mean 'peak'?", "memory_bandwidth"),
     ),
     "unknown key of a device": (
         "region: east}",

@@ -49,9 +49,16 @@ def test_plans_hold_every_layer_and_keep_the_global_batch(scenario: Scenario, na
 
 @settings(deadline=None)
 @given(scenarios())
-def test_megatron_copes_with_fewer_samples_than_pipelines(scenario: Scenario) -> None:
+def test_megatron_gives_every_pipeline_a_sample_or_says_what_batch_it_needs(scenario: Scenario) -> None:
+    devices, layers = len(scenario.cluster.devices), len(scenario.model.layers)
+    pipelines = devices // max(n for n in range(1, layers + 1) if devices % n == 0)
+    if scenario.training.global_batch < pipelines:
+        with pytest.raises(InputError, match=f"a batch of {pipelines} or more"):
+            make_plan("megatron", scenario)
+        return
     plan = make_plan("megatron", scenario)
     assert plan.global_batch == scenario.training.global_batch
+    assert all(pipeline.samples > 0 for pipeline in plan.pipelines)
 
 
 def test_megatron_cuts_into_equal_numbers_of_layers() -> None:

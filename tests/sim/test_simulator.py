@@ -198,3 +198,20 @@ def test_the_latency_of_a_trace_is_that_of_the_moment_a_message_has_left() -> No
     # There: leaves from 1 to 2 s, 0.5 s on the way. Back: leaves from 4.5 to 5.5 s, 3 s on the way.
     assert arrivals == [2.5, 8.5]
     assert makespan_s(record) == 9.5
+
+
+def test_links_that_never_carry_anything_end_the_run() -> None:
+    dark = LinkTrace(np.array([0.0, 10.0]), np.zeros(2), 20.0)
+    scenario = chain_scenario([1.0, 1.0], [1.0, 1.0], trace=dark)
+    with pytest.raises(RunError, match="no link has carried anything for 86400 s"):
+        Simulator().run(scenario, chain_plan(scenario), None, 1)
+
+
+def test_a_policy_that_moves_layers_is_refused() -> None:
+    scenario = chain_scenario([1.0, 1.0], [1.0, 1.0])
+    plan = chain_plan(scenario)
+    first, second = plan.pipelines[0].stages
+    swapped = (replace(first, replicas=second.replicas), replace(second, replicas=first.replicas))
+    moved = replace(plan, pipelines=(replace(plan.pipelines[0], stages=swapped),))
+    with pytest.raises(RunError, match="policy Once moves layers to other devices after step 0"):
+        Simulator().run(scenario, plan, Once(0, moved), 4)
