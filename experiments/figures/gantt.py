@@ -59,33 +59,29 @@ def number_bars(panels: Sequence[Axes], rows: Sequence[GanttRows]) -> None:
     extent = panels[0].get_window_extent()
     points_per_s = extent.width / figure.dpi * 72 / panels[0].get_xlim()[1]
     row_points = extent.height / figure.dpi * 72 / len(rows[0].devices)
-    work = [event for each in rows for event in each.work]
-    numbered = _roomy(work, points_per_s) if row_points * _BAR_HEIGHT > _TEXT_POINTS else set()
     for axes, each in zip(panels, rows, strict=True):
         _label_steps(axes, each, points_per_s)
-        for event in each.work:
+        computes = [event for event in each.work if event.microbatch >= 0]
+        numbered = _roomy(computes, points_per_s) if row_points * _BAR_HEIGHT > _TEXT_POINTS else set()
+        for event in computes:
             if (event.step, event.device, event.action) in numbered:
                 _label_bar(axes, each, event)
 
 
-def _roomy(work: Sequence[Event], points_per_s: float) -> set[tuple[int, str, str]]:
-    """Return the (step, device, action) whose bars hold their texts, but for a few that came out short."""
+def _roomy(computes: Sequence[Event], points_per_s: float) -> set[tuple[int, str, str]]:
+    """Return the (step, device, action) whose bars hold their numbers, but for a few that came out short."""
     rooms: defaultdict[tuple[int, str, str], list[float]] = defaultdict(list)
-    for event in work:
-        room = points_per_s * (event.end_s - event.start_s) - _TEXT_POINTS * _GLYPH_WIDTH * len(_text(event))
+    for event in computes:
+        room = points_per_s * (event.end_s - event.start_s) - _TEXT_POINTS * _GLYPH_WIDTH * len(str(event.microbatch))
         rooms[event.step, event.device, event.action].append(room)
     return {key for key, each in rooms.items() if sorted(each)[len(each) // 20] > 0}
-
-
-def _text(event: Event) -> str:
-    return str(event.microbatch) if event.microbatch >= 0 else "sync"
 
 
 def _label_bar(axes: Axes, rows: GanttRows, event: Event) -> None:
     axes.text(
         (event.start_s + event.end_s) / 2 - rows.origin_s,
         list(rows.devices).index(event.device),
-        _text(event),
+        str(event.microbatch),
         fontsize=_TEXT_POINTS,
         color=WORK_STYLES[event.action].text_colour,
         horizontalalignment="center",

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from experiments.figures.decision_marks import draw_marks, marks_over_time
 from experiments.figures.drawn_run import DrawnRun
 from experiments.figures.link_rates import busiest, capacity_bps, mean_use, used_bps
-from experiments.figures.style import GREY, LIGHT_GREY
+from experiments.figures.style import GREY, LIGHT_GREY, legend_columns
 from planner.cluster import Link
 from traces.trace import FloatArray
 
@@ -28,7 +28,7 @@ def shown_links(runs: Sequence[DrawnRun]) -> tuple[Link, ...]:
 
 def links_inches(count: int) -> float:
     """Return the height of this many panels."""
-    return 0.75 + 1.45 * -(-count // 2)
+    return 0.95 + 1.45 * -(-count // 2)
 
 
 def draw_links(figure: SubFigure, links: Sequence[Link], runs: Sequence[DrawnRun]) -> None:
@@ -36,25 +36,29 @@ def draw_links(figure: SubFigure, links: Sequence[Link], runs: Sequence[DrawnRun
     span_s = max(run.ends_s[-1] for run in runs)
     width_s = max(span_s / _BINS, *(run.metrics.step_s for run in runs))
     columns = min(2, len(links))
-    grid = figure.subplots(-(-len(links) // columns), columns, squeeze=False, sharex=True, sharey=True)
+    grid = figure.subplots(-(-len(links) // columns), columns, squeeze=False, sharex=True, sharey="row")
     panels: list[Axes] = list(grid.flat)
     for axes in panels[len(links) :]:
         axes.remove()
     unit, scale = _unit(max(float(capacity_bps(link, span_s)[1].max()) for link in links))
-    title_pad = 3 + 9 * sum(bool(run.record.decisions) for run in runs)
+    decided = [run for run in runs if run.record.decisions]
     for axes, link in zip(panels, links, strict=False):
         axes.set_xlim(0, span_s)
         uses = " / ".join(
             f"{mean_use(link, run.traffic[link.name], run.ends_s[-1]):.0%}" for run in runs if link.name in run.traffic
         )
-        axes.set_title(f"link {link.source} → {link.target}: {uses} of capacity used", loc="left", pad=title_pad)
+        axes.set_title(
+            f"link {link.source} → {link.target}: {uses} of capacity used", loc="left", pad=3 + 9 * len(decided)
+        )
         _draw_capacity(axes, link, span_s, scale)
-        for row, run in enumerate(runs):
+        for run in runs:
             if link.name in run.traffic:
                 edges_s = _edges_s(run.ends_s[-1], width_s)
                 rate = used_bps(run.traffic[link.name], edges_s) / scale
                 axes.stairs(rate, edges_s, baseline=None, color=run.colour, linestyle=run.line, linewidth=1.3)
+        for row, run in enumerate(decided):
             draw_marks(axes, marks_over_time(run), run, row)
+    for axes in grid[:, 0]:
         axes.set_ylim(bottom=0)
     figure.supylabel(f"rate ({unit})", fontsize=8.5)
     figure.supxlabel("time since the start of the run (s)", fontsize=8.5)
@@ -74,11 +78,16 @@ def _edges_s(end_s: float, width_s: float) -> FloatArray:
 def _draw_legend(figure: SubFigure, runs: Sequence[DrawnRun], width_s: float) -> None:
     handles: list[Patch | Line2D] = [Patch(facecolor=LIGHT_GREY, edgecolor=GREY, label="capacity")]
     for run in runs:
-        label = f"used, {run.name} (mean over {width_s:.2g} s)"
-        handles.append(Line2D([], [], color=run.colour, linestyle=run.line, label=label))
+        handles.append(Line2D([], [], color=run.colour, linestyle=run.line, label=f"used, {run.name}"))
     if any(run.record.decisions for run in runs):
         handles.append(Line2D([], [], color=GREY, linestyle=(0, (3, 3)), linewidth=0.8, label="decision, listed below"))
-    figure.legend(handles=handles, loc="outside upper left", ncols=min(4, len(handles)))
+    figure.legend(
+        handles=handles,
+        title=f"what each link could carry, and did carry (mean over {width_s:.2g} s)",
+        alignment="left",
+        loc="outside upper left",
+        ncols=legend_columns(str(handle.get_label()) for handle in handles),
+    )
 
 
 def _unit(largest_bps: float) -> tuple[str, float]:

@@ -75,10 +75,10 @@ def _draw(runs: Sequence[DrawnRun], steps: tuple[int, int]) -> Figure:
 def _draw_title(figure: SubFigure, runs: Sequence[DrawnRun]) -> None:
     scenario, plan = runs[0].record.scenario, runs[0].record.plan
     facts = (
-        f"strategy {plan.strategy}",
-        f"schedule {plan.schedule}",
+        f"strategy {', '.join(dict.fromkeys(run.record.plan.strategy for run in runs))}",
+        f"schedule {', '.join(dict.fromkeys(run.record.plan.schedule for run in runs))}",
         f"{plan.global_batch} samples per step on {len(plan.devices)} devices",
-        f"policy decisions: {', '.join(f'{len(run.record.decisions)} {run.name}' for run in runs)}",
+        f"policy decisions: {' / '.join(str(len(run.record.decisions)) for run in runs)}",
     )
     figure.text(0.008, 0.62, scenario.name, fontsize=13, fontweight="bold", verticalalignment="center")
     figure.text(0.008, 0.12, "   |   ".join(facts), color=GREY, verticalalignment="center")

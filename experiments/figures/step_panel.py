@@ -7,6 +7,7 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments.figures.decision_marks import draw_marks, list_decisions, listed_inches, marks_over_steps
 from experiments.figures.drawn_run import DrawnRun
+from experiments.figures.style import legend_columns
 
 # Points this many and fewer are marked one by one.
 _MARKED_STEPS = 60
@@ -22,7 +23,7 @@ def draw_step_times(figure: SubFigure, runs: Sequence[DrawnRun]) -> None:
     axes = figure.subplots()
     count = max(len(run.ends_s) for run in runs)
     axes.set_xlim(-0.5, count - 0.5)
-    for row, run in enumerate(runs):
+    for run in runs:
         axes.plot(
             range(len(run.ends_s)),
             run.step_times_s,
@@ -33,11 +34,13 @@ def draw_step_times(figure: SubFigure, runs: Sequence[DrawnRun]) -> None:
             markersize=3,
             label=run.name,
         )
+    for row, run in enumerate(run for run in runs if run.record.decisions):
         draw_marks(axes, marks_over_steps(run), run, row)
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", alpha=0.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("step time (s)")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=len(runs))
+    columns = legend_columns(run.name for run in runs)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=columns)
     list_decisions(figure, runs)

@@ -1,5 +1,6 @@
 """How the pictures of runs look."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -53,6 +54,12 @@ _RUN_COLOURS = (BLACK, VERMILLION, GREY, BLUE, GREEN, PURPLE, ORANGE, SKY)
 
 Line = Literal["-", "--", ":", "-."]
 _LINES: tuple[Line, ...] = ("-", "--", ":", "-.")
+
+
+def legend_columns(labels: Iterable[str]) -> int:
+    """Return how many of a legend's entries fit side by side."""
+    lengths = [len(label) for label in labels]
+    return max(1, min(len(lengths), int(WIDTH_INCHES / (0.072 * max(lengths) + 0.6))))
 
 
 def run_line(index: int) -> tuple[str, Line]:

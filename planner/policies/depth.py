@@ -22,6 +22,9 @@ NEWEST_WEIGHT = 0.7
 # A change must promise this much, so that jitter does not make the plan swing.
 LEAST_GAIN = 0.03
 
+# A change for the sake of memory must save this share of the samples in flight, for the same reason.
+LEAST_SAVING = 0.2
+
 # Plans this close to the best count as equally fast; the one with the fewest samples in flight wins.
 EQUALLY_FAST = 0.01
 
@@ -45,8 +48,8 @@ class DepthPolicy:
         chosen = min(equally_fast, key=lambda each: (_samples_in_flight(each), predicted_s[each]))
         current_s = self._predict_s(plan)
         faster = predicted_s[chosen] * (1 + LEAST_GAIN) < current_s
-        lighter = _samples_in_flight(chosen) < _samples_in_flight(plan) and predicted_s[chosen] <= current_s
-        return chosen if faster or lighter else None
+        lighter = _samples_in_flight(chosen) <= _samples_in_flight(plan) * (1 - LEAST_SAVING)
+        return chosen if faster or (lighter and predicted_s[chosen] <= current_s) else None
 
     def _learn(self, observation: Observation) -> None:
         for seen in observation.paths:
