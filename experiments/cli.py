@@ -221,6 +221,15 @@ def main() -> None:
         for note in getattr(error, "__notes__", []):
             print(note, file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "safetensors"):
+            raise
+        print(
+            f"ropebridge: this verb runs for real and needs {error.name}, which is not installed; "
+            "pip install 'ropebridge[executor]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     except _InterruptedError:
         print("ropebridge: interrupted", file=sys.stderr)
         sys.exit(130)

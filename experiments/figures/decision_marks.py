@@ -20,7 +20,12 @@ _CHARACTERS = 150
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One decision in a panel: its number in its run, and where it stands on the horizontal axis."""
+    """One decision in a panel.
+
+    Attributes:
+        number: In its run, from 1.
+        position: On the panel's horizontal axis, in the unit of that axis: seconds or steps.
+    """
 
     number: int
     position: float
