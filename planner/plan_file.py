@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,15 @@ def plan_json(plan: Plan) -> str:
 
 def parse_plan(text: str) -> Plan:
     """Return the plan in JSON text that `plan_json` made."""
-    return TypeAdapter(Plan).validate_json(text)
+    return _adapter().validate_json(text)
 
 
 def plan_schema() -> dict[str, Any]:
     """Return the JSON Schema of plan files, for editors."""
-    return TypeAdapter(Plan).json_schema()
+    return _adapter().json_schema()
+
+
+@cache
+def _adapter() -> TypeAdapter[Plan]:
+    """Made once: making it takes longer than reading many plans with it."""
+    return TypeAdapter(Plan)
