@@ -98,7 +98,9 @@ class RealCompute:
     def _backward(self, work: Work, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         received, outputs = self._held.pop(work.action.microbatch)
         gradient = None if self._is_last else _from_bytes(inputs, self._output_shape)
-        torch.autograd.backward([outputs], [gradient])
+        # A first stage without parameters has nothing to differentiate.
+        if outputs.requires_grad:
+            torch.autograd.backward([outputs], [gradient])
         return received if received.grad is None else received.grad
 
     def gradient(self, sync: GradientSync) -> torch.Tensor:

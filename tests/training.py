@@ -66,11 +66,13 @@ def train_in_one_process(scenario: Scenario, steps: int) -> Trained:
     training = scenario.training
     model = load_model(scenario.code, training.seed)
     layers = nn.Sequential(*model.layers)
-    optimizer = torch.optim.SGD(
-        layers.parameters(),
-        lr=training.optimizer.learning_rate,
-        momentum=training.optimizer.momentum if training.optimizer.name == "momentum" else 0.0,
-    )
+    rule = training.optimizer
+    optimizer: torch.optim.Optimizer
+    if rule.name == "adamw":
+        optimizer = torch.optim.AdamW(layers.parameters(), lr=rule.learning_rate, weight_decay=rule.weight_decay)
+    else:
+        momentum = rule.momentum if rule.name == "momentum" else 0.0
+        optimizer = torch.optim.SGD(layers.parameters(), lr=rule.learning_rate, momentum=momentum)
     losses = []
     for step in range(steps):
         inputs, targets = model.samples(step * training.global_batch, training.global_batch)

@@ -11,7 +11,7 @@ from executor.backend import TorchBackend
 from planner.observation import Observation
 from planner.plan import Plan
 from planner.policy import Policy
-from planner.scenario import ModelCode, Scenario
+from planner.scenario import ModelCode, Optimizer, Scenario
 
 STEPS = 5
 TOLERANCE = 1e-6
@@ -73,13 +73,22 @@ def test_a_plan_that_changes_while_it_runs(tmp_path: Path) -> None:
     assert_equal(train(scenario, plan, tmp_path, AlternatingMicrobatches()), train_in_one_process(scenario, STEPS))
 
 
-def test_a_model_of_the_users_own(tmp_path: Path) -> None:
+# AdamW divides by the gradient's own size: rounding in a gradient near zero moves a parameter by a share of the
+# learning rate, so its difference is about the learning rate times 1e-4, whatever the gradient.
+@pytest.mark.parametrize("rule", [Optimizer("sgd", 0.05), Optimizer("adamw", 0.001, weight_decay=0.01)])
+def test_the_other_update_rules(rule: Optimizer, tmp_path: Path) -> None:
+    scenario = training_scenario(CONVOLUTIONAL, 2, optimizer=rule)
+    plan = hybrid_plan(scenario, "1f1b", [([(2, [1.0]), (4, [1.0])], [5, 4, 3])])
+    assert_equal(train(scenario, plan, tmp_path), train_in_one_process(scenario, STEPS))
+
+
+def test_a_model_of_the_users_own_whose_first_stage_has_no_parameters(tmp_path: Path) -> None:
     path = tmp_path / "model.py"
     path.write_text(
         "import torch\n"
         "class Model:\n"
         "    def __init__(self, width):\n"
-        "        self.layers = [torch.nn.Linear(3, width), torch.nn.Tanh(), torch.nn.Linear(width, 1)]\n"
+        "        self.layers = [torch.nn.Tanh(), torch.nn.Linear(3, width), torch.nn.Linear(width, 1)]\n"
         "    def loss(self, outputs, targets):\n"
         "        return torch.nn.functional.mse_loss(outputs, targets)\n"
         "    def samples(self, first, count):\n"
