@@ -20,6 +20,7 @@ def main(parent: str, folder: str, ranks: str) -> int:
     die_with_parent(int(parent))
     arguments = [
         "--standalone",
+        "--local-addr=127.0.0.1",
         f"--nproc-per-node={ranks}",
         "-m",
         "executor.worker",

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from executor.clock import RunClock
+from executor.peers import blaming
 from executor.shaper import LinkShaper
 from planner.cluster import Link
 
@@ -39,9 +40,12 @@ class Line:
 
 
 class Connection:
-    """Sends to one rank from threads of its own, so that compute never waits for the network."""
+    """Sends to one device from threads of its own, so that compute never waits for the network."""
 
-    def __init__(self, rank: int, clock: RunClock, line: Line | None, failed: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, device: str, rank: int, clock: RunClock, line: Line | None, failed: Callable[[Exception], None]
+    ) -> None:
+        self._device = device
         self._rank = rank
         self._clock = clock
         self._failed = failed
@@ -81,9 +85,10 @@ class Connection:
             self._hand_to_gloo(message)
 
     def _hand_to_gloo(self, message: Message) -> None:
-        work = dist.isend(message.payload, self._rank, tag=message.tag)
-        assert work is not None
-        work.wait()
+        with blaming(self._device):
+            work = dist.isend(message.payload, self._rank, tag=message.tag)
+            assert work is not None
+            work.wait()
 
     def _guarded(self, loop: Callable[[], None]) -> None:
         try:

@@ -107,7 +107,7 @@ class PlanFeed:
             if self._open[step]:
                 return
             del self._open[step]
-            packed = _pack(self._events.pop(step))
+            packed = _pack(self._events.pop(step, []))
         self._outbound.set(_telemetry_key(step, self._rank), packed)
 
     def _fetch(self) -> None:

@@ -68,7 +68,7 @@ class Interpreter:
         for sync in current.program.synchronisations:
             previous = sync.devices[sync.devices.index(self._device) - 1]
             for turn, exchange in enumerate(self._exchanges(sync)):
-                tag = sync_tag(current.step, sync.first_layer, turn, len(sync.devices))
+                tag = sync_tag(current.step, sync.first_layer, turn)
                 size_bytes = self._bytes(exchange.receive)
                 posted.exchanges[sync.first_layer, turn] = self._transport.post(previous, tag, size_bytes)
 
@@ -153,7 +153,7 @@ class Interpreter:
         following = sync.devices[(sync.devices.index(self._device) + 1) % len(sync.devices)]
         sent_bytes = 0
         for turn, exchange in enumerate(self._exchanges(sync)):
-            tag = sync_tag(current.step, sync.first_layer, turn, len(sync.devices))
+            tag = sync_tag(current.step, sync.first_layer, turn)
             # A copy: the ring comes back to this part of the row while the message may still be leaving.
             payload = row[slice(*exchange.send)].clone().view(torch.uint8)
             self._transmit(current, following, tag, payload, SYNC_ACTION, -1)

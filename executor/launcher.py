@@ -55,6 +55,8 @@ def run_job(job: JobFolder, devices: Sequence[str], meanwhile: Callable[[], None
             while agent.poll() is None:
                 meanwhile()
                 time.sleep(POLL_S)
+            # What the workers published last.
+            meanwhile()
         finally:
             _end(agent)
     if agent.returncode != 0:
@@ -77,19 +79,26 @@ def _failure(job: JobFolder, devices: Sequence[str], status: int) -> Exception:
     """What went wrong, from what the workers and the agent wrote down: the cause, not what followed from it."""
     exit_codes: dict[str, int] = json.loads(job.failure.read_text()) if job.failure.exists() else {}
     for ended, code in sorted(exit_codes.items()):
+        # torchrun itself ends the other ranks by SIGTERM.
         if code < 0 and -code != signal.SIGTERM:
-            name = signal.Signals(-code).name
-            return RunError(f"rank {ended} (device '{devices[int(ended)]}') was ended by {name}")
+            return RunError(f"rank {ended} (device '{devices[int(ended)]}') was ended by {_signal_name(-code)}")
     reports: dict[int, dict[str, Any]] = {
         rank: json.loads(job.error(rank).read_text()) for rank in range(len(devices)) if job.error(rank).exists()
     }
     if not reports:
         tail = job.log.read_text(errors="replace").strip().splitlines()[-3:]
         return RunError(f"the workers ended with status {status}: {' | '.join(tail) or 'no message'}")
-    rank, report = min(reports.items(), key=lambda item: (item[1]["lost_peer"], item[0]))
+    rank, report = min(reports.items(), key=lambda item: (item[1]["lost_peer"], item[1]["time_s"]))
     message = f"rank {rank} (device '{report['device']}'): {report['message']}"
     if report["input"]:
         return InputError(message)
     error = RunError(message)
     error.add_note("".join(report["traceback"]))
     return error
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -4,7 +4,8 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,7 +52,7 @@ def load_model(code: ModelCode, seed: int) -> TrainableModel:
     """Return the model, with parameters that depend on the seed alone.
 
     Raises:
-        InputError: The file cannot be run, or has no ``build`` that takes the arguments.
+        InputError: The file cannot be run, or has no ``build`` that takes the arguments and returns a model.
     """
     build = _load_build(code.path)
     try:
@@ -63,7 +64,8 @@ def load_model(code: ModelCode, seed: int) -> TrainableModel:
             valid=f"its signature is build{inspect.signature(build)}; see 'arguments' in the scenario",
         ) from None
     torch.manual_seed(seed)
-    model: TrainableModel = build(**code.arguments)
+    with _users_code(code.path, f"'build' fails with the arguments {dict(code.arguments)}"):
+        model: TrainableModel = build(**code.arguments)
     for name in ("layers", "loss", "samples"):
         if not hasattr(model, name):
             raise InputError(
@@ -71,6 +73,10 @@ def load_model(code: ModelCode, seed: int) -> TrainableModel:
                 where=str(code.path),
                 valid="return an object with 'layers', 'loss' and 'samples'",
             )
+    if not isinstance(model.layers, Sequence | nn.ModuleList | nn.Sequential):
+        raise InputError(
+            f"'layers' is a {type(model.layers).__name__}", where=str(code.path), valid="make it a list of modules"
+        )
     return model
 
 
@@ -107,26 +113,77 @@ def layer_sizes(code: ModelCode, seed: int) -> tuple[LayerSize, ...]:
     """Return the sizes of every layer, from a copy of the model without memory.
 
     Raises:
-        InputError: The model cannot be built, or a layer does not take what the one before it puts out.
+        InputError: The model cannot be built, or cannot be cut between its layers.
     """
-    inputs, _ = load_model(code, seed).samples(0, 1)
+    with _users_code(code.path, "'samples' fails"):
+        inputs, _ = load_model(code, seed).samples(0, 1)
     with torch.device("meta"):
         model = load_model(code, seed)
+    _refuse_what_stages_cannot_hold(model, str(code.path))
     sizes = []
     outputs = inputs.to("meta")
     for index, layer in enumerate(model.layers):
-        try:
-            with torch.no_grad():
-                outputs = layer(outputs)
-        except Exception as error:
+        with _users_code(code.path, f"layer {index} cannot take the output of the layer before it"), torch.no_grad():
+            outputs = layer(outputs)
+        if not isinstance(outputs, torch.Tensor) or outputs.ndim == 0 or outputs.shape[0] != 1:
             raise InputError(
-                f"layer {index} cannot take the output of the layer before it: {error}",
+                f"layer {index} puts out {_described(outputs)} for one sample",
                 where=str(code.path),
-                valid="each layer takes one tensor and returns one, samples first",
-            ) from error
+                valid="a layer takes one tensor and returns one, with the samples along its first dimension",
+            )
+        if index < len(model.layers) - 1 and outputs.dtype != torch.float32:
+            raise InputError(
+                f"layer {index} puts out {outputs.dtype}",
+                where=str(code.path),
+                valid="what passes between layers must be torch.float32, so that gradients can come back",
+            )
         parameter_bytes = sum(parameter.nbytes for parameter in layer.parameters())
         sizes.append(LayerSize(parameter_bytes, SampleShape(tuple(outputs.shape[1:]), outputs.dtype)))
     return tuple(sizes)
+
+
+def _refuse_what_stages_cannot_hold(model: TrainableModel, where: str) -> None:
+    """Parameters of another precision, or of two layers at once: on two devices they would drift apart."""
+    owners: dict[int, int] = {}
+    for index, layer in enumerate(model.layers):
+        for name, parameter in layer.named_parameters():
+            if parameter.dtype != torch.float32:
+                raise InputError(
+                    f"parameter '{name}' of layer {index} is {parameter.dtype}",
+                    where=where,
+                    valid="parameters must be torch.float32, the scenario's precision",
+                )
+            owner = owners.setdefault(id(parameter), index)
+            if owner != index:
+                raise InputError(
+                    f"layers {owner} and {index} share the parameter '{name}'",
+                    where=where,
+                    valid="layers may stand on different devices: give each parameters of its own",
+                )
+
+
+def _described(outputs: object) -> str:
+    return f"shape {list(outputs.shape)}" if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
+
+
+@contextmanager
+def _users_code(path: Path, failure: str) -> Iterator[None]:
+    """Around code that is not ours: what it prints goes to stderr, what it raises is wrong input."""
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"{failure}: {type(error).__name__}: {_first_line(error)}",
+            where=str(path),
+            valid="correct the model, or 'arguments' in the scenario",
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "no message")
 
 
 def _compare(profile: ModelProfile, sizes: Sequence[LayerSize], where: str) -> None:
@@ -158,14 +215,8 @@ def _load_build(path: Path) -> Callable[..., Any]:
         raise InputError("this is not a Python file", where=str(path), valid="name a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
+    with _users_code(path, "the model file fails on import"):
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise InputError(
-            f"the model file fails: {type(error).__name__}: {error}",
-            where=str(path),
-            valid="it must run on import",
-        ) from error
     if not callable(getattr(module, "build", None)):
         raise InputError(
             "the model file has no function 'build'",

@@ -16,7 +16,7 @@ class RealCompute:
     """One stage of the model on one rank.
 
     Args:
-        model: The whole model; only this stage's layers are kept.
+        model: The whole model; this stage's layers are trained.
         sizes: Of every layer of the model.
         plan: Says which samples a pipeline's microbatches are; each pipeline takes the next part of the batch.
         program: This rank's first program.
@@ -101,7 +101,8 @@ class RealCompute:
         # A first stage without parameters has nothing to differentiate.
         if outputs.requires_grad:
             torch.autograd.backward([outputs], [gradient])
-        return received if received.grad is None else received.grad
+        # Nothing flows back through a stage whose output does not depend on its input.
+        return torch.zeros_like(received) if received.grad is None else received.grad
 
     def gradient(self, sync: GradientSync) -> torch.Tensor:
         """Return the gradients of the layers of ``sync`` in one row; zeros where a parameter has none."""
@@ -115,7 +116,8 @@ class RealCompute:
         """Write the summed row back."""
         start = 0
         for parameter in self._parameters(sync):
-            parameter.grad = gradient[start : start + parameter.numel()].view_as(parameter).clone()
+            if parameter.requires_grad:
+                parameter.grad = gradient[start : start + parameter.numel()].view_as(parameter).clone()
             start += parameter.numel()
 
     def finish_step(self) -> float | None:

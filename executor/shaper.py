@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from executor.clock import RunClock
-from planner.cluster import Cluster, Link
+from planner.cluster import LONGEST_OUTAGE_S, Cluster, Link
+from traces.errors import RunError
 
 # A piece lasts this long on its link, so that two senders alternate many times during a message.
 PIECE_S = 0.005
@@ -57,18 +58,29 @@ class LinkShaper:
         return cursor_s
 
     def _reserve(self, path: Sequence[Link], bits: float, earliest_s: float) -> float:
-        """Take the links for one piece; return when it has left."""
+        """Take the links for one piece; return when it has left.
+
+        Each link carries the piece as soon as it is free itself: a fast link behind a slow one stays open to others.
+        """
         with self._lock:
             fcntl.lockf(self._file, fcntl.LOCK_EX)
             try:
-                offsets = [_RECORD.size * self._index[link.name] for link in path]
-                start_s = max(earliest_s, *(_RECORD.unpack_from(self._taken_until, at)[0] for at in offsets))
-                ends_s = [start_s + _seconds_for(link, bits, start_s) for link in path]
-                for at, end_s in zip(offsets, ends_s, strict=True):
-                    _RECORD.pack_into(self._taken_until, at, end_s)
+                return max(self._take(link, bits, earliest_s) for link in path)
             finally:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
-        return float(max(ends_s))
+
+    def _take(self, link: Link, bits: float, earliest_s: float) -> float:
+        """Write into the ledger that a link carries one more piece; return when it has."""
+        place = _RECORD.size * self._index[link.name]
+        start_s = max(earliest_s, _RECORD.unpack_from(self._taken_until, place)[0])
+        end_s = start_s + _seconds_for(link, bits, start_s)
+        if end_s - start_s > LONGEST_OUTAGE_S:
+            raise RunError(
+                f"link {link.name} carries nothing for {LONGEST_OUTAGE_S:g} s from {start_s:.3f} s of the run on: does "
+                "its trace ever rise above zero again?"
+            )
+        _RECORD.pack_into(self._taken_until, place, end_s)
+        return float(end_s)
 
 
 def _bits_soon(link: Link, start_s: float) -> float:

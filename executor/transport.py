@@ -7,21 +7,20 @@ import torch.distributed as dist
 
 from executor.clock import RunClock
 from executor.connection import Connection, Line, Message
+from executor.peers import blaming
 from executor.shaper import LinkShaper
 from planner.actions import Kind
 from planner.cluster import Cluster
 from planner.program import Transfer
-from traces.errors import RunError
 
 # Neighbouring ranks are at most a step apart; four keep the tags of different steps apart with room to spare.
 _STEPS_APART = 4
-_MESSAGES_PER_STEP = 1 << 20
+_MESSAGES_PER_STEP = 1 << 26
 _CODES: Mapping[Kind, int] = {Kind.FORWARD: 0, Kind.BACKWARD: 1}
 _SYNC_CODE = 2
 
-
-class PeerLostError(RunError):
-    """The other end of a transfer is gone; the cause lies there."""
+# A ring of n devices turns 2(n - 1) times.
+_MOST_TURNS = 1 << 10
 
 
 class Receipt:
@@ -38,10 +37,8 @@ class Receipt:
         Raises:
             PeerLostError: The sender is gone.
         """
-        try:
+        with blaming(self._source):
             self._work.wait()
-        except RuntimeError as error:
-            raise PeerLostError(f"lost device '{self._source}' while receiving from it: {error}") from error
         return self._buffer
 
 
@@ -77,7 +74,8 @@ class Transport:
     def post(self, source: str, tag: int, size_bytes: int) -> Receipt:
         """Post a receive: gloo moves nothing before the receiver has said that it is ready."""
         buffer = torch.empty(size_bytes, dtype=torch.uint8)
-        work = dist.irecv(buffer, self._ranks[source], tag=tag)
+        with blaming(source):
+            work = dist.irecv(buffer, self._ranks[source], tag=tag)
         assert work is not None
         return Receipt(buffer, work, source)
 
@@ -95,7 +93,7 @@ class Transport:
             line = None
             if self._shaper is not None:
                 line = Line(self._shaper, self._cluster.path(self._device, target))
-            self._connections[target] = Connection(self._ranks[target], self._clock, line, self._failed)
+            self._connections[target] = Connection(target, self._ranks[target], self._clock, line, self._failed)
         return self._connections[target]
 
 
@@ -104,9 +102,10 @@ def transfer_tag(step: int, transfer: Transfer) -> int:
     return _tag(step, _CODES[transfer.kind], transfer.microbatch)
 
 
-def sync_tag(step: int, first_layer: int, turn: int, participants: int) -> int:
+def sync_tag(step: int, first_layer: int, turn: int) -> int:
     """Return the tag of one turn of the ring that sums the gradients from ``first_layer`` on."""
-    return _tag(step, _SYNC_CODE, first_layer * 2 * participants + turn)
+    assert turn < _MOST_TURNS
+    return _tag(step, _SYNC_CODE, first_layer * _MOST_TURNS + turn)
 
 
 def _tag(step: int, code: int, index: int) -> int:

@@ -1,5 +1,6 @@
 """One rank of a job, started by torchrun as ``python -m executor.worker AGENT_PID JOB_FOLDER``."""
 
+import contextlib
 import json
 import os
 import sys
@@ -22,9 +23,10 @@ from executor.interpreter import Interpreter, StepProgram
 from executor.job import JobFolder
 from executor.model import layer_sizes, load_model
 from executor.parent import die_with_parent
+from executor.peers import PeerLostError
 from executor.real_compute import RealCompute
 from executor.shaper import LinkShaper
-from executor.transport import PeerLostError, Transport
+from executor.transport import Transport
 from planner.events import Event, write_events
 from planner.plan import Plan
 from planner.program import DeviceProgram, compile_plan
@@ -136,6 +138,7 @@ class Worker:
     def give_up(self, error: Exception) -> None:
         """Write down why this rank cannot go on, and end it; torchrun then ends the others."""
         report = {
+            "time_s": time.monotonic(),
             "device": self._device,
             "message": str(error) or type(error).__name__,
             "lost_peer": isinstance(error, PeerLostError),
@@ -144,9 +147,13 @@ class Worker:
         }
         path = self._job.error(self._rank)
         beside = path.with_suffix(f".{threading.get_ident()}")
-        beside.write_text(json.dumps(report))
-        beside.rename(path)
-        os._exit(1)
+        try:
+            beside.write_text(json.dumps(report))
+            # Of several threads that give up, the first one's reason stays.
+            with contextlib.suppress(FileExistsError):
+                os.link(beside, path)
+        finally:
+            os._exit(1)
 
 
 def _agree_on_clock(rank: int) -> RunClock:

@@ -33,6 +33,10 @@ FolderOption = Annotated[Path | None, typer.Option("--output", "-o", help="Folde
 JsonOption = Annotated[bool, typer.Option("--json", help="Print machine-readable results, and nothing else.")]
 
 
+# Ctrl-C, a polite kill, a closed terminal.
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class _InterruptedError(BaseException):
     """Ctrl-C or SIGTERM; nothing in between may take it for an error of its own."""
 
@@ -212,7 +216,7 @@ def traces_generate(
 
 def main() -> None:
     """Run the command; exit with 0 on success, 1 on a failed run, 2 on wrong input."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _STOP_SIGNALS:
         signal.signal(number, _interrupt)
     try:
         app()
@@ -236,7 +240,9 @@ def main() -> None:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> Never:
-    """Unwind the stack, so that everything that was started is ended on the way."""
+    """Unwind the stack, so that everything that was started is ended on the way, and not interrupted in that."""
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     raise _InterruptedError
 
 

@@ -8,7 +8,7 @@ from planner.observation import observe
 from planner.plan import Plan, Replica
 from planner.policy import DECISION_LAG_STEPS, Decision, Policy, describe_change
 from planner.scenario import Scenario
-from traces.errors import RunError
+from traces.errors import InputError, RunError
 
 
 class Adaptation:
@@ -17,8 +17,7 @@ class Adaptation:
     Both backends drive this one class, and a recorded run can be replayed through it.
 
     Raises:
-        InputError: The policy returned a plan that breaks the scenario's invariants.
-        RunError: The policy returned a plan that needs layers to move.
+        RunError: The policy returned a plan that breaks the scenario's invariants, or needs layers to move.
     """
 
     def __init__(self, policy: Policy, plan: Plan, scenario: Scenario) -> None:
@@ -37,11 +36,15 @@ class Adaptation:
         proposed = self._policy.decide(observe(events, step, self.plan_for(step)), current)
         if proposed is None or proposed == current:
             return None
-        check_plan(proposed, self._scenario)
+        name = type(self._policy).__name__
+        try:
+            check_plan(proposed, self._scenario)
+        except InputError as error:
+            raise RunError(f"after step {step} policy {name} returned a plan that cannot be: {error}") from error
         if _placement(proposed) != _placement(current):
             raise RunError(
-                f"policy {type(self._policy).__name__} moves layers to other devices after step {step}, which no "
-                "backend can carry out yet; it may change microbatches and depths"
+                f"after step {step} policy {name} moves layers to other devices, which no backend can carry out yet; "
+                "it may change microbatches and depths"
             )
         decision = Decision(step, step + DECISION_LAG_STEPS, proposed, describe_change(current, proposed))
         self._timeline.append((decision.first_step, proposed))

@@ -8,6 +8,9 @@ from functools import cached_property
 from traces.errors import InputError
 from traces.trace import LinkTrace
 
+# A wait this long for a link at rate zero is a mistake in its trace, not an outage; both backends end the run.
+LONGEST_OUTAGE_S = 86400.0
+
 
 class ClusterError(InputError):
     """Something is wrong with one device or link.

@@ -29,6 +29,8 @@ def latency_aware_depths(
     """
     stages = len(compute_s)
     slowest_s = max([*compute_s, *transfer_s])
+    if slowest_s == 0:
+        return plain_depths(stages)
     depths = []
     for stage in range(stages):
         round_trip_s = sum(compute_s[stage:]) + 2 * (sum(transfer_s[stage:]) + sum(latency_s[stage:]))

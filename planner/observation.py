@@ -41,7 +41,7 @@ class Observation:
         step: Its index.
         plan: What it ran.
         compute_s: (device, seconds of compute) in the order of device names.
-        paths: In the order of source and target names; only those that took time.
+        paths: In the order of source and target names; only those that carried something.
     """
 
     step: int
@@ -65,7 +65,7 @@ def observe(events: Iterable[Event], step: int, plan: Plan) -> Observation:
     paths = [
         PathObservation(source, target, sum(e.size_bytes for e in group), busy_s, _latency_s(group, waits))
         for (source, target), group in sorted(sends.items())
-        if (busy_s := _union_s(group)) > 0
+        if (busy_s := _union_s(group)) > 0 and any(event.size_bytes for event in group)
     ]
     return Observation(step, plan, tuple(sorted(compute.items())), tuple(paths))
 

@@ -54,7 +54,20 @@ def read_scenario(path: Path) -> Scenario:
     cluster = _cluster(cluster_entry, kinds, cluster_part)
     model, code = _model(_Part(document, "model"), kinds)
     training = _training(_Part(document, "training").parse(TrainingEntry))
+    _refuse_no_work(model, cluster, document)
     return Scenario(name, cluster, model, training, code)
+
+
+def _refuse_no_work(model: ModelProfile, cluster: Cluster, document: Document) -> None:
+    """A model that takes no time on a device has no throughput."""
+    for device in cluster.devices:
+        tables = [layer.times[device.kind] for layer in model.layers if device.kind in layer.times]
+        if tables and not any(table.at(1).total_s for table in tables):
+            raise InputError(
+                f"model '{model.name}' takes no time on device kind '{device.kind}'",
+                where=document.where(("model",)),
+                valid="give some layer a time above zero",
+            )
 
 
 def scenario_schema() -> dict[str, Any]:

@@ -39,4 +39,7 @@ class Channel:
         yield self._network.transmit(self._path, bits)
         delivery.left.succeed()
         yield self._environment.timeout(sum(link.latency_at_s(self._environment.now) for link in self._path))
+        if before is not None:
+            # Nothing overtakes, also where the latency falls.
+            yield before.arrived
         delivery.arrived.succeed()

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 
 import simpy
 
-from planner.cluster import Link
+from planner.cluster import LONGEST_OUTAGE_S, Link
 from sim.fairshare import max_min_rates
 from traces.errors import RunError
-
-# A wait this long for links at rate zero is a mistake in a trace, not an outage.
-LONGEST_OUTAGE_S = 86400.0
 
 
 @dataclass(eq=False, slots=True)
