@@ -15,8 +15,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from planner.adaptation import Adaptation
 from planner.events import Event, EventKind
+from planner.files.plan_file import parse_plan, plan_json
 from planner.plan import Plan
-from planner.plan_file import parse_plan, plan_json
 from planner.policy import DECISION_LAG_STEPS
 
 # A rank waits this long for a plan before it gives up; the launcher ends all ranks long before if it is gone.

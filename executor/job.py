@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from planner.files.plan_file import read_plan, write_plan
+from planner.files.scenario_json import read_resolved_scenario, write_resolved_scenario
 from planner.plan import Plan
-from planner.plan_file import read_plan, write_plan
 from planner.scenario import Scenario
-from planner.scenario_json import read_resolved_scenario, write_resolved_scenario
 
 ComputeMode = Literal["paced", "real"]
 

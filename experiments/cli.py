@@ -189,7 +189,7 @@ def traces_generate(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A preset (lte, satellite, ...) or a generator.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
     duration: Annotated[str, typer.Option("--duration", help="Length, with its unit.")] = "600 s",
-    seed: Annotated[int, typer.Option("--seed", help="The same seed makes the same trace.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed makes the same trace.")] = 0,
     step: Annotated[str, typer.Option("--step", help="Length of a piece, with its unit.")] = "1 s",
     to: Annotated[
         str | None, typer.Option("--to", help="csv, mahimahi, cooked or iperf3; by the suffix if absent.")
@@ -218,6 +218,8 @@ def main() -> None:
     """Run the command; exit with 0 on success, 1 on a failed run, 2 on wrong input."""
     for number in _STOP_SIGNALS:
         signal.signal(number, _interrupt)
+    # A terminal without the characters of a sparkline gets question marks, not a traceback.
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         app()
     except RopebridgeError as error:

@@ -11,10 +11,10 @@ from typing import Any
 
 from planner.backend import RunRecord
 from planner.events import read_events, write_events
+from planner.files.plan_file import parse_plan, plan_json, read_plan, write_plan
+from planner.files.scenario_json import read_resolved_scenario, write_resolved_scenario
 from planner.metrics import measure
-from planner.plan_file import parse_plan, plan_json, read_plan, write_plan
 from planner.policy import Decision
-from planner.scenario_json import read_resolved_scenario, write_resolved_scenario
 from traces.errors import InputError
 
 
@@ -25,11 +25,18 @@ def new_folder(target: Path) -> Iterator[Path]:
     Raises:
         InputError: There is something at ``target`` already, or no folder can be made there.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError("there is something already", where=str(target), valid="name a new folder, or remove it first")
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    target = target.resolve()
     try:
-        beside.mkdir(parents=True)
+        taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
+        # Folders above the target are made when it is complete, not for a run that fails.
+        ground = next(parent for parent in target.parents if parent.is_dir())
+    except OSError as error:
+        raise InputError(f"no folder can be made here: {error.strerror}", str(target), "choose another place") from None
+    if taken:
+        raise InputError("there is something already", where=str(target), valid="name a new folder, or remove it first")
+    beside = ground / f".{target.name[:100]}.{secrets.token_hex(4)}.part"
+    try:
+        beside.mkdir()
     except OSError as error:
         raise InputError(
             f"no folder can be made here: {error.strerror}",
@@ -38,6 +45,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         ) from None
     try:
         yield beside
+        target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             target.rmdir()
         beside.rename(target)
@@ -82,7 +90,7 @@ def read_record(folder: Path) -> RunRecord:
         decisions = tuple(_decision(json.loads(line)) for line in lines)
         events = tuple(read_events(folder / "events.parquet"))
         backend, losses = summary["backend"], tuple(summary["losses"])
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"the run is damaged: {error}", where=str(folder), valid="run it again") from None
     scenario = read_resolved_scenario(folder / "scenario.json")
     return RunRecord(backend, scenario, read_plan(folder / "plan.json"), events, decisions, losses)

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from planner.check import check_plan
+from planner.files.plan_file import read_plan
+from planner.files.scenario_file import read_scenario
+from planner.files.scenario_json import read_resolved_scenario
 from planner.plan import Plan
-from planner.plan_file import read_plan
 from planner.scenario import Scenario
-from planner.scenario_file import read_scenario
-from planner.scenario_json import read_resolved_scenario
 from planner.strategies import make_plan
 from traces.errors import InputError
 from traces.naming import find_by_name
@@ -24,7 +24,7 @@ def ready_scenarios() -> dict[str, Path]:
 
 
 def choose_scenario(name: str) -> Scenario:
-    """Return the scenario in the file ``name``, or the ready one of that name.
+    """Return the scenario in the file ``name``, that of the run in the folder ``name``, or the ready one of that name.
 
     Raises:
         InputError: There is neither, or the file is wrong.
@@ -32,7 +32,9 @@ def choose_scenario(name: str) -> Scenario:
     path = Path(name)
     if path.suffix == ".json":
         return read_resolved_scenario(path)
-    if path.exists() or path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+    if (path / "scenario.json").is_file():
+        return read_resolved_scenario(path / "scenario.json")
+    if path.is_file() or path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         return read_scenario(path)
     return read_scenario(find_by_name(name, ready_scenarios(), "scenario", where="SCENARIO"))
 
@@ -51,5 +53,6 @@ def choose_plan(scenario: Scenario, plan: Path | None, strategy: str | None) -> 
     try:
         check_plan(chosen, scenario)
     except InputError as error:
-        raise error.within(str(plan)) from None
+        origin = "" if chosen.scenario == scenario.name else f" (made for scenario '{chosen.scenario}')"
+        raise error.within(f"{plan}{origin}") from None
     return chosen

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.plan_file import plan_schema
-from planner.scenario_file import scenario_schema
+from planner.files.plan_file import plan_schema
+from planner.files.scenario_file import scenario_schema
 from traces.atomic import write_text_atomically
 
 

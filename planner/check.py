@@ -10,6 +10,9 @@ from planner.schedules import HOLD_ALL, SCHEDULES
 from traces.errors import InputError
 from traces.naming import find_by_name
 
+# Shares are relative; beyond this their sum loses the small ones.
+LARGEST_SHARE = 1e9
+
 
 def check_plan(plan: Plan, scenario: Scenario) -> None:
     """Refuse a plan that the scenario cannot carry out.
@@ -68,11 +71,11 @@ def _check_devices(plan: Plan, scenario: Scenario) -> None:
                         where=f"{where}.device",
                         valid=f"it already works in {seen[replica.device]}; a device holds one stage",
                     )
-                if not 0 < replica.share < float("inf"):
+                if not 0 < replica.share <= LARGEST_SHARE:
                     raise InputError(
                         f"share {replica.share:g}",
                         where=f"{where}.share",
-                        valid="a share is a number above zero",
+                        valid="a share is a number above zero, 1e9 at most",
                     )
                 seen[replica.device] = where
 

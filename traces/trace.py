@@ -11,6 +11,10 @@ from traces.errors import InputError
 FloatArray = npt.NDArray[np.float64]
 
 
+# More bits than this in one period are a mistake in a unit: 100 Gbit/s for a year are 3e18.
+_MOST_BITS = 1e20
+
+
 @dataclass(frozen=True, eq=False)
 class LinkTrace:
     """The bandwidth (and optionally latency) of a link over time.
@@ -186,4 +190,9 @@ def _check(trace: LinkTrace) -> None:
         raise InputError(
             f"the trace lasts {trace.duration_s:g} s but its last row starts at {times_s[-1]:g} s",
             valid="the duration must be finite and later than the last row",
+        )
+    if not rates.max() * trace.duration_s < _MOST_BITS:
+        raise InputError(
+            f"the trace carries up to {rates.max():g} bit/s for {trace.duration_s:g} s",
+            valid=f"a trace carries less than {_MOST_BITS:g} bits in all: check its units",
         )

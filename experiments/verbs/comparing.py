@@ -10,13 +10,13 @@ from experiments.run_folder import read_record, summarise
 
 def compare(folders: Sequence[Path], as_json: bool) -> str:
     """Return a table of the runs in ``folders``: a row per run."""
-    rows = compare_summaries({str(folder): summarise(read_record(folder)) for folder in folders})
+    rows = compare_summaries([(str(folder), summarise(read_record(folder))) for folder in folders])
     return json.dumps(rows) if as_json else _table(rows)
 
 
-def compare_summaries(summaries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each summary; ratios are against the first."""
-    first = next(iter(summaries.values()))
+def compare_summaries(summaries: Sequence[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return a row for each named summary; ratios are against the first."""
+    first = summaries[0][1]
     return [
         {
             "run": name,
@@ -30,7 +30,7 @@ def compare_summaries(summaries: dict[str, dict[str, Any]]) -> list[dict[str, An
             "bubble_ratio": summary["bubble_ratio"],
             "wan_bytes": summary["wan_bytes"],
         }
-        for name, summary in summaries.items()
+        for name, summary in summaries
     ]
 
 

@@ -13,7 +13,7 @@ from experiments.run_folder import new_folder, summarise, write_record
 from experiments.scenario_choice import choose_scenario
 from experiments.verbs.comparing import compare
 from experiments.verbs.planning import describe_plan
-from planner.plan_file import write_plan
+from planner.files.plan_file import write_plan
 from planner.policies import make_policy
 from planner.strategies import make_plan
 from sim.simulator import Simulator

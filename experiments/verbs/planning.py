@@ -4,8 +4,8 @@ from pathlib import Path
 
 from experiments.scenario_choice import DEFAULT_STRATEGY, choose_scenario
 from planner.evaluate import step_time_s
+from planner.files.plan_file import plan_json, write_plan
 from planner.plan import Plan
-from planner.plan_file import plan_json, write_plan
 from planner.scenario import Scenario
 from planner.strategies import make_plan
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from experiments.figures.run_figure import draw_runs
 from experiments.perfetto import write_perfetto
 from experiments.run_folder import read_record
+from traces.errors import InputError
 
 
 def report(folders: Sequence[Path], output: Path | None) -> str:
@@ -15,6 +16,8 @@ def report(folders: Sequence[Path], output: Path | None) -> str:
         folders: Run folders; a folder of several runs stands for all of them.
         output: The picture, a PNG file; None for ``report.png`` in the first folder.
     """
+    if output is not None and output.suffix != ".png":
+        raise InputError(f"'{output}' is not a PNG file", where="--output", valid="let its name end in .png")
     records = [read_record(run) for folder in folders for run in _runs(folder)]
     picture = output if output is not None else folders[0] / "report.png"
     draw_runs(records, picture)

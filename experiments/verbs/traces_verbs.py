@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from traces import generate as generation
+from traces.errors import InputError
 from traces.files import format_of_suffix, read_trace, write_trace
 from traces.formats import FORMATS
 from traces.resample import resampled
@@ -29,6 +30,8 @@ def show(path: Path, *, loops: bool = True, as_json: bool = False, plot: Path | 
     Raises:
         InputError: The file is no trace, or the picture cannot be written.
     """
+    if plot is not None and plot.suffix != ".png":
+        raise InputError(f"'{plot}' is not a PNG file", where="--plot", valid="let its name end in .png")
     trace = read_trace(path, loops=loops)
     if plot is not None:
         # Here and not above: matplotlib takes longer to load than everything else that the command does.

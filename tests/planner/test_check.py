@@ -62,13 +62,13 @@ REFUSED: dict[str, tuple[Plan, str, str, str]] = {
         with_stages(stage(0, 1, "device-0", 2, share=0.0), SECOND),
         "pipelines[0].stages[0].replicas[0].share",
         "share 0",
-        "a share is a number above zero",
+        "a share is a number above zero, 1e9 at most",
     ),
     "share that is no number": (
         with_stages(stage(0, 1, "device-0", 2, share=float("nan")), SECOND),
         "pipelines[0].stages[0].replicas[0].share",
         "share nan",
-        "a share is a number above zero",
+        "a share is a number above zero, 1e9 at most",
     ),
     "first layers missing": (
         with_stages(stage(1, 2, "device-0")),

@@ -8,8 +8,8 @@ from builders import chain_plan, chain_scenario
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from planner.files.plan_file import parse_plan, plan_json, plan_schema, read_plan, write_plan
 from planner.plan import SCHEMA_VERSION, Pipeline, Plan, Replica, Stage
-from planner.plan_file import parse_plan, plan_json, plan_schema, read_plan, write_plan
 from traces.errors import InputError
 
 REPLICAS = st.builds(Replica, st.text(), st.floats(allow_nan=False, allow_infinity=False))

@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from planner.cluster import Link
+from planner.files.scenario_file import read_scenario, scenario_schema
+from planner.files.scenario_json import read_resolved_scenario, write_resolved_scenario
 from planner.profile import TimeTable
 from planner.scenario import ModelCode, Optimizer, Scenario, Training
-from planner.scenario_file import read_scenario, scenario_schema
-from planner.scenario_json import read_resolved_scenario, write_resolved_scenario
 from planner.strategies import make_plan
 from traces.errors import InputError
 from traces.trace import LinkTrace

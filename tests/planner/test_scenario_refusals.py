@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.scenario_file import read_scenario
+from planner.files.scenario_file import read_scenario
 from traces.errors import InputError
 
 GOOD = """\

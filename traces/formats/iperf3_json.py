@@ -5,7 +5,7 @@ starts at time 0 of the trace, and an interval holds until the next one starts.
 """
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 
 import numpy as np
@@ -33,6 +33,8 @@ def read(text: str) -> LinkTrace:
         document = json.loads(text)
     except json.JSONDecodeError as error:
         raise LineError(f"is not JSON: {error.msg}", line=error.lineno, valid=_VALID) from error
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"cannot be read: {error}", valid=_VALID) from error
     if not isinstance(document, dict):
         raise InputError("is not a JSON object", valid=_VALID)
     if "error" in document:
@@ -91,6 +93,6 @@ def _number(found: Mapping[str, object], key: str, where: str) -> float:
     value = found.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f"{key} is {json.dumps(value)[:40]}", where=where, valid="a number is needed")
-    if not math.isfinite(value) or value < 0:
-        raise InputError(f"{key} is {value:g}", where=where, valid="it must be finite and not negative")
+    if not 0 <= value <= sys.float_info.max:
+        raise InputError(f"{key} is {str(value)[:40]}", where=where, valid="it must be finite and not negative")
     return float(value)

@@ -1,12 +1,14 @@
 """The ``trace`` of a link in a scenario: a file, a preset, or steps written in place."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
-from planner.parsing import STRICT, Document, Location
-from planner.quantities import BitsPerSecond, Seconds
+from planner.files.documents import Document, Location
+from planner.files.parsing import STRICT
+from planner.files.quantities import BitsPerSecond, Seconds
 from traces.errors import InputError
 from traces.files import read_trace
 from traces.presets import preset
@@ -45,7 +47,7 @@ class TraceEntry:
     steps: tuple[TraceStep, ...] | None = None
     mean: BitsPerSecond | None = None
     duration: Seconds | None = None
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     after: Literal["loop", "hold"] = "loop"
 
     __pydantic_config__ = STRICT

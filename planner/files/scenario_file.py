@@ -9,21 +9,23 @@ from pydantic import TypeAdapter
 
 from planner.cluster import Cluster, ClusterError, Device, Link
 from planner.datasheet import DATASHEET, DeviceKind, find_kind
-from planner.importers.sailor import read_sailor
-from planner.parsing import Document, Location, parse
-from planner.profile import LayerProfile, ModelProfile, TimeTable
-from planner.roofline import LayerWork, roofline_layer
-from planner.scenario import ModelCode, Optimizer, Scenario, Training
-from planner.scenario_entries import (
+from planner.files.documents import Document, Location
+from planner.files.parsing import parse
+from planner.files.scenario_entries import (
     ClusterEntry,
     DeviceEntry,
     LayerEntry,
     LinkEntry,
     ModelEntry,
+    Name,
     ScenarioEntry,
     TrainingEntry,
 )
-from planner.trace_entry import read_trace_entry
+from planner.files.trace_entry import read_trace_entry
+from planner.importers.sailor import read_sailor
+from planner.profile import LayerProfile, ModelProfile, TimeTable
+from planner.roofline import LayerWork, roofline_layer
+from planner.scenario import ModelCode, Optimizer, Scenario, Training
 from traces.errors import InputError
 from traces.naming import unknown_name
 
@@ -47,7 +49,7 @@ def read_scenario(path: Path) -> Scenario:
     for key in keys:
         if key not in value:
             raise InputError(f"the key '{key}' is missing", where=str(path), valid=f"add '{key}:'")
-    name = parse(str, document, value["name"], ("name",))
+    name = parse(Name, document, value["name"], ("name",))
     cluster_part = _Part(document, "cluster")
     cluster_entry = cluster_part.parse(ClusterEntry)
     kinds = _device_kinds(cluster_entry, cluster_part)
@@ -208,18 +210,18 @@ def _layer(entry: LayerEntry, kinds: dict[str, DeviceKind], part: _Part, index: 
     if (entry.forward is None) == (entry.times is None):
         raise InputError("the layer needs its compute", where=where, valid="give one of 'forward' and 'times'")
     sizes = (entry.parameters, entry.output, entry.activation)
-    if entry.forward is not None:
-        layer = roofline_layer(LayerWork(entry.name, entry.forward, *sizes), kinds.values(), "fp32")
-    else:
-        assert entry.times is not None
-        try:
+    try:
+        if entry.forward is not None:
+            layer = roofline_layer(LayerWork(entry.name, entry.forward, *sizes), kinds.values(), "fp32")
+        else:
+            assert entry.times is not None
             tables = {
                 kind: TimeTable(times.samples, times.forward, times.backward_input, times.backward_weight)
                 for kind, times in entry.times.items()
             }
-        except InputError as error:
-            raise error.within(where) from None
-        layer = LayerProfile(entry.name, *sizes, tables)
+            layer = LayerProfile(entry.name, *sizes, tables)
+    except InputError as error:
+        raise error.within(where) from None
     if entry.repeat == 1:
         return [layer]
     names = (f"{entry.name}-{number}" for number in range(entry.repeat))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, WithJsonSchema
 
-from planner.parsing import reported
+from planner.files.parsing import reported
 from traces.errors import InputError
 from traces.units import (
     parse_bandwidth_bps,

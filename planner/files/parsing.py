@@ -1,109 +1,24 @@
-"""Files that people write, turned into plain data; errors name file, line, key, value and what would be valid."""
+"""Values of a document turned into plain data; errors name file, line, key, value and what would be valid."""
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from planner.files.documents import Document, Location
 from traces.errors import InputError
 from traces.naming import unknown_name
 
 Data = TypeVar("Data")
-Location = tuple[int | str, ...]
 
 # Every dataclass that is read from a file refuses unknown keys and silent conversions.
 STRICT = ConfigDict(extra="forbid", strict=True)
 
-
-def read_text(path: Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        InputError: There is no such file, it is empty, or it is not text.
-    """
-    try:
-        text = path.read_bytes().decode()
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError("there is no such file", where=str(path), valid="check the path") from None
-    except IsADirectoryError:
-        raise InputError("this is a folder", where=str(path), valid="name a file") from None
-    except PermissionError:
-        raise InputError("the file may not be read", where=str(path), valid="check its permissions") from None
-    except UnicodeDecodeError:
-        raise InputError("this is a binary file", where=str(path), valid="give a UTF-8 text file") from None
-    if not text.strip():
-        raise InputError("the file is empty", where=str(path), valid="give a file with content")
-    if "\0" in text:
-        raise InputError("this is a binary file", where=str(path), valid="give a UTF-8 text file")
-    return text
-
-
 _UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
-
-
-class Document:
-    """A YAML or JSON file as plain values, which knows on which line each key stands."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._text = text = read_text(path)
-        try:
-            self.value: Any = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_Loader)
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"not JSON: {error.msg}",
-                where=f"{path}:{error.lineno}",
-                valid="give a file written by ropebridge",
-            ) from None
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
-            problem = getattr(error, "problem", None) or str(error)
-            raise InputError(f"not YAML: {problem}", where=where, valid="check indentation and quotes") from None
-
-    def where(self, location: Location) -> str:
-        """Return file, line and key path of a place in the document."""
-        node, line = self._compose(), None
-        for key in location:
-            child = _child(node, key)
-            if child is None:
-                break
-            node, line = child
-        place = _key_path(location)
-        file = f"{self.path}:{line}" if line is not None else str(self.path)
-        return f"{file}: {place}" if place else file
-
-    def _compose(self) -> yaml.Node | None:
-        """The document with its lines; only for a message, since it takes long."""
-        try:
-            return yaml.compose(self._text, Loader=yaml.SafeLoader)
-        except yaml.YAMLError:
-            # JSON that is no YAML, indented with tabs for one: the key path must do without a line.
-            return None
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as people mean it: a key stands once, and a date is text like any other."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - the base class's own attribute
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                problem = f"the key '{key.value}' is given twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 def parse(kind: type[Data], document: Document, value: Any, location: Location = ()) -> Data:
@@ -114,7 +29,12 @@ def parse(kind: type[Data], document: Document, value: Any, location: Location =
     """
     try:
         # By way of JSON, where strictness allows a list for a tuple and a string for a path, and nothing else.
-        return TypeAdapter(kind).validate_json(json.dumps(value, default=str))
+        text = json.dumps(value, default=str)
+    except (RecursionError, ValueError) as error:
+        where, valid = document.where(location), "do not nest it in itself"
+        raise InputError(f"this cannot be read: {error}", where=where, valid=valid) from None
+    try:
+        return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
         raise _first_error(error, kind, document, value, location) from None
 
@@ -160,23 +80,6 @@ def _inside(value: Any, location: Location) -> Location:
         else:
             return location[:depth]
     return location
-
-
-def _key_path(location: Location) -> str:
-    text = ""
-    for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
-
-
-def _child(node: yaml.Node | None, key: int | str) -> tuple[yaml.Node, int] | None:
-    if isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
-        return node.value[key], node.value[key].start_mark.line + 1
-    if isinstance(node, yaml.MappingNode):
-        for name, value in node.value:
-            if name.value == str(key):
-                return value, name.start_mark.line + 1
-    return None
 
 
 def _keys_at(kind: Any, location: Location) -> list[str]:

@@ -1,15 +1,18 @@
-"""The keys of a scenario file, as plain data; `planner.scenario_file` turns them into a `Scenario`."""
+"""The keys of a scenario file, as plain data; `planner.files.scenario_file` turns them into a `Scenario`."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from planner.parsing import STRICT
-from planner.quantities import BitsPerSecond, Bytes, BytesPerSecond, Flop, FlopPerSecond, Seconds
-from planner.trace_entry import TraceEntry
+from planner.files.parsing import STRICT
+from planner.files.quantities import BitsPerSecond, Bytes, BytesPerSecond, Flop, FlopPerSecond, Seconds
+from planner.files.trace_entry import TraceEntry
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=1_000_000)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+# Names stand in messages, tables and file names: some text, on one line.
+Name = Annotated[str, Field(pattern=r"^\S(.*\S)?$", max_length=100)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -17,9 +20,9 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class DeviceEntry:
     """A device; its memory is its kind's unless given."""
 
-    name: str
+    name: Name
     kind: str
-    region: str
+    region: Name
     memory: Bytes | None = None
     price_usd_per_hour: NotNegative = 0.0
 
@@ -80,7 +83,7 @@ class TimesEntry:
 class LayerEntry:
     """A layer (or ``repeat`` equal ones): its work per sample for the roofline, or its times per device kind."""
 
-    name: str
+    name: Name
     repeat: Positive = 1
     parameters: Bytes
     output: Bytes
@@ -106,7 +109,7 @@ class SailorEntry:
 class ModelEntry:
     """A model: its layers or a published profile, and its code where it is to be trained for real."""
 
-    name: str
+    name: Name
     layers: tuple[LayerEntry, ...] | None = None
     sailor: SailorEntry | None = None
     code: str | None = None
@@ -132,10 +135,10 @@ class TrainingEntry:
     """Batch, update rule, precision and seed."""
 
     global_batch: Positive
-    microbatch: Annotated[int, Field(ge=0)] = 0
+    microbatch: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     optimizer: OptimizerEntry = field(default_factory=OptimizerEntry)
     precision: Literal["fp32"] = "fp32"
-    seed: int = 0
+    seed: Seed = 0
 
     __pydantic_config__ = STRICT
 
@@ -144,7 +147,7 @@ class TrainingEntry:
 class ScenarioEntry:
     """A whole scenario; each part stands here or is the path of a file that holds it."""
 
-    name: str
+    name: Name
     cluster: ClusterEntry | str
     model: ModelEntry | str
     training: TrainingEntry | str

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from planner.parsing import STRICT, Document, parse
+from planner.files.documents import Document
+from planner.files.parsing import STRICT, parse
 from planner.plan import SCHEMA_VERSION, Pipeline, Plan, Replica, Stage
 from traces.atomic import write_text_atomically
 from traces.errors import InputError
