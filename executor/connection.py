@@ -19,20 +19,20 @@ class Message:
     """Bytes for the peer.
 
     Attributes:
-        payload: One-dimensional uint8 tensor; not changed until it has left.
+        payload: One-dimensional uint8 tensor; not changed until it has departed.
         tag: Which receive of the peer it is for.
         handed_over_s: Run seconds.
-        left: Called with the run seconds at which the last byte left.
+        departed: Called with the run seconds at which the last byte departed.
     """
 
     payload: torch.Tensor
     tag: int
     handed_over_s: float
-    left: Callable[[float], None]
+    departed: Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class EmulatedPath:
     """The emulated links to the peer."""
 
     shaper: LinkShaper
@@ -43,7 +43,12 @@ class Connection:
     """Sends to one device from threads of its own, so that compute never waits for the network."""
 
     def __init__(
-        self, device: str, rank: int, clock: RunClock, line: Line | None, failed: Callable[[Exception], None]
+        self,
+        device: str,
+        rank: int,
+        clock: RunClock,
+        emulated: EmulatedPath | None,
+        failed: Callable[[Exception], None],
     ) -> None:
         self._device = device
         self._rank = rank
@@ -51,7 +56,7 @@ class Connection:
         self._failed = failed
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._in_the_air: queue.SimpleQueue[tuple[float, Message] | None] = queue.SimpleQueue()
-        loops = [self._send_directly] if line is None else [lambda: self._emulate(line), self._deliver]
+        loops = [self._send_directly] if emulated is None else [lambda: self._emulate(emulated), self._deliver]
         self._threads = [threading.Thread(target=self._guarded, args=(loop,), daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
@@ -69,13 +74,13 @@ class Connection:
     def _send_directly(self) -> None:
         while (message := self._outbox.get()) is not None:
             self._hand_to_gloo(message)
-            message.left(self._clock.now_s())
+            message.departed(self._clock.now_s())
 
-    def _emulate(self, line: Line) -> None:
+    def _emulate(self, emulated: EmulatedPath) -> None:
         while (message := self._outbox.get()) is not None:
-            left_s = line.shaper.transmit(line.path, 8 * message.payload.numel(), message.handed_over_s)
-            self._in_the_air.put((left_s + sum(link.latency_at_s(left_s) for link in line.path), message))
-            message.left(left_s)
+            departed_s = emulated.shaper.transmit(emulated.path, 8 * message.payload.numel(), message.handed_over_s)
+            self._in_the_air.put((departed_s + sum(link.latency_at_s(departed_s) for link in emulated.path), message))
+            message.departed(departed_s)
         self._in_the_air.put(None)
 
     def _deliver(self) -> None:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from executor.clock import RunClock
 from executor.compute import Compute
 from executor.transport import Receipt, Transport, sync_tag, transfer_tag
-from planner.events import SYNC_ACTION, Event, EventKind
+from planner.events import Event, EventKind
 from planner.plan import Plan
 from planner.program import DeviceProgram, GradientSync, Transfer
 from planner.ring import Exchange, ring_exchanges
@@ -66,10 +67,10 @@ class Interpreter:
                 tag = transfer_tag(current.step, transfer)
                 posted.transfers[transfer] = self._transport.post(transfer.source, tag, transfer.size_bytes)
         for sync in current.program.synchronisations:
-            previous = sync.devices[sync.devices.index(self._device) - 1]
+            previous, _ = sync.neighbours(self._device)
             for turn, exchange in enumerate(self._exchanges(sync)):
                 tag = sync_tag(current.step, sync.first_layer, turn)
-                size_bytes = self._bytes(exchange.receive)
+                size_bytes = exchange.receive_elements * self._element_bytes
                 posted.exchanges[sync.first_layer, turn] = self._transport.post(previous, tag, size_bytes)
 
     def run(
@@ -96,8 +97,8 @@ class Interpreter:
             start_s = self._clock.now_s()
             outputs = self._compute.run(work, inputs, waited=waited)
             waited = False
-            action = work.action
-            self._record(EventKind.COMPUTE, current, start_s, action=str(action.kind), microbatch=action.microbatch)
+            end_s = self._clock.now_s()
+            self._log(current.program.compute_event(current.step, work.action, start_s, end_s))
             for transfer, payload in zip(work.sends, outputs, strict=True):
                 self._send(current, transfer, payload)
         for sync in current.program.synchronisations:
@@ -108,55 +109,36 @@ class Interpreter:
     def _receive(self, current: StepProgram, transfer: Transfer, receipt: Receipt) -> tuple[torch.Tensor, bool]:
         start_s = self._clock.now_s()
         payload = receipt.wait()
-        idle = self._clock.now_s() - start_s > NOTICEABLE_WAIT_S
+        now_s = self._clock.now_s()
+        idle = now_s - start_s > NOTICEABLE_WAIT_S
         if idle:
-            self._record(
-                EventKind.RECEIVE,
-                current,
-                start_s,
-                peer=transfer.source,
-                action=str(transfer.kind),
-                microbatch=transfer.microbatch,
-                size_bytes=transfer.size_bytes,
-            )
+            self._log(current.program.transfer_event(EventKind.RECEIVE, current.step, transfer, start_s, now_s))
         return payload, idle
 
     def _send(self, current: StepProgram, transfer: Transfer, payload: torch.Tensor) -> None:
         assert payload.numel() == transfer.size_bytes, (transfer, payload.numel())
-        tag = transfer_tag(current.step, transfer)
-        self._transmit(current, transfer.target, tag, payload, str(transfer.kind), transfer.microbatch)
+        row = partial(current.program.transfer_event, EventKind.SEND, current.step, transfer)
+        self._transmit(current.step, transfer.target, transfer_tag(current.step, transfer), payload, row)
 
     def _transmit(
-        self, current: StepProgram, target: str, tag: int, payload: torch.Tensor, action: str, microbatch: int
+        self, step: int, target: str, tag: int, payload: torch.Tensor, row: Callable[[float, float], Event]
     ) -> None:
+        """Hand bytes over; when the last one has departed, log the row made from start and end."""
         start_s = self._clock.now_s()
-
-        def left(end_s: float) -> None:
-            self._record(
-                EventKind.SEND,
-                current,
-                start_s,
-                end_s=end_s,
-                peer=target,
-                action=action,
-                microbatch=microbatch,
-                size_bytes=payload.numel(),
-            )
-
-        self._sending(current.step)
-        self._transport.send(target, tag, payload, left)
+        self._sending(step)
+        self._transport.send(target, tag, payload, lambda end_s: self._log(row(start_s, end_s)))
 
     def _synchronise(self, current: StepProgram, sync: GradientSync, posted: _Posted) -> None:
         """Sum gradients over the ring, exchange by exchange."""
         start_s = self._clock.now_s()
         row = self._compute.gradient(sync)
-        following = sync.devices[(sync.devices.index(self._device) + 1) % len(sync.devices)]
+        _, following = sync.neighbours(self._device)
         sent_bytes = 0
         for turn, exchange in enumerate(self._exchanges(sync)):
-            tag = sync_tag(current.step, sync.first_layer, turn)
-            # A copy: the ring comes back to this part of the row while the message may still be leaving.
+            # A copy: the ring comes back to this part of the row while the message may still be on its way.
             payload = row[slice(*exchange.send)].clone().view(torch.uint8)
-            self._transmit(current, following, tag, payload, SYNC_ACTION, -1)
+            event = partial(current.program.exchange_event, current.step, following, payload.numel())
+            self._transmit(current.step, following, sync_tag(current.step, sync.first_layer, turn), payload, event)
             sent_bytes += payload.numel()
             arrived = posted.exchanges.pop((sync.first_layer, turn)).wait().view(row.dtype)
             if exchange.adds:
@@ -164,40 +146,7 @@ class Interpreter:
             else:
                 row[slice(*exchange.receive)] = arrived
         self._compute.put_gradient(sync, row)
-        self._record(EventKind.SYNC, current, start_s, action=SYNC_ACTION, size_bytes=sent_bytes)
+        self._log(current.program.sync_event(current.step, sent_bytes, start_s, self._clock.now_s()))
 
     def _exchanges(self, sync: GradientSync) -> tuple[Exchange, ...]:
-        return ring_exchanges(sync.elements, len(sync.devices), sync.devices.index(self._device))
-
-    def _bytes(self, interval: tuple[int, int]) -> int:
-        return (interval[1] - interval[0]) * self._element_bytes
-
-    def _record(
-        self,
-        kind: EventKind,
-        current: StepProgram,
-        start_s: float,
-        *,
-        action: str,
-        end_s: float | None = None,
-        peer: str = "",
-        microbatch: int = -1,
-        size_bytes: int = 0,
-    ) -> None:
-        end_s = self._clock.now_s() if end_s is None else end_s
-        program = current.program
-        self._log(
-            Event(
-                kind,
-                self._device,
-                peer,
-                program.pipeline,
-                program.stage,
-                microbatch,
-                current.step,
-                action,
-                start_s,
-                end_s,
-                size_bytes,
-            )
-        )
+        return ring_exchanges(sync.elements, len(sync.devices), sync.position(self._device))

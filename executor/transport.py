@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from executor.clock import RunClock
-from executor.connection import Connection, Line, Message
+from executor.connection import Connection, EmulatedPath, Message
 from executor.peers import blaming
 from executor.shaper import LinkShaper
 from planner.actions import Kind
@@ -79,9 +79,9 @@ class Transport:
         assert work is not None
         return Receipt(buffer, work, source)
 
-    def send(self, target: str, tag: int, payload: torch.Tensor, left: Callable[[float], None]) -> None:
-        """Hand over ``payload`` (uint8, one-dimensional); ``left`` is called when it has left, with the run seconds."""
-        self._connection(target).send(Message(payload, tag, self._clock.now_s(), left))
+    def send(self, target: str, tag: int, payload: torch.Tensor, departed: Callable[[float], None]) -> None:
+        """Hand over ``payload`` (uint8, one-dimensional); ``departed`` is told the run second of its last byte."""
+        self._connection(target).send(Message(payload, tag, self._clock.now_s(), departed))
 
     def close(self) -> None:
         """Wait until everything has been sent, and end all connections."""
@@ -90,10 +90,10 @@ class Transport:
 
     def _connection(self, target: str) -> Connection:
         if target not in self._connections:
-            line = None
+            emulated = None
             if self._shaper is not None:
-                line = Line(self._shaper, self._cluster.path(self._device, target))
-            self._connections[target] = Connection(target, self._ranks[target], self._clock, line, self._failed)
+                emulated = EmulatedPath(self._shaper, self._cluster.path(self._device, target))
+            self._connections[target] = Connection(target, self._ranks[target], self._clock, emulated, self._failed)
         return self._connections[target]
 
 

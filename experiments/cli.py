@@ -64,12 +64,16 @@ def plan(
     scenario: ScenarioArgument,
     strategy: StrategyOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write the plan to.")] = None,
+    torch_csv: Annotated[
+        Path | None,
+        typer.Option("--torch-csv", help="File for the schedule in torch.distributed.pipelining's form."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Turn a scenario into a plan. Example: ropebridge plan cloud-edge-end --strategy pipedream -o plan.json."""
     from experiments.verbs.planning import plan as verb
 
-    print(verb(scenario, strategy, output, as_json))
+    print(verb(scenario, strategy, output, torch_csv, as_json))
 
 
 @app.command()

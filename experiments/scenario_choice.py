@@ -1,5 +1,6 @@
 """Scenarios and plans as a person names them on the command line."""
 
+import os.path
 from pathlib import Path
 
 from planner.check import check_plan
@@ -32,9 +33,10 @@ def choose_scenario(name: str) -> Scenario:
     path = Path(name)
     if path.suffix == ".json":
         return read_resolved_scenario(path)
-    if (path / "scenario.json").is_file():
+    # os.path answers no, where pathlib raises, for a name that no file can have.
+    if os.path.isfile(path / "scenario.json"):
         return read_resolved_scenario(path / "scenario.json")
-    if path.is_file() or path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+    if os.path.isfile(path) or path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         return read_scenario(path)
     return read_scenario(find_by_name(name, ready_scenarios(), "scenario", where="SCENARIO"))
 

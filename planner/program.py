@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from planner.actions import Action, Kind
+from planner.events import SYNC_ACTION, Event, EventKind
 from planner.plan import Pipeline, Plan
 from planner.scenario import Scenario
 from planner.schedules import SCHEDULES
@@ -79,6 +80,15 @@ class GradientSync:
     devices: tuple[str, ...]
     elements: int
 
+    def position(self, device: str) -> int:
+        """Return the place of a device in the ring."""
+        return self.devices.index(device)
+
+    def neighbours(self, device: str) -> tuple[str, str]:
+        """Return the devices before and after a device in the ring."""
+        position = self.position(device)
+        return self.devices[position - 1], self.devices[(position + 1) % len(self.devices)]
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceProgram:
@@ -97,6 +107,42 @@ class DeviceProgram:
     stage: int
     work: tuple[Work, ...]
     synchronisations: tuple[GradientSync, ...]
+
+    # Both backends make their rows here, so that they are the same rows. Times come last, in seconds of the run.
+
+    def compute_event(self, step: int, action: Action, start_s: float, end_s: float) -> Event:
+        """Return the row for an action."""
+        return self._event(EventKind.COMPUTE, step, str(action.kind), start_s, end_s, microbatch=action.microbatch)
+
+    def transfer_event(self, kind: EventKind, step: int, transfer: Transfer, start_s: float, end_s: float) -> Event:
+        """Return the row for sending or receiving a transfer."""
+        peer = transfer.target if kind is EventKind.SEND else transfer.source
+        size_bytes, microbatch = transfer.size_bytes, transfer.microbatch
+        action = str(transfer.kind)
+        return self._event(kind, step, action, start_s, end_s, peer=peer, microbatch=microbatch, size_bytes=size_bytes)
+
+    def exchange_event(self, step: int, peer: str, size_bytes: int, start_s: float, end_s: float) -> Event:
+        """Return the row for sending a chunk of gradients round the ring."""
+        return self._event(EventKind.SEND, step, SYNC_ACTION, start_s, end_s, peer=peer, size_bytes=size_bytes)
+
+    def sync_event(self, step: int, size_bytes: int, start_s: float, end_s: float) -> Event:
+        """Return the row for a whole gradient sum, with the bytes that this device sent for it."""
+        return self._event(EventKind.SYNC, step, SYNC_ACTION, start_s, end_s, size_bytes=size_bytes)
+
+    def _event(
+        self,
+        kind: EventKind,
+        step: int,
+        action: str,
+        start_s: float,
+        end_s: float,
+        *,
+        peer: str = "",
+        microbatch: int = -1,
+        size_bytes: int = 0,
+    ) -> Event:
+        place = (self.device, peer, self.pipeline, self.stage, microbatch)
+        return Event(kind, *place, step, action, start_s, end_s, size_bytes)
 
 
 def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:

@@ -21,6 +21,16 @@ class Exchange:
     receive: tuple[int, int]
     adds: bool
 
+    @property
+    def send_elements(self) -> int:
+        """How many elements are sent."""
+        return self.send[1] - self.send[0]
+
+    @property
+    def receive_elements(self) -> int:
+        """How many elements are received."""
+        return self.receive[1] - self.receive[0]
+
 
 def ring_exchanges(elements: int, participants: int, position: int) -> tuple[Exchange, ...]:
     """Return the 2(n - 1) exchanges of the participant at ``position``, in order."""

@@ -11,9 +11,9 @@ from sim.network import Network
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The two moments of a message: its last bit has left; it is there."""
+    """The two moments of a message: its last bit has departed; it is there."""
 
-    left: simpy.Event
+    departed: simpy.Event
     arrived: simpy.Event
 
 
@@ -27,7 +27,7 @@ class Channel:
         self._last: Delivery | None = None
 
     def send(self, size_bytes: int) -> Delivery:
-        """Hand over a message of ``size_bytes``; it leaves when those before it have left."""
+        """Hand over a message of ``size_bytes``; it leaves when those before it have departed."""
         delivery = Delivery(self._environment.event(), self._environment.event())
         self._environment.process(self._carry(8 * size_bytes, self._last, delivery))
         self._last = delivery
@@ -35,9 +35,9 @@ class Channel:
 
     def _carry(self, bits: float, before: Delivery | None, delivery: Delivery) -> Generator[simpy.Event, None, None]:
         if before is not None:
-            yield before.left
+            yield before.departed
         yield self._network.transmit(self._path, bits)
-        delivery.left.succeed()
+        delivery.departed.succeed()
         yield self._environment.timeout(sum(link.latency_at_s(self._environment.now) for link in self._path))
         if before is not None:
             # Nothing overtakes, also where the latency falls.

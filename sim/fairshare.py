@@ -15,15 +15,15 @@ def max_min_rates(paths: Sequence[Sequence[str]], capacity_bps: Mapping[str, flo
         capacity_bps: Bits per second of each link that some flow takes.
     """
     rates = [0.0] * len(paths)
-    left_bps = dict(capacity_bps)
+    remaining_bps = dict(capacity_bps)
     growing = set(range(len(paths)))
     while growing:
-        users = {link: sum(link in paths[flow] for flow in growing) for link in left_bps}
-        shares = {link: left_bps[link] / count for link, count in users.items() if count}
+        users = {link: sum(link in paths[flow] for flow in growing) for link in remaining_bps}
+        shares = {link: remaining_bps[link] / count for link, count in users.items() if count}
         share = min(shares.values())
         full = {link for link, value in shares.items() if value == share}
         for link, count in users.items():
-            left_bps[link] = max(0.0, left_bps[link] - share * count)
+            remaining_bps[link] = max(0.0, remaining_bps[link] - share * count)
         for flow in growing:
             rates[flow] += share
         growing = {flow for flow in growing if full.isdisjoint(paths[flow])}

@@ -20,7 +20,7 @@ class _Flow:
 
     links: Sequence[Link]
     remaining_bits: float
-    left: simpy.Event
+    departed: simpy.Event
     rate_bps: float = 0.0
     end_s: float = float("inf")
 
@@ -40,12 +40,12 @@ class Network:
         self._moved_s = 0.0
 
     def transmit(self, links: Sequence[Link], bits: float) -> simpy.Event:
-        """Start a flow; return the event of its last bit's leaving the sender."""
+        """Start a flow; return the event of its last bit's departure."""
         flow = _Flow(links, bits, self._environment.event())
         self._progress()
         self._flows.append(flow)
         self._share()
-        return flow.left
+        return flow.departed
 
     def _progress(self) -> None:
         """Move every flow's bits up to now."""
@@ -59,8 +59,8 @@ class Network:
         now_s = self._environment.now
         for flow in self._flows:
             if flow.end_s <= now_s or flow.remaining_bits <= 0:
-                flow.left.succeed()
-        self._flows = [flow for flow in self._flows if not flow.left.triggered]
+                flow.departed.succeed()
+        self._flows = [flow for flow in self._flows if not flow.departed.triggered]
         self._alarm = None
         if not self._flows:
             return

@@ -125,7 +125,7 @@ def _mean(newest: float, before: float) -> float:
 
 
 def _even_counts(samples: int, least_size: int) -> list[int]:
-    """Numbers of equal microbatches that leave every replica of the widest stage a sample of each."""
+    """Numbers of equal microbatches with at least as many samples as the widest stage has replicas."""
     return [count for count in range(1, samples // least_size + 1) if samples % count == 0]
 
 

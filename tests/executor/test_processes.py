@@ -78,6 +78,15 @@ def test_an_interrupt_ends_everything(number: signal.Signals, tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["scratch"]
 
 
+def test_an_interrupt_while_the_processes_start_ends_everything(tmp_path: Path) -> None:
+    with started([*RUN, "-o", str(tmp_path / "run")], tmp_path) as (process, mark):
+        wait_until(lambda: len(marked_processes(mark)) > 1, "the agent does not start")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130
+    assert left_behind(tmp_path) == []
+
+
 def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     with started(RUN, tmp_path) as (process, mark):
         wait_until(lambda: len(workers(mark)) == 2, "the workers do not start")

@@ -244,6 +244,43 @@ def test_wrong_words(arguments: list[object], expected: list[str], tmp_path: Pat
     assert_refused(arguments, tmp_path, *expected)
 
 
+ODD_SCENARIOS = {
+    "a key that is a list": ("name: small", "? [a, b]\n: 1\nname: small", "plain text"),
+    "a list in itself": ("name: small", "name: &a [*a]", "small.yaml"),
+    "a name of two lines": ("name: small", 'name: "two\\nlines"', "name"),
+    "no name": ("name: left", 'name: ""', "devices[0].name"),
+    "a null byte in a path": ("training: {global_batch: 8, microbatch: 2}", 'training: "a\\0b"', "training"),
+    "a huge layer": ("output: 1 MB", "output: 1e300 MB", "model.layers[0]"),
+    "a huge batch": ("global_batch: 8", "global_batch: 100000000", "training.global_batch"),
+    "a negative seed": ("global_batch: 8", "global_batch: 8, seed: -1", "training.seed"),
+    "a link with itself": ("[west, east]", "[west, west]", "inside: west"),
+    "no time at all": (
+        "forward: 1 GFLOP}",
+        "times: {t4: {samples: [1], forward: [0 s], backward_input: [0 s], backward_weight: [0 s]}}}",
+        "takes no time",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ODD_SCENARIOS)
+def test_an_odd_scenario(case: str, tmp_path: Path) -> None:
+    old, new, expected = ODD_SCENARIOS[case]
+    assert_refused(["simulate", write(tmp_path, (old, new))], tmp_path, expected)
+
+
+def test_odd_files_and_places(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000)
+    assert_refused(["simulate", path, "--plan", deep], tmp_path, "deep.json", "nested too deeply")
+    assert_refused(["traces", "show", deep], tmp_path, "deep.json")
+    assert_refused(["simulate", path, "-o", "."], tmp_path, "something already")
+    assert_refused(["simulate", "x" * 300], tmp_path, "unknown scenario")
+    assert_refused(["simulate", path, "-o", "x" * 300], tmp_path, "no folder can be made")
+    assert_refused(["run", path, "-o", tmp_path / "a" / "b" / "run"], tmp_path, "no code")
+    assert_refused(["traces", "generate", "lte", "-o", "x.csv", "--set", "mean"], tmp_path, "KEY=VALUE")
+
+
 def test_a_folder_that_is_there_already_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious").write_text("mine")
