@@ -25,6 +25,9 @@ LEAST_GAIN = 0.03
 # A change for the sake of memory must save this share of the samples in flight, for the same reason.
 LEAST_SAVING = 0.2
 
+# With this many a pipeline's filling and draining is 3 % of the step; more would gain little and take long to judge.
+MOST_MICROBATCHES_PER_STAGE = 32
+
 # Plans this close to the best count as equally fast; the one with the fewest samples in flight wins.
 EQUALLY_FAST = 0.01
 
@@ -77,7 +80,8 @@ class DepthPolicy:
         """Plans with another microbatch count or other depths, one pipeline changed at a time."""
         for index, pipeline in enumerate(plan.pipelines):
             widest = max(len(stage.replicas) for stage in pipeline.stages)
-            for count in _even_counts(pipeline.samples, least_size=widest):
+            most = MOST_MICROBATCHES_PER_STAGE * len(pipeline.stages)
+            for count in _even_counts(pipeline.samples, least_size=widest, most=most):
                 microbatches = (pipeline.samples // count,) * count
                 for depths in self._depths(plan.schedule, pipeline, microbatches):
                     yield plan.with_microbatches(index, microbatches, depths)
@@ -124,9 +128,9 @@ def _mean(newest: float, before: float) -> float:
     return NEWEST_WEIGHT * newest + (1 - NEWEST_WEIGHT) * before
 
 
-def _even_counts(samples: int, least_size: int) -> list[int]:
-    """Numbers of equal microbatches with at least as many samples as the widest stage has replicas."""
-    return [count for count in range(1, samples // least_size + 1) if samples % count == 0]
+def _even_counts(samples: int, least_size: int, most: int) -> list[int]:
+    """Numbers of equal microbatches, ``most`` at most, with ``least_size`` samples or more in each."""
+    return [count for count in range(1, min(most, samples // least_size) + 1) if samples % count == 0]
 
 
 def _samples_in_flight(plan: Plan) -> int:

@@ -10,7 +10,7 @@ from planner.check import check_plan
 from planner.observation import Observation, PathObservation
 from planner.plan import Plan
 from planner.policies import make_policy
-from planner.policies.depth import DepthPolicy
+from planner.policies.depth import MOST_MICROBATCHES_PER_STAGE, DepthPolicy
 from planner.program import compile_plan
 from planner.scenario import Scenario
 from sim.simulator import Simulator
@@ -170,3 +170,11 @@ def test_policies_by_name(scenario: Scenario) -> None:
     assert make_policy("depth", scenario) is not make_policy("depth", scenario)
     with pytest.raises(InputError, match=r"unknown policy 'dept'; did you mean 'depth'\? valid: none, depth"):
         make_policy("dept", scenario)
+
+
+def test_a_large_batch_is_not_cut_finer_than_pays() -> None:
+    scenario = chain_scenario([0.1, 0.1], [0.2, 0.2], output_bytes=[5000, 0], bandwidth_bps=1e9, global_batch=4096)
+    plan = chain_plan(scenario, microbatches=[2048, 2048])
+    decided = DepthPolicy(scenario).decide(seen(scenario, plan, 0, rate_bps=1e9), plan)
+    assert decided is not None
+    assert len(decided.pipelines[0].microbatches) == MOST_MICROBATCHES_PER_STAGE * 2
