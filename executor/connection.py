@@ -21,13 +21,13 @@ class Message:
     Attributes:
         payload: One-dimensional uint8 tensor; not changed until it has departed.
         tag: Which receive of the peer it is for.
-        handed_over_s: Run seconds.
+        ready_s: When it could depart, run seconds.
         departed: Called with the run seconds at which the last byte departed.
     """
 
     payload: torch.Tensor
     tag: int
-    handed_over_s: float
+    ready_s: float
     departed: Callable[[float], None]
 
 
@@ -78,7 +78,7 @@ class Connection:
 
     def _emulate(self, emulated: EmulatedPath) -> None:
         while (message := self._outbox.get()) is not None:
-            departed_s = emulated.shaper.transmit(emulated.path, 8 * message.payload.numel(), message.handed_over_s)
+            departed_s = emulated.shaper.transmit(emulated.path, 8 * message.payload.numel(), message.ready_s)
             self._in_the_air.put((departed_s + sum(link.latency_at_s(departed_s) for link in emulated.path), message))
             message.departed(departed_s)
         self._in_the_air.put(None)

@@ -94,13 +94,11 @@ class Interpreter:
                 payload, idle = self._receive(current, transfer, posted.transfers.pop(transfer))
                 inputs.append(payload)
                 waited = waited or idle
-            start_s = self._clock.now_s()
-            outputs = self._compute.run(work, inputs, waited=waited)
+            done = self._compute.run(work, inputs, waited=waited)
             waited = False
-            end_s = self._clock.now_s()
-            self._log(current.program.compute_event(current.step, work.action, start_s, end_s))
-            for transfer, payload in zip(work.sends, outputs, strict=True):
-                self._send(current, transfer, payload)
+            self._log(current.program.compute_event(current.step, work.action, done.start_s, done.end_s))
+            for transfer, payload in zip(work.sends, done.outputs, strict=True):
+                self._send(current, transfer, payload, done.end_s)
         for sync in current.program.synchronisations:
             self._synchronise(current, sync, posted)
         del self._posted[current.step]
@@ -115,18 +113,23 @@ class Interpreter:
             self._log(current.program.transfer_event(EventKind.RECEIVE, current.step, transfer, start_s, now_s))
         return payload, idle
 
-    def _send(self, current: StepProgram, transfer: Transfer, payload: torch.Tensor) -> None:
+    def _send(self, current: StepProgram, transfer: Transfer, payload: torch.Tensor, start_s: float) -> None:
         assert payload.numel() == transfer.size_bytes, (transfer, payload.numel())
         row = partial(current.program.transfer_event, EventKind.SEND, current.step, transfer)
-        self._transmit(current.step, transfer.target, transfer_tag(current.step, transfer), payload, row)
+        self._transmit(current.step, transfer.target, transfer_tag(current.step, transfer), payload, start_s, row)
 
     def _transmit(
-        self, step: int, target: str, tag: int, payload: torch.Tensor, row: Callable[[float, float], Event]
+        self,
+        step: int,
+        target: str,
+        tag: int,
+        payload: torch.Tensor,
+        start_s: float,
+        row: Callable[[float, float], Event],
     ) -> None:
-        """Hand bytes over; when the last one has departed, log the row made from start and end."""
-        start_s = self._clock.now_s()
+        """Hand bytes over that were ready at ``start_s``; when the last one has departed, log the row."""
         self._sending(step)
-        self._transport.send(target, tag, payload, lambda end_s: self._log(row(start_s, end_s)))
+        self._transport.send(target, tag, payload, start_s, lambda end_s: self._log(row(start_s, end_s)))
 
     def _synchronise(self, current: StepProgram, sync: GradientSync, posted: _Posted) -> None:
         """Sum gradients over the ring, exchange by exchange."""
@@ -138,7 +141,8 @@ class Interpreter:
             # A copy: the ring comes back to this part of the row while the message may still be on its way.
             payload = row[slice(*exchange.send)].clone().view(torch.uint8)
             event = partial(current.program.exchange_event, current.step, following, payload.numel())
-            self._transmit(current.step, following, sync_tag(current.step, sync.first_layer, turn), payload, event)
+            tag = sync_tag(current.step, sync.first_layer, turn)
+            self._transmit(current.step, following, tag, payload, self._clock.now_s(), event)
             sent_bytes += payload.numel()
             arrived = posted.exchanges.pop((sync.first_layer, turn)).wait().view(row.dtype)
             if exchange.adds:

@@ -93,6 +93,14 @@ class LayerSize:
     output: SampleShape
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and the sizes of its layers."""
+
+    model: TrainableModel
+    sizes: tuple[LayerSize, ...]
+
+
 def check_model(scenario: Scenario) -> None:
     """Refuse a scenario whose model code cannot be trained or does not match its profile.
 

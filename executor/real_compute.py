@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from executor.model import LayerSize, SampleShape, TrainableModel
+from executor.clock import RunClock
+from executor.compute import Performed
+from executor.model import LoadedModel, SampleShape
 from planner.actions import Kind
 from planner.plan import Plan
 from planner.program import DeviceProgram, GradientSync, Work
@@ -16,30 +18,31 @@ class RealCompute:
     """One stage of the model on one rank.
 
     Args:
-        model: The whole model; this stage's layers are trained.
-        sizes: Of every layer of the model.
+        loaded: The whole model, of which this stage's layers are trained.
         plan: Says which samples a pipeline's microbatches are; each pipeline takes the next part of the batch.
         program: This rank's first program.
         training: The update rule and the global batch.
+        clock: Of the run.
     """
 
     def __init__(
         self,
-        model: TrainableModel,
-        sizes: Sequence[LayerSize],
+        loaded: LoadedModel,
         plan: Plan,
         program: DeviceProgram,
         training: Training,
+        clock: RunClock,
     ) -> None:
+        self._clock = clock
         stages = plan.pipelines[program.pipeline].stages
         stage = stages[program.stage]
-        self._model = model
+        self._model = loaded.model
         self._is_first = program.stage == 0
         self._is_last = program.stage == len(stages) - 1
         self._first_layer = stage.first_layer
-        self._layers = nn.Sequential(*model.layers[stage.first_layer : stage.end_layer])
-        self._input_shape = None if self._is_first else sizes[stage.first_layer - 1].output
-        self._output_shape = sizes[stage.end_layer - 1].output
+        self._layers = nn.Sequential(*loaded.model.layers[stage.first_layer : stage.end_layer])
+        self._input_shape = None if self._is_first else loaded.sizes[stage.first_layer - 1].output
+        self._output_shape = loaded.sizes[stage.end_layer - 1].output
         self._batch = training.global_batch
         self._optimizer = _make_optimizer(training.optimizer, list(self._layers.parameters()))
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -66,14 +69,16 @@ class RealCompute:
         self._loss = 0.0
         self._optimizer.zero_grad(set_to_none=True)
 
-    def run(self, work: Work, inputs: Sequence[torch.Tensor], *, waited: bool) -> list[torch.Tensor]:
+    def run(self, work: Work, inputs: Sequence[torch.Tensor], *, waited: bool) -> Performed:
         """Run the layers forward or backward for one microbatch."""
+        start_s = self._clock.now_s()
         if work.action.kind is Kind.FORWARD:
             result = self._forward(work, inputs)
         else:
             assert work.action.kind is Kind.BACKWARD
             result = self._backward(work, inputs)
-        return [_to_bytes(result[send.first - work.first : send.end - work.first]) for send in work.sends]
+        outputs = [_to_bytes(result[send.first - work.first : send.end - work.first]) for send in work.sends]
+        return Performed(outputs, start_s, self._clock.now_s())
 
     def _forward(self, work: Work, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         data = (

@@ -47,9 +47,9 @@ class LinkShaper:
         self._taken_until.close()
         os.close(self._file)
 
-    def transmit(self, path: Sequence[Link], bits: float, handed_over_s: float) -> float:
+    def transmit(self, path: Sequence[Link], bits: float, ready_s: float) -> float:
         """Wait while the links of ``path`` carry ``bits``; return when the last bit left, in run seconds."""
-        cursor_s = max(handed_over_s, 0.0)
+        cursor_s = max(ready_s, 0.0)
         while bits > 0:
             piece_bits = min(bits, max(LEAST_PIECE_BITS, min(_bits_soon(link, cursor_s) for link in path)))
             cursor_s = self._reserve(path, piece_bits, cursor_s)

@@ -79,9 +79,14 @@ class Transport:
         assert work is not None
         return Receipt(buffer, work, source)
 
-    def send(self, target: str, tag: int, payload: torch.Tensor, departed: Callable[[float], None]) -> None:
-        """Hand over ``payload`` (uint8, one-dimensional); ``departed`` is told the run second of its last byte."""
-        self._connection(target).send(Message(payload, tag, self._clock.now_s(), departed))
+    def send(
+        self, target: str, tag: int, payload: torch.Tensor, ready_s: float, departed: Callable[[float], None]
+    ) -> None:
+        """Hand over ``payload`` (uint8, one-dimensional), which was ready at run second ``ready_s``.
+
+        ``departed`` is told the run second at which its last byte has departed.
+        """
+        self._connection(target).send(Message(payload, tag, ready_s, departed))
 
     def close(self) -> None:
         """Wait until everything has been sent, and end all connections."""

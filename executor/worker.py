@@ -21,7 +21,7 @@ from executor.compute import Compute, PacedCompute
 from executor.control import PlanFeed
 from executor.interpreter import Interpreter, StepProgram
 from executor.job import JobFolder
-from executor.model import layer_sizes, load_model
+from executor.model import LoadedModel, layer_sizes, load_model
 from executor.parent import die_with_parent
 from executor.peers import PeerLostError
 from executor.real_compute import RealCompute
@@ -57,9 +57,11 @@ class Worker:
         dist.init_process_group("gloo", timeout=PATIENCE)
         compile_once = lru_cache(maxsize=4)(lambda plan: compile_plan(plan, self._scenario))
         program = compile_once(self._plan)[self._device]
-        model_compute = self._make_real_compute(program) if self._orders.compute == "real" else None
+        # Loaded before the ranks agree on the start: models take their time.
+        model = self._load_model() if self._orders.compute == "real" else None
         clock = _agree_on_clock(self._rank)
-        compute: Compute = model_compute or PacedCompute(clock)
+        trained = RealCompute(model, self._plan, program, self._scenario.training, clock) if model else None
+        compute: Compute = trained or PacedCompute(clock)
         shaper = None
         if self._orders.emulate_wan:
             shaper = LinkShaper(self._job.ledger, self._scenario.cluster, clock)
@@ -70,14 +72,13 @@ class Worker:
         dist.barrier()
         if shaper is not None:
             shaper.close()
-        self._write(model_compute)
+        self._write(trained)
         dist.destroy_process_group()
 
-    def _make_real_compute(self, program: DeviceProgram) -> RealCompute:
-        code, training = self._scenario.code, self._scenario.training
+    def _load_model(self) -> LoadedModel:
+        code, seed = self._scenario.code, self._scenario.training.seed
         assert code is not None, "the launcher has checked this"
-        sizes = layer_sizes(code, training.seed)
-        return RealCompute(load_model(code, training.seed), sizes, self._plan, program, training)
+        return LoadedModel(load_model(code, seed), layer_sizes(code, seed))
 
     def _train(
         self,
