@@ -79,14 +79,14 @@ class Connection:
     def _emulate(self, emulated: EmulatedPath) -> None:
         while (message := self._outbox.get()) is not None:
             departed_s = emulated.shaper.transmit(emulated.path, 8 * message.payload.numel(), message.ready_s)
-            self._in_the_air.put((departed_s + sum(link.latency_at_s(departed_s) for link in emulated.path), message))
+            self._in_the_air.put((emulated.shaper.delivery_s(emulated.path, departed_s), message))
             message.departed(departed_s)
         self._in_the_air.put(None)
 
     def _deliver(self) -> None:
         while (flight := self._in_the_air.get()) is not None:
-            arrival_s, message = flight
-            self._clock.sleep_until(arrival_s)
+            delivery_s, message = flight
+            self._clock.sleep_until(delivery_s)
             self._hand_to_gloo(message)
 
     def _hand_to_gloo(self, message: Message) -> None:

@@ -32,10 +32,18 @@ def create_ledger(path: Path, cluster: Cluster) -> None:
 
 
 class LinkShaper:
-    """One process's access to the emulated links."""
+    """One process's access to the emulated links.
 
-    def __init__(self, ledger: Path, cluster: Cluster, clock: RunClock) -> None:
+    Args:
+        ledger: What `create_ledger` wrote.
+        cluster: Its links.
+        clock: Of the run.
+        local_delivery_s: How long this machine itself takes to deliver a message; part of an emulated latency.
+    """
+
+    def __init__(self, ledger: Path, cluster: Cluster, clock: RunClock, local_delivery_s: float = 0.0) -> None:
         self._clock = clock
+        self._local_delivery_s = local_delivery_s
         self._index = {link.name: index for index, link in enumerate(cluster.links)}
         self._file = os.open(ledger, os.O_RDWR)
         self._taken_until = mmap.mmap(self._file, 0)
@@ -56,6 +64,11 @@ class LinkShaper:
             bits -= piece_bits
             self._clock.sleep_until(cursor_s)
         return cursor_s
+
+    def delivery_s(self, path: Sequence[Link], departed_s: float) -> float:
+        """Return when to hand a message on so that it arrives when the links of ``path`` would have it, run seconds."""
+        latency_s = sum(link.latency_at_s(departed_s) for link in path)
+        return departed_s + max(0.0, latency_s - self._local_delivery_s)
 
     def _reserve(self, path: Sequence[Link], bits: float, earliest_s: float) -> float:
         """Take the links for one piece; return when it has left.

@@ -7,9 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -21,6 +19,7 @@ from executor.compute import Compute, PacedCompute
 from executor.control import PlanFeed
 from executor.interpreter import Interpreter, StepProgram
 from executor.job import JobFolder
+from executor.local_delivery import measure_local_delivery_s
 from executor.model import LoadedModel, layer_sizes, load_model
 from executor.parent import die_with_parent
 from executor.peers import PeerLostError
@@ -28,8 +27,7 @@ from executor.real_compute import RealCompute
 from executor.shaper import LinkShaper
 from executor.transport import Transport
 from planner.events import Event, write_events
-from planner.plan import Plan
-from planner.program import DeviceProgram, compile_plan
+from planner.program import compile_plan
 from traces.errors import InputError
 
 # A link may be out for minutes; whoever waits longer than this for a peer gives up.
@@ -55,19 +53,21 @@ class Worker:
         cores = os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // len(self._plan.devices)))
         dist.init_process_group("gloo", timeout=PATIENCE)
-        compile_once = lru_cache(maxsize=4)(lambda plan: compile_plan(plan, self._scenario))
-        program = compile_once(self._plan)[self._device]
+        program = compile_plan(self._plan, self._scenario)[self._device]
         # Loaded before the ranks agree on the start: models take their time.
         model = self._load_model() if self._orders.compute == "real" else None
+        local_delivery_s = 0.0
+        if self._orders.emulate_wan:
+            local_delivery_s = measure_local_delivery_s(self._rank, len(self._plan.devices))
         clock = _agree_on_clock(self._rank)
         trained = RealCompute(model, self._plan, program, self._scenario.training, clock) if model else None
         compute: Compute = trained or PacedCompute(clock)
         shaper = None
         if self._orders.emulate_wan:
-            shaper = LinkShaper(self._job.ledger, self._scenario.cluster, clock)
+            shaper = LinkShaper(self._job.ledger, self._scenario.cluster, clock, local_delivery_s)
         ranks = {device: rank for rank, device in enumerate(self._plan.devices)}
         transport = Transport(self._device, ranks, self._scenario.cluster, clock, shaper, self.give_up)
-        self._train(compute, transport, clock, compile_once)
+        self._train(compute, transport, clock)
         transport.close()
         dist.barrier()
         if shaper is not None:
@@ -85,7 +85,6 @@ class Worker:
         compute: Compute,
         transport: Transport,
         clock: RunClock,
-        compile_once: Callable[[Plan], Mapping[str, DeviceProgram]],
     ) -> None:
         steps = self._orders.steps
         feed = None
@@ -105,7 +104,7 @@ class Worker:
             plan = self._plan if feed is None else feed.known(step)
             if step >= steps or plan is None:
                 return None
-            return StepProgram(step, plan, compile_once(plan)[self._device])
+            return StepProgram(step, plan, compile_plan(plan, self._scenario)[self._device])
 
         element_bytes = self._scenario.training.element_bytes
         interpreter = Interpreter(self._device, transport, compute, clock, element_bytes, log, sending)
@@ -115,7 +114,7 @@ class Worker:
             if current is None:
                 assert feed is not None
                 plan = feed.wait(step)
-                current = StepProgram(step, plan, compile_once(plan)[self._device])
+                current = StepProgram(step, plan, compile_plan(plan, self._scenario)[self._device])
             if step == 0:
                 interpreter.post(current)
                 clock.sleep_until(0.0)

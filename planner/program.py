@@ -5,7 +5,9 @@ Both backends carry out these programs, so that a plan means the same work and t
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
+from types import MappingProxyType
 
 from planner.actions import Action, Kind
 from planner.events import SYNC_ACTION, Event, EventKind
@@ -145,9 +147,11 @@ class DeviceProgram:
         return Event(kind, *place, step, action, start_s, end_s, size_bytes)
 
 
+@lru_cache(maxsize=32)
 def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
     """Return the program of every device of the plan, in rank order.
 
+    Remembered for the last plans: a step asks for its plan on every device, a policy for its candidates at every step.
     The plan must have passed `planner.check.check_plan` for this scenario.
     """
     synchronisations = gradient_syncs(plan, scenario)
@@ -166,7 +170,7 @@ def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
                     tuple(item for item in work if item.end > item.first),
                     tuple(sync for sync in synchronisations if replica.device in sync.devices),
                 )
-    return programs
+    return MappingProxyType(programs)
 
 
 def _work(

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Hashable
-from functools import lru_cache
 
 import simpy
 
@@ -32,12 +31,11 @@ class World:
         self._unfinished: defaultdict[int, int] = defaultdict(lambda: len(plan.devices))
         self._events_of_step: defaultdict[int, list[Event]] = defaultdict(list)
         self._known: dict[int, simpy.Event] = {}
-        self._compile = lru_cache(maxsize=4)(lambda each: compile_plan(each, scenario))
 
     def program(self, step: int, device: str) -> DeviceProgram:
         """Return what a device does in a step."""
         plan = self._plan if self._adaptation is None else self._adaptation.plan_for(step)
-        return self._compile(plan)[device]
+        return compile_plan(plan, self._scenario)[device]
 
     def channel(self, source: str, target: str) -> Channel:
         """Return the connection from one device to another."""
