@@ -113,18 +113,19 @@ def check_model(scenario: Scenario) -> None:
             where="model.code",
             valid="add 'code: model.py' to the scenario, or run with '--compute paced'",
         )
-    sizes = layer_sizes(scenario.code, scenario.training.seed)
+    sizes = load_with_sizes(scenario.code, scenario.training.seed).sizes
     _compare(scenario.model, sizes, str(scenario.code.path))
 
 
-def layer_sizes(code: ModelCode, seed: int) -> tuple[LayerSize, ...]:
-    """Return the sizes of every layer, from a copy of the model without memory.
+def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
+    """Return the model, and the sizes of its layers from a copy without memory.
 
     Raises:
         InputError: The model cannot be built, or cannot be cut between its layers.
     """
     with _users_code(code.path, "'samples' fails"):
-        inputs, _ = load_model(code, seed).samples(0, 1)
+        loaded = load_model(code, seed)
+        inputs, _ = loaded.samples(0, 1)
     with torch.device("meta"):
         model = load_model(code, seed)
     _refuse_what_stages_cannot_hold(model, str(code.path))
@@ -147,7 +148,7 @@ def layer_sizes(code: ModelCode, seed: int) -> tuple[LayerSize, ...]:
             )
         parameter_bytes = sum(parameter.nbytes for parameter in layer.parameters())
         sizes.append(LayerSize(parameter_bytes, SampleShape(tuple(outputs.shape[1:]), outputs.dtype)))
-    return tuple(sizes)
+    return LoadedModel(loaded, tuple(sizes))
 
 
 def _refuse_what_stages_cannot_hold(model: TrainableModel, where: str) -> None:

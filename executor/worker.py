@@ -20,13 +20,14 @@ from executor.control import PlanFeed
 from executor.interpreter import Interpreter, StepProgram
 from executor.job import JobFolder
 from executor.local_delivery import measure_local_delivery_s
-from executor.model import LoadedModel, layer_sizes, load_model
+from executor.model import LoadedModel, load_with_sizes
 from executor.parent import die_with_parent
 from executor.peers import PeerLostError
 from executor.real_compute import RealCompute
 from executor.shaper import LinkShaper
 from executor.transport import Transport
 from planner.events import Event, write_events
+from planner.plan import Plan
 from planner.program import compile_plan
 from traces.errors import InputError
 
@@ -78,7 +79,7 @@ class Worker:
     def _load_model(self) -> LoadedModel:
         code, seed = self._scenario.code, self._scenario.training.seed
         assert code is not None, "the launcher has checked this"
-        return LoadedModel(load_model(code, seed), layer_sizes(code, seed))
+        return load_with_sizes(code, seed)
 
     def _train(
         self,
@@ -100,11 +101,12 @@ class Worker:
             if feed is not None:
                 feed.sending(step)
 
+        def under(plan: Plan, step: int) -> StepProgram:
+            return StepProgram(step, plan, compile_plan(plan, self._scenario)[self._device])
+
         def program_of(step: int) -> StepProgram | None:
             plan = self._plan if feed is None else feed.known(step)
-            if step >= steps or plan is None:
-                return None
-            return StepProgram(step, plan, compile_plan(plan, self._scenario)[self._device])
+            return None if step >= steps or plan is None else under(plan, step)
 
         element_bytes = self._scenario.training.element_bytes
         interpreter = Interpreter(self._device, transport, compute, clock, element_bytes, log, sending)
@@ -113,8 +115,7 @@ class Worker:
             waited = current is None or step == 0
             if current is None:
                 assert feed is not None
-                plan = feed.wait(step)
-                current = StepProgram(step, plan, compile_plan(plan, self._scenario)[self._device])
+                current = under(feed.wait(step), step)
             if step == 0:
                 interpreter.post(current)
                 clock.sleep_until(0.0)

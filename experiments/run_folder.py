@@ -30,12 +30,10 @@ def new_folder(target: Path) -> Iterator[Path]:
         taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
         # Folders above the target are made when it is complete, not for a run that fails.
         ground = next(parent for parent in target.parents if parent.is_dir())
-    except OSError as error:
-        raise InputError(f"no folder can be made here: {error.strerror}", str(target), "choose another place") from None
-    if taken:
-        raise InputError("there is something already", where=str(target), valid="name a new folder, or remove it first")
-    beside = ground / f".{target.name[:100]}.{secrets.token_hex(4)}.part"
-    try:
+        beside = ground / f".{target.name[:100]}.{secrets.token_hex(4)}.part"
+        if taken:
+            advice = "name a new folder, or remove it first"
+            raise InputError("there is something already", where=str(target), valid=advice)
         beside.mkdir()
     except OSError as error:
         raise InputError(

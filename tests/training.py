@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from executor.model import layer_sizes, load_model
+from executor.model import load_model, load_with_sizes
 from planner.cluster import Cluster, Device, Link
 from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.profile import LayerProfile, ModelProfile, TimeTable
@@ -22,7 +22,7 @@ def training_scenario(
     code: ModelCode, devices: int, *, global_batch: int = 12, optimizer: Optimizer | None = None
 ) -> Scenario:
     """A cluster of equal devices, each linked with each, and a profile of the model's true sizes."""
-    sizes = layer_sizes(code, seed=0)
+    sizes = load_with_sizes(code, seed=0).sizes
     table = TimeTable((1,), (0.001,), (0.001,), (0.001,))
     layers = tuple(
         LayerProfile(f"layer-{index}", size.parameter_bytes, size.output.size_bytes, 1000, {"cpu": table})
