@@ -1,10 +1,12 @@
 """Devices and the links between them."""
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from planner.size_curve import SizeCurve
 from traces.errors import InputError
 from traces.trace import LinkTrace
 
@@ -36,6 +38,8 @@ class Device:
         region: Where it stands.
         memory_bytes: What a stage and its activations must fit into.
         price_per_hour: US dollars.
+        host: The machine it is in; its own one if empty. Devices of one host share its network interface.
+        interface_bps: Bits per second of the host's network interface, each way; infinite if it never binds.
     """
 
     name: str
@@ -43,21 +47,29 @@ class Device:
     region: str
     memory_bytes: int
     price_per_hour: float = 0.0
+    host: str = ""
+    interface_bps: float = math.inf
+
+    @property
+    def machine(self) -> str:
+        """The host, or the device's own name where it has none."""
+        return self.host or self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of a network path between two regions, inside a region, or between two devices.
+    """One direction of a network path between two regions, hosts or devices, or inside a region or host.
 
     All flows that take the link share its bandwidth.
 
     Attributes:
-        source: A region or a device.
-        target: A region (may be the source itself: its LAN) or a device.
+        source: A region, a host or a device.
+        target: The same; the source itself for what is inside a region (its LAN) or a host (NVLink, PCIe).
         bandwidth_bps: What a planner counts on, bits per second; the mean of the trace if there is one.
         latency_s: One way, seconds.
         trace: The rate over time; None for a steady link.
         price_per_gb: US dollars per 1e9 bytes.
+        size_curve: The rate that one message of a size reaches by itself; None if every size reaches the link's.
     """
 
     source: str
@@ -66,6 +78,7 @@ class Link:
     latency_s: float
     trace: LinkTrace | None = None
     price_per_gb: float = 0.0
+    size_curve: SizeCurve | None = None
 
     @property
     def name(self) -> str:
@@ -119,7 +132,8 @@ class Cluster:
     def path(self, source: str, target: str) -> tuple[Link, ...]:
         """Return the links that bytes take from one device to another.
 
-        A link between the two devices if there is one; else the fewest links between their regions.
+        A link between the two devices if there is one, or between their hosts, or inside their host; else the fewest
+        links between their regions. Between hosts, their network interfaces are the first and the last link.
 
         Raises:
             InputError: No link leads there.
@@ -130,9 +144,27 @@ class Cluster:
         return self._paths[key]
 
     def _find_path(self, source: str, target: str) -> tuple[Link, ...]:
-        direct = self._links.get((source, target))
-        if direct is not None:
-            return (direct,)
+        start_host, goal_host = self.by_name[source].machine, self.by_name[target].machine
+        direct = self._links.get((source, target)) or self._links.get((start_host, goal_host))
+        if start_host == goal_host:
+            return (direct,) if direct is not None else self._between_regions(source, target)
+        middle = (direct,) if direct is not None else self._between_regions(source, target)
+        leaving, entering = self._interfaces.get(start_host), self._interfaces.get(goal_host)
+        return (*(leaving[:1] if leaving else ()), *middle, *(entering[1:] if entering else ()))
+
+    @cached_property
+    def _interfaces(self) -> Mapping[str, tuple[Link, Link]]:
+        """The network interface of each host whose rate is given: outwards, inwards."""
+        return {
+            device.machine: (
+                Link(device.machine, "network", device.interface_bps, 0.0),
+                Link("network", device.machine, device.interface_bps, 0.0),
+            )
+            for device in self.devices
+            if device.interface_bps < math.inf
+        }
+
+    def _between_regions(self, source: str, target: str) -> tuple[Link, ...]:
         start, goal = self.by_name[source].region, self.by_name[target].region
         if start == goal:
             inside = self._links.get((start, start))
@@ -184,19 +216,44 @@ def _check_devices(devices: tuple[Device, ...]) -> None:
         if device.memory_bytes <= 0:
             raise ClusterError(f"device '{device.name}' has no memory", (*place, "memory"), "for example '16 GiB'")
         seen[device.name] = index
+    _check_hosts(devices, regions)
+
+
+def _check_hosts(devices: tuple[Device, ...], regions: set[str]) -> None:
+    first: dict[str, Device] = {}
+    for index, device in enumerate(devices):
+        other = first.setdefault(device.machine, device)
+        if device.machine in regions:
+            raise ClusterError(
+                f"'{device.machine}' is both a host and a region", ("devices", index, "host"), "rename one of them"
+            )
+        if (device.region, device.interface_bps) != (other.region, other.interface_bps):
+            raise ClusterError(
+                f"devices '{other.name}' and '{device.name}' of host '{device.machine}' differ in region or interface",
+                ("devices", index, "host"),
+                "a host stands in one region and has one network interface",
+            )
+        if not device.interface_bps > 0:
+            raise ClusterError(
+                f"the network interface of device '{device.name}' carries nothing",
+                ("devices", index, "interface"),
+                "for example '25 Gbit/s'",
+            )
 
 
 def _check_links(cluster: Cluster) -> None:
-    ends = {*cluster.by_name, *cluster.regions}
+    hosts = {device.host for device in cluster.devices if device.host}
+    ends = {*cluster.by_name, *cluster.regions, *hosts}
     seen: set[str] = set()
     for index, link in enumerate(cluster.links):
         place = ("links", index)
         for end in (link.source, link.target):
             if end not in ends:
                 raise ClusterError(
-                    f"the link ends at '{end}', which is neither a region nor a device",
+                    f"the link ends at '{end}', which is neither a region nor a host nor a device",
                     place,
-                    f"regions: {', '.join(cluster.regions)}; devices: {', '.join(cluster.by_name)}",
+                    f"regions: {', '.join(cluster.regions)}; devices: {', '.join(cluster.by_name)}"
+                    + (f"; hosts: {', '.join(sorted(hosts))}" if hosts else ""),
                 )
         if link.name in seen:
             raise ClusterError(f"the link {link.name} is given twice", place, "keep one of the two")

@@ -1,23 +1,37 @@
 """A plan: which device computes which layers of which samples, in which order. Plain data."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+
+from planner.actions import Action
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One device of a stage.
+    """One device of a stage, or several of one host that share each layer by tensor parallelism.
 
     Attributes:
-        device: Its name in the cluster.
+        device: Its name in the cluster; it sends and receives for its partners.
         share: Its part of every microbatch, relative to the shares of the stage's other replicas.
+        partners: The other devices of the tensor-parallel group.
     """
 
     device: str
     share: float = 1.0
+    partners: tuple[str, ...] = ()
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Devices that share each layer."""
+        return 1 + len(self.partners)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All devices of the group, the one that sends and receives first."""
+        return (self.device, *self.partners)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +75,56 @@ class Pipeline:
     Attributes:
         stages: Together they cover every layer once.
         microbatches: Samples of each microbatch.
+        orders: For the schedule `EXPLICIT`: the actions of each worker, in the order of `workers`.
     """
 
     stages: tuple[Stage, ...]
     microbatches: tuple[int, ...]
+    orders: tuple[tuple[Action, ...], ...] = ()
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The worker that holds each stage: stages on the same devices are one worker's, counted as they appear."""
+        seen: dict[tuple[str, ...], int] = {}
+        return tuple(
+            seen.setdefault(tuple(replica.device for replica in stage.replicas), len(seen)) for stage in self.stages
+        )
 
     @property
     def samples(self) -> int:
         """Samples per step."""
         return sum(self.microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronisation:
+    """How pipelines bring their copies of a layer together.
+
+    Attributes:
+        method: ``allreduce`` sums gradients at the end of every step; ``asgd`` sends every step's gradients to the
+            other pipelines, which apply them on arrival and never wait; ``asgd-ga`` sends the sum of ``every``
+            steps (Cloudless-Training, arXiv 2303.05330); ``ma`` sends parameters every ``every`` steps, and who
+            receives them averages.
+        algorithm: Of sums that wait: ``ring``, ``tree`` or ``hierarchical`` (inside regions first).
+        every: Steps between two exchanges; 1 for ``allreduce`` and ``asgd``.
+        staleness_bound: Steps that a pipeline may run ahead of the slowest other one's last update that it
+            has received; None for no bound.
+    """
+
+    method: str = "allreduce"
+    algorithm: str = "ring"
+    every: int = 1
+    staleness_bound: int | None = None
+
+
+METHODS = ("allreduce", "asgd", "asgd-ga", "ma")
+ALGORITHMS = ("ring", "tree", "hierarchical")
+
+# The schedule of a plan that carries its own orders.
+EXPLICIT = "explicit"
+
+# As scheduled: the actions in the order of the schedule. Dynamic: each device takes the best action that is ready.
+ORDERS = ("scheduled", "dynamic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +135,11 @@ class Plan:
         scenario: Name of the scenario it was made for.
         model: Name of the model.
         strategy: What made it.
-        schedule: Name of the order of actions, one of `planner.schedules.SCHEDULES`.
+        schedule: Name of the order of actions, one of `planner.schedules.SCHEDULES`, or `EXPLICIT`.
         pipelines: Each takes its own samples of the global batch; gradients are summed over them.
+        order: One of `ORDERS`. With ``dynamic`` the schedule only says whether backward is split.
+        synchronisation: Of layers that several devices hold.
+        connections: TCP connections between each two devices in different regions.
         version: Of this format.
     """
 
@@ -90,6 +148,9 @@ class Plan:
     strategy: str
     schedule: str
     pipelines: tuple[Pipeline, ...]
+    order: str = "scheduled"
+    synchronisation: Synchronisation = field(default_factory=Synchronisation)
+    connections: int = 1
     version: int = SCHEMA_VERSION
 
     @property
@@ -99,15 +160,14 @@ class Plan:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Devices in the order of pipelines, stages and replicas: the rank order of an execution."""
-        return tuple(
-            replica.device for pipeline in self.pipelines for stage in pipeline.stages for replica in stage.replicas
-        )
+        """Devices in the order of pipelines, stages and replicas, each once: the rank order of an execution."""
+        replicas = (replica for pipeline in self.pipelines for stage in pipeline.stages for replica in stage.replicas)
+        return tuple(dict.fromkeys(device for replica in replicas for device in replica.devices))
 
     def with_microbatches(self, pipeline: int, microbatches: tuple[int, ...], in_flight: tuple[int, ...]) -> "Plan":
         """Return the plan with other microbatch sizes and per-stage depths in one pipeline."""
         old = self.pipelines[pipeline]
         stages = tuple(replace(stage, in_flight=depth) for stage, depth in zip(old.stages, in_flight, strict=True))
-        new = Pipeline(stages, microbatches)
+        new = replace(old, stages=stages, microbatches=microbatches)
         pipelines = (*self.pipelines[:pipeline], new, *self.pipelines[pipeline + 1 :])
         return replace(self, pipelines=pipelines)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from planner.cluster import Cluster
+from planner.effects import Effects
+from planner.faults import Fault
 from planner.profile import ModelProfile
 
 # Values kept per parameter by the optimizer, beside the parameter and its gradient.
@@ -70,10 +72,12 @@ class ModelCode:
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """Everything that a plan is made for."""
+    """Everything that a plan is made for, and what happens while it runs."""
 
     name: str
     cluster: Cluster
     model: ModelProfile
     training: Training
     code: ModelCode | None = None
+    effects: Effects = field(default_factory=Effects)
+    faults: tuple[Fault, ...] = ()
