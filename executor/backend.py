@@ -14,6 +14,7 @@ from executor.job import ComputeMode, JobFolder, Orders
 from executor.launcher import run_job
 from executor.model import check_model
 from executor.shaper import create_ledger
+from executor.support import check_supported
 from planner.adaptation import Adaptation
 from planner.backend import RunRecord
 from planner.check import check_plan
@@ -42,10 +43,12 @@ class TorchBackend:
         """Run ``steps`` training steps in processes of their own, which have all ended when this returns.
 
         Raises:
-            InputError: The scenario cannot carry out the plan, or the model does not match its profile.
+            InputError: The scenario cannot carry out the plan, it asks for what can only be simulated yet, or the model
+                does not match its profile.
             RunError: A process failed; says which and why.
         """
         check_plan(plan, scenario)
+        check_supported(plan, scenario)
         if self._compute == "real":
             check_model(scenario)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None

@@ -7,8 +7,9 @@ from typing import Protocol
 import torch
 
 from executor.clock import RunClock
+from planner.gradient_sync import GradientSync
 from planner.plan import Plan
-from planner.program import DeviceProgram, GradientSync, Work
+from planner.program import DeviceProgram, Work
 
 
 @dataclass(frozen=True, slots=True)

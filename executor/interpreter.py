@@ -10,9 +10,9 @@ from executor.clock import RunClock
 from executor.compute import Compute
 from executor.transport import Receipt, Transport, sync_tag, transfer_tag
 from planner.events import Event, EventKind
+from planner.gradient_sync import GradientSync
 from planner.plan import Plan
-from planner.program import DeviceProgram, GradientSync, Transfer
-from planner.ring import Exchange, ring_exchanges
+from planner.program import DeviceProgram, Transfer
 
 # A shorter wait is the time it takes to ask; the device did not stand idle.
 NOTICEABLE_WAIT_S = 0.0005
@@ -67,11 +67,12 @@ class Interpreter:
                 tag = transfer_tag(current.step, transfer)
                 posted.transfers[transfer] = self._transport.post(transfer.source, tag, transfer.size_bytes)
         for sync in current.program.synchronisations:
-            previous, _ = sync.neighbours(self._device)
-            for turn, exchange in enumerate(self._exchanges(sync)):
-                tag = sync_tag(current.step, sync.first_layer, turn)
-                size_bytes = exchange.receive_elements * self._element_bytes
-                posted.exchanges[sync.first_layer, turn] = self._transport.post(previous, tag, size_bytes)
+            for exchange in sync.exchanges(self._device):
+                if exchange.receive_from is not None:
+                    key = (sync.first_layer, exchange.round)
+                    source, tag = sync.devices[exchange.receive_from], sync_tag(current.step, *key)
+                    size_bytes = exchange.receive_elements * self._element_bytes
+                    posted.exchanges[key] = self._transport.post(source, tag, size_bytes)
 
     def run(
         self, current: StepProgram, following: Callable[[int], StepProgram | None], *, waited: bool
@@ -132,25 +133,25 @@ class Interpreter:
         self._transport.send(target, tag, payload, start_s, lambda end_s: self._log(row(start_s, end_s)))
 
     def _synchronise(self, current: StepProgram, sync: GradientSync, posted: _Posted) -> None:
-        """Sum gradients over the ring, exchange by exchange."""
+        """Sum gradients with the other devices, exchange by exchange."""
         start_s = self._clock.now_s()
         row = self._compute.gradient(sync)
-        _, following = sync.neighbours(self._device)
         sent_bytes = 0
-        for turn, exchange in enumerate(self._exchanges(sync)):
-            # A copy: the ring comes back to this part of the row while the message may still be on its way.
-            payload = row[slice(*exchange.send)].clone().view(torch.uint8)
-            event = partial(current.program.exchange_event, current.step, following, payload.numel())
-            tag = sync_tag(current.step, sync.first_layer, turn)
-            self._transmit(current.step, following, tag, payload, self._clock.now_s(), event)
-            sent_bytes += payload.numel()
-            arrived = posted.exchanges.pop((sync.first_layer, turn)).wait().view(row.dtype)
-            if exchange.adds:
-                row[slice(*exchange.receive)] += arrived
-            else:
-                row[slice(*exchange.receive)] = arrived
+        for exchange in sync.exchanges(self._device):
+            key = (sync.first_layer, exchange.round)
+            if exchange.send_to is not None:
+                target = sync.devices[exchange.send_to]
+                # A copy: a later round may change this part of the row while the message is still on its way.
+                payload = row[slice(*exchange.send)].clone().view(torch.uint8)
+                event = partial(current.program.exchange_event, current.step, target, payload.numel())
+                tag = sync_tag(current.step, *key)
+                self._transmit(current.step, target, tag, payload, self._clock.now_s(), event)
+                sent_bytes += payload.numel()
+            if exchange.receive_from is not None:
+                arrived = posted.exchanges.pop(key).wait().view(row.dtype)
+                if exchange.adds:
+                    row[slice(*exchange.receive)] += arrived
+                else:
+                    row[slice(*exchange.receive)] = arrived
         self._compute.put_gradient(sync, row)
         self._log(current.program.sync_event(current.step, sent_bytes, start_s, self._clock.now_s()))
-
-    def _exchanges(self, sync: GradientSync) -> tuple[Exchange, ...]:
-        return ring_exchanges(sync.elements, len(sync.devices), sync.position(self._device))

@@ -9,8 +9,9 @@ from executor.clock import RunClock
 from executor.compute import Performed
 from executor.model import LoadedModel, SampleShape
 from planner.actions import Kind
+from planner.gradient_sync import GradientSync
 from planner.plan import Plan
-from planner.program import DeviceProgram, GradientSync, Work
+from planner.program import DeviceProgram, Work
 from planner.scenario import Optimizer, Training
 
 

@@ -19,8 +19,8 @@ _MESSAGES_PER_STEP = 1 << 26
 _CODES: Mapping[Kind, int] = {Kind.FORWARD: 0, Kind.BACKWARD: 1}
 _SYNC_CODE = 2
 
-# A ring of n devices turns 2(n - 1) times.
-_MOST_TURNS = 1 << 10
+# A ring of n devices takes 2(n - 1) rounds.
+_MOST_ROUNDS = 1 << 10
 
 
 class Receipt:
@@ -107,10 +107,10 @@ def transfer_tag(step: int, transfer: Transfer) -> int:
     return _tag(step, _CODES[transfer.kind], transfer.microbatch)
 
 
-def sync_tag(step: int, first_layer: int, turn: int) -> int:
-    """Return the tag of one turn of the ring that sums the gradients from ``first_layer`` on."""
-    assert turn < _MOST_TURNS
-    return _tag(step, _SYNC_CODE, first_layer * _MOST_TURNS + turn)
+def sync_tag(step: int, first_layer: int, number: int) -> int:
+    """Return the tag of round ``number`` of the sum of the gradients from ``first_layer`` on."""
+    assert number < _MOST_ROUNDS
+    return _tag(step, _SYNC_CODE, first_layer * _MOST_ROUNDS + number)
 
 
 def _tag(step: int, code: int, index: int) -> int:

@@ -1,5 +1,6 @@
 """What a backend is, and what a run leaves."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,7 +26,7 @@ class RunRecord:
     backend: str
     scenario: Scenario
     plan: Plan
-    events: tuple[Event, ...]
+    events: Sequence[Event]
     decisions: tuple[Decision, ...]
     losses: tuple[float, ...] = ()
 

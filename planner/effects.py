@@ -2,6 +2,9 @@
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
+
+from traces.errors import InputError
 
 # Ethernet frames of 1500 bytes of IP carry 1448 bytes of TCP payload (timestamps on) in 1514 bytes on the wire.
 TCP_PAYLOAD_EFFICIENCY = 1448 / 1514
@@ -21,6 +24,9 @@ class NetworkEffects:
             `initial_window_bytes` and doubles it every round trip (RFC 6928; RFC 5681, section 4.1).
         idle_s: Retransmission timeout after which a connection counts as idle, seconds.
         initial_window_bytes: Ten segments.
+
+    Raises:
+        InputError: A value is out of range.
     """
 
     payload_efficiency: float = 1.0
@@ -30,9 +36,23 @@ class NetworkEffects:
     idle_s: float = 0.2
     initial_window_bytes: float = 14480.0
 
+    def __post_init__(self) -> None:
+        if not 0 < self.payload_efficiency <= 1:
+            raise InputError(f"payload efficiency {self.payload_efficiency:g}", valid="a share above 0, 1 at most")
+        if not self.window_bytes > 0 or not 0 < self.initial_window_bytes < math.inf:
+            raise InputError(
+                f"windows of {self.window_bytes:g} and at first {self.initial_window_bytes:g} bytes",
+                valid="every window holds more than 0 bytes",
+            )
+        if not 0 <= self.idle_s < math.inf:
+            raise InputError(f"a connection counts as idle after {self.idle_s:g} s", valid="not negative, and finite")
+
 
 # What was measured on Linux over wide-area links.
 TCP = NetworkEffects(TCP_PAYLOAD_EFFICIENCY, window_bytes=4e6, ready_notice=True, cold_start=True)
+
+# Beyond this a log-normal time is all tail.
+LARGEST_JITTER = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +62,17 @@ class Straggler:
     Attributes:
         device: Its name.
         factor: Its compute takes so many times as long as profiled.
+
+    Raises:
+        InputError: The factor is not above zero.
     """
 
     device: str
     factor: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < math.inf:
+            raise InputError(f"device '{self.device}' takes {self.factor:g} times as long", valid="a number above zero")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +82,35 @@ class Slowdown:
     Attributes:
         device: Its name.
         times_s: When each piece starts, from the start of the run; the first is 0.
-        speed: Of each piece, relative to the profile; 0 stands still.
+        speed: Of each piece, relative to the profile; 0 stands still. The last one holds for ever.
+
+    Raises:
+        InputError: Times do not rise from 0, a speed is negative, or the device stands still for ever.
     """
 
     device: str
     times_s: tuple[float, ...]
     speed: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.times_s or len(self.times_s) != len(self.speed):
+            raise InputError("times and speeds differ in number", valid="give one of each per piece, at least one")
+        if self.times_s[0] != 0:
+            raise InputError(f"the first time is {self.times_s[0]:g} s", valid="times start at 0 s")
+        for number, (earlier_s, later_s) in enumerate(pairwise(self.times_s), start=2):
+            if not earlier_s < later_s < math.inf:
+                raise InputError(
+                    f"time goes from {earlier_s:g} s to {later_s:g} s in piece {number}",
+                    valid="times must rise from piece to piece",
+                )
+        for number, speed in enumerate(self.speed, start=1):
+            if not 0 <= speed < math.inf:
+                raise InputError(f"speed {speed:g} in piece {number}", valid="every speed is finite and not negative")
+        if self.speed[-1] == 0:
+            raise InputError(
+                f"device '{self.device}' stands still for ever from {self.times_s[-1]:g} s on",
+                valid="add a piece with a speed above zero; for a device that leaves, write a fault",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +123,9 @@ class ComputeEffects:
         seed: Of the jitter.
         stragglers: Devices that always take longer.
         slowdowns: Devices whose speed changes.
+
+    Raises:
+        InputError: A value is out of range, or a device is named twice among the stragglers or the slow-downs.
     """
 
     launch_overhead_s: float = 0.0
@@ -81,10 +134,26 @@ class ComputeEffects:
     stragglers: tuple[Straggler, ...] = ()
     slowdowns: tuple[Slowdown, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.launch_overhead_s < math.inf:
+            raise InputError(f"launch overhead of {self.launch_overhead_s:g} s", valid="not negative, and finite")
+        if not 0 <= self.jitter <= LARGEST_JITTER:
+            raise InputError(f"jitter {self.jitter:g}", valid=f"a share of the mean, 0 to {LARGEST_JITTER:g}")
+        for entries in (self.stragglers, self.slowdowns):
+            names = [entry.device for entry in entries]
+            for name in names:
+                if names.count(name) > 1:
+                    raise InputError(f"device '{name}' is named twice", valid="keep one of the two")
+
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """Both."""
+    """What happens to bytes and what happens to compute.
+
+    Attributes:
+        network: What TCP makes of a link.
+        compute: What happens to profiled times.
+    """
 
     network: NetworkEffects = field(default_factory=NetworkEffects)
     compute: ComputeEffects = field(default_factory=ComputeEffects)

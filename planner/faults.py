@@ -5,7 +5,10 @@ under way on a device that leaves is lost and done again after its return, one o
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from traces.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +19,17 @@ class Absence:
         device: Its name.
         start_s: When it leaves, from the start of the run.
         end_s: When it returns; infinite if it never does.
+
+    Raises:
+        InputError: It ends before it starts.
     """
 
     device: str
     start_s: float
     end_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        _check_times(self.start_s, self.end_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +40,17 @@ class Hang:
         device: Its name.
         start_s: From the start of the run.
         end_s: When it goes on; infinite if it never does.
+
+    Raises:
+        InputError: It ends before it starts.
     """
 
     device: str
     start_s: float
     end_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        _check_times(self.start_s, self.end_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +61,44 @@ class LinkOutage:
         link: Its name, ``source->target``.
         start_s: From the start of the run.
         end_s: When it carries again.
+
+    Raises:
+        InputError: It ends before it starts, or lasts for ever.
     """
 
     link: str
     start_s: float
     end_s: float
 
+    def __post_init__(self) -> None:
+        _check_times(self.start_s, self.end_s)
+        if self.end_s == math.inf:
+            raise InputError(f"link '{self.link}' is out for ever", valid="say when it carries again, or remove it")
+
 
 Fault = Absence | Hang | LinkOutage
+
+
+def find_overlap(faults: Iterable[Fault]) -> tuple[int, int] | None:
+    """Return the indices of two faults that hit the same device or link at the same time; None if there are none."""
+    seen: dict[str, list[tuple[int, Fault]]] = {}
+    for index, fault in enumerate(faults):
+        others = seen.setdefault(place_of(fault), [])
+        for earlier, other in others:
+            if fault.start_s < other.end_s and other.start_s < fault.end_s:
+                return earlier, index
+        others.append((index, fault))
+    return None
+
+
+def place_of(fault: Fault) -> str:
+    """Return what a fault hits, as a message says it: ``device 'left'``."""
+    return f"link '{fault.link}'" if isinstance(fault, LinkOutage) else f"device '{fault.device}'"
+
+
+def _check_times(start_s: float, end_s: float) -> None:
+    if not 0 <= start_s < math.inf or not start_s < end_s:
+        raise InputError(
+            f"a fault from {start_s:g} s to {end_s:g} s",
+            valid="it starts at 0 s or later, from the start of the run, and ends after that",
+        )

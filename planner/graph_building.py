@@ -48,7 +48,8 @@ class Origins(NamedTuple):
     Attributes:
         ordered: The entry of the orders that each action carries out, [actions].
         actor: Who carries it out, [actions].
-        sender: The action that hands each message over, [messages].
+        sender: The action that hands each message over, rising, [messages].
+        receiver: The action that waits for it, [messages].
         first_sample: The first sample that it carries, [messages].
         end_sample: After the last one, [messages].
     """
@@ -56,6 +57,7 @@ class Origins(NamedTuple):
     ordered: Ints
     actor: Ints
     sender: Ints
+    receiver: Ints
     first_sample: Ints
     end_sample: Ints
 
@@ -134,57 +136,60 @@ def place_actions(workers: Workers) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 @njit(cache=True)
-def build_graph(workers: Workers) -> tuple[StepGraph, Origins]:
-    """Return the graph of a step without synchronisation, and where its parts come from.
+def trace_origins(workers: Workers) -> tuple[Ints, Origins]:
+    """Return where each actor's actions begin, [actors + 1], and where actions and messages come from.
 
     A result travels as the intersections of its sender's and its receivers' sample intervals, one message each.
     """
     first_action, entries, actors, table = place_actions(workers)
-    actions = len(entries)
     most = 0
-    for action in range(actions):
-        target = _target(workers, workers.stage[entries[action]], _role(workers.kind[entries[action]]))
+    for entry in entries:
+        target = _target(workers, workers.stage[entry], _role(workers.kind[entry]))
         most += _replicas(workers, target) if target >= 0 else 0
-    receiver = np.empty(most, np.int64)
-    receiving = np.empty(most, np.int64)
     sender = np.empty(most, np.int64)
+    receiver = np.empty(most, np.int64)
     first_sample = np.empty(most, np.int64)
     end_sample = np.empty(most, np.int64)
-    first_sent = np.zeros(actions + 1, np.int64)
     messages = 0
-    for action in range(actions):
-        entry = entries[action]
-        stage, microbatch = workers.stage[entry], workers.microbatch[entry]
-        role = _role(workers.kind[entry])
+    for action in range(len(entries)):
+        stage, microbatch = workers.stage[entries[action]], workers.microbatch[entries[action]]
+        role = _role(workers.kind[entries[action]])
         target = _target(workers, stage, role)
-        if target >= 0:
-            own_replicas, replicas = _replicas(workers, stage), _replicas(workers, target)
-            replica = actors[action] - workers.first_actor[workers.stage_worker[stage]]
-            start = _bound(workers, stage, microbatch, own_replicas, replica)
-            end = _bound(workers, stage, microbatch, own_replicas, replica + 1)
-            for other in range(replicas):
-                first = max(start, _bound(workers, target, microbatch, replicas, other))
-                after = min(end, _bound(workers, target, microbatch, replicas, other + 1))
-                if first < after:
-                    receiver[messages] = workers.first_actor[workers.stage_worker[target]] + other
-                    receiving[messages] = table[_place(workers, target, microbatch, replicas, other, role)]
-                    sender[messages] = action
-                    first_sample[messages], end_sample[messages] = first, after
-                    messages += 1
-        first_sent[action + 1] = messages
-    first_received, received = group_by(receiving[:messages], actions)
-    channel, channel_sender, channel_receiver = number_channels(actors, sender[:messages], receiver[:messages])
-    graph = StepGraph(
-        first_action,
-        first_received,
-        received,
-        first_sent,
-        receiver[:messages],
-        channel,
-        channel_sender,
-        channel_receiver,
+        if target < 0:
+            continue
+        own_replicas, replicas = _replicas(workers, stage), _replicas(workers, target)
+        replica = actors[action] - workers.first_actor[workers.stage_worker[stage]]
+        start = _bound(workers, stage, microbatch, own_replicas, replica)
+        end = _bound(workers, stage, microbatch, own_replicas, replica + 1)
+        for other in range(replicas):
+            first = max(start, _bound(workers, target, microbatch, replicas, other))
+            after = min(end, _bound(workers, target, microbatch, replicas, other + 1))
+            if first < after:
+                sender[messages] = action
+                receiver[messages] = table[_place(workers, target, microbatch, replicas, other, role)]
+                first_sample[messages], end_sample[messages] = first, after
+                messages += 1
+    return first_action, Origins(
+        entries, actors, sender[:messages], receiver[:messages], first_sample[:messages], end_sample[:messages]
     )
-    return graph, Origins(entries, actors, sender[:messages], first_sample[:messages], end_sample[:messages])
+
+
+@njit(cache=True)
+def connect(first_action: Ints, actors: Ints, sender: Ints, receiver: Ints) -> StepGraph:
+    """Return the graph of actions and the messages between them.
+
+    Args:
+        first_action: Where each actor's actions begin, and their number, [actors + 1].
+        actors: The actor of each action, [actions].
+        sender: The action that hands each message over, rising, [messages].
+        receiver: The action that waits for it, [messages].
+    """
+    first_received, received = group_by(receiver, len(actors))
+    first_sent, _ = group_by(sender, len(actors))
+    channel, channel_sender, channel_receiver = number_channels(actors, sender, actors[receiver])
+    return StepGraph(
+        first_action, first_received, received, first_sent, actors[receiver], channel, channel_sender, channel_receiver
+    )
 
 
 @njit(cache=True)

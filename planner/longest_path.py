@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.graph_building import Origins, Workers, build_graph
+from planner.graph_building import Origins, Workers, connect, trace_origins
 from planner.schedules.orders import FORWARD, Orders
 from planner.schedules.problem import SchedulingProblem
 from planner.step_graph import Floats, Ints, StepGraph, longest_path, walk
@@ -33,7 +33,8 @@ def prepare(problem: SchedulingProblem, orders: Orders) -> PreparedOrders:
     Raises:
         InputError: The actions wait for each other in a circle.
     """
-    graph, origins = build_graph(_workers(problem, orders))
+    first_action, origins = trace_origins(_workers(problem, orders))
+    graph = connect(first_action, origins.actor, origins.sender, origins.receiver)
     sequence, acting, position = walk(graph)
     if len(sequence) < graph.actions:
         actor = int(np.flatnonzero(position < graph.first_action[1:])[0])

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from traces.errors import InputError
@@ -97,6 +97,7 @@ class LayerProfile:
         output_bytes: Size of its output for one sample: what crosses a link if a stage ends here.
         activation_bytes: What it keeps for one sample from forward to backward.
         times: Device kind to time table.
+        update_s: Device kind to seconds of the optimizer's update of its parameters; none where nobody measured it.
     """
 
     name: str
@@ -104,14 +105,37 @@ class LayerProfile:
     output_bytes: int
     activation_bytes: int
     times: Mapping[str, TimeTable]
+    update_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class ModelProfile:
-    """A model as a chain of layers, by name."""
+    """A model as a chain of layers, by name.
+
+    Attributes:
+        name: For people.
+        layers: In order.
+        sharded: Degree of tensor parallelism to what one device of such a group computes and holds.
+    """
 
     name: str
     layers: tuple[LayerProfile, ...]
+    sharded: Mapping[int, "ModelProfile"] = field(default_factory=dict)
+
+    def at_degree(self, degree: int) -> "ModelProfile":
+        """Return the profile of one device of a tensor-parallel group.
+
+        Raises:
+            InputError: The model was not profiled with this degree.
+        """
+        if degree == 1:
+            return self
+        if degree not in self.sharded:
+            raise InputError(
+                f"model '{self.name}' has no profile for tensor parallelism over {degree} devices",
+                valid=f"profiled degrees: {', '.join(map(str, [1, *sorted(self.sharded)]))}",
+            )
+        return self.sharded[degree]
 
     def times(self, start: int, stop: int, kind: str, samples: int) -> ComputeTimes:
         """Return the times of layers ``start`` to ``stop - 1`` on a device kind, for one microbatch.
@@ -121,6 +145,13 @@ class ModelProfile:
         """
         return _range_times(self, start, stop, kind, samples)
 
+    def update_s(self, start: int, stop: int, kind: str) -> float:
+        """Return the seconds that updating layers ``start`` to ``stop - 1`` takes on a device kind, once a step.
+
+        Layers whose update nobody measured count for nothing.
+        """
+        return sum(layer.update_s.get(kind, 0.0) for layer in self.layers[start:stop])
+
     def parameter_bytes(self, start: int, stop: int) -> int:
         """Return the bytes of the parameters of layers ``start`` to ``stop - 1``."""
         return sum(layer.parameter_bytes for layer in self.layers[start:stop])
@@ -128,6 +159,10 @@ class ModelProfile:
     def activation_bytes(self, start: int, stop: int) -> int:
         """Return the bytes that layers ``start`` to ``stop - 1`` keep for one sample until its backward."""
         return sum(layer.activation_bytes for layer in self.layers[start:stop])
+
+    def largest_activation_bytes(self, start: int, stop: int) -> int:
+        """Return the most bytes that any one of layers ``start`` to ``stop - 1`` keeps for one sample."""
+        return max((layer.activation_bytes for layer in self.layers[start:stop]), default=0)
 
 
 @lru_cache(maxsize=65536)

@@ -1,30 +1,49 @@
 """Max-min fair shares: nobody can get more without somebody who has no more getting less.
 
-Progressive filling (Bertsekas and Gallager, Data Networks, 1992, section 6.5): all rates grow together; the flows
-on the first link that fills up keep their rate, the others grow on.
+Progressive filling (Bertsekas and Gallager, Data Networks, 1992, section 6.5): all rates grow together; the
+connections on the first link that fills up keep their rate, the others grow on.
 """
 
 from collections.abc import Mapping, Sequence
 
+from sim.flow import Flow
 
-def max_min_rates(paths: Sequence[Sequence[str]], capacity_bps: Mapping[str, float]) -> list[float]:
-    """Return the rate of each flow in bits per second.
+
+def max_min_rates(flows: Sequence[Flow], capacity_bps: Mapping[str, float]) -> list[float]:
+    """Return the rate of each flow in bits per second, over all its connections.
 
     Args:
-        paths: Names of the links that each flow takes, at least one.
+        flows: Each takes at least one link, with ``weight`` connections of at most ``ceiling_bps`` each.
         capacity_bps: Bits per second of each link that some flow takes.
     """
-    rates = [0.0] * len(paths)
+    rates = [0.0] * len(flows)
     remaining_bps = dict(capacity_bps)
-    growing = set(range(len(paths)))
+    users: dict[str, int] = dict.fromkeys(remaining_bps, 0)
+    for flow in flows:
+        for link in flow.links:
+            users[link] += flow.weight
+    growing = list(range(len(flows)))
+    level = 0.0
     while growing:
-        users = {link: sum(link in paths[flow] for flow in growing) for link in remaining_bps}
-        shares = {link: remaining_bps[link] / count for link, count in users.items() if count}
-        share = min(shares.values())
-        full = {link for link, value in shares.items() if value == share}
+        room = min(remaining_bps[link] / count for link, count in users.items() if count)
+        reached = min(flows[index].ceiling_bps for index in growing)
+        step = min(room, reached - level)
+        level += step
+        full = set()
         for link, count in users.items():
-            remaining_bps[link] = max(0.0, remaining_bps[link] - share * count)
-        for flow in growing:
-            rates[flow] += share
-        growing = {flow for flow in growing if full.isdisjoint(paths[flow])}
+            if count:
+                share = remaining_bps[link] / count
+                remaining_bps[link] = max(0.0, remaining_bps[link] - step * count)
+                if share <= step:
+                    full.add(link)
+        still = []
+        for index in growing:
+            flow = flows[index]
+            rates[index] = level * flow.weight
+            if flow.ceiling_bps > level and full.isdisjoint(flow.links):
+                still.append(index)
+            else:
+                for link in flow.links:
+                    users[link] -= flow.weight
+        growing = still
     return rates

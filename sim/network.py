@@ -1,96 +1,135 @@
-"""Flows on shared links whose rates follow traces, integrated exactly.
+"""The network of a run: lines that need no events, and links that are shared."""
 
-Between two moments at which a flow starts, a flow ends or a trace changes, all rates are constant; the network
-wakes at these moments only.
-"""
+from collections.abc import Callable, Sequence
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
+import numpy as np
 import simpy
 
-from planner.cluster import LONGEST_OUTAGE_S, Link
-from sim.fairshare import max_min_rates
-from traces.errors import RunError
-
-
-@dataclass(eq=False, slots=True)
-class _Flow:
-    """Bits on their way; ``end_s`` is when the last one leaves if no rate changes before."""
-
-    links: Sequence[Link]
-    remaining_bits: float
-    departed: simpy.Event
-    rate_bps: float = 0.0
-    end_s: float = float("inf")
+from planner.cluster import Link
+from planner.scenario import Scenario
+from sim.advance import CONSTANT, SHARED, TABLED, Lines
+from sim.connection import Connection, Parcel
+from sim.fair_link import FairLink
+from sim.fair_links import FairLinks
+from sim.rate_tables import RateTable, join_tables, latency_table
+from sim.routes import Route, find_routes, group_links, link_rates
 
 
 class Network:
-    """All flows under way; time counts in seconds from the start of the run.
+    """All lines between devices that may talk; `lines` carries what nobody shares, `send` the rest.
 
-    Raises:
-        RunError: Nothing has moved for longer than any outage.
+    Args:
+        environment: The clock.
+        scenario: Gives links, outages and what TCP makes of them.
+        pairs: Ordered pairs of devices that may talk; a line is the index of its pair.
+        connections: TCP connections between devices of different regions.
+        deliver: Called with each parcel that has departed, and the times of its departure and arrival.
+        settled: Called when all that depart at one time have.
     """
 
-    def __init__(self, environment: simpy.Environment) -> None:
+    def __init__(
+        self,
+        environment: simpy.Environment,
+        scenario: Scenario,
+        pairs: Sequence[tuple[str, str]],
+        connections: int,
+        deliver: Callable[[Parcel, float, float], None],
+        settled: Callable[[], None],
+    ) -> None:
         self._environment = environment
-        self._flows: list[_Flow] = []
-        self._updated_s = 0.0
-        self._alarm: simpy.Event | None = None
-        self._moved_s = 0.0
+        self._scenario = scenario
+        self._deliver = deliver
+        self.number = {pair: line for line, pair in enumerate(pairs)}
+        self.routes = find_routes(pairs, scenario, connections)
+        users: dict[str, int] = {}
+        for route in self.routes:
+            for link in route.binding:
+                users[link.name] = users.get(link.name, 0) + 1
+        exclusive = [all(users[link.name] == 1 for link in route.binding) for route in self.routes]
+        self.lines = _exclusive_lines(self.routes, exclusive, scenario)
+        shared = [route for route, mode in zip(self.routes, self.lines.mode, strict=True) if mode == SHARED]
+        self._groups = _share_groups(environment, shared, scenario, settled)
+        self._connections: dict[int, Connection] = {}
 
-    def transmit(self, links: Sequence[Link], bits: float) -> simpy.Event:
-        """Start a flow; return the event of its last bit's departure."""
-        flow = _Flow(links, bits, self._environment.event())
-        self._progress()
-        self._flows.append(flow)
-        self._share()
-        return flow.departed
+    def send(self, line: int, parcel: Parcel) -> None:
+        """Hand a parcel over to a shared line."""
+        connection = self._connections.get(line)
+        if connection is None:
+            connection = self._connections[line] = self._connect(self.routes[line])
+        connection.send(parcel)
 
-    def _progress(self) -> None:
-        """Move every flow's bits up to now."""
-        elapsed_s = self._environment.now - self._updated_s
-        for flow in self._flows:
-            flow.remaining_bits -= flow.rate_bps * elapsed_s
-        self._updated_s = self._environment.now
-
-    def _share(self) -> None:
-        """End the flows that are done, share the links among the others, and set the next alarm."""
-        now_s = self._environment.now
-        for flow in self._flows:
-            if flow.end_s <= now_s or flow.remaining_bits <= 0:
-                flow.departed.succeed()
-        self._flows = [flow for flow in self._flows if not flow.departed.triggered]
-        self._alarm = None
-        if not self._flows:
-            return
-        links = {link.name: link for flow in self._flows for link in flow.links}
-        capacity_bps = {name: _rate_bps(link, now_s) for name, link in links.items()}
-        rates = max_min_rates([[link.name for link in flow.links] for flow in self._flows], capacity_bps)
-        for flow, rate_bps in zip(self._flows, rates, strict=True):
-            flow.rate_bps = rate_bps
-            flow.end_s = now_s + flow.remaining_bits / rate_bps if rate_bps > 0 else float("inf")
-        if any(rates):
-            self._moved_s = now_s
-        elif now_s - self._moved_s > LONGEST_OUTAGE_S:
-            raise RunError(
-                f"no link has carried anything for {LONGEST_OUTAGE_S:g} s at {now_s:.3f} s of the run, and bytes wait "
-                f"for {', '.join(sorted(links))}: do their traces ever rise above zero, at the same time?"
-            )
-        next_s = min(
-            [flow.end_s for flow in self._flows]
-            + [link.trace.next_change_s(now_s) for link in links.values() if link.trace is not None]
-        )
-        if next_s < float("inf"):
-            # An alarm that a later change overtakes still rings, and is passed over then.
-            self._alarm = self._environment.timeout(next_s - now_s)
-            self._alarm.callbacks.append(self._wake)
-
-    def _wake(self, alarm: simpy.Event) -> None:
-        if alarm is self._alarm:
-            self._progress()
-            self._share()
+    def _connect(self, route: Route) -> Connection:
+        group = self._groups[route.binding[0].name]
+        back_s = sum(link.latency_s for link in self._scenario.cluster.path(route.target, route.source))
+        effects = self._scenario.effects.network
+        return Connection(self._environment, route, group, effects, back_s, self._deliver)
 
 
-def _rate_bps(link: Link, time_s: float) -> float:
-    return link.bandwidth_bps if link.trace is None else float(link.trace.bandwidth_at(time_s))
+def _exclusive_lines(routes: Sequence[Route], exclusive: Sequence[bool], scenario: Scenario) -> Lines:
+    effects = scenario.effects.network
+    tables: list[RateTable] = []
+    modes, rate_numbers, latency_numbers = [], [], []
+    for route, alone in zip(routes, exclusive, strict=True):
+        rates = [link_rates(link, scenario) for link in route.binding]
+        changing = [table for table in rates if len(table.rates) > 1]
+        swaying = [link for link in route.path if link.trace is not None and link.trace.latency_s is not None]
+        curved = any(link.size_curve is not None for link in route.path)
+        rate_number = latency_number = -1
+        events = not alone or effects.ready_notice or effects.cold_start
+        if events or len(changing) > 1 or len(swaying) > 1 or (changing and curved):
+            mode = SHARED
+        else:
+            mode = TABLED if changing else CONSTANT
+            if changing:
+                steady_bps = [table.rates[0] for table in rates if len(table.rates) == 1]
+                ceiling_bps = min([route.connections * route.ceiling_bps, *steady_bps])
+                rate_number = len(tables)
+                tables.append(changing[0].clipped(1.0, ceiling_bps))
+            if swaying:
+                latency_number = len(tables)
+                tables.append(_path_latency(route.path, swaying[0]))
+        modes.append(mode)
+        rate_numbers.append(rate_number)
+        latency_numbers.append(latency_number)
+    count = len(routes)
+    return Lines(
+        np.array(modes, np.int64),
+        np.zeros(count),
+        np.zeros(count),
+        np.array(rate_numbers, np.int64),
+        np.array(latency_numbers, np.int64),
+        join_tables(tables),
+    )
+
+
+def _path_latency(path: Sequence[Link], swaying: Link) -> RateTable:
+    """The latency of a path on which one link's latency follows its trace."""
+    assert swaying.trace is not None
+    others_s = sum(link.latency_s for link in path if link is not swaying)
+    table = latency_table(swaying.trace)
+    return RateTable(table.times_s, [rate + others_s for rate in table.rates], table.duration_s, table.repeat_from_s)
+
+
+def _share_groups(
+    environment: simpy.Environment, routes: Sequence[Route], scenario: Scenario, settled: Callable[[], None]
+) -> dict[str, FairLink | FairLinks]:
+    """What carries the messages over each shared link, by the link's name."""
+    links = {link.name: link for route in routes for link in route.binding}
+    number = {name: index for index, name in enumerate(links)}
+    tables = join_tables([link_rates(link, scenario) for link in links.values()])
+    groups: dict[str, FairLink | FairLinks] = {}
+    for names in group_links(routes):
+        own = [route for route in routes if route.binding[0].name in names]
+        group: FairLink | FairLinks
+        if _is_fair_link(names, own):
+            group = FairLink(environment, tables, number[next(iter(names))], settled)
+        else:
+            group = FairLinks(environment, tables, {name: number[name] for name in sorted(names)}, settled)
+        groups |= dict.fromkeys(names, group)
+    return groups
+
+
+def _is_fair_link(names: set[str], routes: Sequence[Route]) -> bool:
+    same_ceiling = len({route.ceiling_bps for route in routes}) == 1
+    curved = any(link.size_curve is not None for route in routes for link in route.path)
+    return len(names) == 1 and same_ceiling and not curved

@@ -3,11 +3,9 @@
 from planner.adaptation import Adaptation
 from planner.backend import RunRecord
 from planner.check import check_plan
-from planner.events import in_order
 from planner.plan import Plan
 from planner.policy import Policy
 from planner.scenario import Scenario
-from sim.device import SimulatedDevice
 from sim.world import World
 from traces.errors import RunError
 
@@ -20,20 +18,16 @@ class Simulator:
 
         Raises:
             InputError: The scenario cannot carry out the plan.
-            RunError: A link stays at rate zero for ever, and devices wait for it.
+            RunError: A link stays at rate zero for ever, or a device never returns, and others wait for it.
         """
         check_plan(plan, scenario)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
-        world = World(scenario, plan, adaptation)
-        running = {
-            device: world.environment.process(SimulatedDevice(world, device).run(steps)) for device in plan.devices
-        }
-        world.environment.run()
-        stuck = [device for device, process in running.items() if process.is_alive]
-        if stuck:
+        world = World(scenario, plan, adaptation, steps)
+        world.run()
+        if world.unfinished_actors:
             raise RunError(
-                f"the run stalls at {world.environment.now:.3f} s: {', '.join(stuck)} wait for bytes that never "
-                "arrive; does a link stay at rate zero?"
+                f"the run stalls at {world.now_s:.3f} s: {', '.join(world.waiting)} wait for bytes that "
+                "never arrive; does a link stay at rate zero, or a device never return?"
             )
         decisions = tuple(adaptation.decisions) if adaptation is not None else ()
-        return RunRecord("simulated", scenario, plan, tuple(in_order(world.events)), decisions)
+        return RunRecord("simulated", scenario, plan, world.recorder.log(), decisions)

@@ -1,85 +1,187 @@
-"""What the simulated devices share: the clock, the network, what has arrived, and the plan of each step."""
+"""A simulated run: steps under way, the network between the devices, the plan of each step, and the clock."""
 
-from collections import defaultdict
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Sequence
 
+import numpy as np
 import simpy
 
 from planner.adaptation import Adaptation
+from planner.compiled_step import compile_step
 from planner.events import Event, EventKind
 from planner.plan import Plan
 from planner.policy import DECISION_LAG_STEPS
-from planner.program import DeviceProgram, compile_plan
 from planner.scenario import Scenario
-from sim.channel import Channel
+from sim.advance import SHARED, advance
+from sim.connection import Parcel
+from sim.devices import make_devices
 from sim.network import Network
+from sim.recorder import Recorder
+from sim.steps import StepUnderWay, begin_step
 
 
 class World:
-    """One simulated run."""
+    """One run of ``steps`` steps.
 
-    def __init__(self, scenario: Scenario, plan: Plan, adaptation: Adaptation | None) -> None:
+    Devices run ahead of the clock as far as their times follow from what is known; the clock moves only where a
+    message passes over links that others use too.
+    """
+
+    def __init__(self, scenario: Scenario, plan: Plan, adaptation: Adaptation | None, steps: int) -> None:
         self.environment = simpy.Environment()
-        self.events: list[Event] = []
-        self.element_bytes = scenario.training.element_bytes
         self._scenario = scenario
         self._plan = plan
         self._adaptation = adaptation
-        self._network = Network(self.environment)
-        self._channels: dict[tuple[str, str], Channel] = {}
-        self._arrivals: dict[Hashable, simpy.Event] = {}
-        self._unfinished: defaultdict[int, int] = defaultdict(lambda: len(plan.devices))
-        self._events_of_step: defaultdict[int, list[Event]] = defaultdict(list)
-        self._known: dict[int, simpy.Event] = {}
+        self._steps = steps
+        self._ready_notice = scenario.effects.network.ready_notice
+        compiled = compile_step(plan, scenario)
+        self.actors = compiled.actors
+        groups = {replica.device: replica.devices for p in plan.pipelines for s in p.stages for replica in s.replicas}
+        self._devices = make_devices([groups[actor] for actor in self.actors], scenario)
+        self.network = Network(
+            self.environment, scenario, _pairs(plan, scenario, adaptation), plan.connections, self._deliver, self._work
+        )
+        self.recorder = Recorder(plan.devices, {leader: group[1:] for leader, group in groups.items() if group[1:]})
+        self._under_way: dict[int, StepUnderWay] = {}
+        self._known_steps = DECISION_LAG_STEPS if adaptation is not None else steps
+        self._undecided: dict[int, list[int]] = {}
+        self._ready: deque[tuple[int, list[int]]] = deque()
+        self._working = False
+        self.unfinished_actors = len(self.actors)
 
-    def program(self, step: int, device: str) -> DeviceProgram:
-        """Return what a device does in a step."""
-        plan = self._plan if self._adaptation is None else self._adaptation.plan_for(step)
-        return compile_plan(plan, self._scenario)[device]
+    def run(self) -> None:
+        """Run until nothing moves any more."""
+        self._enter(0, range(len(self.actors)))
+        self._work()
+        self.environment.run()
 
-    def channel(self, source: str, target: str) -> Channel:
-        """Return the connection from one device to another."""
-        key = (source, target)
-        if key not in self._channels:
-            path = self._scenario.cluster.path(source, target)
-            self._channels[key] = Channel(self.environment, self._network, path)
-        return self._channels[key]
+    @property
+    def now_s(self) -> float:
+        """How far the run has come."""
+        return max(float(self.environment.now), float(self._devices.clock_s.max()))
 
-    def arrival(self, key: Hashable) -> simpy.Event:
-        """Return the event of a message's arrival; sender and receiver name it by the same key."""
-        if key not in self._arrivals:
-            self._arrivals[key] = self.environment.event()
-        return self._arrivals[key]
+    @property
+    def waiting(self) -> list[str]:
+        """Devices that have not finished the last step."""
+        rest = {actor for under_way in self._under_way.values() for actor in _unfinished(under_way)}
+        rest |= {actor for actors in self._undecided.values() for actor in actors}
+        return [self.actors[actor] for actor in sorted(rest)] if self.unfinished_actors else []
 
-    def forget(self, key: Hashable) -> None:
-        """Drop a message that has been taken."""
-        del self._arrivals[key]
+    def _enter(self, step: int, actors: Sequence[int]) -> None:
+        """Let actors begin a step, or wait until its plan is known."""
+        if step == self._steps:
+            self.unfinished_actors -= len(actors)
+        elif step >= self._known_steps:
+            self._undecided.setdefault(step, []).extend(actors)
+        else:
+            under_way = self._step(step)
+            under_way.begun_s[actors] = self._devices.clock_s[actors]
+            self._ready.append((step, list(actors)))
+            for actor in actors if under_way.unposted else ():
+                self._post(under_way, actor)
 
-    def log(self, event: Event) -> None:
-        """Write an event down."""
-        self.events.append(event)
-        if self._adaptation is not None:
-            self._events_of_step[event.step].append(event)
+    def _step(self, step: int) -> StepUnderWay:
+        if step not in self._under_way:
+            plan = self._plan if self._adaptation is None else self._adaptation.plan_for(step)
+            self._under_way[step] = begin_step(step, plan, self._scenario, self.network)
+        return self._under_way[step]
 
-    def plan_known(self, step: int) -> simpy.Event:
-        """Return the event of the step's plan being decided."""
-        if step not in self._known:
-            known = self._known[step] = self.environment.event()
-            if self._adaptation is None or step < DECISION_LAG_STEPS:
-                known.succeed()
-        return self._known[step]
-
-    def expect_send(self, step: int) -> None:
-        """Count one more thing that must finish before the step is over."""
-        self._unfinished[step] += 1
-
-    def finish(self, step: int) -> None:
-        """Count one thing less; after the last one the policy sees the step."""
-        self._unfinished[step] -= 1
-        if self._unfinished[step] or self._adaptation is None:
+    def _work(self) -> None:
+        """Let everybody who is ready go on, step by step, until all of them wait."""
+        if self._working:
             return
-        decision = self._adaptation.finish_step(step, self._events_of_step.pop(step))
+        self._working = True
+        while self._ready:
+            step, actors = self._ready.popleft()
+            while self._ready and self._ready[0][0] == step:
+                actors += self._ready.popleft()[1]
+            under_way = self._under_way[step]
+            shared, finished = advance(
+                under_way.compiled.graph,
+                under_way.times,
+                self.network.lines,
+                self._devices,
+                under_way.state,
+                np.array(actors, np.int64),
+            )
+            for message in shared.tolist():
+                self._send(step, under_way, message)
+            if len(finished):
+                self._enter(step + 1, finished.tolist())
+                under_way.unfinished -= len(finished)
+                self._finish(step, under_way)
+        self._working = False
+
+    def _send(self, step: int, under_way: StepUnderWay, message: int) -> None:
+        graph = under_way.compiled.graph
+        line = int(under_way.times.line[graph.channel[message]])
+        if self.network.lines.mode[line] != SHARED:
+            # A line of its own that never carries it: its receiver waits for ever, and the run ends with that.
+            return
+        under_way.unfinished += 1
+        size_bytes = int(under_way.compiled.messages.size_bytes[message])
+        parcel = Parcel(step, message, size_bytes, float(under_way.state.handed_s[message]))
+        if self._ready_notice:
+            receiver = int(graph.receiver[message])
+            if np.isnan(under_way.begun_s[receiver]):
+                under_way.unposted.setdefault(receiver, []).append((line, parcel))
+                return
+            parcel.posted_s = float(under_way.begun_s[receiver])
+        self.network.send(line, parcel)
+
+    def _post(self, under_way: StepUnderWay, actor: int) -> None:
+        """Let those parcels go that waited for an actor to begin the step."""
+        for line, parcel in under_way.unposted.pop(actor, ()):
+            parcel.posted_s = float(under_way.begun_s[actor])
+            self.network.send(line, parcel)
+
+    def _deliver(self, parcel: Parcel, departed_s: float, arrived_s: float) -> None:
+        under_way = self._under_way[parcel.step]
+        state = under_way.state
+        state.departed_s[parcel.message] = departed_s
+        state.arrival_s[parcel.message] = arrived_s
+        actor = int(state.waiting[parcel.message])
+        if actor >= 0:
+            state.waiting[parcel.message] = -1
+            self._ready.append((parcel.step, [actor]))
+        under_way.unfinished -= 1
+        self._finish(parcel.step, under_way)
+
+    def _finish(self, step: int, under_way: StepUnderWay) -> None:
+        """When a step is over, write it down and let the policy see it."""
+        if under_way.unfinished:
+            return
+        del self._under_way[step]
+        events = self.recorder.finish(step, under_way.compiled, under_way.state)
+        if self._adaptation is None:
+            return
+        over_s = float(np.nanmax(np.concatenate((under_way.state.end_s, under_way.state.departed_s))))
+        decision = self._adaptation.finish_step(step, events)
         if decision is not None:
-            now_s = self.environment.now
-            self.events.append(Event(EventKind.DECISION, "", "", -1, -1, -1, step, "", now_s, now_s, 0))
-        self.plan_known(step + DECISION_LAG_STEPS).succeed()
+            self.recorder.add(Event(EventKind.DECISION, "", "", -1, -1, -1, step, "", over_s, over_s, 0))
+        self._known_steps = step + DECISION_LAG_STEPS + 1
+        waiting = self._undecided.pop(step + DECISION_LAG_STEPS, [])
+        self._devices.clock_s[waiting] = np.maximum(self._devices.clock_s[waiting], over_s)
+        if waiting:
+            self._enter(step + DECISION_LAG_STEPS, waiting)
+
+
+def _unfinished(under_way: StepUnderWay) -> list[int]:
+    graph = under_way.compiled.graph
+    begun = ~np.isnan(under_way.begun_s)
+    return np.flatnonzero(begun & (under_way.state.position < graph.first_action[1:])).tolist()
+
+
+def _pairs(plan: Plan, scenario: Scenario, adaptation: Adaptation | None) -> list[tuple[str, str]]:
+    """Ordered pairs of devices that may talk; a policy may change which replicas of neighbouring stages do."""
+    compiled = compile_step(plan, scenario)
+    graph, actors = compiled.graph, compiled.actors
+    talking = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)
+    pairs = dict.fromkeys((actors[sender], actors[receiver]) for sender, receiver in talking)
+    if adaptation is not None:
+        for pipeline in plan.pipelines:
+            for left, right in zip(pipeline.stages, pipeline.stages[1:], strict=False):
+                for one in left.replicas:
+                    for other in right.replicas:
+                        pairs |= {(one.device, other.device): None, (other.device, one.device): None}
+    return [pair for pair in pairs if pair[0] != pair[1]]

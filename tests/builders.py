@@ -95,12 +95,15 @@ def mesh_scenario(
     memory_bytes: int = GIB,
     activation_bytes: int = 1000,
     microbatch: int = 0,
+    regions: Sequence[str] | None = None,
 ) -> Scenario:
-    """Any number of layers and of devices of one kind, all in one region, with a link for each ordered pair.
+    """Any number of layers and of devices of one kind, with a link for each ordered pair.
 
     No two flows of different pairs share a link. Times are those of one sample and proportional to samples;
-    ``link`` gives bits per second and latency in seconds from one device to another.
+    ``link`` gives bits per second and latency in seconds from one device to another. ``regions`` are those of the
+    devices; one for all of them if None.
     """
+    places = regions or ["region"] * devices
     outputs = list(output_bytes) if output_bytes is not None else [1000] * len(forward_s)
     parameters = list(parameter_bytes) if parameter_bytes is not None else [4000] * len(forward_s)
     layers = tuple(
@@ -116,7 +119,7 @@ def mesh_scenario(
     links = tuple(
         Link(f"device-{a}", f"device-{b}", *link(a, b), trace) for a in range(devices) for b in range(devices) if a != b
     )
-    cluster = Cluster(tuple(Device(f"device-{i}", "kind", "region", memory_bytes) for i in range(devices)), links)
+    cluster = Cluster(tuple(Device(f"device-{i}", "kind", places[i], memory_bytes) for i in range(devices)), links)
     training = Training(global_batch, microbatch, Optimizer("sgd"))
     return Scenario("mesh", cluster, ModelProfile("mesh", layers), training)
 

@@ -19,17 +19,26 @@ CONVOLUTIONAL = ModelCode(MODELS / "convolutional.py", {"width": 8, "scales": 2,
 
 
 def training_scenario(
-    code: ModelCode, devices: int, *, global_batch: int = 12, optimizer: Optimizer | None = None
+    code: ModelCode,
+    devices: int,
+    *,
+    global_batch: int = 12,
+    optimizer: Optimizer | None = None,
+    regions: Sequence[str] | None = None,
 ) -> Scenario:
-    """A cluster of equal devices, each linked with each, and a profile of the model's true sizes."""
+    """A cluster of equal devices, each linked with each, and a profile of the model's true sizes.
+
+    ``regions`` are those of the devices; one for all of them if None.
+    """
     sizes = load_with_sizes(code, seed=0).sizes
     table = TimeTable((1,), (0.001,), (0.001,), (0.001,))
     layers = tuple(
         LayerProfile(f"layer-{index}", size.parameter_bytes, size.output.size_bytes, 1000, {"cpu": table})
         for index, size in enumerate(sizes)
     )
-    names = tuple(Device(f"device-{index}", "cpu", "here", 2**30) for index in range(devices))
-    cluster = Cluster(names, (Link("here", "here", 1e9, 0.0),))
+    places = regions or ["here"] * devices
+    names = tuple(Device(f"device-{index}", "cpu", place, 2**30) for index, place in enumerate(places))
+    cluster = Cluster(names, tuple(Link(a, b, 1e9, 0.0) for a in sorted(set(places)) for b in sorted(set(places))))
     training = Training(global_batch, optimizer=optimizer or Optimizer("momentum", learning_rate=0.05))
     return Scenario("training", cluster, ModelProfile("model", layers), training, code)
 

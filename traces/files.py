@@ -7,6 +7,8 @@ from traces.atomic import write_text_atomically
 from traces.errors import InputError
 from traces.formats import FORMATS, Format
 from traces.naming import find_by_name
+from traces.preemption_files import is_preemption_text
+from traces.text_files import read_text
 from traces.trace import LinkTrace
 
 _VALID = "a trace is " + "; or ".join(f"{known.name}: {known.looks_like}" for known in FORMATS.values())
@@ -24,7 +26,7 @@ def read_trace(path: Path | str, *, loops: bool = True) -> LinkTrace:
             where there is one, the line.
     """
     try:
-        text = _read_text(Path(path))
+        text = read_text(Path(path), _VALID)
         trace = _recognise(text).read(text)
     except InputError as error:
         raise error.within(str(path)) from error
@@ -64,23 +66,9 @@ def format_of_suffix(path: Path | str) -> str:
     )
 
 
-def _read_text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", valid="name a trace file") from error
-    if b"\0" in data:
-        raise InputError("is a binary file", valid=_VALID)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"is not UTF-8 text at byte {error.start}", valid=_VALID) from error
-    if not text.strip():
-        raise InputError("is empty", valid=_VALID)
-    return text
-
-
 def _recognise(text: str) -> Format:
+    if is_preemption_text(text):
+        raise InputError("is a trace of pre-emptions, not of a link", valid=_VALID)
     for known in FORMATS.values():
         if known.matches(text):
             return known

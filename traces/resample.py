@@ -23,7 +23,7 @@ def resampled(trace: LinkTrace, step_s: float) -> LinkTrace:
         latency = LinkTrace(trace.times_s, trace.latency_s, trace.duration_s, loops=trace.loops)
         latency_s = _window_means(latency, edges_s)
     rates_bps = _window_means(trace, edges_s)
-    return LinkTrace(edges_s[:-1], rates_bps, trace.duration_s, latency_s, trace.loops)
+    return LinkTrace(edges_s[:-1], rates_bps, trace.duration_s, latency_s, trace.loops, trace.ends)
 
 
 def merged(trace: LinkTrace) -> LinkTrace:
@@ -34,7 +34,7 @@ def merged(trace: LinkTrace) -> LinkTrace:
     starts = np.concatenate(([True], changes))
     latency_s = None if trace.latency_s is None else trace.latency_s[starts]
     times_s, rates_bps = trace.times_s[starts], trace.bandwidth_bps[starts]
-    return LinkTrace(times_s, rates_bps, trace.duration_s, latency_s, trace.loops)
+    return LinkTrace(times_s, rates_bps, trace.duration_s, latency_s, trace.loops, trace.ends)
 
 
 def _window_means(trace: LinkTrace, edges_s: FloatArray) -> FloatArray:

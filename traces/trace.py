@@ -20,7 +20,8 @@ class LinkTrace:
     """The bandwidth (and optionally latency) of a link over time.
 
     Piece ``i`` holds from ``times_s[i]`` up to ``times_s[i + 1]``, the last one up to ``duration_s``.
-    After that the trace starts again when it ``loops``; otherwise its last piece holds for ever.
+    After that the trace starts again when it ``loops``; otherwise its last piece holds for ever, or, when the trace
+    ``ends``, nothing is known: the last piece then still answers, and a run that lasts longer is to be refused.
 
     Attributes:
         times_s: Starts of the pieces, seconds, shape (n,), rising, the first 0.
@@ -28,6 +29,7 @@ class LinkTrace:
         duration_s: End of the last piece, seconds.
         latency_s: One-way latency of each piece, seconds, shape (n,), or None where it was not recorded.
         loops: Whether the trace repeats after ``duration_s``.
+        ends: Whether nothing is known after ``duration_s``; only without ``loops``.
     """
 
     times_s: FloatArray
@@ -35,6 +37,7 @@ class LinkTrace:
     duration_s: float
     latency_s: FloatArray | None = None
     loops: bool = True
+    ends: bool = False
 
     def __post_init__(self) -> None:
         for name in ("times_s", "bandwidth_bps", "latency_s"):
@@ -56,11 +59,11 @@ class LinkTrace:
             same_latency
             and np.array_equal(self.times_s, other.times_s)
             and np.array_equal(self.bandwidth_bps, other.bandwidth_bps)
-            and (self.duration_s, self.loops) == (other.duration_s, other.loops)
+            and (self.duration_s, self.loops, self.ends) == (other.duration_s, other.loops, other.ends)
         )
 
     def __hash__(self) -> int:
-        return hash((self.times_s.tobytes(), self.bandwidth_bps.tobytes(), self.duration_s, self.loops))
+        return hash((self.times_s.tobytes(), self.bandwidth_bps.tobytes(), self.duration_s, self.loops, self.ends))
 
     @cached_property
     def _ends_s(self) -> FloatArray:
@@ -186,6 +189,8 @@ def _check(trace: LinkTrace) -> None:
             f"time goes from {times_s[row - 1]:g} s to {times_s[row]:g} s in row {row + 1}",
             valid="times must rise from row to row",
         )
+    if trace.loops and trace.ends:
+        raise InputError("the trace both loops and ends", valid="choose one of the two")
     if not np.isfinite(trace.duration_s) or trace.duration_s <= times_s[-1]:
         raise InputError(
             f"the trace lasts {trace.duration_s:g} s but its last row starts at {times_s[-1]:g} s",

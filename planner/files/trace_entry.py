@@ -1,6 +1,6 @@
 """The ``trace`` of a link in a scenario: a file, a preset, or steps written in place."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -39,7 +39,8 @@ class TraceEntry:
         mean: Rescale the rates to this mean.
         duration: Length of a preset, or of steps that loop.
         seed: Of a preset.
-        after: What follows the end: the trace again (``loop``), or its last rate (``hold``).
+        after: What follows the end: the trace again (``loop``), its last rate (``hold``), or nothing that is known
+            (``end``): a run that must last longer is refused.
     """
 
     file: str | None = None
@@ -48,7 +49,7 @@ class TraceEntry:
     mean: BitsPerSecond | None = None
     duration: Seconds | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    after: Literal["loop", "hold"] = "loop"
+    after: Literal["loop", "hold", "end"] = "loop"
 
     __pydantic_config__ = STRICT
 
@@ -73,17 +74,13 @@ def read_trace_entry(entry: TraceEntry, document: Document, location: Location) 
             trace = _from_preset(entry, loops) if entry.preset is not None else _from_steps(entry, loops)
         except InputError as error:
             raise error.within(where) from None
+    if entry.after == "end":
+        trace = replace(trace, ends=True)
     if entry.mean is None:
         return trace
     if trace.mean_bps == 0:
         raise InputError("a trace of outage alone has no mean to rescale", where=where, valid="remove 'mean'")
-    return LinkTrace(
-        trace.times_s,
-        trace.bandwidth_bps * (entry.mean / trace.mean_bps),
-        trace.duration_s,
-        trace.latency_s,
-        trace.loops,
-    )
+    return replace(trace, bandwidth_bps=trace.bandwidth_bps * (entry.mean / trace.mean_bps))
 
 
 def _from_preset(entry: TraceEntry, loops: bool) -> LinkTrace:
@@ -96,8 +93,8 @@ def _from_preset(entry: TraceEntry, loops: bool) -> LinkTrace:
 def _from_steps(entry: TraceEntry, loops: bool) -> LinkTrace:
     assert entry.steps is not None
     times_s = [step.at for step in entry.steps]
-    if entry.duration is None and loops:
-        raise InputError("steps that loop have no end", valid="add 'duration', or 'after: hold'")
+    if entry.duration is None and entry.after != "hold":
+        raise InputError(f"steps that {entry.after} have no end", valid="add 'duration', or 'after: hold'")
     duration_s = entry.duration if entry.duration is not None else (times_s[-1] if times_s else 0.0) + 1.0
     rates = np.array([step.bandwidth for step in entry.steps])
     return LinkTrace(np.array(times_s), rates, duration_s, None, loops)

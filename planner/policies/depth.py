@@ -9,12 +9,13 @@ the best candidate is clearly faster, or as fast with less in memory. The global
 from collections.abc import Iterator
 
 from planner.depths import fitting_depths, latency_aware_depths, plain_depths
-from planner.evaluate import SteadyPath, nominal_path, step_time_s
+from planner.evaluate import step_time_s
 from planner.observation import Observation
 from planner.plan import Pipeline, Plan
 from planner.program import compile_plan
 from planner.scenario import Scenario
 from planner.schedules import HOLD_ALL
+from planner.steady_path import SteadyPath, nominal_path
 
 # Weight of the newest observation: the mean follows a sudden change to within 10 % in two observations.
 NEWEST_WEIGHT = 0.7

@@ -17,7 +17,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from math import ceil, inf
 
-from planner.evaluate import nominal_path
+from planner.steady_path import nominal_path
 from planner.microbatching import even_microbatches
 from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario import Scenario

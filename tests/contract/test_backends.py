@@ -2,19 +2,20 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from builders import chain_plan, chain_scenario
+from builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
 
 from executor.backend import TorchBackend
 from planner.adaptation import Adaptation
 from planner.backend import Backend, RunRecord
 from planner.events import Event, EventKind
 from planner.observation import Observation
-from planner.plan import Pipeline, Plan, Replica, Stage
+from planner.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.policies.depth import DepthPolicy
 from planner.policy import DECISION_LAG_STEPS, Policy
 from planner.program import compile_plan
@@ -105,15 +106,29 @@ def test_nothing_starts_before_what_it_needs_has_been_sent(backend: str) -> None
                     assert send.end_s <= started[(device, *key)].start_s
 
 
-def test_both_write_the_same_rows() -> None:
-    def rows(backend: str) -> Counter[tuple[object, ...]]:
-        return Counter(
-            (e.kind, e.device, e.peer, e.pipeline, e.stage, e.microbatch, e.step, e.action, e.size_bytes)
-            for e in recorded(backend).events
-            if e.kind is not EventKind.RECEIVE
-        )
+def rows(record: RunRecord) -> Counter[tuple[object, ...]]:
+    """What happened without when; who waited is a matter of when."""
+    return Counter(
+        (e.kind, e.device, e.peer, e.pipeline, e.stage, e.microbatch, e.step, e.action, e.size_bytes)
+        for e in record.events
+        if e.kind is not EventKind.RECEIVE
+    )
 
-    assert rows("simulated") == rows("paced")
+
+def test_both_write_the_same_rows() -> None:
+    assert rows(recorded("simulated")) == rows(recorded("paced"))
+
+
+@pytest.mark.parametrize("algorithm", ["tree", "hierarchical"])
+def test_both_sum_gradients_in_the_same_messages(algorithm: str) -> None:
+    scenario = mesh_scenario(
+        3, [0.002], [0.004], link=lambda a, b: (200e6, 0.004), parameter_bytes=[40000], regions=["a", "a", "b"]
+    )
+    plan = replace(
+        layered_plan(scenario, [([(1, 3, 1)], [6, 2])]), synchronisation=Synchronisation(algorithm=algorithm)
+    )
+    simulated, paced = (backend().run(scenario, plan, None, 2) for backend in BACKENDS.values())
+    assert rows(simulated) == rows(paced)
 
 
 def fluctuating() -> tuple[Scenario, Plan]:

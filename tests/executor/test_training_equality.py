@@ -1,5 +1,6 @@
 """Training through a plan equals training in one process: the executor's main promise."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from training import CONVOLUTIONAL, GPT, Trained, hybrid_plan, train_in_one_proc
 
 from executor.backend import TorchBackend
 from planner.observation import Observation
-from planner.plan import Plan
+from planner.plan import Plan, Synchronisation
 from planner.policy import Policy
 from planner.scenario import ModelCode, Optimizer, Scenario
 
@@ -56,6 +57,22 @@ def test_unequal_stages_and_uneven_microbatches(model: str, schedule: str, ranks
 def test_replicas_and_pipelines(pipelines: list, tmp_path: Path) -> None:
     scenario = training_scenario(GPT, 3)
     plan = hybrid_plan(scenario, "1f1b", pipelines)
+    assert_equal(train(scenario, plan, tmp_path), train_in_one_process(scenario, STEPS))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "regions", "pipelines"),
+    [
+        pytest.param("tree", "aaa", [([(6, [1.0, 3.0, 2.0])], [12])], id="tree-over-three"),
+        pytest.param("hierarchical", "abab", [([(6, [1.0, 3.0, 2.0, 2.0])], [12])], id="two-regions-of-two"),
+        pytest.param(
+            "hierarchical", "aab", [([(6, [1.0, 2.0])], [4, 3]), ([(6, [1.0])], [5])], id="a-region-of-two-and-one"
+        ),
+    ],
+)
+def test_the_other_ways_to_sum_gradients(algorithm: str, regions: str, pipelines: list, tmp_path: Path) -> None:
+    scenario = training_scenario(GPT, len(regions), regions=regions)
+    plan = replace(hybrid_plan(scenario, "1f1b", pipelines), synchronisation=Synchronisation(algorithm=algorithm))
     assert_equal(train(scenario, plan, tmp_path), train_in_one_process(scenario, STEPS))
 
 

@@ -9,6 +9,7 @@ from planner.cluster import Cluster, Device, Link
 from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.profile import ModelProfile
 from planner.scenario import Scenario
+from planner.schedules import SCHEDULES
 from traces.errors import InputError
 
 SCENARIO = chain_scenario([1.0, 1.0], [1.0, 1.0], parameter_bytes=GIB // 16, activation_bytes=GIB // 16)
@@ -36,7 +37,13 @@ REFUSED: dict[str, tuple[Plan, str, str, str]] = {
         replace(PLAN, schedule="1f1v"),
         "schedule",
         "unknown schedule '1f1v'",
-        "did you mean '1f1b'? valid: gpipe, 1f1b",
+        f"did you mean '1f1b'? valid: {', '.join([*SCHEDULES, 'explicit'])}",
+    ),
+    "unknown order": (
+        replace(PLAN, order="dynamc"),
+        "order",
+        "unknown order 'dynamc'",
+        "did you mean 'dynamic'? valid: scheduled, dynamic",
     ),
     "no pipelines": (replace(PLAN, pipelines=()), "pipelines", "the plan has no pipelines", "give at least one"),
     "no stages": (with_stages(), "pipelines[0]", "the pipeline has no stages", "give at least one"),
@@ -53,10 +60,18 @@ REFUSED: dict[str, tuple[Plan, str, str, str]] = {
         "did you mean 'device-1'? valid: device-0, device-1",
     ),
     "device used twice": (
-        with_stages(FIRST, stage(1, 2, "device-0")),
-        "pipelines[0].stages[1].replicas[0].device",
+        with_stages(FIRST, replace(SECOND, replicas=(Replica("device-1"), Replica("device-0")))),
+        "pipelines[0].stages[1].replicas[1].device",
         "device 'device-0' is used twice",
-        "it already works in pipelines[0].stages[0].replicas[0]; a device holds one stage",
+        "it already works in pipelines[0].stages[0].replicas[0]; stages of one pipeline share all of their devices, in "
+        "the same order, or none",
+    ),
+    "device twice in a stage": (
+        with_stages(FIRST, replace(SECOND, replicas=(Replica("device-1"), Replica("device-1")))),
+        "pipelines[0].stages[1].replicas[1].device",
+        "device 'device-1' is used twice",
+        "it already works in pipelines[0].stages[1].replicas[0]; stages of one pipeline share all of their devices, in "
+        "the same order, or none",
     ),
     "share of nothing": (
         with_stages(stage(0, 1, "device-0", 2, share=0.0), SECOND),

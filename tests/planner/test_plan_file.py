@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,33 @@ from builders import chain_plan, chain_scenario
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from planner.actions import Action, Kind, parse_action
 from planner.files.plan_file import parse_plan, plan_json, plan_schema, read_plan, write_plan
-from planner.plan import SCHEMA_VERSION, Pipeline, Plan, Replica, Stage
+from planner.plan import SCHEMA_VERSION, Pipeline, Plan, Replica, Stage, Synchronisation
 from traces.errors import InputError
 
-REPLICAS = st.builds(Replica, st.text(), st.floats(allow_nan=False, allow_infinity=False))
+NAMES = st.lists(st.text(), max_size=2).map(tuple)
+REPLICAS = st.builds(Replica, st.text(), st.floats(allow_nan=False, allow_infinity=False), NAMES)
+ACTIONS = st.builds(Action, st.integers(0, 99), st.sampled_from(Kind), st.integers(0, 10**6))
+ORDERS = st.lists(st.lists(ACTIONS, max_size=4).map(tuple), max_size=3).map(tuple)
+SYNCHRONISATIONS = st.builds(Synchronisation, st.text(), st.text(), st.integers(), st.none() | st.integers())
 STAGES = st.builds(
     Stage, st.integers(), st.integers(), st.lists(REPLICAS, max_size=3).map(tuple), st.integers(0, 2**40)
 )
-PIPELINES = st.builds(Pipeline, st.lists(STAGES, max_size=3).map(tuple), st.lists(st.integers(), max_size=5).map(tuple))
-PLANS = st.builds(Plan, st.text(), st.text(), st.text(), st.text(), st.lists(PIPELINES, max_size=2).map(tuple))
+PIPELINES = st.builds(
+    Pipeline, st.lists(STAGES, max_size=3).map(tuple), st.lists(st.integers(), max_size=5).map(tuple), ORDERS
+)
+PLANS = st.builds(
+    Plan,
+    st.text(),
+    st.text(),
+    st.text(),
+    st.text(),
+    st.lists(PIPELINES, max_size=2).map(tuple),
+    st.text(),
+    SYNCHRONISATIONS,
+    st.integers(),
+)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
@@ -26,6 +44,71 @@ def test_a_plan_and_back(plan: Plan, tmp_path: Path) -> None:
     write_plan(plan, tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json") == plan
     assert parse_plan(plan_json(plan)) == plan
+
+
+def test_a_plan_says_what_is_special_about_it() -> None:
+    plan = chain_plan(chain_scenario([1.0], [1.0], global_batch=2))
+    plain = {
+        "version": 1,
+        "scenario": "chain",
+        "model": "chain",
+        "strategy": "hand",
+        "schedule": "1f1b",
+        "pipelines": [
+            {
+                "stages": [{"first_layer": 0, "end_layer": 1, "replicas": [{"device": "device-0"}], "in_flight": 1}],
+                "microbatches": [1, 1],
+            }
+        ],
+    }
+    assert json.loads(plan_json(plan)) == plain
+    orders = ((parse_action("0F0"), parse_action("0I0"), parse_action("0W0")),)
+    stage = replace(plan.pipelines[0].stages[0], replicas=(Replica("device-0", 0.5, ("device-1",)),))
+    special = replace(
+        plan,
+        schedule="explicit",
+        pipelines=(Pipeline((stage,), (2,), orders),),
+        synchronisation=Synchronisation("asgd-ga", every=4, staleness_bound=2),
+        connections=8,
+    )
+    assert json.loads(plan_json(special)) == {
+        **plain,
+        "schedule": "explicit",
+        "pipelines": [
+            {
+                "stages": [
+                    {
+                        "first_layer": 0,
+                        "end_layer": 1,
+                        "replicas": [{"device": "device-0", "share": 0.5, "partners": ["device-1"]}],
+                        "in_flight": 1,
+                    }
+                ],
+                "microbatches": [2],
+                "orders": [["0F0", "0I0", "0W0"]],
+            }
+        ],
+        "synchronisation": {"method": "asgd-ga", "every": 4, "staleness_bound": 2},
+        "connections": 8,
+    }
+
+
+def test_a_plan_with_its_defaults_written_out_reads_the_same(tmp_path: Path) -> None:
+    plan = chain_plan(chain_scenario([1.0], [1.0], global_batch=2))
+    data = json.loads(plan_json(plan))
+    data["pipelines"][0]["orders"] = []
+    data["pipelines"][0]["stages"][0]["replicas"][0].update(share=1.0, partners=[])
+    data["synchronisation"] = {"method": "allreduce", "algorithm": "ring", "every": 1, "staleness_bound": None}
+    data.update(order="scheduled", connections=1)
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    assert read_plan(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.parametrize("text", ["2X0", "F0", "2F", "", "-1F0", {"stage": 2}, 3, None])
+def test_what_is_no_action_is_refused_with_its_place(tmp_path: Path, text: object) -> None:
+    path = edited(tmp_path, lambda plan: plan["pipelines"][0].update(orders=[["0F0"], ["0F0", text]]))
+    message = refusal(path)
+    assert f": pipelines[0].orders[1][1]: {text!r} is not an action; write" in message
 
 
 def edited(tmp_path: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
@@ -63,7 +146,12 @@ def test_an_unknown_key_is_answered_with_its_line_and_the_closest(tmp_path: Path
         (
             lambda plan: plan["pipelines"][0]["stages"][0]["replicas"][0].update(devcie="a"),
             "pipelines[0].stages[0].replicas[0].devcie",
-            "did you mean 'device'? valid: device, share",
+            "did you mean 'device'? valid: device, share, partners",
+        ),
+        (
+            lambda plan: plan.update(synchronisation={"methd": "ma"}),
+            "synchronisation.methd",
+            "did you mean 'method'? valid: method, algorithm, every, staleness_bound",
         ),
     ],
 )
@@ -136,6 +224,19 @@ def test_a_file_indented_with_tabs_is_refused_like_any_other(tmp_path: Path) -> 
 
 def test_the_schema_names_every_key() -> None:
     schema = plan_schema()
-    assert set(schema["properties"]) == {"scenario", "model", "strategy", "schedule", "pipelines", "version"}
+    assert set(schema["properties"]) == {
+        "scenario",
+        "model",
+        "strategy",
+        "schedule",
+        "pipelines",
+        "order",
+        "synchronisation",
+        "connections",
+        "version",
+    }
     assert set(schema["$defs"]["Stage"]["properties"]) == {"first_layer", "end_layer", "replicas", "in_flight"}
+    assert set(schema["$defs"]["Replica"]["properties"]) == {"device", "share", "partners"}
+    action = schema["$defs"]["Pipeline"]["properties"]["orders"]["items"]["items"]
+    assert (action["type"], action["pattern"]) == ("string", r"^\d+[FBIW]\d+$")
     assert schema["additionalProperties"] is False

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.actions import Action, Kind
+from planner.gradient_sync import GradientSync
 from planner.plan import Plan, Replica, Stage
-from planner.program import GradientSync, Transfer, compile_plan
+from planner.program import Transfer, compile_plan
 from planner.scenario import Scenario
 
 
@@ -118,9 +119,9 @@ def test_gradients_are_summed_over_runs_of_layers_with_the_same_holders() -> Non
     # Pipeline 0 cuts after layer 1, pipeline 1 after layer 3.
     plan = layered_plan(scenario, [([(1, 1, 2), (4, 1, 1)], [1, 1]), ([(3, 1, 2), (4, 1, 1)], [1, 1])])
     programs = compile_plan(plan, scenario)
-    first = GradientSync(0, 1, ("device-0", "device-2"), 1)
-    middle = GradientSync(1, 3, ("device-1", "device-2"), 2)
-    last = GradientSync(3, 4, ("device-1", "device-3"), 4)
+    first = GradientSync(0, 1, ("device-0", "device-2"), 1, "ring", ("region",) * 2)
+    middle = GradientSync(1, 3, ("device-1", "device-2"), 2, "ring", ("region",) * 2)
+    last = GradientSync(3, 4, ("device-1", "device-3"), 4, "ring", ("region",) * 2)
     assert {device: program.synchronisations for device, program in programs.items()} == {
         "device-0": (first,),
         "device-1": (middle, last),

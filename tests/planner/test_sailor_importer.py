@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from planner.importers.sailor import KINDS, read_sailor
+from planner.importers.sailor import profiled_models, read_sailor
+from planner.importers.sailor_files import KINDS
+from planner.importers.sailor_updates import measured_layers, updates_s
 from planner.profile import ComputeTimes
 from traces.errors import InputError
 
@@ -41,9 +43,9 @@ class Files:
         self.times.write_text(json.dumps(times))
         self.sizes.write_text(json.dumps(sizes))
 
-    def error(self, model_name: str = "toy", tensor_parallel: int = 1) -> str:
+    def error(self, model_name: str = "toy") -> str:
         with pytest.raises(InputError) as caught:
-            read_sailor(self.times, self.sizes, model_name, tensor_parallel=tensor_parallel)
+            read_sailor(self.times, self.sizes, model_name)
         return str(caught.value).replace(f"{self.times.parent}/", "")
 
 
@@ -71,10 +73,40 @@ def test_rows_are_in_the_order_of_the_microbatch_size(files: Files) -> None:
     assert block.times["gh200-96"].samples == (4,)
 
 
-def test_only_kinds_measured_at_the_degree_appear(files: Files) -> None:
-    block = read_sailor(files.times, files.sizes, "toy", tensor_parallel=2).layers[1]
+def test_degrees_of_tensor_parallelism_are_shards(files: Files) -> None:
+    model = read_sailor(files.times, files.sizes, "toy")
+    block = model.at_degree(2).layers[1]
+    assert list(model.sharded) == [2]
     assert list(block.times) == ["a100-40"]
     assert block.times["a100-40"].samples == (1,)
+
+
+def test_fewer_samples_never_take_longer(files: Files) -> None:
+    rows = {"1": {"1": {"0": [9, 1, 0], "1": [3, 5, 0]}}, "2": {"1": {"0": [2, 2, 0], "1": [4, 4, 0]}}}
+    files.write({"toy": {"A100-40": rows}}, SIZES)
+    embedding, block = read_sailor(files.times, files.sizes, "toy").layers
+    assert embedding.times["a100-40"].forward_s == (2, 2)
+    assert block.times["a100-40"].forward_s == (3, 4)
+    assert block.times["a100-40"].at(1).backward_s == 4
+
+
+def test_the_update_time_is_that_of_all_measured_layers(files: Files) -> None:
+    model = read_sailor(files.times, files.sizes, "toy")
+    assert [layer.update_s["a100-40"] for layer in model.layers] == pytest.approx([0.1 * 12 / 32, 0.1 * 20 / 32])
+    assert model.update_s(0, 2, "a100-40") == pytest.approx(0.1)
+    assert model.update_s(0, 2, "v100-16") == 0
+
+
+def test_copies_of_a_measured_layer_add_their_own_update() -> None:
+    row = {0: (1.0, 1.0, 0.6), 1: (2.0, 4.0, 0.6), 2: (2.0, 4.0, 0.6), 3: (2.0, 4.0, 0.6), 4: (3.0, 3.0, 0.6)}
+    assert measured_layers(row) == [0, 1, 4]
+    assert updates_s({1: row}, {0: 30, 1: 10, 2: 10, 3: 10, 4: 20}) == pytest.approx(
+        {0: 0.3, 1: 0.1, 2: 0.1, 3: 0.1, 4: 0.2}
+    )
+
+
+def test_models_are_listed(files: Files) -> None:
+    assert profiled_models(files.times) == ["toy"]
 
 
 def test_an_unknown_model_is_refused(files: Files) -> None:
@@ -82,11 +114,14 @@ def test_an_unknown_model_is_refused(files: Files) -> None:
 
 
 def test_a_degree_that_was_not_measured_is_refused(files: Files) -> None:
-    assert files.error(tensor_parallel=4) == "times.json: toy: unknown tensor parallelism '4'; valid: 1, 2"
+    model = read_sailor(files.times, files.sizes, "toy")
+    with pytest.raises(InputError, match=r"no profile .* 4 devices; profiled degrees.* 1, 2"):
+        model.at_degree(4)
 
 
-def test_a_degree_without_sizes_is_refused(files: Files) -> None:
-    assert files.error(tensor_parallel=8) == "sizes.json: toy: unknown tensor parallelism '8'; valid: 1, 2, 4"
+def test_sizes_of_whole_layers_are_needed(files: Files) -> None:
+    files.write(TIMES, {"toy": {"2": SIZES["toy"]["2"]}})
+    assert files.error() == "sizes.json: toy: unknown tensor parallelism '1'; valid: 2"
 
 
 def test_an_unknown_gpu_kind_is_refused(files: Files) -> None:
@@ -133,14 +168,22 @@ def test_the_published_files(
     shared_folder: Path, model_name: str, tensor_parallel: int, layers: int, kinds: set[str]
 ) -> None:
     sailor = shared_folder / "profiles" / "sailor"
-    model = read_sailor(
-        sailor / "layer_times.json",
-        sailor / "layer_sizes.json",
-        model_name,
-        tensor_parallel=tensor_parallel,
-    )
+    model = read_sailor(sailor / "layer_times.json", sailor / "layer_sizes.json", model_name).at_degree(tensor_parallel)
     assert len(model.layers) == layers
     assert all(set(layer.times) == kinds for layer in model.layers)
     times = model.times(0, layers, "a100-40", 1)
     assert 0 < times.forward_s < times.backward_s
     assert model.parameter_bytes(0, layers) > 1e9
+
+
+@pytest.mark.parametrize(("kind", "bytes_per_s"), [("v100-16", 752e9), ("a100-40", 1245e9)])
+def test_updates_of_all_published_models_move_bytes_at_one_rate(
+    shared_folder: Path, kind: str, bytes_per_s: float
+) -> None:
+    sailor = shared_folder / "profiles" / "sailor"
+    for name in ("OPT-350", "GPT-Neo-2.7", "OPT-30"):
+        model = read_sailor(sailor / "layer_times.json", sailor / "layer_sizes.json", name)
+        degree = 1 if model.layers[0].update_s.get(kind) else 4
+        shard = model.at_degree(degree)
+        moved_bytes = 7 * shard.parameter_bytes(0, len(shard.layers))
+        assert moved_bytes / shard.update_s(0, len(shard.layers), kind) == pytest.approx(bytes_per_s, rel=0.01)

@@ -257,7 +257,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "another word for what follows": (
         "        duration: 10 s",
         "        after: stop",
-        ("18: cluster.links[1].trace.after", "'stop' is not valid", "'loop' or 'hold'"),
+        ("18: cluster.links[1].trace.after", "'stop' is not valid", "'loop', 'hold' or 'end'"),
     ),
     "unknown device kind": (
         "kind: a100-40",

@@ -1,6 +1,9 @@
 """The simulator against exact answers: formulas, a published recursion, sums by hand, and the quick evaluator."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -14,11 +17,15 @@ from trace_strategies import link_traces
 from planner.cluster import Link
 from planner.evaluate import step_time_s
 from planner.events import SYNC_ACTION, EventKind
-from planner.plan import Plan
+from planner.plan import ALGORITHMS, Plan, Synchronisation
 from planner.program import compile_plan
-from planner.ring import ring_exchanges
 from planner.scenario import Scenario
-from sim.network import Network
+from sim.alarm import Alarm
+from sim.connection import Carrier
+from sim.fair_link import FairLink
+from sim.fair_links import FairLinks
+from sim.flow import Flow
+from sim.rate_tables import RateTable, join_tables, link_table
 from sim.simulator import Simulator
 from traces.trace import LinkTrace
 
@@ -181,18 +188,36 @@ def test_a_transfer_that_starts_inside_an_outage_waits_for_its_end() -> None:
 
 
 def ends_s(*flows: tuple[float, list[Link], float]) -> list[float]:
-    """When each flow (start in seconds, links, bits) has left, alone with the others on a network."""
+    """When each flow (start in seconds, links, bits) has left, alone with the others on shared links."""
+    links = {link.name: link for _, path, _ in flows for link in path}
+    tables = join_tables(
+        [
+            RateTable((0.0,), (link.bandwidth_bps,)) if link.trace is None else link_table(link.trace)
+            for link in links.values()
+        ]
+    )
+    numbers = {name: number for number, name in enumerate(links)}
+    ends = _ends_on(lambda environment: FairLinks(environment, tables, numbers, _nothing), flows)
+    if len(links) == 1:
+        # Virtual time and progressive filling are two ways to the same shares.
+        assert _ends_on(lambda environment: FairLink(environment, tables, 0, _nothing), flows) == pytest.approx(ends, rel=1e-8)
+    return ends
+
+
+def _nothing() -> None:
+    pass
+
+
+def _ends_on(
+    make: Callable[[simpy.Environment], Carrier], flows: Sequence[tuple[float, list[Link], float]]
+) -> list[float]:
     environment = simpy.Environment()
-    network = Network(environment)
+    carrier = make(environment)
     ends = [inf] * len(flows)
-
-    def carry(index: int, start_s: float, links: list[Link], bits: float) -> simpy.events.ProcessGenerator:
-        yield environment.timeout(start_s)
-        yield network.transmit(links, bits)
-        ends[index] = environment.now
-
-    for index, flow in enumerate(flows):
-        environment.process(carry(index, *flow))
+    for index, (start_s, path, bits) in enumerate(flows):
+        names = tuple(link.name for link in path)
+        flow = Flow(names, bits, 1, inf, partial(ends.__setitem__, index))
+        Alarm(environment, start_s, lambda alarm, flow=flow: carrier.start(flow))
     environment.run()
     return ends
 
@@ -206,6 +231,20 @@ def test_a_lone_flow_takes_what_the_traces_integral_says(trace: LinkTrace, start
     assume(trace.bandwidth_bps.any() and most_s < start_s + 20 * trace.duration_s)
     end_s = ends_s((start_s, [Link("a", "b", 1.0, 0.0, trace)], bits))[0]
     assert least_s * (1 - EXACT) <= end_s <= most_s * (1 + EXACT)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.tuples(st.floats(0.1, 3), st.floats(1e3, 1e6)), min_size=1, max_size=8),
+    st.lists(st.tuples(st.floats(0, 50), st.floats(1, 1e6)), min_size=2, max_size=8),
+)
+def test_virtual_time_shares_a_link_as_progressive_filling_does(
+    pieces: list[tuple[float, float]], messages: list[tuple[float, float]]
+) -> None:
+    ends = np.cumsum([length_s for length_s, _ in pieces])
+    trace = LinkTrace(np.append(0.0, ends[:-1]), np.array([rate for _, rate in pieces]), float(ends[-1]))
+    link = Link("a", "b", 1.0, 0.0, trace)
+    ends_s(*((start_s, [link], bits) for start_s, bits in messages))
 
 
 WIDE, OTHER = Link("a", "b", 100.0, 0.0), Link("c", "d", 100.0, 0.0)
@@ -259,7 +298,7 @@ def chains(draw: st.DrawFn) -> tuple[Scenario, Plan]:
 
 
 @st.composite
-def meshes(draw: st.DrawFn, devices: int, layers: int, global_batch: int) -> Scenario:
+def meshes(draw: st.DrawFn, devices: int, layers: int, global_batch: int, regions: list[str] | None = None) -> Scenario:
     def column(values: st.SearchStrategy[float]) -> list[float]:
         return draw(st.lists(values, min_size=layers, max_size=layers))
 
@@ -274,12 +313,13 @@ def meshes(draw: st.DrawFn, devices: int, layers: int, global_batch: int) -> Sce
         parameter_bytes=[round(size) for size in column(st.floats(0, 1e4))],
         link=lambda a, b: (rates_bps[a * devices + b], latencies_s[a * devices + b]),
         global_batch=global_batch,
+        regions=regions,
     )
 
 
 @st.composite
 def replicated(draw: st.DrawFn) -> tuple[Scenario, Plan]:
-    """Up to two pipelines of up to three stages of up to three replicas, with unequal shares."""
+    """Up to two pipelines of up to three stages of up to three replicas of unequal shares, in up to three regions."""
     layers = draw(st.integers(1, 4))
     pipelines = []
     devices = 0
@@ -291,9 +331,11 @@ def replicated(draw: st.DrawFn) -> tuple[Scenario, Plan]:
         sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
         pipelines.append((list(zip(bounds, widths, depths, strict=True)), sizes))
         devices += sum(widths)
-    scenario = draw(meshes(devices, layers, sum(sum(sizes) for _, sizes in pipelines)))
+    regions = draw(st.lists(st.sampled_from("abc"), min_size=devices, max_size=devices))
+    scenario = draw(meshes(devices, layers, sum(sum(sizes) for _, sizes in pipelines), regions))
     shares = draw(st.lists(st.floats(0.2, 5), min_size=devices, max_size=devices))
-    return scenario, layered_plan(scenario, pipelines, shares=shares)
+    synchronisation = Synchronisation(algorithm=draw(st.sampled_from(ALGORITHMS)))
+    return scenario, replace(layered_plan(scenario, pipelines, shares=shares), synchronisation=synchronisation)
 
 
 @settings(deadline=None, max_examples=250)
@@ -319,10 +361,10 @@ def test_each_pair_sends_what_the_programs_say_in_every_step(case: tuple[Scenari
         for transfer in (transfer for work in program.work for transfer in work.sends):
             expected[device, transfer.target, str(transfer.kind)] += steps * transfer.size_bytes
         for sync in program.synchronisations:
-            count, position = len(sync.devices), sync.devices.index(device)
-            for exchange in ring_exchanges(sync.elements, count, position):
-                size_bytes = 4 * (exchange.send[1] - exchange.send[0])
-                expected[device, sync.devices[(position + 1) % count], SYNC_ACTION] += steps * size_bytes
+            for exchange in sync.exchanges(device):
+                if exchange.send_to is not None:
+                    target = sync.devices[exchange.send_to]
+                    expected[device, target, SYNC_ACTION] += steps * 4 * exchange.send_elements
     sent: Counter[tuple[str, str, str]] = Counter()
     for event in Simulator().run(scenario, plan, None, steps).events:
         if event.kind is EventKind.SEND:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from traces.errors import InputError
-from traces.formats.lines import LineError
+from traces.formats.json_text import parse_json
 from traces.trace import LinkTrace
 
 _VALID = "give the output of `iperf3 --client HOST --json`"
@@ -29,14 +29,7 @@ def read(text: str) -> LinkTrace:
         InputError: The text is not JSON, not of iperf3, or of a test that failed; a rate is missing or
             negative.
     """
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise LineError(f"is not JSON: {error.msg}", line=error.lineno, valid=_VALID) from error
-    except (RecursionError, ValueError) as error:
-        raise InputError(f"cannot be read: {error}", valid=_VALID) from error
-    if not isinstance(document, dict):
-        raise InputError("is not a JSON object", valid=_VALID)
+    document = parse_json(text, _VALID)
     if "error" in document:
         raise InputError(f"iperf3 failed: {document['error']}", valid="record the trace again")
     sums = _kept_sums(document.get("intervals"))

@@ -43,7 +43,7 @@ def with_outage_bursts(
     starts_out = is_out[np.searchsorted(edges_s, starts_s, side="right") - 1]
     rates_bps = np.where(starts_out, 0.0, trace.bandwidth_at(starts_s))
     latency_s = None if trace.latency_s is None else trace.latency_s[trace.piece_at(starts_s)]
-    return merged(LinkTrace(starts_s, rates_bps, trace.duration_s, latency_s, trace.loops))
+    return merged(LinkTrace(starts_s, rates_bps, trace.duration_s, latency_s, trace.loops, trace.ends))
 
 
 def _is_out(times_s: FloatArray, zero_share: float, mean_outage_s: float, seed: Seed) -> npt.NDArray[np.bool_]:

@@ -1,0 +1,64 @@
+"""Which gradients are summed over which devices, and how."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from planner.collectives import Exchange, all_reduce
+from planner.plan import Pipeline, Plan
+from planner.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSync:
+    """Gradients of consecutive layers, summed over the devices that hold them.
+
+    Attributes:
+        first_layer: Index of the first layer.
+        end_layer: Index after the last one.
+        devices: In the order of the plan.
+        elements: Numbers to sum.
+        algorithm: One of `planner.plan.ALGORITHMS`.
+        regions: Where each of the devices stands.
+    """
+
+    first_layer: int
+    end_layer: int
+    devices: tuple[str, ...]
+    elements: int
+    algorithm: str
+    regions: tuple[str, ...]
+
+    def exchanges(self, device: str) -> tuple[Exchange, ...]:
+        """Return what a device sends and receives, in order; positions in it are indices into ``devices``."""
+        return all_reduce(self.algorithm, self.elements, self.regions, self.devices.index(device))
+
+
+def gradient_syncs(plan: Plan, scenario: Scenario) -> tuple[GradientSync, ...]:
+    """Return the runs of layers that the same devices hold, where those are more than one.
+
+    Replicas of a stage always sum their gradients; pipelines do among each other if the plan's method is
+    ``allreduce``.
+    """
+    if plan.synchronisation.method == "allreduce":
+        return tuple(_syncs_over(plan.pipelines, plan, scenario))
+    return tuple(sync for pipeline in plan.pipelines for sync in _syncs_over([pipeline], plan, scenario))
+
+
+def _syncs_over(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -> Iterator[GradientSync]:
+    def holders(layer: int) -> tuple[str, ...]:
+        return tuple(_holders(pipelines, layer))
+
+    for devices, layers in groupby(range(len(scenario.model.layers)), key=holders):
+        run = list(layers)
+        elements = scenario.model.parameter_bytes(run[0], run[-1] + 1) // scenario.training.element_bytes
+        if len(devices) > 1 and elements > 0:
+            regions = tuple(scenario.cluster.by_name[device].region for device in devices)
+            yield GradientSync(run[0], run[-1] + 1, devices, elements, plan.synchronisation.algorithm, regions)
+
+
+def _holders(pipelines: Iterable[Pipeline], layer: int) -> Iterable[str]:
+    for pipeline in pipelines:
+        for stage in pipeline.stages:
+            if stage.first_layer <= layer < stage.end_layer:
+                yield from (replica.device for replica in stage.replicas)
