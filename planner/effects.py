@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from planner.memory_effects import MemoryEffects
 from traces.errors import InputError
 
 # Ethernet frames of 1500 bytes of IP carry 1448 bytes of TCP payload (timestamps on) in 1514 bytes on the wire.
@@ -15,6 +16,8 @@ class NetworkEffects:
     """What TCP makes of a link.
 
     Attributes:
+        share: Of what was measured of a link, its size curve included, that a training job's messages reach: benchmarks
+            are made on idle networks with idle hosts.
         payload_efficiency: Share of a link's bits that is payload; `TCP_PAYLOAD_EFFICIENCY` for TCP over Ethernet.
         window_bytes: Of one connection: it never carries more than a window per round trip (RFC 9293, section 3.8;
             measured: 341 Mbit/s at 25 ms one way with Linux' default of 4 MB).
@@ -29,6 +32,7 @@ class NetworkEffects:
         InputError: A value is out of range.
     """
 
+    share: float = 1.0
     payload_efficiency: float = 1.0
     window_bytes: float = math.inf
     ready_notice: bool = False
@@ -37,6 +41,8 @@ class NetworkEffects:
     initial_window_bytes: float = 14480.0
 
     def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise InputError(f"share {self.share:g} of a link's rate", valid="a share above 0, 1 at most")
         if not 0 < self.payload_efficiency <= 1:
             raise InputError(f"payload efficiency {self.payload_efficiency:g}", valid="a share above 0, 1 at most")
         if not self.window_bytes > 0 or not 0 < self.initial_window_bytes < math.inf:
@@ -49,7 +55,7 @@ class NetworkEffects:
 
 
 # What was measured on Linux over wide-area links.
-TCP = NetworkEffects(TCP_PAYLOAD_EFFICIENCY, window_bytes=4e6, ready_notice=True, cold_start=True)
+TCP = NetworkEffects(payload_efficiency=TCP_PAYLOAD_EFFICIENCY, window_bytes=4e6, ready_notice=True, cold_start=True)
 
 # Beyond this a log-normal time is all tail.
 LARGEST_JITTER = 10.0
@@ -123,6 +129,8 @@ class ComputeEffects:
         seed: Of the jitter.
         stragglers: Devices that always take longer.
         slowdowns: Devices whose speed changes.
+        transfers_block: A device computes nothing while it sends or receives a transfer between stages: one stream
+            carries both, as in DeepSpeed's pipeline engine.
 
     Raises:
         InputError: A value is out of range, or a device is named twice among the stragglers or the slow-downs.
@@ -133,6 +141,7 @@ class ComputeEffects:
     seed: int = 0
     stragglers: tuple[Straggler, ...] = ()
     slowdowns: tuple[Slowdown, ...] = ()
+    transfers_block: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.launch_overhead_s < math.inf:
@@ -157,3 +166,4 @@ class Effects:
 
     network: NetworkEffects = field(default_factory=NetworkEffects)
     compute: ComputeEffects = field(default_factory=ComputeEffects)
+    memory: MemoryEffects = field(default_factory=MemoryEffects)

@@ -12,7 +12,8 @@ from planner.compiled_step import CompiledStep, compile_step
 from planner.plan import Plan
 from planner.scenario import Scenario
 from planner.steady_path import SteadyPath, nominal_path
-from planner.step_graph import Floats, longest_path, longest_paths, walk
+from planner.step_graph import Flags, Floats, longest_path, longest_paths, walk
+from planner.step_tables import SYNC
 from traces.errors import InputError
 
 Paths = Callable[[str, str], SteadyPath]
@@ -38,7 +39,9 @@ def step_time_s(
         actor = int(np.flatnonzero(position < step.graph.first_action[1:])[0])
         raise InputError(f"the order of actions deadlocks: device '{step.actors[actor]}' waits for ever")
     occupancy_s, latency_s = message_times(step, path or nominal_paths(plan, scenario))
-    return float(longest_path(step.graph, sequence, acting, _durations_s(step, slowdown), occupancy_s, latency_s))
+    blocking = blocking_messages(step, scenario)
+    durations_s = _durations_s(step, slowdown)
+    return float(longest_path(step.graph, sequence, acting, durations_s, occupancy_s, latency_s, blocking))
 
 
 def step_times_s(plan: Plan, scenario: Scenario, networks: Sequence[Paths]) -> Floats:
@@ -52,7 +55,8 @@ def step_times_s(plan: Plan, scenario: Scenario, networks: Sequence[Paths]) -> F
     duration_s = np.broadcast_to(step.actions.duration_s, (len(times), len(step.actions.duration_s)))
     occupancy_s = np.array([each for each, _ in times])
     latency_s = np.array([each for _, each in times])
-    return np.asarray(longest_paths(step.graph, sequence, acting, duration_s.copy(), occupancy_s, latency_s))
+    blocking = blocking_messages(step, scenario)
+    return np.asarray(longest_paths(step.graph, sequence, acting, duration_s.copy(), occupancy_s, latency_s, blocking))
 
 
 def nominal_paths(plan: Plan, scenario: Scenario) -> Paths:
@@ -74,6 +78,13 @@ def message_times(step: CompiledStep, path: Paths) -> tuple[Floats, Floats]:
         sizes, which = np.unique(step.messages.size_bytes[own], return_inverse=True)
         occupancy_s[own] = np.array([paths[channel].occupancy_s(size) for size in sizes.tolist()])[which]
     return occupancy_s, latency_s
+
+
+def blocking_messages(step: CompiledStep, scenario: Scenario) -> Flags:
+    """Return for which messages sender and receiver wait, [messages]: transfers between stages, if they block."""
+    if not scenario.effects.compute.transfers_block:
+        return np.zeros(step.graph.messages, np.bool_)
+    return np.asarray(step.actions.kind[step.messages.sender] != SYNC, np.bool_)
 
 
 def _durations_s(step: CompiledStep, slowdown: Mapping[str, float] | None) -> Floats:

@@ -17,6 +17,8 @@ class EventKind(StrEnum):
     RECEIVE = "receive"
     SYNC = "sync"
     DECISION = "decision"
+    UPDATE = "update"
+    FAULT = "fault"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,9 @@ class Event:
 
     A ``send`` lasts from the moment the bytes are handed over until the last one has left; a ``receive``
     from the moment the device has nothing else to do until the bytes are there (it is absent where they were
-    there before). Times count from the start of the run.
+    there before). An ``update`` is the moment at which a pipeline applies what another one sent without waiting, in
+    the sender's step. A ``fault`` lasts while a device is gone or hangs, or a link is out. Times count from the start of
+    the run.
 
     Attributes:
         kind: What happened.
@@ -35,10 +39,12 @@ class Event:
         stage: The device's stage, -1 where none applies.
         microbatch: Index, -1 where none applies.
         step: Index of the training step.
-        action: F, B, I or W: of a compute, or what a transfer feeds; S for gradients being summed.
+        action: F, B, I or W: of a compute, or what a transfer feeds; S for gradients being summed; U for the
+            optimizer's update, and for updates sent to another pipeline.
         start_s: Seconds.
         end_s: Seconds.
-        size_bytes: On the wire; 0 for anything but send, receive and sync.
+        size_bytes: On the wire; 0 for anything but send, receive, sync and update.
+        staleness: Of an update that another pipeline sent: steps of the receiver that it did not know of; else -1.
     """
 
     kind: EventKind
@@ -52,9 +58,11 @@ class Event:
     start_s: float
     end_s: float
     size_bytes: int
+    staleness: int = -1
 
 
 SYNC_ACTION = "S"
+UPDATE_ACTION = "U"
 
 _SCHEMA = pa.schema(
     [
@@ -69,6 +77,7 @@ _SCHEMA = pa.schema(
         ("start_s", pa.float64()),
         ("end_s", pa.float64()),
         ("size_bytes", pa.int64()),
+        ("staleness", pa.int32()),
     ]
 )
 assert _SCHEMA.names == [field.name for field in fields(Event)]

@@ -51,7 +51,10 @@ def _syncs_over(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -
 
     for devices, layers in groupby(range(len(scenario.model.layers)), key=holders):
         run = list(layers)
-        elements = scenario.model.parameter_bytes(run[0], run[-1] + 1) // scenario.training.element_bytes
+        # Each device of a tensor-parallel group sums its shard at the same time: the first one's stands for all.
+        degree = min(_degrees(pipelines, run[0]))
+        shard_bytes = scenario.model.at_degree(degree).parameter_bytes(run[0], run[-1] + 1)
+        elements = shard_bytes // scenario.training.element_bytes
         if len(devices) > 1 and elements > 0:
             regions = tuple(scenario.cluster.by_name[device].region for device in devices)
             yield GradientSync(run[0], run[-1] + 1, devices, elements, plan.synchronisation.algorithm, regions)
@@ -62,3 +65,10 @@ def _holders(pipelines: Iterable[Pipeline], layer: int) -> Iterable[str]:
         for stage in pipeline.stages:
             if stage.first_layer <= layer < stage.end_layer:
                 yield from (replica.device for replica in stage.replicas)
+
+
+def _degrees(pipelines: Iterable[Pipeline], layer: int) -> Iterator[int]:
+    for pipeline in pipelines:
+        for stage in pipeline.stages:
+            if stage.first_layer <= layer < stage.end_layer:
+                yield from (replica.tensor_parallel for replica in stage.replicas)

@@ -7,7 +7,7 @@ import numpy as np
 from planner.graph_building import Origins, Workers, connect, trace_origins
 from planner.schedules.orders import FORWARD, Orders
 from planner.schedules.problem import SchedulingProblem
-from planner.step_graph import Floats, Ints, StepGraph, longest_path, walk
+from planner.step_graph import Flags, Floats, Ints, StepGraph, longest_path, walk
 from traces.errors import InputError
 
 
@@ -43,8 +43,10 @@ def prepare(problem: SchedulingProblem, orders: Orders) -> PreparedOrders:
     return PreparedOrders(graph, origins, sequence, acting)
 
 
-def times_of(problem: SchedulingProblem, orders: Orders, prepared: PreparedOrders) -> tuple[Floats, Floats, Floats]:
-    """Return duration [actions], and occupancy and latency [messages] in seconds, for `step_graph.longest_path`."""
+def times_of(
+    problem: SchedulingProblem, orders: Orders, prepared: PreparedOrders
+) -> tuple[Floats, Floats, Floats, Flags]:
+    """Return duration [actions], occupancy and latency [messages], in seconds, and that no message blocks."""
     kind, stage = orders.kind[prepared.origins.ordered], orders.stage[prepared.origins.ordered]
     microbatch = orders.microbatch[prepared.origins.ordered]
     whole_s = problem.backward_input_s + problem.backward_weight_s
@@ -52,7 +54,7 @@ def times_of(problem: SchedulingProblem, orders: Orders, prepared: PreparedOrder
     duration_s = table_s[kind, stage, microbatch]
     if not len(prepared.origins.sender):
         nothing = np.empty(0)
-        return duration_s, nothing, nothing
+        return duration_s, nothing, nothing, np.zeros(0, np.bool_)
     sender = prepared.origins.sender
     forward = kind[sender] == FORWARD
     boundary = stage[sender] - ~forward
@@ -61,7 +63,7 @@ def times_of(problem: SchedulingProblem, orders: Orders, prepared: PreparedOrder
         forward, problem.forward_occupancy_s[boundary, carried], problem.backward_occupancy_s[boundary, carried]
     )
     latency_s = np.where(forward, problem.forward_latency_s[boundary], problem.backward_latency_s[boundary])
-    return duration_s, occupancy_s, latency_s
+    return duration_s, occupancy_s, latency_s, np.zeros(len(sender), np.bool_)
 
 
 def makespan_s(problem: SchedulingProblem, orders: Orders) -> float:

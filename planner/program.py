@@ -15,7 +15,7 @@ from planner.gradient_sync import GradientSync
 from planner.plan import Plan
 from planner.scenario import Scenario
 from planner.schedules.orders import KINDS
-from planner.step_tables import SYNC
+from planner.step_tables import SYNC, UPDATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class DeviceProgram:
         stage: Index of its stage, of the first one if it holds several.
         work: Its actions in order.
         synchronisations: Gradient sums after the last action, in order.
+        update_s: What the profile says of the optimizer's update after them, seconds.
     """
 
     device: str
@@ -90,6 +91,7 @@ class DeviceProgram:
     stage: int
     work: tuple[Work, ...]
     synchronisations: tuple[GradientSync, ...]
+    update_s: float = 0.0
 
     # Both backends make their rows here, so that they are the same rows. Times come last, in seconds of the run.
 
@@ -155,7 +157,8 @@ def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
         own = [work[action] for action in range(first, end) if action in work]
         pipeline, stage = int(step.pipeline[actor]), int(step.stage[actor])
         syncs = tuple(span.sync for span in step.spans if span.actor == actor)
-        programs[device] = DeviceProgram(device, pipeline, stage, tuple(own), syncs)
+        update_s = sum(step.actions.duration_s[first:end][step.actions.kind[first:end] == UPDATE].tolist())
+        programs[device] = DeviceProgram(device, pipeline, stage, tuple(own), syncs, update_s)
     return MappingProxyType(programs)
 
 
@@ -190,7 +193,7 @@ def _work(step: CompiledStep, transfers: Mapping[int, Transfer]) -> dict[int, Wo
     rows = zip(*(column.tolist() for column in step.actions[1:]), strict=True)
     work = {}
     for action, (kind, pipeline, stage, microbatch, first, end, duration_s) in enumerate(rows):
-        if kind == SYNC:
+        if kind >= SYNC:
             continue
         receives = tuple(transfers[each] for each in received[first_received[action] : first_received[action + 1]])
         sends = tuple(transfers[each] for each in range(first_sent[action], first_sent[action + 1]))

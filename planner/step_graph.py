@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 
 class StepGraph(NamedTuple):
@@ -101,7 +102,13 @@ def walk(graph: StepGraph) -> tuple[Ints, Ints, Ints]:
 
 @njit(cache=True)
 def longest_path(
-    graph: StepGraph, sequence: Ints, acting: Ints, duration_s: Floats, occupancy_s: Floats, latency_s: Floats
+    graph: StepGraph,
+    sequence: Ints,
+    acting: Ints,
+    duration_s: Floats,
+    occupancy_s: Floats,
+    latency_s: Floats,
+    blocking: Flags,
 ) -> float:
     """Return the makespan on constant links that no two channels share, seconds.
 
@@ -112,7 +119,9 @@ def longest_path(
         duration_s: Of each action, [actions].
         occupancy_s: How long each message keeps its channel busy, [messages].
         latency_s: From a message's departure to its arrival, [messages].
+        blocking: Whether sender and receiver do nothing else while a message is on its way, [messages].
     """
+    handed_s = np.empty(len(graph.receiver))
     clock_s = np.zeros(len(graph.first_action) - 1)
     free_s = np.zeros(len(graph.channel_sender))
     arrival_s = np.empty(len(graph.receiver))
@@ -121,7 +130,10 @@ def longest_path(
         actor = acting[index]
         now_s = clock_s[actor]
         for place in range(graph.first_received[action], graph.first_received[action + 1]):
-            there_s = arrival_s[graph.received[place]]
+            message = graph.received[place]
+            there_s = arrival_s[message]
+            if blocking[message]:
+                there_s = max(there_s, now_s + there_s - handed_s[message])
             if there_s > now_s:
                 now_s = there_s
         now_s += duration_s[action]
@@ -132,15 +144,24 @@ def longest_path(
             departed_s += occupancy_s[message]
             free_s[channel] = departed_s
             arrival_s[message] = departed_s + latency_s[message]
+            handed_s[message] = now_s
+            if blocking[message]:
+                clock_s[actor] = max(clock_s[actor], departed_s)
     return clock_s.max() if len(clock_s) else 0.0
 
 
 @njit(cache=True)
 def longest_paths(
-    graph: StepGraph, sequence: Ints, acting: Ints, duration_s: Floats, occupancy_s: Floats, latency_s: Floats
+    graph: StepGraph,
+    sequence: Ints,
+    acting: Ints,
+    duration_s: Floats,
+    occupancy_s: Floats,
+    latency_s: Floats,
+    blocking: Flags,
 ) -> Floats:
-    """Return the makespans of many variants of one graph; the last three arguments have a row for each."""
+    """Return the makespans of many variants of one graph; the times have a row for each."""
     result = np.empty(len(duration_s))
     for row in range(len(duration_s)):
-        result[row] = longest_path(graph, sequence, acting, duration_s[row], occupancy_s[row], latency_s[row])
+        result[row] = longest_path(graph, sequence, acting, duration_s[row], occupancy_s[row], latency_s[row], blocking)
     return result

@@ -1,6 +1,6 @@
 """The network of a run: lines that need no events, and links that are shared."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import simpy
@@ -21,7 +21,8 @@ class Network:
     Args:
         environment: The clock.
         scenario: Gives links, outages and what TCP makes of them.
-        pairs: Ordered pairs of devices that may talk; a line is the index of its pair.
+        pairs: Ordered pairs of devices that may talk, and whether what they send needs events even where nobody
+            shares their links; a line is the place of its pair.
         connections: TCP connections between devices of different regions.
         deliver: Called with each parcel that has departed, and the times of its departure and arrival.
         settled: Called when all that depart at one time have.
@@ -31,7 +32,7 @@ class Network:
         self,
         environment: simpy.Environment,
         scenario: Scenario,
-        pairs: Sequence[tuple[str, str]],
+        pairs: Mapping[tuple[str, str], bool],
         connections: int,
         deliver: Callable[[Parcel, float, float], None],
         settled: Callable[[], None],
@@ -40,12 +41,15 @@ class Network:
         self._scenario = scenario
         self._deliver = deliver
         self.number = {pair: line for line, pair in enumerate(pairs)}
-        self.routes = find_routes(pairs, scenario, connections)
+        self.routes = find_routes(list(pairs), scenario, connections)
         users: dict[str, int] = {}
         for route in self.routes:
             for link in route.binding:
                 users[link.name] = users.get(link.name, 0) + 1
-        exclusive = [all(users[link.name] == 1 for link in route.binding) for route in self.routes]
+        exclusive = [
+            not eventful and all(users[link.name] == 1 for link in route.binding)
+            for route, eventful in zip(self.routes, pairs.values(), strict=True)
+        ]
         self.lines = _exclusive_lines(self.routes, exclusive, scenario)
         shared = [route for route, mode in zip(self.routes, self.lines.mode, strict=True) if mode == SHARED]
         self._groups = _share_groups(environment, shared, scenario, settled)

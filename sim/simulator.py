@@ -6,6 +6,7 @@ from planner.check import check_plan
 from planner.plan import Plan
 from planner.policy import Policy
 from planner.scenario import Scenario
+from sim.foreseen import fault_events
 from sim.world import World
 from traces.errors import RunError
 
@@ -29,5 +30,7 @@ class Simulator:
                 f"the run stalls at {world.now_s:.3f} s: {', '.join(world.waiting)} wait for bytes that "
                 "never arrive; does a link stay at rate zero, or a device never return?"
             )
+        for event in (*world.updates, *fault_events(scenario, world.now_s)):
+            world.recorder.add(event)
         decisions = tuple(adaptation.decisions) if adaptation is not None else ()
         return RunRecord("simulated", scenario, plan, world.recorder.log(), decisions)

@@ -12,12 +12,15 @@ from planner.events import Event, EventKind
 from planner.plan import Plan
 from planner.policy import DECISION_LAG_STEPS
 from planner.scenario import Scenario
-from sim.advance import SHARED, advance
+from planner.update_exchange import update_edges
+from sim.advance import SHARED, advance, hand_over
 from sim.connection import Parcel
 from sim.devices import make_devices
+from sim.dynamic import DynamicStep
 from sim.network import Network
 from sim.recorder import Recorder
 from sim.steps import StepUnderWay, begin_step
+from sim.updates import Updates
 
 
 class World:
@@ -43,8 +46,13 @@ class World:
         )
         self.recorder = Recorder(plan.devices, {leader: group[1:] for leader, group in groups.items() if group[1:]})
         self._under_way: dict[int, StepUnderWay] = {}
+        self._dynamic: dict[int, DynamicStep] = {}
         self._known_steps = DECISION_LAG_STEPS if adaptation is not None else steps
         self._undecided: dict[int, list[int]] = {}
+        edges = update_edges(plan, scenario)
+        self._updates = Updates(edges, plan.synchronisation, self.actors)
+        self._update_line = [self.network.number[edge.sender, edge.receiver] for edge in edges]
+        self._bounded: list[tuple[int, int]] = []
         self._ready: deque[tuple[int, list[int]]] = deque()
         self._working = False
         self.unfinished_actors = len(self.actors)
@@ -74,17 +82,53 @@ class World:
         elif step >= self._known_steps:
             self._undecided.setdefault(step, []).extend(actors)
         else:
+            if self._update_line:
+                actors = [actor for actor in actors if self._may_begin(step, actor)]
             under_way = self._step(step)
             under_way.begun_s[actors] = self._devices.clock_s[actors]
-            self._ready.append((step, list(actors)))
+            dynamic = self._dynamic.get(step)
+            if dynamic is None:
+                self._ready.append((step, list(actors)))
+            else:
+                for actor in actors:
+                    dynamic.begin(actor)
             for actor in actors if under_way.unposted else ():
                 self._post(under_way, actor)
+
+    def _may_begin(self, step: int, actor: int) -> bool:
+        """Whether what an actor has received lets it begin a step; its clock moves to when it did."""
+        may_begin_s = self._updates.may_begin_s(actor, step)
+        if may_begin_s is None:
+            self._bounded.append((step, actor))
+            return False
+        self._devices.clock_s[actor] = max(self._devices.clock_s[actor], may_begin_s)
+        self._updates.begin(actor, float(self._devices.clock_s[actor]))
+        return True
 
     def _step(self, step: int) -> StepUnderWay:
         if step not in self._under_way:
             plan = self._plan if self._adaptation is None else self._adaptation.plan_for(step)
-            self._under_way[step] = begin_step(step, plan, self._scenario, self.network)
+            under_way = self._under_way[step] = begin_step(step, plan, self._scenario, self.network)
+            if plan.order == "dynamic":
+                self._dynamic[step] = self._choosing(step, plan, under_way)
         return self._under_way[step]
+
+    def _choosing(self, step: int, plan: Plan, under_way: StepUnderWay) -> DynamicStep:
+        """The devices of a step in which they choose for themselves."""
+
+        def send(message: int, now_s: float) -> None:
+            graph, times, state = under_way.compiled.graph, under_way.times, under_way.state
+            if hand_over(graph, times, self.network.lines, state, message, now_s):
+                dynamic.arrive(message)
+            else:
+                self._send(step, under_way, message)
+
+        def finish(actor: int) -> None:
+            self._ready.append((step, [actor]))
+            self._work()
+
+        dynamic = DynamicStep(self.environment, plan, self._scenario, under_way, self._devices, send, finish)
+        return dynamic
 
     def _work(self) -> None:
         """Let everybody who is ready go on, step by step, until all of them wait."""
@@ -106,11 +150,19 @@ class World:
             )
             for message in shared.tolist():
                 self._send(step, under_way, message)
+            for actor in finished.tolist() if self._update_line else ():
+                for edge, parcel in self._updates.finish(actor, float(self._devices.clock_s[actor])):
+                    self.network.send(self._update_line[edge], parcel)
             if len(finished):
                 self._enter(step + 1, finished.tolist())
                 under_way.unfinished -= len(finished)
                 self._finish(step, under_way)
         self._working = False
+
+    @property
+    def updates(self) -> list[Event]:
+        """Updates that pipelines applied, with their staleness."""
+        return self._updates.events()
 
     def _send(self, step: int, under_way: StepUnderWay, message: int) -> None:
         graph = under_way.compiled.graph
@@ -136,22 +188,47 @@ class World:
             self.network.send(line, parcel)
 
     def _deliver(self, parcel: Parcel, departed_s: float, arrived_s: float) -> None:
+        if parcel.message < 0:
+            self._apply(parcel, departed_s, arrived_s)
+            return
         under_way = self._under_way[parcel.step]
         state = under_way.state
         state.departed_s[parcel.message] = departed_s
         state.arrival_s[parcel.message] = arrived_s
         actor = int(state.waiting[parcel.message])
-        if actor >= 0:
+        if parcel.step in self._dynamic and actor < 0:
+            self._dynamic[parcel.step].arrive(parcel.message)
+        elif actor >= 0:
             state.waiting[parcel.message] = -1
             self._ready.append((parcel.step, [actor]))
+        if under_way.times.blocking[parcel.message]:
+            self._release(parcel.step, under_way, parcel.message, departed_s)
         under_way.unfinished -= 1
         self._finish(parcel.step, under_way)
+
+    def _apply(self, parcel: Parcel, departed_s: float, arrived_s: float) -> None:
+        """Take an update that another pipeline sent, and let those begin who waited for it."""
+        self.recorder.add(self._updates.sent(parcel, departed_s))
+        actor = self._updates.arrive(parcel, arrived_s)
+        waiting = [step for step, other in self._bounded if other == actor]
+        self._bounded = [(step, other) for step, other in self._bounded if other != actor]
+        for step in waiting:
+            self._enter(step, [actor])
+
+    def _release(self, step: int, under_way: StepUnderWay, message: int, departed_s: float) -> None:
+        """Let a sender go on that did nothing but send."""
+        actor = int(under_way.compiled.actions.actor[under_way.compiled.messages.sender[message]])
+        self._devices.clock_s[actor] = max(self._devices.clock_s[actor], departed_s)
+        under_way.state.sending[actor] -= 1
+        if not under_way.state.sending[actor]:
+            self._ready.append((step, [actor]))
 
     def _finish(self, step: int, under_way: StepUnderWay) -> None:
         """When a step is over, write it down and let the policy see it."""
         if under_way.unfinished:
             return
         del self._under_way[step]
+        self._dynamic.pop(step, None)
         events = self.recorder.finish(step, under_way.compiled, under_way.state)
         if self._adaptation is None:
             return
@@ -172,16 +249,19 @@ def _unfinished(under_way: StepUnderWay) -> list[int]:
     return np.flatnonzero(begun & (under_way.state.position < graph.first_action[1:])).tolist()
 
 
-def _pairs(plan: Plan, scenario: Scenario, adaptation: Adaptation | None) -> list[tuple[str, str]]:
-    """Ordered pairs of devices that may talk; a policy may change which replicas of neighbouring stages do."""
+def _pairs(plan: Plan, scenario: Scenario, adaptation: Adaptation | None) -> dict[tuple[str, str], bool]:
+    """Ordered pairs of devices that may talk, and whether they send updates, which are outside of every step.
+
+    A policy may change which replicas of neighbouring stages talk.
+    """
     compiled = compile_step(plan, scenario)
     graph, actors = compiled.graph, compiled.actors
     talking = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)
-    pairs = dict.fromkeys((actors[sender], actors[receiver]) for sender, receiver in talking)
-    if adaptation is not None:
-        for pipeline in plan.pipelines:
-            for left, right in zip(pipeline.stages, pipeline.stages[1:], strict=False):
-                for one in left.replicas:
-                    for other in right.replicas:
-                        pairs |= {(one.device, other.device): None, (other.device, one.device): None}
-    return [pair for pair in pairs if pair[0] != pair[1]]
+    pairs = {(actors[sender], actors[receiver]): False for sender, receiver in talking}
+    for pipeline in plan.pipelines if adaptation is not None else ():
+        for left, right in zip(pipeline.stages, pipeline.stages[1:], strict=False):
+            for one in left.replicas:
+                for other in right.replicas:
+                    pairs |= {(one.device, other.device): False, (other.device, one.device): False}
+    pairs |= {(edge.sender, edge.receiver): True for edge in update_edges(plan, scenario)}
+    return {pair: eventful for pair, eventful in pairs.items() if pair[0] != pair[1]}

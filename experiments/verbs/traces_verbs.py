@@ -10,6 +10,8 @@ from traces import generate as generation
 from traces.errors import InputError
 from traces.files import format_of_suffix, read_trace, write_trace
 from traces.formats import FORMATS
+from traces.preemption_files import is_preemption, read_preemption
+from traces.preemption_statistics import describe_preemption
 from traces.resample import resampled
 from traces.sparkline import sparkline
 from traces.statistics import TraceStatistics, describe
@@ -22,8 +24,8 @@ def show(path: Path, *, loops: bool = True, as_json: bool = False, plot: Path | 
     """Describe a trace file.
 
     Args:
-        path: The file, in any format.
-        loops: Whether the trace starts again after its end.
+        path: The file, in any format; of a link, or of pre-emptions.
+        loops: Whether the trace of a link starts again after its end.
         as_json: JSON, in SI units, instead of text.
         plot: PNG file to draw the rates into; None for no picture.
 
@@ -32,6 +34,10 @@ def show(path: Path, *, loops: bool = True, as_json: bool = False, plot: Path | 
     """
     if plot is not None and plot.suffix != ".png":
         raise InputError(f"'{plot}' is not a PNG file", where="--plot", valid="let its name end in .png")
+    if is_preemption(path):
+        if plot is not None:
+            raise InputError("a trace of pre-emptions has no rates to draw", where="--plot", valid="leave it out")
+        return _show_preemption(path, as_json)
     trace = read_trace(path, loops=loops)
     if plot is not None:
         # Here and not above: matplotlib takes longer to load than everything else that the command does.
@@ -42,6 +48,22 @@ def show(path: Path, *, loops: bool = True, as_json: bool = False, plot: Path | 
     if as_json:
         return json.dumps({"path": str(path), "loops": loops, **asdict(statistics)}, indent=2)
     return "\n".join((f"{path}", sparkline(trace), *_table(statistics, loops)))
+
+
+def _show_preemption(path: Path, as_json: bool) -> str:
+    trace = read_preemption(path)
+    found = describe_preemption(trace)
+    if as_json:
+        return json.dumps({"path": str(path), **asdict(found)}, indent=2)
+    between = f"{found.mean_between_departures_s:.4g} s" if found.mean_between_departures_s is not None else "-"
+    rows = (
+        ("duration", f"{found.duration_s:g} s, then who is there stays"),
+        ("nodes", f"{found.nodes:,}, {found.mean_count:.4g} at a time ({found.least_count} to {found.most_count})"),
+        ("arrivals", f"{found.arrivals:,}"),
+        ("departures", f"{found.departures:,}, one every {between}" if found.departures else "0"),
+        ("time without any", f"{found.empty_share:.3g} of the whole"),
+    )
+    return "\n".join((f"{path}", *(f"{name:<24}  {value}" for name, value in rows)))
 
 
 def convert(source: Path, target: Path, *, to: str | None = None, step_s: float | None = None) -> str:

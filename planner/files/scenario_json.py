@@ -16,6 +16,7 @@ import numpy as np
 from planner.cluster import Cluster, Device, Link
 from planner.effects import ComputeEffects, Effects, NetworkEffects, Slowdown, Straggler
 from planner.faults import Absence, Fault, Hang, LinkOutage
+from planner.memory_effects import MemoryEffects
 from planner.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario import ModelCode, Optimizer, Scenario, Training
 from planner.size_curve import SizeCurve
@@ -116,7 +117,7 @@ def _effects(data: dict[str, Any]) -> Effects:
         ),
     }
     network = NetworkEffects(**_infinite_where_null(data["network"], "window_bytes"))
-    return Effects(network, ComputeEffects(**{**compute, **made}))
+    return Effects(network, ComputeEffects(**{**compute, **made}), MemoryEffects(**data.get("memory", {})))
 
 
 def _fault(data: dict[str, Any]) -> Fault:

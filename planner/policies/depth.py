@@ -66,7 +66,7 @@ class DepthPolicy:
             self._paths[seen.source, seen.target] = SteadyPath(1 / seconds_per_bit, latency_s)
         programs = compile_plan(observation.plan, self._scenario)
         for device, compute_s in observation.compute_s:
-            planned_s = sum(work.duration_s for work in programs[device].work)
+            planned_s = programs[device].update_s + sum(work.duration_s for work in programs[device].work)
             if planned_s > 0:
                 before_ratio = self._slowdown.get(device, compute_s / planned_s)
                 self._slowdown[device] = _mean(compute_s / planned_s, before_ratio)

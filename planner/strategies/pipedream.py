@@ -17,10 +17,10 @@ from functools import cache
 from itertools import accumulate, pairwise
 from math import ceil, inf
 
-from planner.steady_path import nominal_path
 from planner.microbatching import even_microbatches
 from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario import Scenario
+from planner.steady_path import nominal_path
 
 
 def pipedream(scenario: Scenario) -> Plan:

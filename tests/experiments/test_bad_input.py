@@ -81,6 +81,59 @@ def test_a_wrong_scenario(case: str, tmp_path: Path) -> None:
     assert_refused(["simulate", path, "-o", tmp_path / "run"], tmp_path, *expected)
 
 
+TRAINING = "training: {global_batch: 8, microbatch: 2}\n"
+
+BAD_FORESEEN = {
+    "unknown effect": (
+        "effects: {network: {windw: 4 MB}}",
+        ["small.yaml:14", "network.windw", "did you mean 'window'"],
+    ),
+    "no share": ("effects: {network: {payload_efficiency: 95}}", ["effects.network", "efficiency 95", "1 at most"]),
+    "jitter of anything": ("effects: {compute: {jitter: a lot}}", ["effects.compute.jitter", "'a lot'", "number"]),
+    "unknown straggler": (
+        "effects: {compute: {stragglers: [{device: middle, factor: 2}]}}",
+        ["stragglers[0].device", "'middle'", "valid: left, right"],
+    ),
+    "no file of speeds": (
+        "effects: {compute: {slowdowns: [{device: left, file: speed.csv}]}}",
+        ["slowdowns[0]", "speed.csv", "cannot be read"],
+    ),
+    "unknown device": ("faults: [{device: lft, leaves: 3 s}]", ["small.yaml:14", "faults[0].device", "mean 'left'"]),
+    "unknown link": (
+        "faults: [{link: 'west->est', out: 3 s, back: 5 s}]",
+        ["faults[0].link", "'west->est'", "did you mean 'west->east'"],
+    ),
+    "returns before": ("faults: [{device: left, leaves: 3 s, returns: 1 s}]", ["faults[0]", "from 3 s to 1 s"]),
+    "no unit": ("faults: [{device: left, leaves: 3}]", ["faults[0].leaves", "3 has no unit", "for example"]),
+    "half a fault": ("faults: [{device: left, returns: 3 s}]", ["faults[0]", "'device', 'returns'", "'leaves'"]),
+    "no pre-emptions": ("faults: [{preemption: spot.csv}]", ["faults[0].preemption", "spot.csv", "cannot be read"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FORESEEN)
+def test_wrong_effects_and_faults(case: str, tmp_path: Path) -> None:
+    more, expected = BAD_FORESEEN[case]
+    path = write(tmp_path, (TRAINING, f"{TRAINING}{more}\n"))
+    assert_refused(["simulate", path, "-o", tmp_path / "run"], tmp_path, *expected)
+
+
+BAD_PREEMPTIONS = {
+    "a node twice": (b"0,add,a\n5,add,a\n", [":2", "'a' arrives but is there already"]),
+    "time going backwards": (b"5,add,a\n0,add,b\n", [":2", "0.005 s to 0 s", "not fall"]),
+    "no counts": (b'{"gap_seconds": 60, "data": [1, "two"]}', ["data[1]", "not a number"]),
+    "no gap": (b'{"metadata": {"gap_seconds": -5}, "data": [1]}', ["metadata.gap_seconds", "not negative"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PREEMPTIONS)
+def test_a_wrong_trace_of_pre_emptions(case: str, tmp_path: Path) -> None:
+    content, expected = BAD_PREEMPTIONS[case]
+    (tmp_path / "spot").write_bytes(content)
+    path = write(tmp_path, (TRAINING, f"{TRAINING}faults: [{{preemption: spot}}]\n"))
+    assert_refused(["simulate", path], tmp_path, "faults[0].preemption", "spot", *expected)
+    assert_refused(["traces", "show", tmp_path / "spot"], tmp_path, "spot", *expected)
+
+
 def write_trace(folder: Path, content: bytes) -> Path:
     (folder / "link.trace").write_bytes(content)
     return write(folder, ("bandwidth: 100 Mbit/s", "trace: {file: link.trace}"))
@@ -141,7 +194,47 @@ BAD_PLANS: dict[str, tuple[Callable[[dict], object], list[str]]] = {
     ),
     "other version": (lambda plan: plan.update(version=99), ["plan.json", "99", "make the plan again"]),
     "wrong type": (lambda plan: stage(plan, 0).update(in_flight="two"), ["stages[0].in_flight", "'two'", "integer"]),
+    "stages that share some devices": (
+        lambda plan: stage(plan, 1)["replicas"].append({"device": "left"}),
+        ["stages[1].replicas[1].device", "'left' is used twice", "all of their devices"],
+    ),
+    "partner elsewhere": (
+        lambda plan: (stage(plan, 0)["replicas"][0].update(partners=["right"]), plan["pipelines"][0]["stages"].pop()),
+        ["replicas[0].partners[0]", "in host 'right'", "in one host"],
+    ),
+    "unknown method": (
+        lambda plan: plan.update(synchronisation={"method": "asdg"}),
+        ["synchronisation.method", "'asdg'", "did you mean 'asgd'"],
+    ),
+    "exchanges that are never": (
+        lambda plan: plan.update(synchronisation={"method": "ma", "every": 0}),
+        ["synchronisation.every", "0 steps", "1 or more"],
+    ),
+    "a single pipeline that does not wait": (
+        lambda plan: plan.update(synchronisation={"method": "asgd"}),
+        ["synchronisation.method", "'asgd'", "single pipeline"],
+    ),
+    "no connection": (lambda plan: plan.update(connections=0), ["connections", "0 connections", "1 or more"]),
+    "unknown order": (lambda plan: plan.update(order="dynamo"), ["order", "'dynamo'", "did you mean 'dynamic'"]),
+    "no orders": (lambda plan: plan.update(schedule="explicit"), ["pipelines[0].orders", "for 0 workers", "2 workers"]),
+    "orders of another schedule": (
+        lambda plan: plan["pipelines"][0].update(orders=[["0F0"]]),
+        ["pipelines[0].orders", "'1f1b'", "'explicit'"],
+    ),
+    "no action": (
+        lambda plan: plan["pipelines"][0].update(orders=[["0F0"], ["1X0"]]),
+        ["plan.json:", "orders[1][0]", "'1X0' is not an action", "2F0"],
+    ),
+    "orders that wait in a circle": (
+        lambda plan: explicit(plan, ["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]),
+        ["pipelines[0].orders", "'left' has 0B0 next, which needs 1B0 of device 'right'", "'right' has 1F1 next"],
+    ),
 }
+
+
+def explicit(plan: dict, *orders: list[str]) -> None:
+    plan["pipelines"][0].update(orders=list(orders), microbatches=[4, 4])
+    plan.update(schedule="explicit")
 
 
 @pytest.mark.parametrize("case", BAD_PLANS)

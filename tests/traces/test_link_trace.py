@@ -112,3 +112,13 @@ def test_what_is_no_trace_is_refused(
 def test_an_input_error_survives_the_way_out_of_a_worker_process() -> None:
     error = pickle.loads(pickle.dumps(InputError("bad", where="here", valid="do this")))
     assert str(error) == "here: bad; do this"
+
+
+def test_a_trace_that_ends_is_none_that_loops() -> None:
+    trace = LinkTrace(np.zeros(1), np.ones(1), 1.0, loops=False)
+    ends = LinkTrace(np.zeros(1), np.ones(1), 1.0, loops=False, ends=True)
+    assert trace != ends
+    # What it answers after its end is what one that holds does.
+    assert ends.bits_between(0.0, 5.0) == trace.bits_between(0.0, 5.0)
+    with pytest.raises(InputError, match="both loops and ends"):
+        LinkTrace(np.zeros(1), np.ones(1), 1.0, ends=True)

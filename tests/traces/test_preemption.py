@@ -12,6 +12,7 @@ from traces.errors import InputError
 from traces.files import read_trace
 from traces.preemption import NodeChange, PreemptionTrace, trace_of_counts
 from traces.preemption_files import PREEMPTION_FORMATS, read_preemption, write_preemption
+from traces.preemption_statistics import PreemptionStatistics, describe_preemption
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -196,3 +197,19 @@ def test_published_traces(name: str, changes: int | None, most: int | None, last
     assert counts[-1] == last == len(trace.present_at(trace.duration_s))
     assert changes is None or len(trace.changes) == changes
     assert most is None or max(counts) == most
+
+
+def test_statistics() -> None:
+    trace = trace_of_counts([(0.0, 2), (10.0, 0), (15.0, 3)], 20.0)
+    assert describe_preemption(trace) == PreemptionStatistics(
+        duration_s=20.0,
+        nodes=3,
+        arrivals=5,
+        departures=2,
+        mean_between_departures_s=10.0,
+        mean_count=(20 + 15) / 20,
+        least_count=0,
+        most_count=3,
+        empty_share=0.25,
+    )
+    assert describe_preemption(PreemptionTrace((), 0.0)).mean_between_departures_s is None

@@ -40,6 +40,22 @@ def test_show_as_json_is_in_si_units(recorded: Path, tmp_path: Path) -> None:
     assert picture.exists()
 
 
+def test_show_describes_pre_emptions_too(tmp_path: Path) -> None:
+    path = tmp_path / "spot.csv"
+    path.write_text("0,add,node1\n0,add,node2\n6000,remove,node1\n8000,add,node3\n")
+    assert traces_verbs.show(path).splitlines() == [
+        str(path),
+        "duration                  8 s, then who is there stays",
+        "nodes                     3, 1.75 at a time (1 to 2)",
+        "arrivals                  3",
+        "departures                1, one every 8 s",
+        "time without any          0 of the whole",
+    ]
+    assert json.loads(traces_verbs.show(path, as_json=True))["departures"] == 1
+    with pytest.raises(InputError, match="no rates to draw"):
+        traces_verbs.show(path, plot=tmp_path / "x.png")
+
+
 def test_convert_goes_by_the_suffix_or_by_name(recorded: Path, tmp_path: Path) -> None:
     said = traces_verbs.convert(recorded, tmp_path / "out.mahi")
     assert said == (

@@ -1,0 +1,77 @@
+"""What a worker holds fits into the memory of its devices."""
+
+from collections.abc import Sequence
+
+from planner.actions import Kind
+from planner.memory import stage_bytes, state_bytes
+from planner.plan import Pipeline, Plan
+from planner.scenario import Scenario
+from traces.errors import InputError
+
+# The schedule that holds every microbatch at once, whatever depth a stage has.
+_HOLDS_ALL = "gpipe"
+
+
+def check_memory(pipeline: Pipeline, plan: Plan, scenario: Scenario, where: str) -> None:
+    """Refuse stages that do not fit into the devices that hold them, or that these were not profiled for.
+
+    Raises:
+        InputError: With what is needed, what is there, and how much is too much.
+    """
+    workers = pipeline.workers
+    for worker in range(max(workers) + 1):
+        held = [number for number, holder in enumerate(workers) if holder == worker]
+        place = f"{where}.stages[{held[0]}]"
+        _check_worker(pipeline, held, [microbatches_held(pipeline, plan, each) for each in held], scenario, place)
+
+
+def microbatches_held(pipeline: Pipeline, plan: Plan, stage: int) -> int:
+    """Return how many microbatches a stage holds at once, between their F and their I or B."""
+    count = len(pipeline.microbatches)
+    if not pipeline.orders:
+        return count if plan.schedule == _HOLDS_ALL else min(pipeline.stages[stage].in_flight, count)
+    held = most = 0
+    for action in pipeline.orders[pipeline.workers[stage]]:
+        if action.stage == stage and action.kind is not Kind.BACKWARD_WEIGHT:
+            held += 1 if action.kind is Kind.FORWARD else -1
+            most = max(most, held)
+    return most
+
+
+def _check_worker(
+    pipeline: Pipeline, stages: Sequence[int], held: Sequence[int], scenario: Scenario, where: str
+) -> None:
+    effects = scenario.effects.memory
+    holds = [pipeline.stages[number] for number in stages]
+    for index, replica in enumerate(holds[0].replicas):
+        degree = replica.tensor_parallel
+        kind = scenario.cluster.by_name[replica.device].kind
+        needed = states = workspace = 0
+        for stage, in_flight in zip(holds, held, strict=True):
+            first, end, samples = stage.first_layer, stage.end_layer, stage.most_samples(pipeline.microbatches)[index]
+            try:
+                scenario.model.at_degree(degree).times(first, end, kind, max(1, samples))
+            except InputError as error:
+                raise error.within(where) from None
+            needed += stage_bytes(scenario, first, end, samples, in_flight, degree)
+            states += state_bytes(scenario, first, end, degree)
+            largest = scenario.model.at_degree(degree).largest_activation_bytes(first, end)
+            workspace = max(workspace, round(effects.workspace_share * samples * largest))
+        device = min((scenario.cluster.by_name[name] for name in replica.devices), key=lambda each: each.memory_bytes)
+        activations, taken = needed - states, effects.framework_bytes + workspace
+        needed += taken
+        if needed > device.memory_bytes:
+            layers = " and ".join(f"{stage.first_layer} to {stage.end_layer - 1}" for stage in holds)
+            raise InputError(
+                f"layers {layers} need {_size(needed)} on device '{device.name}' ({_size(states)} of states, "
+                f"{_size(activations)} of activations of {' and '.join(map(str, held))} microbatches in flight"
+                f"{f', {_size(taken)} of the framework' if taken else ''}), which has {_size(device.memory_bytes)}",
+                where=where,
+                valid=f"free {needed - device.memory_bytes} bytes: fewer layers, smaller microbatches or less depth",
+            )
+
+
+def _size(size_bytes: int) -> str:
+    if size_bytes < 2**20:
+        return f"{size_bytes} B"
+    return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.2f} MiB"

@@ -1,0 +1,163 @@
+"""One step of a plan, compiled: its graph, and what each action and message in it is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from planner.gradient_sync import gradient_syncs
+from planner.graph_building import Origins, Workers, connect, trace_origins
+from planner.pipeline_costs import replica_times
+from planner.plan import Plan, Stage
+from planner.plan_orders import plan_orders
+from planner.plan_workers import plan_workers, starts
+from planner.scenario import Scenario
+from planner.schedules.orders import FORWARD
+from planner.step_graph import Floats, Ints, StepGraph
+from planner.step_tables import UPDATE, Actions, Messages, append, join_actions
+from planner.sync_actions import SyncSpan, sync_actions
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CompiledStep:
+    """A step in arrays. An actor is a device, or the devices of a tensor-parallel group, named by its first.
+
+    Attributes:
+        actors: Device names in rank order.
+        pipeline: Which each actor works for, [actors].
+        stage: The first one that each holds, [actors].
+        graph: What waits for what.
+        actions: What each action is, in the graph's order.
+        messages: What each message is, in the graph's order.
+        spans: The actors' parts in sums of gradients, actor by actor, in order.
+    """
+
+    actors: tuple[str, ...]
+    pipeline: Ints
+    stage: Ints
+    graph: StepGraph
+    actions: Actions
+    messages: Messages
+    spans: tuple[SyncSpan, ...]
+
+
+@lru_cache(maxsize=32)
+def compile_step(plan: Plan, scenario: Scenario) -> CompiledStep:
+    """Return one step of a plan that passes `planner.check.check_plan` for the scenario.
+
+    Remembered for the last plans: a step asks for its plan, a policy for its candidates at every step.
+    """
+    workers = plan_workers(plan, plan_orders(plan, scenario))
+    _, origins = trace_origins(workers)
+    places = _places(plan)
+    actors = tuple(places)
+    sums, exchanged, spans = sync_actions(gradient_syncs(plan, scenario), actors, scenario.training.element_bytes)
+    later = join_actions(sums, _updates(plan, scenario, places))
+    actions, messages, numbers = append(
+        _actions(plan, scenario, workers, origins), _messages(plan, scenario, workers, origins), later, exchanged
+    )
+    first_action = starts(np.bincount(actions.actor, minlength=len(actors)).tolist())
+    return CompiledStep(
+        actors,
+        np.array([pipeline for pipeline, _ in places.values()], np.int64),
+        np.array([stage for _, stage in places.values()], np.int64),
+        connect(first_action, actions.actor, messages.sender, messages.receiver),
+        actions,
+        messages,
+        tuple(span.moved(numbers) for span in spans),
+    )
+
+
+def _places(plan: Plan) -> dict[str, tuple[int, int]]:
+    """Device to its pipeline and the first stage that it holds, in rank order."""
+    places: dict[str, tuple[int, int]] = {}
+    for number, pipeline in enumerate(plan.pipelines):
+        for index, stage in enumerate(pipeline.stages):
+            for replica in stage.replicas:
+                places.setdefault(replica.device, (number, index))
+    return places
+
+
+def _stages(plan: Plan) -> list[Stage]:
+    return [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+
+
+def _actions(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins) -> Actions:
+    stage = workers.stage[origins.ordered]
+    microbatch = workers.microbatch[origins.ordered]
+    kind = workers.kind[origins.ordered]
+    worker = workers.stage_worker[stage]
+    replica = origins.actor - workers.first_actor[worker]
+    replicas = np.diff(workers.first_actor)[worker]
+    bound = workers.first_bound[stage] + microbatch * (replicas + 1) + replica
+    # A stage has three places for each microbatch and replica in the table of actions, and four durations here.
+    cell = workers.first_place[stage] // 3 + microbatch * replicas + replica
+    first_stage = starts(len(pipeline.stages) for pipeline in plan.pipelines)
+    pipeline = np.searchsorted(first_stage, stage, side="right") - 1
+    return Actions(
+        origins.actor,
+        kind,
+        pipeline,
+        stage - first_stage[pipeline],
+        microbatch,
+        workers.bounds[bound],
+        workers.bounds[bound + 1],
+        _durations_s(plan, scenario)[cell, kind],
+    )
+
+
+def _updates(plan: Plan, scenario: Scenario, places: Mapping[str, tuple[int, int]]) -> Actions:
+    """The optimizer's updates, of the actors whose profile knows how long they take."""
+    update_s = dict.fromkeys(places, 0.0)
+    for stage in _stages(plan):
+        for replica in stage.replicas:
+            kind = scenario.cluster.by_name[replica.device].kind
+            model = scenario.model.at_degree(replica.tensor_parallel)
+            update_s[replica.device] += model.update_s(stage.first_layer, stage.end_layer, kind)
+    rows = [(actor, place, update_s[name]) for actor, (name, place) in enumerate(places.items()) if update_s[name] > 0]
+    none = np.zeros(len(rows), np.int64)
+    return Actions(
+        np.array([actor for actor, _, _ in rows], np.int64),
+        np.full(len(rows), UPDATE, np.int8),
+        np.array([pipeline for _, (pipeline, _), _ in rows], np.int64),
+        np.array([stage for _, (_, stage), _ in rows], np.int64),
+        np.full(len(rows), -1, np.int64),
+        none,
+        none,
+        np.array([seconds for _, _, seconds in rows], np.float64),
+    )
+
+
+def _durations_s(plan: Plan, scenario: Scenario) -> Floats:
+    """Seconds of F, B, I and W for each stage, microbatch and replica, [cells, 4]."""
+    launch_s = scenario.effects.compute.launch_overhead_s
+    rows = []
+    for pipeline in plan.pipelines:
+        sizes, which = np.unique(np.array(pipeline.microbatches), return_inverse=True)
+        for stage in pipeline.stages:
+            times = [
+                [
+                    replica_times(scenario, stage, replica, end - first)
+                    for replica, (first, end) in zip(stage.replicas, stage.intervals(int(size)), strict=True)
+                ]
+                for size in sizes
+            ]
+            table = [
+                [
+                    (each.forward_s, each.backward_s, each.backward_input_s, each.backward_weight_s - launch_s)
+                    for each in row
+                ]
+                for row in times
+            ]
+            rows.append(np.array(table)[which].reshape(-1, 4) + launch_s)
+    return np.concatenate(rows)
+
+
+def _messages(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins) -> Messages:
+    output_bytes = [scenario.model.layers[stage.end_layer - 1].output_bytes for stage in _stages(plan)]
+    entry = origins.ordered[origins.sender]
+    # A gradient has the size of the output that it belongs to: that of the stage before.
+    boundary = workers.stage[entry] - (workers.kind[entry] != FORWARD)
+    size_bytes = (origins.end_sample - origins.first_sample) * np.array(output_bytes, np.int64)[boundary]
+    return Messages(origins.sender, origins.receiver, size_bytes, origins.first_sample, origins.end_sample)

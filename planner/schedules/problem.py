@@ -1,0 +1,74 @@
+"""What a scheduler knows of one pipeline: durations, transfers, memory, and which worker holds which stage."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SchedulingProblem:
+    """One step of one pipeline, to be put in order.
+
+    A worker runs its actions in order, one at a time. F of stage s needs the output of F of stage s - 1, I (or B) of
+    stage s the gradient of I (or B) of stage s + 1 and its own F, W its own I. A transfer is handed over when the
+    action that made it ends. The channel from one worker to another carries the activations and gradients of all
+    their stages one at a time, first come, first served: each keeps it busy for its occupancy and arrives one latency
+    later. Between stages of one worker nothing takes time. B is I and W in one action; its gradient leaves at its end.
+
+    Attributes:
+        workers: Stage to the worker that holds it; a worker is the replicas that share one order.
+        in_flight: Stage to the most microbatches that it may hold between the start of F and the end of I or B,
+            chosen by the plan; a schedule says whether it heeds them.
+        forward_s: Seconds of F, [stages, microbatches].
+        backward_input_s: Seconds of I, [stages, microbatches].
+        backward_weight_s: Seconds of W, [stages, microbatches].
+        forward_occupancy_s: Seconds for which an activation keeps the channel from stage s to s + 1 busy,
+            [stages - 1, microbatches].
+        backward_occupancy_s: Seconds for which a gradient keeps the channel from stage s + 1 to s busy,
+            [stages - 1, microbatches].
+        forward_latency_s: Seconds on the way from stage s to s + 1, [stages - 1].
+        backward_latency_s: Seconds on the way from stage s + 1 to s, [stages - 1].
+        activation_bytes: Bytes held from the start of F until the end of I or B, [stages, microbatches].
+        weight_bytes: Those of them that stay until the end of W, [stages, microbatches].
+        capacity_bytes: Bytes that activations may fill, [workers]; may be infinite.
+    """
+
+    workers: tuple[int, ...]
+    in_flight: tuple[int, ...]
+    forward_s: Floats
+    backward_input_s: Floats
+    backward_weight_s: Floats
+    forward_occupancy_s: Floats
+    backward_occupancy_s: Floats
+    forward_latency_s: Floats
+    backward_latency_s: Floats
+    activation_bytes: Floats
+    weight_bytes: Floats
+    capacity_bytes: Floats
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.workers)
+
+    @property
+    def microbatches(self) -> int:
+        """Number of microbatches."""
+        return int(self.forward_s.shape[1])
+
+    @property
+    def worker_count(self) -> int:
+        """Number of workers."""
+        return max(self.workers) + 1
+
+    def stages_of(self, worker: int) -> tuple[int, ...]:
+        """Return the stages that a worker holds, in order."""
+        return tuple(stage for stage, holder in enumerate(self.workers) if holder == worker)
+
+    def crossings(self) -> tuple[bool, ...]:
+        """Return for each boundary between stages s and s + 1 whether it lies between two workers."""
+        return tuple(left != right for left, right in pairwise(self.workers))

@@ -1,0 +1,87 @@
+"""Sums of gradients as actions that take no time themselves, and the messages between them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.gradient_sync import GradientSync
+from planner.step_graph import Ints
+from planner.step_tables import SYNC, Actions, Messages
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSpan:
+    """One actor's part in one sum of gradients: consecutive actions.
+
+    Attributes:
+        sync: What is summed.
+        actor: Who.
+        first_action: The first of its actions.
+        end_action: After the last one.
+        sent_bytes: What it sends in all of them.
+    """
+
+    sync: GradientSync
+    actor: int
+    first_action: int
+    end_action: int
+    sent_bytes: int
+
+    def moved(self, numbers: Ints) -> "SyncSpan":
+        """Return the span under the new numbers of the actions."""
+        first = int(numbers[self.first_action])
+        return replace(self, first_action=first, end_action=first + self.end_action - self.first_action)
+
+
+def sync_actions(
+    syncs: Sequence[GradientSync], actors: Sequence[str], element_bytes: int
+) -> tuple[Actions, Messages, list[SyncSpan]]:
+    """Return the actions and messages of all sums, actor by actor.
+
+    An exchange hands its part over at once and then waits, so what it waits for is received by the action after it;
+    an actor has one action more than exchanges.
+    """
+    index = {actor: number for number, actor in enumerate(actors)}
+    of_actor: list[list[GradientSync]] = [[] for _ in actors]
+    for sync in syncs:
+        for device in sync.devices:
+            of_actor[index[device]].append(sync)
+    acting: list[int] = []
+    sent: list[tuple[int, tuple[int, int, int, int], int]] = []
+    waiting: dict[tuple[int, int, int, int], int] = {}
+    spans = []
+    for actor, name in enumerate(actors):
+        for sync in of_actor[actor]:
+            exchanges = sync.exchanges(name)
+            first = len(acting)
+            for action, exchange in enumerate(exchanges, start=first):
+                if exchange.send_to is not None:
+                    key = (sync.first_layer, exchange.round, actor, index[sync.devices[exchange.send_to]])
+                    sent.append((action, key, exchange.send_elements * element_bytes))
+                if exchange.receive_from is not None:
+                    source = index[sync.devices[exchange.receive_from]]
+                    waiting[sync.first_layer, exchange.round, source, actor] = action + 1
+            acting += [actor] * (len(exchanges) + 1)
+            sent_bytes = sum(exchange.send_elements for exchange in exchanges) * element_bytes
+            spans.append(SyncSpan(sync, actor, first, len(acting), sent_bytes))
+    return _actions(acting), _messages(sent, waiting), spans
+
+
+def _actions(acting: list[int]) -> Actions:
+    count = len(acting)
+    nothing = np.full(count, -1, np.int64)
+    none = np.zeros(count, np.int64)
+    return Actions(
+        np.array(acting, np.int64), np.full(count, SYNC, np.int8), none, nothing, nothing, none, none, np.zeros(count)
+    )
+
+
+def _messages(
+    sent: list[tuple[int, tuple[int, int, int, int], int]], waiting: dict[tuple[int, int, int, int], int]
+) -> Messages:
+    sender = np.array([action for action, _, _ in sent], np.int64)
+    receiver = np.array([waiting[key] for _, key, _ in sent], np.int64)
+    size_bytes = np.array([size for _, _, size in sent], np.int64)
+    none = np.zeros(len(sent), np.int64)
+    return Messages(sender, receiver, size_bytes, none, none)

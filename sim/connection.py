@@ -1,0 +1,136 @@
+"""A line over shared links: messages leave in order, one at a time, and arrive after the latency."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import simpy
+
+from planner.effects import NetworkEffects
+from sim.alarm import Alarm
+from sim.flow import Flow
+from sim.routes import Route
+
+
+class Carrier(Protocol):
+    """Shared links that messages are started on."""
+
+    def start(self, flow: Flow) -> None:
+        """Let a message share the links from now on."""
+
+
+@dataclass(eq=False, slots=True)
+class Parcel:
+    """A message between its handing over and its arrival.
+
+    Attributes:
+        step: Of training.
+        message: Its number in the step's graph.
+        size_bytes: Payload.
+        ready_s: When it is handed over; may lie ahead of the clock.
+        posted_s: When the receiver posted its receive; minus infinity if that does not matter.
+    """
+
+    step: int
+    message: int
+    size_bytes: int
+    ready_s: float
+    posted_s: float = -math.inf
+
+
+class Connection:
+    """One direction between two devices.
+
+    Args:
+        environment: The clock.
+        route: Its links.
+        carrier: What shares them.
+        effects: What TCP does.
+        back_s: Latency of the way back, seconds.
+        deliver: Called with each parcel, and the times of its departure and arrival, when it has departed.
+    """
+
+    def __init__(
+        self,
+        environment: simpy.Environment,
+        route: Route,
+        carrier: Carrier,
+        effects: NetworkEffects,
+        back_s: float,
+        deliver: Callable[[Parcel, float, float], None],
+    ) -> None:
+        self._environment = environment
+        self._route = route
+        self._carrier = carrier
+        self._effects = effects
+        self._back_s = back_s
+        self._deliver = deliver
+        self._latency_sways = any(link.trace is not None and link.trace.latency_s is not None for link in route.path)
+        self._latency_s = sum(link.latency_s for link in route.path)
+        self._curves = [link.size_curve for link in route.path if link.size_curve is not None]
+        self._links = tuple(link.name for link in route.binding)
+        self._queue: deque[Parcel] = deque()
+        self._busy = False
+        self._departed_s = -math.inf
+        self._arrived_s = 0.0
+
+    def send(self, parcel: Parcel) -> None:
+        """Hand a parcel over; it leaves when those before it have."""
+        self._queue.append(parcel)
+        if not self._busy:
+            self._busy = True
+            self._next()
+
+    def _next(self) -> None:
+        """Start the first parcel in the queue when all that it waits for is there."""
+        parcel = self._queue[0]
+        now_s = self._environment.now
+        start_s = max(now_s, parcel.ready_s, parcel.posted_s + self._back_s)
+        if self._effects.cold_start and start_s - self._departed_s > self._effects.idle_s:
+            start_s += self._warming_s(parcel.size_bytes)
+        if start_s > now_s:
+            Alarm(self._environment, start_s, self._start)
+        else:
+            self._start()
+
+    def _start(self, _: Alarm | None = None) -> None:
+        size_bytes = self._queue[0].size_bytes
+        efficiency = self._effects.payload_efficiency
+        ceiling_bps = self._route.ceiling_bps
+        for curve in self._curves if size_bytes else ():
+            rate_bps = self._effects.share * curve.rate_bps(size_bytes) / efficiency
+            ceiling_bps = min(ceiling_bps, rate_bps / self._route.connections)
+        bits = 8 * size_bytes / efficiency
+        self._carrier.start(Flow(self._links, bits, self._route.connections, ceiling_bps, self._departed))
+
+    def _departed(self, now_s: float) -> None:
+        parcel = self._queue.popleft()
+        self._departed_s = now_s
+        latency_s = self._latency_s
+        if self._latency_sways:
+            latency_s = sum(link.latency_at_s(now_s) for link in self._route.path)
+        # Nothing overtakes, also where the latency falls.
+        self._arrived_s = max(self._arrived_s, now_s + latency_s)
+        if self._queue:
+            self._next()
+        else:
+            self._busy = False
+        self._deliver(parcel, now_s, self._arrived_s)
+
+    def _warming_s(self, size_bytes: int) -> float:
+        """Return what slow start costs a message: round trips with a small window, less what they carry.
+
+        The window doubles every round trip from its first size until it fills the path or the message is
+        through (RFC 5681); the message is taken to go at full rate from then on.
+        """
+        round_trip_s = sum(link.latency_s for link in self._route.path) + self._back_s
+        rate_bps = min(link.bandwidth_bps for link in self._route.path)
+        full_bytes = min(rate_bps * round_trip_s / 8, size_bytes)
+        first_bytes = self._effects.initial_window_bytes * self._route.connections
+        if full_bytes <= first_bytes:
+            return 0.0
+        rounds = math.ceil(math.log2(full_bytes / first_bytes + 1) - 1e-12)
+        carried_bytes = min(first_bytes * (2**rounds - 1), size_bytes)
+        return float(max(0.0, rounds * round_trip_s - 8 * carried_bytes / rate_bps))

@@ -1,0 +1,62 @@
+"""A step under way: its compiled form, what takes how long in it, and how far it has come."""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from planner.compiled_step import CompiledStep, compile_step
+from planner.evaluate import blocking_messages, message_times, nominal_paths
+from planner.plan import Plan
+from planner.scenario import Scenario
+from planner.step_graph import Floats
+from sim.advance import StepState, StepTimes, new_state
+from sim.connection import Parcel
+from sim.jitter import jitter_factors
+from sim.network import Network
+
+
+@dataclass(eq=False, slots=True)
+class StepUnderWay:
+    """One step of the run.
+
+    Attributes:
+        compiled: What is done.
+        times: How long it takes.
+        state: What has happened.
+        unfinished: Actors that have not finished it, and messages on shared lines that have not departed.
+        begun_s: When each actor began it, nan where it has not, [actors].
+        unposted: Parcels, with their lines, that wait for an actor to begin, by actor.
+    """
+
+    compiled: CompiledStep
+    times: StepTimes
+    state: StepState
+    unfinished: int
+    begun_s: Floats
+    unposted: dict[int, list[tuple[int, Parcel]]] = field(default_factory=dict)
+
+
+def begin_step(step: int, plan: Plan, scenario: Scenario, network: Network) -> StepUnderWay:
+    """Return a step of which nothing has happened."""
+    compiled = compile_step(plan, scenario)
+    times = _times(plan, scenario, network)
+    jitter = scenario.effects.compute.jitter
+    if jitter > 0:
+        factors = jitter_factors(scenario.effects.compute.seed, step, compiled.graph.actions, jitter)
+        times = times._replace(duration_s=times.duration_s * factors)
+    actors = compiled.graph.actors
+    return StepUnderWay(compiled, times, new_state(compiled.graph), actors, np.full(actors, np.nan))
+
+
+@lru_cache(maxsize=32)
+def _times(plan: Plan, scenario: Scenario, network: Network) -> StepTimes:
+    """What the actions and messages of every step of a plan take, jitter aside."""
+    compiled = compile_step(plan, scenario)
+    occupancy_s, latency_s = message_times(compiled, nominal_paths(plan, scenario))
+    graph, actors = compiled.graph, compiled.actors
+    pairs = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)
+    line = np.array([network.number[actors[sender], actors[receiver]] for sender, receiver in pairs], np.int64)
+    wire_bits = 8 * compiled.messages.size_bytes / scenario.effects.network.payload_efficiency
+    blocking = blocking_messages(compiled, scenario)
+    return StepTimes(compiled.actions.duration_s, occupancy_s, wire_bits, latency_s, line, blocking)
