@@ -5,19 +5,35 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from experiments.benches.accuracy import measure_accuracy
 from experiments.benches.adaptation import measure_adaptation
 from experiments.benches.fidelity import measure_fidelity
+from experiments.benches.measured_files import find_measured_files
 from experiments.benches.result import BenchResult
+from experiments.benches.simulator import measure_simulator
+from traces.errors import InputError
 from traces.naming import find_by_name
 
 Bench = Callable[[bool, Callable[[str], None]], BenchResult]
 
-BENCHES: Mapping[str, Bench] = {"fidelity": measure_fidelity, "adaptation": measure_adaptation}
+BENCHES: Mapping[str, Bench] = {
+    "accuracy": measure_accuracy,
+    "adaptation": measure_adaptation,
+    "fidelity": measure_fidelity,
+    "simulator": measure_simulator,
+}
 
 
-def bench(name: str, quick: bool, as_json: bool, tell: Callable[[str], None]) -> tuple[str, bool]:
+def bench(
+    name: str,
+    quick: bool,
+    as_json: bool,
+    tell: Callable[[str], None],
+    files: tuple[Path | None, Path | None, Path | None, Path | None, str] | None = None,
+) -> tuple[str, bool]:
     """Run a bench; return what to print and whether every check holds.
 
     Args:
@@ -25,8 +41,18 @@ def bench(name: str, quick: bool, as_json: bool, tell: Callable[[str], None]) ->
         quick: Fewer cases and steps.
         as_json: Whether to print JSON.
         tell: Takes a line about the progress.
+        files: For ``accuracy``: runs, times, sizes, network and the model's name, as `find_measured_files` takes them.
+
+    Raises:
+        InputError: There is no such bench, or it takes no files.
     """
-    result = find_by_name(name, BENCHES, "bench")(quick, tell)
+    chosen = find_by_name(name, BENCHES, "bench")
+    if files is None:
+        result = chosen(quick, tell)
+    elif name == "accuracy":
+        result = measure_accuracy(quick, tell, find_measured_files(*files))
+    else:
+        raise InputError(f"bench '{name}' takes no files", valid="--runs and what goes with it belong to 'accuracy'")
     holds = all(check.holds for check in result.checks)
     if not as_json:
         return result.text(), holds

@@ -27,6 +27,18 @@ PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan file mad
 StrategyOption = Annotated[
     str | None, typer.Option("--strategy", help="Make the plan with: ddp, megatron (default), pipedream.")
 ]
+ScheduleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--schedule",
+        help="Another order of actions: gpipe, 1f1b, interleaved-1f1b, zb-h1, zb-h2, zb-v, compact-zb, portfolio, "
+        "optimal.",
+    ),
+]
+DynamicOption = Annotated[bool, typer.Option("--dynamic", help="Each device takes the best action that is ready.")]
+OrdersOption = Annotated[
+    Path | None, typer.Option("--orders", help="Each worker's actions, in torch.distributed.pipelining's CSV.")
+]
 PolicyOption = Annotated[str, typer.Option("--policy", help="Adapt the plan as it runs: none, depth.")]
 StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Training steps.")]
 FolderOption = Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write the run into.")]
@@ -63,6 +75,9 @@ def demo(output: FolderOption = None, as_json: JsonOption = False) -> None:
 def plan(
     scenario: ScenarioArgument,
     strategy: StrategyOption = None,
+    schedule: ScheduleOption = None,
+    dynamic: DynamicOption = False,
+    orders: OrdersOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write the plan to.")] = None,
     torch_csv: Annotated[
         Path | None,
@@ -71,9 +86,10 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Turn a scenario into a plan. Example: ropebridge plan cloud-edge-end --strategy pipedream -o plan.json."""
+    from experiments.scenario_choice import Ordering
     from experiments.verbs.planning import plan as verb
 
-    print(verb(scenario, strategy, output, torch_csv, as_json))
+    print(verb(scenario, strategy, Ordering(schedule, dynamic, orders), output, torch_csv, as_json))
 
 
 @app.command()
@@ -81,16 +97,21 @@ def simulate(
     scenario: ScenarioArgument,
     plan: PlanOption = None,
     strategy: StrategyOption = None,
+    schedule: ScheduleOption = None,
+    dynamic: DynamicOption = False,
+    orders: OrdersOption = None,
     policy: PolicyOption = "none",
     steps: StepsOption = 20,
     output: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a plan in the model of its cluster. Example: ropebridge simulate two-regions --policy depth."""
+    from experiments.scenario_choice import Ordering
     from experiments.verbs.running import carry_out, present
     from sim.simulator import Simulator
 
-    record = carry_out(scenario, plan, strategy, policy, steps, output, lambda _: Simulator())
+    ordering = Ordering(schedule, dynamic, orders)
+    record = carry_out(scenario, plan, strategy, ordering, policy, steps, output, lambda _: Simulator())
     print(present(record, as_json))
 
 
@@ -99,6 +120,9 @@ def run(
     scenario: ScenarioArgument,
     plan: PlanOption = None,
     strategy: StrategyOption = None,
+    schedule: ScheduleOption = None,
+    dynamic: DynamicOption = False,
+    orders: OrdersOption = None,
     policy: PolicyOption = "none",
     compute: Annotated[
         ComputeChoice, typer.Option("--compute", help="Train the model, or move its bytes at the profile's pace.")
@@ -112,13 +136,15 @@ def run(
 ) -> None:
     """Run a plan for real, a process per device. Example: ropebridge run two-regions --compute paced --emulate-wan."""
     from executor.backend import TorchBackend
+    from experiments.scenario_choice import Ordering
     from experiments.verbs.running import carry_out, present
 
     def backend(folder: Path | None) -> TorchBackend:
         parameters = folder / "parameters.safetensors" if folder is not None else None
         return TorchBackend(compute.value, emulate_wan=emulate_wan, parameters=parameters)
 
-    record = carry_out(scenario, plan, strategy, policy, steps, output, backend)
+    ordering = Ordering(schedule, dynamic, orders)
+    record = carry_out(scenario, plan, strategy, ordering, policy, steps, output, backend)
     print(present(record, as_json))
 
 
@@ -146,14 +172,23 @@ def report(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to measure: fidelity, adaptation.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="What to measure: accuracy, adaptation, fidelity, schedules, simulator."),
+    ],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer cases and steps.")] = False,
+    runs: Annotated[Path | None, typer.Option("--runs", help="accuracy: folder of measured runs.")] = None,
+    times: Annotated[Path | None, typer.Option("--times", help="accuracy: layer times of their model.")] = None,
+    sizes: Annotated[Path | None, typer.Option("--sizes", help="accuracy: layer sizes of it.")] = None,
+    network: Annotated[Path | None, typer.Option("--network", help="accuracy: rates between their nodes.")] = None,
+    model: Annotated[str, typer.Option("--model", help="accuracy: the model's name in these files.")] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Measure ropebridge on this machine and hold it to its bars. Example: ropebridge bench fidelity --quick."""
     from experiments.bench import bench as verb
 
-    text, holds = verb(name, quick, as_json, _tell)
+    files = (runs, times, sizes, network, model)
+    text, holds = verb(name, quick, as_json, _tell, files if any(files) else None)
     print(text)
     if not holds:
         raise typer.Exit(1)
@@ -190,7 +225,10 @@ def traces_convert(
 
 @traces_app.command("generate")
 def traces_generate(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A preset (lte, satellite, ...) or a generator.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="What to measure: accuracy, adaptation, fidelity, schedules, simulator."),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
     duration: Annotated[str, typer.Option("--duration", help="Length, with its unit.")] = "600 s",
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed makes the same trace.")] = 0,

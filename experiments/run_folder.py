@@ -13,6 +13,7 @@ from planner.backend import RunRecord
 from planner.events import read_events, write_events
 from planner.files.plan_file import parse_plan, plan_json, read_plan, write_plan
 from planner.files.scenario_json import read_resolved_scenario, write_resolved_scenario
+from planner.memory_timeline import peak_memory_bytes
 from planner.metrics import measure
 from planner.policy import Decision
 from traces.errors import InputError
@@ -102,6 +103,7 @@ def summarise(record: RunRecord) -> dict[str, Any]:
         "strategy": record.plan.strategy,
         "schedule": record.plan.schedule,
         **asdict(measure(record)),
+        "peak_memory_bytes": peak_memory_bytes(record),
         "decisions": len(record.decisions),
         "losses": list(record.losses),
     }

@@ -1,14 +1,19 @@
 """Scenarios and plans as a person names them on the command line."""
 
 import os.path
+from dataclasses import dataclass
 from pathlib import Path
 
+from planner.actions import from_torch_csv
 from planner.check import check_plan
+from planner.files.documents import read_text
 from planner.files.plan_file import read_plan
 from planner.files.scenario_file import read_scenario
 from planner.files.scenario_json import read_resolved_scenario
 from planner.plan import Plan
+from planner.reschedule import with_orders, with_schedule
 from planner.scenario import Scenario
+from planner.schedules import SCHEDULES
 from planner.strategies import make_plan
 from traces.errors import InputError
 from traces.naming import find_by_name
@@ -41,20 +46,58 @@ def choose_scenario(name: str) -> Scenario:
     return read_scenario(find_by_name(name, ready_scenarios(), "scenario", where="SCENARIO"))
 
 
-def choose_plan(scenario: Scenario, plan: Path | None, strategy: str | None) -> Plan:
-    """Return the checked plan from a file, or the one that a strategy makes.
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """How a plan's actions are put in order, where not as its strategy says.
+
+    Attributes:
+        schedule: Name of a schedule, or None.
+        dynamic: Whether devices choose among what is ready.
+        orders: A file in torch's form with the actions of each worker, or None.
+    """
+
+    schedule: str | None = None
+    dynamic: bool = False
+    orders: Path | None = None
+
+
+def choose_plan(scenario: Scenario, plan: Path | None, strategy: str | None, ordering: Ordering = Ordering()) -> Plan:
+    """Return the checked plan from a file, or the one that a strategy makes, with the order that is asked for.
 
     Raises:
         InputError: Both are given, or the plan does not fit the scenario.
     """
     if plan is None:
-        return make_plan(strategy or DEFAULT_STRATEGY, scenario)
+        return _ordered(make_plan(strategy or DEFAULT_STRATEGY, scenario), scenario, ordering)
     if strategy is not None:
         raise InputError("both --plan and --strategy are given", valid="a plan has been made already: give one of them")
     chosen = read_plan(plan)
     try:
+        chosen = _ordered(chosen, scenario, ordering)
         check_plan(chosen, scenario)
     except InputError as error:
         origin = "" if chosen.scenario == scenario.name else f" (made for scenario '{chosen.scenario}')"
         raise error.within(f"{plan}{origin}") from None
     return chosen
+
+
+def _ordered(plan: Plan, scenario: Scenario, ordering: Ordering) -> Plan:
+    if ordering.orders is not None:
+        if ordering.schedule is not None or ordering.dynamic:
+            raise InputError(
+                "--orders is given with --schedule or --dynamic",
+                valid="a file of orders is a schedule: give one of them",
+            )
+        try:
+            ordered = with_orders(plan, from_torch_csv(read_text(ordering.orders)))
+            check_plan(ordered, scenario)
+        except InputError as error:
+            raise error.within(str(ordering.orders)) from None
+        return ordered
+    if ordering.schedule is None and not ordering.dynamic:
+        return plan
+    schedule = ordering.schedule or plan.schedule
+    find_by_name(schedule, SCHEDULES, "schedule", where="--schedule")
+    ordered = with_schedule(plan, scenario, schedule, "dynamic" if ordering.dynamic else "scheduled")
+    check_plan(ordered, scenario)
+    return ordered

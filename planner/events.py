@@ -28,8 +28,8 @@ class Event:
     A ``send`` lasts from the moment the bytes are handed over until the last one has left; a ``receive``
     from the moment the device has nothing else to do until the bytes are there (it is absent where they were
     there before). An ``update`` is the moment at which a pipeline applies what another one sent without waiting, in
-    the sender's step. A ``fault`` lasts while a device is gone or hangs, or a link is out. Times count from the start of
-    the run.
+    the sender's step. A ``fault`` lasts while a device is gone or hangs, or a link is out. Times count from the
+    start of the run.
 
     Attributes:
         kind: What happened.

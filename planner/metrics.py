@@ -1,12 +1,14 @@
-"""Throughput, bubbles, utilisation, WAN bytes and cost, from events: one piece of code for both backends."""
+"""Throughput, bubbles, utilisation, WAN bytes, staleness and cost, from events: one piece of code for both backends."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.backend import RunRecord
 from planner.cluster import Cluster
+from planner.event_log import EventLog, as_log
 from planner.events import Event, EventKind
 
 
@@ -22,6 +24,7 @@ class Metrics:
         utilisation: Busy share of each device's time.
         wan_bytes: Bytes sent between regions.
         cost_usd: Devices by the hour and links by the byte.
+        staleness: Mean over the updates that pipelines sent each other without waiting; 0 without any.
     """
 
     steps: int
@@ -31,6 +34,7 @@ class Metrics:
     utilisation: Mapping[str, float]
     wan_bytes: int
     cost_usd: float
+    staleness: float
 
 
 def measure(record: RunRecord) -> Metrics:
@@ -38,51 +42,66 @@ def measure(record: RunRecord) -> Metrics:
 
     A step ends when the last device has done its last compute or gradient sum of it.
     """
-    devices = record.plan.devices
-    work = [e for e in record.events if e.kind in (EventKind.COMPUTE, EventKind.SYNC)]
-    start_s = min(event.start_s for event in work)
-    ends_s = step_ends_s(record.events)
-    durations_s = [end - begin for begin, end in zip([start_s, *ends_s], ends_s, strict=False)]
-    later_s = durations_s[1:] or durations_s
+    log, devices = as_log(record.events), record.plan.devices
+    work = log.take(np.flatnonzero(log.is_a(EventKind.COMPUTE, EventKind.SYNC)))
+    start_s = float(work.columns["start_s"].min())
+    ends_s = step_ends_s(log)
+    durations_s = np.diff([start_s, *ends_s])
+    later_s = durations_s[1:] if len(durations_s) > 1 else durations_s
     total_s = ends_s[-1] - start_s
-    busy_s = dict.fromkeys(devices, 0.0)
-    for event in work:
-        if event.kind is EventKind.COMPUTE:
-            busy_s[event.device] += event.end_s - event.start_s
+    busy_s = _busy_s(log)
+    stale = log.columns["staleness"][log.is_a(EventKind.UPDATE)]
     return Metrics(
         steps=len(ends_s),
-        step_s=median(later_s),
-        samples_per_s=record.plan.global_batch * len(later_s) / sum(later_s),
+        step_s=float(np.median(later_s)),
+        samples_per_s=record.plan.global_batch * len(later_s) / float(later_s.sum()),
         bubble_ratio=1 - sum(busy_s.values()) / (len(devices) * total_s),
-        utilisation={device: busy / total_s for device, busy in busy_s.items()},
-        wan_bytes=wan_bytes(record.events, record.scenario.cluster),
-        cost_usd=_cost_usd(record.events, record.scenario.cluster, devices, total_s),
+        utilisation={device: busy_s.get(device, 0.0) / total_s for device in devices},
+        wan_bytes=wan_bytes(log, record.scenario.cluster),
+        cost_usd=_cost_usd(log, record.scenario.cluster, devices, total_s),
+        staleness=float(stale.mean()) if len(stale) else 0.0,
     )
 
 
 def step_ends_s(events: Sequence[Event]) -> list[float]:
     """Return when each step ended, in seconds from the start of the run."""
-    ends: defaultdict[int, float] = defaultdict(float)
-    for event in events:
-        if event.kind in (EventKind.COMPUTE, EventKind.SYNC):
-            ends[event.step] = max(ends[event.step], event.end_s)
-    return [ends[step] for step in sorted(ends)]
+    log = as_log(events)
+    rows = log.is_a(EventKind.COMPUTE, EventKind.SYNC)
+    steps, which = np.unique(log.columns["step"][rows], return_inverse=True)
+    ends_s = np.zeros(len(steps))
+    np.maximum.at(ends_s, which, log.columns["end_s"][rows])
+    return ends_s.tolist()
 
 
 def wan_bytes(events: Sequence[Event], cluster: Cluster) -> int:
     """Return the bytes sent between regions."""
     return sum(
-        event.size_bytes
-        for event in events
-        if event.kind is EventKind.SEND and cluster.crosses_regions(event.device, event.peer)
+        size for (source, target), size in _sent_bytes(as_log(events)) if cluster.crosses_regions(source, target)
     )
 
 
-def _cost_usd(events: Sequence[Event], cluster: Cluster, devices: Sequence[str], total_s: float) -> float:
+def _busy_s(log: EventLog) -> dict[str, float]:
+    rows = log.is_a(EventKind.COMPUTE)
+    seconds = (log.columns["end_s"] - log.columns["start_s"])[rows]
+    sums = np.bincount(log.columns["device"][rows], weights=seconds, minlength=len(log.names))
+    return dict(zip(log.names, sums.tolist(), strict=True))
+
+
+def _sent_bytes(log: EventLog) -> list[tuple[tuple[str, str], int]]:
+    """Bytes from each device to each other one."""
+    rows = log.is_a(EventKind.SEND)
+    ends: NDArray[np.int64] = log.columns["device"][rows] * len(log.names) + log.columns["peer"][rows]
+    pairs, which = np.unique(ends, return_inverse=True)
+    sums = np.zeros(len(pairs), np.int64)
+    np.add.at(sums, which, log.columns["size_bytes"][rows])
+    named = [(log.names[pair // len(log.names)], log.names[pair % len(log.names)]) for pair in pairs.tolist()]
+    return list(zip(named, sums.tolist(), strict=True))
+
+
+def _cost_usd(log: EventLog, cluster: Cluster, devices: Sequence[str], total_s: float) -> float:
     rent = sum(cluster.by_name[device].price_per_hour for device in devices) * total_s / 3600
     traffic = sum(
-        event.size_bytes / 1e9 * sum(link.price_per_gb for link in cluster.path(event.device, event.peer))
-        for event in events
-        if event.kind is EventKind.SEND
+        size / 1e9 * sum(link.price_per_gb for link in cluster.path(source, target))
+        for (source, target), size in _sent_bytes(log)
     )
     return rent + traffic

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.memory import state_bytes
+from planner.memory import standing_bytes, state_bytes
 from planner.plan import Pipeline, Replica, Stage
 from planner.profile import ComputeTimes
 from planner.scenario import Scenario
@@ -129,13 +129,15 @@ def _capacity_bytes(pipeline: Pipeline, scenario: Scenario) -> Floats:
         largest = max(stages[0].most_samples(pipeline.microbatches))
         for index, samples in enumerate(stages[0].most_samples(pipeline.microbatches)):
             replica = stages[0].replicas[index]
-            free = scenario.cluster.by_name[replica.device].memory_bytes
-            free -= sum(worker_state_bytes(scenario, stage, replica) for stage in stages)
+            free = min(scenario.cluster.by_name[device].memory_bytes for device in replica.devices)
+            states = [_states(scenario, stage, replica) for stage in stages]
+            standing = [standing_bytes(scenario, stage, replica, samples) for stage in stages]
+            # Framework and workspace are there once, whatever the number of stages.
+            free -= sum(states) + max(every - own for every, own in zip(standing, states, strict=True))
             if samples:
                 capacity[worker] = min(capacity[worker], free * largest / samples)
     return capacity
 
 
-def worker_state_bytes(scenario: Scenario, stage: Stage, replica: Replica) -> int:
-    """Return the bytes of states that one stage leaves on each device of a replica."""
+def _states(scenario: Scenario, stage: Stage, replica: Replica) -> int:
     return state_bytes(scenario, stage.first_layer, stage.end_layer, replica.tensor_parallel)

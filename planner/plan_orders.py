@@ -3,21 +3,52 @@
 from planner.pipeline_costs import scheduling_problem
 from planner.plan import EXPLICIT, Plan
 from planner.scenario import Scenario
-from planner.schedules import SCHEDULES
+from planner.schedules import SCHEDULES, WHOLE
+from planner.schedules.dynamic import dynamic_orders
 from planner.schedules.orders import Orders
+from planner.schedules.problem import SchedulingProblem
 
 
 def plan_orders(plan: Plan, scenario: Scenario) -> list[Orders]:
     """Return the orders of each pipeline; with ``order: dynamic`` what its rule comes to on steady links."""
-    return [_pipeline_orders(plan, index, scenario) for index in range(len(plan.pipelines))]
+    made: dict[tuple[object, ...], Orders] = {}
+    orders = []
+    for pipeline in plan.pipelines:
+        if plan.schedule == EXPLICIT:
+            orders.append(Orders.from_actions(pipeline.orders))
+            continue
+        problem = scheduling_problem(pipeline, scenario)
+        # Pipelines that are copies of each other have one order.
+        key = _content(problem)
+        if key not in made:
+            made[key] = _make(plan, problem)
+        orders.append(made[key])
+    return orders
 
 
-def _pipeline_orders(plan: Plan, index: int, scenario: Scenario) -> Orders:
-    pipeline = plan.pipelines[index]
-    if plan.schedule == EXPLICIT:
-        return Orders.from_actions(pipeline.orders)
-    import inspect
+def _make(plan: Plan, problem: SchedulingProblem) -> Orders:
+    if plan.order == "dynamic":
+        return dynamic_orders(problem, split=plan.schedule not in WHOLE)
+    return SCHEDULES[plan.schedule](problem)
 
-    if len(inspect.signature(SCHEDULES[plan.schedule]).parameters) == 2:
-        return Orders.from_actions([SCHEDULES[plan.schedule](pipeline, s) for s in range(len(pipeline.stages))])
-    return SCHEDULES[plan.schedule](scheduling_problem(pipeline, scenario))
+
+def _content(problem: SchedulingProblem) -> tuple[object, ...]:
+    return (
+        problem.workers,
+        problem.in_flight,
+        *(
+            column.tobytes()
+            for column in (
+                problem.forward_s,
+                problem.backward_input_s,
+                problem.backward_weight_s,
+                problem.forward_occupancy_s,
+                problem.backward_occupancy_s,
+                problem.forward_latency_s,
+                problem.backward_latency_s,
+                problem.activation_bytes,
+                problem.weight_bytes,
+                problem.capacity_bytes,
+            )
+        ),
+    )

@@ -80,7 +80,7 @@ def append(
     receiver = numbers[np.concatenate((messages.receiver, later_messages.receiver + shift))]
     by_sender = np.argsort(sender, kind="stable")
     return (
-        Actions(*(column[by_actor] for column in every)),
-        Messages(*(column[by_sender] for column in (sender, receiver, *columns))),
+        Actions._make([column[by_actor] for column in every]),
+        Messages._make([column[by_sender] for column in (sender, receiver, *columns)]),
         numbers[shift:],
     )

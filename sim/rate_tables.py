@@ -42,7 +42,8 @@ class RateTable:
         """Return the table with rate 0 between two times of the run."""
         period_s = self.duration_s - self.repeat_from_s
         loops = math.isfinite(self.duration_s)
-        turns = max(0, math.ceil((end_s - self.repeat_from_s) / period_s)) if loops and math.isfinite(end_s) else 0
+        last_cut_s = end_s if math.isfinite(end_s) else start_s
+        turns = max(0, math.ceil((last_cut_s - self.repeat_from_s) / period_s)) if loops else 0
         pieces = list(zip(self.times_s, self.rates, strict=True))
         repeated = [piece for piece in pieces if piece[0] >= self.repeat_from_s]
         for turn in range(1, turns + 1):
@@ -166,7 +167,10 @@ def moved(tables: RateTables, table: int, start_s: float, end_s: float, ceiling:
 
 @njit(cache=True)
 def time_of(tables: RateTables, table: int, amount: float, start_s: float, ceiling: float) -> float:
-    """Return when ``amount`` has moved if it starts at ``start_s``; infinity if nothing moves for a day or for ever."""
+    """Return when ``amount`` has moved if it starts at ``start_s`` and no rate above ``ceiling`` counts.
+
+    Infinity if nothing moves for a day, or for ever.
+    """
     now_s = start_s
     if amount <= 0.0:
         return now_s

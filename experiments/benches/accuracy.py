@@ -17,8 +17,8 @@ from planner.calibration_fit import SIMULATED_SHARES, WORKSPACE_SHARES, Evidence
 from planner.importers.sailor import read_sailor
 from planner.importers.sailor_network import SailorNetwork
 from planner.importers.sailor_runs import MeasuredRun, read_sailor_runs
-from planner.memory import peak_bytes
 from planner.memory_effects import MemoryEffects
+from planner.memory_use import peak_bytes
 from planner.metrics import measure
 from sim.simulator import Simulator
 from traces.errors import InputError

@@ -2,36 +2,43 @@
 
 from pathlib import Path
 
-from experiments.scenario_choice import DEFAULT_STRATEGY, choose_scenario
+from experiments.scenario_choice import Ordering, choose_plan, choose_scenario
 from planner.actions import to_torch_csv
 from planner.evaluate import step_time_s
 from planner.files.plan_file import plan_json, write_plan
 from planner.plan import Plan
+from planner.plan_orders import plan_orders
 from planner.scenario import Scenario
-from planner.schedules import SCHEDULES
-from planner.strategies import make_plan
 from traces.atomic import write_text_atomically
 
 
-def plan(scenario_name: str, strategy: str | None, output: Path | None, torch_csv: Path | None, as_json: bool) -> str:
+def plan(
+    scenario_name: str,
+    strategy: str | None,
+    ordering: Ordering,
+    output: Path | None,
+    torch_csv: Path | None,
+    as_json: bool,
+) -> str:
     """Make a plan, write it if asked to, and return what to print: the plan, or a description of it.
 
     Args:
         scenario_name: A file or a ready scenario.
         strategy: Name of a strategy, or None.
+        ordering: Another schedule than the strategy's, or None of it.
         output: File for the plan, or None.
         torch_csv: File for the schedule of its first pipeline as torch.distributed.pipelining reads it, or None.
         as_json: Whether to return the plan itself.
     """
     scenario = choose_scenario(scenario_name)
-    made = make_plan(strategy or DEFAULT_STRATEGY, scenario)
+    made = choose_plan(scenario, None, strategy, ordering)
     if output is not None:
         write_plan(made, output)
     if torch_csv is not None:
-        pipeline = made.pipelines[0]
-        order = SCHEDULES[made.schedule]
-        ranks = [order(pipeline, stage) for stage in range(len(pipeline.stages))]
-        write_text_atomically(torch_csv, to_torch_csv(ranks))
+        orders = plan_orders(made, scenario)[0]
+        write_text_atomically(
+            torch_csv, to_torch_csv([orders.actions(worker) for worker in range(orders.worker_count)])
+        )
     return plan_json(made) if as_json else describe_plan(made, scenario)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.run_folder import new_folder, summarise, write_record
-from experiments.scenario_choice import choose_plan, choose_scenario
+from experiments.scenario_choice import Ordering, choose_plan, choose_scenario
 from planner.backend import Backend, RunRecord
 from planner.policies import make_policy
 
@@ -16,6 +16,7 @@ def carry_out(
     scenario_name: str,
     plan: Path | None,
     strategy: str | None,
+    ordering: Ordering,
     policy: str,
     steps: int,
     output: Path | None,
@@ -27,13 +28,14 @@ def carry_out(
         scenario_name: A file or a ready scenario.
         plan: A plan file, or None to make one with ``strategy``.
         strategy: Name of a strategy, or None.
+        ordering: Another schedule than the plan's, or None of it.
         policy: Name of a policy.
         steps: Training steps.
         output: The run folder, or None.
         make_backend: Makes the backend, given the folder that is being filled.
     """
     scenario = choose_scenario(scenario_name)
-    chosen = choose_plan(scenario, plan, strategy)
+    chosen = choose_plan(scenario, plan, strategy, ordering)
     chosen_policy = make_policy(policy, scenario)
     with new_folder(output) if output is not None else nullcontext() as folder:
         record = make_backend(folder).run(scenario, chosen, chosen_policy, steps)
@@ -58,6 +60,7 @@ def describe(summary: dict[str, Any]) -> str:
         f"  bubble       {100 * summary['bubble_ratio']:.1f} %",
         f"  WAN traffic  {summary['wan_bytes'] / 1e6:.1f} MB",
         f"  cost         {summary['cost_usd']:.4f} USD",
+        f"  memory       {max(summary['peak_memory_bytes'].values()) / 2**30:.2f} GiB on the fullest device",
         f"  decisions    {summary['decisions']}",
     ]
     if summary["losses"]:

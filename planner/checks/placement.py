@@ -37,8 +37,10 @@ def check_placement(pipeline: Pipeline, plan: Plan, where: str) -> None:
     workers = list(pipeline.workers)
     expected = expect(len(workers), max(workers) + 1)
     if workers != expected:
+        devices = ", ".join(stage.replicas[0].device for stage in pipeline.stages)
         raise InputError(
-            f"schedule '{plan.schedule}' cannot have its stages on workers {', '.join(map(str, workers))}",
+            f"schedule '{plan.schedule}' cannot have its stages on workers {', '.join(map(str, workers))} "
+            f"(devices {devices})",
             where=f"{where}.stages",
             valid=f"{rule}: {', '.join(map(str, expected))}; stages with the same devices are on one worker",
         )

@@ -1,15 +1,35 @@
-"""The orders in which a stage works, by name: one file each, with its picture and formula."""
+"""The orders in which workers act, by name: one file each, with its picture and formula."""
 
 from collections.abc import Callable, Mapping
 
-from planner.actions import Action
-from planner.plan import Pipeline
+from planner.schedules.compact_zb import compact_zb
 from planner.schedules.gpipe import gpipe
+from planner.schedules.interleaved import interleaved_one_f_one_b
 from planner.schedules.one_f_one_b import one_f_one_b
+from planner.schedules.optimal import optimal
+from planner.schedules.orders import Orders
+from planner.schedules.portfolio import portfolio
+from planner.schedules.problem import SchedulingProblem
+from planner.schedules.zb_h1 import zb_h1
+from planner.schedules.zb_h2 import zb_h2
+from planner.schedules.zb_v import zb_v
 
-Schedule = Callable[[Pipeline, int], tuple[Action, ...]]
+Schedule = Callable[[SchedulingProblem], Orders]
 
 # Schedules that hold every microbatch at once, whatever depth a stage has.
 HOLD_ALL = frozenset({"gpipe"})
 
-SCHEDULES: Mapping[str, Schedule] = {"gpipe": gpipe, "1f1b": one_f_one_b}
+# Schedules whose backwards are never split into I and W.
+WHOLE = frozenset({"gpipe", "1f1b", "interleaved-1f1b"})
+
+SCHEDULES: Mapping[str, Schedule] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved-1f1b": interleaved_one_f_one_b,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+    "zb-v": zb_v,
+    "compact-zb": compact_zb,
+    "portfolio": portfolio,
+    "optimal": optimal,
+}

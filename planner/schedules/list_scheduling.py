@@ -13,9 +13,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from planner.schedules.compiled import inner
 from planner.schedules.orders import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from planner.schedules.problem import Floats
-from planner.schedules.sequences import KIND_COUNT
+from planner.schedules.sequences import KIND_COUNT, encode
 from planner.schedules.tables import DOWN, UP, Ints, Tables
 from planner.schedules.transfers import arrive_s
 
@@ -77,7 +78,6 @@ def list_schedule(tables: Tables, rules: Rules, first: Ints, limit_s: float, seq
         limit_s: Seconds.
         sequence: Is filled with the actions as numbers, [actions].
     """
-    microbatches = len(rules.entry)
     state = _begin(tables)
     position, remaining_s = first[:-1].copy(), tables.load_s.copy()
     makespan_s = 0.0
@@ -94,7 +94,7 @@ def list_schedule(tables: Tables, rules: Rules, first: Ints, limit_s: float, seq
         duration_s = tables.duration_s[kind, stage, microbatch]
         _begin_action(tables, state, kind, stage, microbatch, state.wake_s[worker] + duration_s)
         remaining_s[worker] -= duration_s
-        sequence[position[worker]] = (stage * KIND_COUNT + kind) * microbatches + microbatch
+        sequence[position[worker]] = encode(stage, kind, microbatch)
         position[worker] += 1
         makespan_s = max(makespan_s, state.busy_s[worker])
     return makespan_s
@@ -116,7 +116,7 @@ def _begin(tables: Tables) -> _State:
     )
 
 
-@njit(cache=True)
+@inner
 def _choose(tables: Tables, rules: Rules, state: _State, worker: int, now_s: float) -> tuple[int, int]:
     """Return the kind and stage of what a worker does now; if there is nothing, set when it chooses again."""
     backward, forward, weight = _NONE, _NONE, _NONE
@@ -157,7 +157,7 @@ def _choose(tables: Tables, rules: Rules, state: _State, worker: int, now_s: flo
     return _NONE, _NONE
 
 
-@njit(cache=True)
+@inner
 def _fits(tables: Tables, state: _State, worker: int, stage: int, microbatch: int) -> bool:
     """Whether an F fits into memory with room kept for a microbatch in every later stage of its worker."""
     room_bytes = tables.capacity_bytes[worker]
@@ -168,7 +168,7 @@ def _fits(tables: Tables, state: _State, worker: int, stage: int, microbatch: in
     return bool(tables.activation_bytes[stage, microbatch] <= room_bytes)
 
 
-@njit(cache=True)
+@inner
 def _begin_action(tables: Tables, state: _State, kind: int, stage: int, microbatch: int, end_s: float) -> None:
     """Carry an action out: its worker is busy until its end, memory changes, and what it makes is under way."""
     worker = tables.worker[stage]
@@ -192,7 +192,7 @@ def _begin_action(tables: Tables, state: _State, kind: int, stage: int, microbat
             _send(tables, state, UP, stage, stage - 1, microbatch, end_s)
 
 
-@njit(cache=True)
+@inner
 def _send(
     tables: Tables, state: _State, direction: int, stage: int, target: int, microbatch: int, end_s: float
 ) -> None:

@@ -1,16 +1,123 @@
 """The best order there is, found and proved by a constraint solver (OR-tools CP-SAT): the measuring stick.
 
-Every F, I and W is an interval on its worker's time, every transfer one on its channel's. Microbatches keep their
-order in each stage and kind, which loses nothing where they are alike. B is left out: I and W in its place are never
-later. Heeds ``in_flight`` and memory. Proving takes tenths of a second for 4 stages and 8 microbatches, half a minute
-for 8 and 32.
+Every F, I and W is an interval on its worker's time, every transfer one on its channel's. Heeds ``in_flight`` and
+memory. Alike microbatches keep their order, which loses nothing; B is left out, since I and W in its place are never
+later. Proving takes tenths of a second for 4 stages and 8 microbatches, half a minute for 8 and 32.
 
-Durations become whole ticks. Where they have a common measure (all are whole milliseconds, say) nothing is lost;
-otherwise a tick is a 200,000th of the sum of all durations, and durations are rounded down so that the bound stays
-proved. The makespan given is always that of the orders at the exact durations.
+Times become whole ticks. Where they have a common measure (all are whole milliseconds, say) nothing is lost; otherwise
+a tick is a millionth of the time that the orders to start from take, and times are rounded down, so that the bound
+stays proved. Channels may carry transfers in any order here, which no order of actions might bring about where stages
+share a channel; the bound stays one. The makespan given is always that of the orders by the clock.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-
+from planner.actions import Action
+from planner.schedules.bounds import lower_bound_s
+from planner.schedules.compact_zb import compact_zb
+from planner.schedules.constraints import ScheduleModel, tick_s
+from planner.schedules.limits import is_within_limits
+from planner.schedules.orders import KINDS, Orders
+from planner.schedules.problem import SchedulingProblem
+from planner.schedules.timing import finish_s, start_times_s
+from planner.schedules.whole_backwards import split_backwards
+from traces.errors import InputError
 
 LIMIT_S = 60.0
+
+# Relative distance at which a makespan counts as its bound: what rounding to ticks may cost.
+_PROVED = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """What the solver found within its time.
+
+    Attributes:
+        orders: The best orders.
+        makespan_s: Theirs, seconds.
+        bound_s: No orders are faster, seconds.
+    """
+
+    orders: Orders
+    makespan_s: float
+    bound_s: float
+
+    @property
+    def gap_ratio(self) -> float:
+        """How much faster other orders could be at most, relative to the bound."""
+        return self.makespan_s / self.bound_s - 1 if self.bound_s else 0.0
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether no orders are faster."""
+        return self.gap_ratio <= _PROVED
+
+
+def optimal(problem: SchedulingProblem) -> Orders:
+    """Return the best orders that a minute finds.
+
+    Raises:
+        InputError: OR-tools is not installed, or a microbatch does not fit into a worker's memory.
+    """
+    return solve(problem).orders
+
+
+def solve(problem: SchedulingProblem, limit_s: float = LIMIT_S, threads: int = 2) -> Solution:
+    """Return the best orders that the solver finds in ``limit_s`` seconds, starting from compact zero bubble.
+
+    Raises:
+        InputError: OR-tools is not installed, or a microbatch does not fit into a worker's memory.
+    """
+    solver = _import_solver()
+    start = split_backwards(compact_zb(problem))
+    start_s, bound_s = finish_s(problem, start), lower_bound_s(problem)
+    if start_s <= bound_s * (1 + _PROVED):
+        return Solution(start, start_s, bound_s)
+    tick = tick_s(problem, start_s)
+    schedule = ScheduleModel(solver, problem, tick, round(start_s / tick), int(bound_s / tick * (1 - _PROVED)))
+    for action, when_s in zip(_actions(start), start_times_s(problem, start), strict=True):
+        schedule.model.add_hint(schedule.start[action], round(when_s / tick))
+    search = solver.CpSolver()
+    search.parameters.max_time_in_seconds = limit_s
+    search.parameters.num_workers = threads
+    status = search.solve(schedule.model)
+    bound_s = max(bound_s, search.best_objective_bound * tick)
+    found = start
+    if status in (solver.OPTIMAL, solver.FEASIBLE):
+        found = _by_start(problem, {action: search.value(when) for action, when in schedule.start.items()})
+    return _better(problem, start, found, bound_s)
+
+
+def _import_solver() -> Any:
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        raise InputError("schedule 'optimal' needs OR-tools", valid="install 'ropebridge[solve]'") from None
+    return cp_model
+
+
+def _actions(orders: Orders) -> list[tuple[int, int, int]]:
+    return list(zip(orders.kind.tolist(), orders.stage.tolist(), orders.microbatch.tolist(), strict=True))
+
+
+def _by_start(problem: SchedulingProblem, starts: Mapping[tuple[int, int, int], int]) -> Orders:
+    """Put actions in the order of their starts; where these are equal, a microbatch's F before its I before its W."""
+    rows: list[list[Action]] = [[] for _ in range(problem.worker_count)]
+    for kind, stage, microbatch in sorted(starts, key=lambda action: (starts[action], *action)):
+        rows[problem.workers[stage]].append(Action(stage, KINDS[kind], microbatch))
+    return Orders.from_actions(rows)
+
+
+def _better(problem: SchedulingProblem, start: Orders, found: Orders, bound_s: float) -> Solution:
+    """Return the faster orders by the clock; what was found may lose where rounding hid a wait."""
+    start_s = finish_s(problem, start)
+    try:
+        found_s = finish_s(problem, found)
+    except InputError:
+        return Solution(start, start_s, bound_s)
+    if found_s < start_s and is_within_limits(problem, found):
+        return Solution(found, found_s, bound_s)
+    return Solution(start, start_s, bound_s)

@@ -65,6 +65,20 @@ class SchedulingProblem:
         """Number of workers."""
         return max(self.workers) + 1
 
+    @property
+    def has_alike_microbatches(self) -> bool:
+        """Whether all microbatches take the same times and bytes."""
+        tables = (
+            self.forward_s,
+            self.backward_input_s,
+            self.backward_weight_s,
+            self.forward_occupancy_s,
+            self.backward_occupancy_s,
+            self.activation_bytes,
+            self.weight_bytes,
+        )
+        return all(bool(np.all(table == table[:, :1])) for table in tables)
+
     def stages_of(self, worker: int) -> tuple[int, ...]:
         """Return the stages that a worker holds, in order."""
         return tuple(stage for stage, holder in enumerate(self.workers) if holder == worker)

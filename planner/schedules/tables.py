@@ -35,6 +35,7 @@ class Tables(NamedTuple):
         largest_bytes: The most activation bytes of any microbatch, [stages].
         capacity_bytes: [workers], a grain above the problem's.
         in_flight: [stages].
+        alike: Whether microbatches are interchangeable.
     """
 
     worker: Ints
@@ -51,6 +52,7 @@ class Tables(NamedTuple):
     largest_bytes: Floats
     capacity_bytes: Floats
     in_flight: Ints
+    alike: bool
 
 
 def tables_of(problem: SchedulingProblem) -> Tables:
@@ -71,7 +73,7 @@ def tables_of(problem: SchedulingProblem) -> Tables:
         channel,
         channels,
         duration_s,
-        np.bincount(worker, duration_s[:2].sum(axis=(0, 2)), problem.worker_count),
+        np.bincount(worker, duration_s[:2].sum(axis=(0, 2)), problem.worker_count).astype(np.float64),
         occupancy_s,
         latency_s,
         np.ascontiguousarray(problem.activation_bytes, dtype=np.float64),
@@ -79,6 +81,7 @@ def tables_of(problem: SchedulingProblem) -> Tables:
         np.asarray(problem.activation_bytes, dtype=np.float64).max(axis=1),
         np.asarray(problem.capacity_bytes, dtype=np.float64) * (1 + GRACE),
         np.array(problem.in_flight, dtype=np.int64),
+        problem.has_alike_microbatches,
     )
 
 

@@ -3,9 +3,10 @@
 import numpy as np
 from numba import njit
 
+from planner.schedules.compiled import inner
 from planner.schedules.orders import BACKWARD_WEIGHT, FORWARD, Orders
 from planner.schedules.problem import Floats, SchedulingProblem
-from planner.schedules.sequences import KIND_COUNT, NOTHING, to_sequence
+from planner.schedules.sequences import NOTHING, decode, to_sequence
 from planner.schedules.tables import DOWN, UP, Ints, Tables, tables_of
 from planner.schedules.transfers import arrive_s
 from traces.errors import InputError
@@ -33,7 +34,7 @@ def start_times_s(problem: SchedulingProblem, orders: Orders) -> Floats:
 
 
 def _run(problem: SchedulingProblem, orders: Orders) -> tuple[Floats, float]:
-    sequence = to_sequence(orders, problem.microbatches)
+    sequence = to_sequence(orders)
     starts_s, causes = np.full(len(sequence), np.nan), np.empty(len(sequence), np.int64)
     makespan_s, _ = trace(tables_of(problem), orders.first_action, sequence, np.inf, starts_s, causes)
     if makespan_s == np.inf:
@@ -44,7 +45,7 @@ def _run(problem: SchedulingProblem, orders: Orders) -> tuple[Floats, float]:
     return starts_s, makespan_s
 
 
-@njit(cache=True)
+@inner
 def _hand_over(
     tables: Tables,
     kind: int,
@@ -113,8 +114,7 @@ def trace(
                 if sequence[place] == NOTHING:
                     place, done = place + 1, done + 1
                     continue
-                group, microbatch = divmod(sequence[place], microbatches)
-                stage, kind = divmod(group, KIND_COUNT)
+                stage, kind, microbatch = decode(sequence[place])
                 needed = DOWN if kind == FORWARD else _OWN_INPUT if kind == BACKWARD_WEIGHT else _GRADIENT
                 there_s = ready_s[needed, stage, microbatch]
                 if there_s < 0:

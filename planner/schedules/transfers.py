@@ -1,12 +1,11 @@
 """When what a stage sends arrives: the channel carries one transfer at a time, first come, first served."""
 
-from numba import njit
-
+from planner.schedules.compiled import inner
 from planner.schedules.problem import Floats
 from planner.schedules.tables import Tables
 
 
-@njit(cache=True)
+@inner
 def arrive_s(
     tables: Tables, direction: int, stage: int, microbatch: int, handed_over_s: float, free_s: Floats
 ) -> float:
@@ -25,4 +24,4 @@ def arrive_s(
         return handed_over_s
     begin_s = max(handed_over_s, free_s[channel])
     free_s[channel] = begin_s + tables.occupancy_s[direction, stage, microbatch]
-    return free_s[channel] + tables.latency_s[direction, stage]
+    return float(free_s[channel] + tables.latency_s[direction, stage])

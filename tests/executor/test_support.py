@@ -56,7 +56,12 @@ REFUSED: dict[str, tuple[Plan, Scenario, str, str]] = {
         "synchronisation.method: method 'ma'",
         "run with 'allreduce'",
     ),
-    "connections": (replace(PLAN, connections=4), SCENARIO, "connections: 4 connections between two devices", "run with 1"),
+    "connections": (
+        replace(PLAN, connections=4),
+        SCENARIO,
+        "connections: 4 connections between two devices",
+        "run with 1",
+    ),
     "faults": (PLAN, WITH_FAULTS, "faults: faults that a scenario foresees", "remove them"),
 }
 

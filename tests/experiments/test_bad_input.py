@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from command import ropebridge
@@ -167,10 +169,18 @@ def test_an_empty_or_binary_file(place: str, content: bytes, expected: str, tmp_
     assert_refused(["simulate", *arguments], tmp_path, bad.name, expected)
 
 
+@cache
+def good_plan() -> str:
+    with TemporaryDirectory() as folder:
+        done = ropebridge("plan", write(Path(folder)), "--json")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def make_plan(folder: Path, change: Callable[[dict], object]) -> Path:
+    write(folder)
     path = folder / "plan.json"
-    assert ropebridge("plan", write(folder), "-o", path).returncode == 0
-    plan = json.loads(path.read_text())
+    plan = json.loads(good_plan())
     change(plan)
     path.write_text(json.dumps(plan, indent=1))
     return path
@@ -183,7 +193,10 @@ def stage(plan: dict, number: int) -> dict:
 BAD_PLANS: dict[str, tuple[Callable[[dict], object], list[str]]] = {
     "for another model": (lambda plan: plan.update(model="huge"), ["'huge'", "'tiny'", "ropebridge plan"]),
     "unknown device": (lambda plan: stage(plan, 0)["replicas"][0].update(device="lefty"), ["'lefty'", "'left'"]),
-    "device twice": (lambda plan: stage(plan, 0)["replicas"][0].update(device="right"), ["'right' is used twice"]),
+    "device twice": (
+        lambda plan: stage(plan, 0)["replicas"][0].update(device="right"),
+        ["workers 0, 0 (devices right, right)", "devices of its own"],
+    ),
     "a layer twice": (lambda plan: stage(plan, 1).update(first_layer=1), ["stages[1]", "starts at layer 2"]),
     "other batch": (lambda plan: plan["pipelines"][0].update(microbatches=[1]), ["1 samples", "global batch of 8"]),
     "deadlock": (lambda plan: stage(plan, 1).update(in_flight=9), ["[2, 9]", "deadlock"]),

@@ -124,7 +124,7 @@ def test_the_walk_through_imports_finds_what_is_there() -> None:
     # A walk that found nothing would let everything pass.
     assert "torch" in loaded_with({"executor.backend"})
     assert "matplotlib" in loaded_with({"experiments.figures.run_figure"})
-    assert {"sim.simulator", "planner.program", "traces.trace", "simpy"} <= loaded_with({"sim.simulator"})
+    assert {"sim.simulator", "planner.compiled_step", "traces.trace", "simpy"} <= loaded_with({"sim.simulator"})
 
 
 @pytest.mark.parametrize(

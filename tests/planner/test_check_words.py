@@ -106,7 +106,8 @@ def test_a_schedule_needs_its_placement(schedule: str, workers: tuple[int, ...],
         check_placement(Pipeline(stages, (1,)), plan, "pipelines[0]")
     assert caught.value.where == "pipelines[0].stages"
     assert caught.value.problem == (
-        f"schedule '{schedule}' cannot have its stages on workers {', '.join(map(str, workers))}"
+        f"schedule '{schedule}' cannot have its stages on workers {', '.join(map(str, workers))} "
+        f"(devices {', '.join(f'device-{worker}' for worker in workers)})"
     )
     assert caught.value.valid == f"{valid}; stages with the same devices are on one worker"
     check_placement(Pipeline(stages, (1,)), replace(plan, order="dynamic"), "pipelines[0]")

@@ -3,10 +3,11 @@ from dataclasses import replace
 import pytest
 from builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
 
-from planner.memory import peak_bytes, stage_bytes, state_bytes
+from planner.memory import stage_bytes, state_bytes
 from planner.memory_effects import MemoryEffects
+from planner.memory_use import peak_bytes
 from planner.plan import Replica
-from planner.profile import LayerProfile, ModelProfile
+from planner.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario import Optimizer
 
 NOTHING = MemoryEffects()
@@ -61,7 +62,7 @@ def test_a_device_of_several_stages_works_on_one_layer_at_a_time() -> None:
 
 def test_devices_that_share_layers_hold_their_shard() -> None:
     scenario = chain_scenario([1.0], [1.0], parameter_bytes=100, activation_bytes=8, global_batch=1)
-    shard = ModelProfile("chain", (LayerProfile("half", 50, 1000, 5, {}),))
+    shard = ModelProfile("chain", (LayerProfile("half", 50, 1000, 5, {"kind-0": TimeTable((1,), (0.5,), (0.25,), (0.25,))}),))
     scenario = replace(scenario, model=replace(scenario.model, sharded={2: shard}))
     plan = chain_plan(scenario)
     (pipeline,) = plan.pipelines

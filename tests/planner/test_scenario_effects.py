@@ -16,6 +16,7 @@ from planner.faults import Absence, Fault, Hang, LinkOutage
 from planner.files.scenario_file import read_scenario, scenario_schema
 from planner.files.scenario_json import read_resolved_scenario, write_resolved_scenario
 from planner.memory_effects import MemoryEffects
+from planner.profile import ModelProfile
 from planner.scenario import Scenario
 from planner.size_curve import SizeCurve
 from traces.errors import InputError
@@ -407,6 +408,15 @@ def test_a_resolved_scenario_and_back(
     assert (again.cluster.devices, again.cluster.links) == (devices, links)
     # Strict JSON: no word that only Python knows.
     json.loads((tmp_path / "resolved.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_the_profiles_of_tensor_parallel_groups_are_resolved_too(tmp_path: Path) -> None:
+    base = chain_scenario([1.0, 1.0], [1.0, 1.0])
+    halved = ModelProfile("chain", tuple(replace(layer, parameter_bytes=2000) for layer in base.model.layers))
+    scenario = replace(base, model=replace(base.model, sharded={2: halved}))
+    write_resolved_scenario(scenario, tmp_path / "resolved.json")
+    again = read_resolved_scenario(tmp_path / "resolved.json").model
+    assert (again.layers, again.at_degree(2).layers) == (base.model.layers, halved.layers)
 
 
 def test_a_resolved_scenario_of_before_reads_with_the_defaults(tmp_path: Path) -> None:

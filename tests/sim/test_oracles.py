@@ -200,7 +200,9 @@ def ends_s(*flows: tuple[float, list[Link], float]) -> list[float]:
     ends = _ends_on(lambda environment: FairLinks(environment, tables, numbers, _nothing), flows)
     if len(links) == 1:
         # Virtual time and progressive filling are two ways to the same shares.
-        assert _ends_on(lambda environment: FairLink(environment, tables, 0, _nothing), flows) == pytest.approx(ends, rel=1e-8)
+        assert _ends_on(lambda environment: FairLink(environment, tables, 0, _nothing), flows) == pytest.approx(
+            ends, rel=1e-8
+        )
     return ends
 
 

@@ -108,7 +108,8 @@ def test_two_processes_with_other_hash_seeds_write_the_same_bytes(tmp_path: Path
         decisions.append(int(done.stdout))
     assert files[0].read_bytes() == files[1].read_bytes()
     assert decisions[0] == decisions[1] > 0
-    assert {event.kind for event in read_events(files[0])} == set(EventKind)
+    happened = {event.kind for event in read_events(files[0])}
+    assert happened == set(EventKind) - {EventKind.UPDATE, EventKind.FAULT}
 
 
 def test_a_device_begins_the_next_step_while_others_still_sum_gradients() -> None:

@@ -1,0 +1,110 @@
+"""Compact zero bubble: no idle slot that can be avoided, over slow links too [assumed: ours, after DeepCEE/SpanTrain].
+
+Zero-bubble schedules know one transfer cost and equal stages. Here every stage has its own F, I and W, every link its
+latency and occupancy, microbatches may be unequal, and memory and ``in_flight`` are kept. With P = 3 stages, M = 4
+microbatches, F = I = W = 1, a latency of 1 on both links and room for 4::
+
+    stage 0  PICTURE
+
+There is no formula; the order is searched in three steps, all with fixed seeds, so that it is always the same:
+
+1. rules of list scheduling, stage by stage (`planner.schedules.rule_search`), beside the published schedules;
+2. moves of actions along the critical path of the best (`planner.schedules.annealing`);
+3. B in place of I and W where nothing is lost (`planner.schedules.whole_backwards`).
+
+Never later than 1F1B, ZB-H1 or any other published schedule within the same limits, and within 2 % of the proved
+optimum on the instances of the bench `schedules`. Where microbatches are unlike, they may be taken in another order.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.schedules.annealing import anneal
+from planner.schedules.bounds import lower_bound_s
+from planner.schedules.dynamic import no_room
+from planner.schedules.interleaved import interleaved_one_f_one_b
+from planner.schedules.limits import is_within_limits
+from planner.schedules.one_f_one_b import one_f_one_b
+from planner.schedules.orders import Orders
+from planner.schedules.problem import SchedulingProblem
+from planner.schedules.rule_search import search_rules
+from planner.schedules.sequences import first_actions, to_orders, to_sequence
+from planner.schedules.tables import GRACE, Ints, tables_of
+from planner.schedules.timing import finish_s
+from planner.schedules.whole_backwards import join_backwards, split_backwards
+from planner.schedules.zb_h1 import zb_h1
+from planner.schedules.zb_h2 import zb_h2
+from planner.schedules.zb_v import zb_v
+from traces.errors import InputError
+
+# What a search may cost, in actions that are scheduled or timed: tenths of a second.
+_RULE_ACTIONS = 750_000
+_MOVE_ACTIONS = 8_000_000
+_MOST_MOVES = 12_000
+_SEED = 0
+_PUBLISHED = (one_f_one_b, zb_h1, zb_h2, interleaved_one_f_one_b, zb_v)
+
+
+def compact_zb(problem: SchedulingProblem) -> Orders:
+    """Return every worker's F, and I and W or B.
+
+    Raises:
+        InputError: A microbatch does not fit into a worker's memory.
+    """
+    return compact(problem, published(problem))
+
+
+def published(problem: SchedulingProblem) -> list[Orders]:
+    """Return the orders of the published schedules that apply and keep within the problem's limits."""
+    found = []
+    for schedule in _PUBLISHED:
+        try:
+            orders = schedule(problem)
+        except InputError:
+            continue
+        if is_within_limits(problem, orders):
+            found.append(orders)
+    return found
+
+
+def compact(problem: SchedulingProblem, starts: Sequence[Orders]) -> Orders:
+    """Return the best orders that the search finds.
+
+    Args:
+        problem: The pipeline.
+        starts: Orders within the problem's limits; the result is not later than any of them.
+
+    Raises:
+        InputError: A microbatch does not fit into a worker's memory.
+    """
+    tables, first, random = tables_of(problem), first_actions(problem, split=True), np.random.default_rng(_SEED)
+    goal_s, actions = lower_bound_s(problem), int(first[-1])
+    makespan_s, sequence = _best_start(problem, starts)
+    trials = _RULE_ACTIONS // actions * (1 if tables.alike else 2)
+    entry = np.arange(problem.microbatches)
+    ruled_s, ruled = search_rules(tables, first, _most_live(problem), entry, True, max(8, trials), goal_s, random)
+    if ruled_s < makespan_s:
+        makespan_s, sequence = ruled_s, ruled
+    if makespan_s == np.inf:
+        raise no_room(problem)
+    makespan_s = anneal(tables, first, sequence, min(_MOST_MOVES, _MOVE_ACTIONS // actions), goal_s, random)
+    join_backwards(tables, first, sequence, makespan_s)
+    return to_orders(sequence, first)
+
+
+def _best_start(problem: SchedulingProblem, starts: Sequence[Orders]) -> tuple[float, Ints]:
+    best_s, best = np.inf, np.empty(0, np.int64)
+    for orders in map(split_backwards, starts):
+        makespan_s = finish_s(problem, orders)
+        if makespan_s < best_s:
+            best_s, best = makespan_s, to_sequence(orders)
+    return best_s, best
+
+
+def _most_live(problem: SchedulingProblem) -> Ints:
+    """How many microbatches each stage can hold at most, [stages]."""
+    least_bytes = np.maximum(problem.activation_bytes.min(axis=1), 1e-300)
+    room = np.floor(problem.capacity_bytes[list(problem.workers)] / least_bytes + GRACE)
+    limits = np.minimum(np.minimum(room, problem.in_flight), problem.microbatches)
+    return np.asarray(np.maximum(1, limits), dtype=np.int64)

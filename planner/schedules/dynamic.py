@@ -1,0 +1,55 @@
+"""No order at all: a free worker takes the best action that is ready, which absorbs jitter.
+
+The rule: I or B before F; F only while the stage has fewer than ``in_flight`` microbatches between the start of F and
+the end of I or B, and memory holds one more; W only when neither is ready at this moment. Of several, that of the
+lowest microbatch, then that of the later stage. What is under way to the worker is not looked at.
+
+The orders given here are those that the rule comes to where every action and transfer takes what the problem says.
+"""
+
+import numpy as np
+
+from planner.schedules.list_scheduling import Rules, list_schedule
+from planner.schedules.orders import Orders
+from planner.schedules.problem import SchedulingProblem
+from planner.schedules.sequences import first_actions, to_orders
+from planner.schedules.tables import tables_of
+from traces.errors import InputError
+
+
+def dynamic_orders(problem: SchedulingProblem, split: bool) -> Orders:
+    """Return the orders that workers fall into by the rule.
+
+    Args:
+        problem: The pipeline.
+        split: Whether backwards are I and W; B otherwise.
+
+    Raises:
+        InputError: A microbatch does not fit into a worker's memory.
+    """
+    stages, microbatches = problem.stages, problem.microbatches
+    nothing = np.zeros(stages)
+    rules = Rules(
+        split,
+        np.arange(microbatches),
+        np.maximum(1, np.array(problem.in_flight, dtype=np.int64)),
+        np.ones(stages, dtype=np.bool_),
+        nothing,
+        nothing,
+        np.full(stages, microbatches + 1),
+    )
+    first = first_actions(problem, split)
+    sequence = np.empty(int(first[-1]), dtype=np.int64)
+    if list_schedule(tables_of(problem), rules, first, np.inf, sequence) == np.inf:
+        raise no_room(problem)
+    return to_orders(sequence, first)
+
+
+def no_room(problem: SchedulingProblem) -> InputError:
+    """Return the error that some worker cannot hold a microbatch of each of its stages."""
+    needs_bytes = np.bincount(problem.workers, problem.activation_bytes.max(axis=1), problem.worker_count)
+    worker = int(np.argmax(needs_bytes / np.maximum(problem.capacity_bytes, 1e-300)))
+    return InputError(
+        f"worker {worker} has room for {problem.capacity_bytes[worker]:.0f} bytes of activations",
+        valid=f"one microbatch of each of its stages takes {needs_bytes[worker]:.0f}: take smaller microbatches",
+    )

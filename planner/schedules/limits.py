@@ -1,0 +1,30 @@
+"""What orders hold at once, and whether that is within a problem's limits."""
+
+import numpy as np
+
+from planner.schedules.orders import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Orders
+from planner.schedules.problem import Floats, SchedulingProblem
+from planner.schedules.tables import GRACE, Ints
+
+
+def peak_bytes(problem: SchedulingProblem, orders: Orders) -> Floats:
+    """Return the most bytes of activations that each worker holds at once, [workers]."""
+    activation_bytes = problem.activation_bytes[orders.stage, orders.microbatch]
+    weight_bytes = problem.weight_bytes[orders.stage, orders.microbatch]
+    change_bytes = np.where(orders.kind == FORWARD, activation_bytes, -activation_bytes)
+    change_bytes = np.where(orders.kind == BACKWARD_INPUT, weight_bytes - activation_bytes, change_bytes)
+    change_bytes = np.where(orders.kind == BACKWARD_WEIGHT, -weight_bytes, change_bytes)
+    rows = np.split(change_bytes, orders.first_action[1:-1])
+    return np.array([np.cumsum(row).max(initial=0.0) for row in rows])
+
+
+def peak_live(problem: SchedulingProblem, orders: Orders) -> Ints:
+    """Return the most microbatches that each stage holds between the start of F and the end of I or B, [stages]."""
+    change = np.where(orders.kind == FORWARD, 1, np.where(orders.kind == BACKWARD_WEIGHT, 0, -1))
+    return np.array([np.cumsum(change[orders.stage == stage]).max() for stage in range(problem.stages)])
+
+
+def is_within_limits(problem: SchedulingProblem, orders: Orders) -> bool:
+    """Whether orders keep within every worker's memory and every stage's ``in_flight``."""
+    fits = np.all(peak_bytes(problem, orders) <= problem.capacity_bytes * (1 + GRACE))
+    return bool(fits and np.all(peak_live(problem, orders) <= np.array(problem.in_flight)))

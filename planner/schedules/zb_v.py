@@ -1,0 +1,72 @@
+"""ZB-V: no bubble within the memory of 1F1B, for twice the traffic (Qi et al., Zero Bubble, 2023) [paper].
+
+2P stages lie in a V: worker w of P holds stage w on the way down and stage 2P - 1 - w on the way up, so that the last
+stage's gradient starts where its activation ends. With P = 2 and M = 4 microbatches::
+
+    worker 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3 ...
+    worker 1  ... 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3
+
+With F = I = W, no transfer time and M >= 2P - 1 no worker idles between its first and its last action: the makespan is
+(P - 1)F + 2M(F + I + W), and every worker holds 2P activations of its (half as large) stages at most. Over a slow link
+each microbatch crosses it twice as often. Where a stage's ``in_flight`` or a worker's memory holds less, workers take
+what is ready within these limits instead, I first and W last.
+"""
+
+from collections import Counter
+
+from planner.actions import Action, Kind
+from planner.schedules.dynamic import dynamic_orders
+from planner.schedules.limits import is_within_limits
+from planner.schedules.orders import Orders
+from planner.schedules.placement import is_v_shaped
+from planner.schedules.problem import SchedulingProblem
+from traces.errors import InputError
+
+
+def zb_v(problem: SchedulingProblem) -> Orders:
+    """Return every worker's F, I and W.
+
+    Raises:
+        InputError: Stages do not lie in a V, or a microbatch does not fit into a worker's memory.
+    """
+    if not is_v_shaped(problem.workers):
+        raise InputError(
+            f"stages lie on workers {', '.join(map(str, problem.workers))}",
+            where="schedule 'zb-v'",
+            valid="stages go down the workers and back up: 0, 1, 1, 0 for two workers",
+        )
+    rows = {worker: _row(problem, position) for position, worker in enumerate(problem.workers[: problem.worker_count])}
+    orders = Orders.from_actions(rows[worker] for worker in range(problem.worker_count))
+    return orders if is_within_limits(problem, orders) else dynamic_orders(problem, split=True)
+
+
+def _row(problem: SchedulingProblem, position: int) -> list[Action]:
+    count, down, up = problem.worker_count, position, problem.stages - 1 - position
+    microbatches = max(problem.microbatches, 2 * count - 1)
+    row: list[Action] = []
+    done: Counter[tuple[int, str]] = Counter()
+
+    def add(stage: int, kinds: str) -> None:
+        """Add actions of these kinds, each with its next microbatch, if there is one."""
+        for kind in kinds:
+            if done[stage, kind] < microbatches:
+                row.append(Action(stage, Kind(kind), done[stage, kind]))
+                done[stage, kind] += 1
+
+    add(down, "F" * (2 * (count - position) - 1))
+    for _ in range(position):
+        add(up, "F")
+        add(down, "F")
+    for _ in range(count - position):
+        add(up, "FIW")
+    while done[up, "F"] < microbatches:
+        add(down, "FIW")
+        add(up, "FIW")
+    for _ in range(position):
+        add(down, "I")
+        add(up, "I")
+    for _ in range(count - position):
+        add(down, "IW")
+    add(up, "W" * microbatches)
+    add(down, "W" * microbatches)
+    return [action for action in row if action.microbatch < problem.microbatches]
