@@ -29,6 +29,9 @@ class StepState(NamedTuple):
         start_s: Of each action, [actions].
         end_s: Of each action, [actions].
         sending: Messages on shared lines for whose departure each actor waits, [actors].
+        shared: Filled by `advance`: messages handed over to shared lines, [messages].
+        finished: Filled by `advance`: actors that have finished the step, [actors].
+        stack: Room for `advance` to remember who goes on next, [2 * actors].
     """
 
     position: Ints
@@ -40,6 +43,9 @@ class StepState(NamedTuple):
     start_s: Floats
     end_s: Floats
     sending: Ints
+    shared: Ints
+    finished: Ints
+    stack: Ints
 
 
 class StepTimes(NamedTuple):
@@ -116,6 +122,9 @@ def new_state(graph: StepGraph) -> StepState:
         np.full(actions, np.nan),
         np.full(actions, np.nan),
         np.zeros(graph.actors, np.int64),
+        np.empty(messages, np.int64),
+        np.empty(graph.actors, np.int64),
+        np.empty(2 * graph.actors, np.int64),
     )
 
 
@@ -179,16 +188,14 @@ def advance(
     devices: Devices,
     state: StepState,
     ready: Ints,
-) -> tuple[Ints, Ints]:
+) -> tuple[int, int]:
     """Let the ready actors of a step go on as far as they get, and those whom their messages wake.
 
     Returns:
-        The messages handed over to shared lines, and the actors that have finished the step, in this order of events.
+        How many messages it put into ``state.shared`` and actors into ``state.finished``, in the order of events.
     """
-    shared = np.empty(len(graph.receiver), np.int64)
-    finished = np.empty(len(graph.first_action), np.int64)
+    shared, finished, stack = state.shared, state.finished, state.stack
     shared_count, finished_count = 0, 0
-    stack = np.empty(len(ready) + len(graph.first_action), np.int64)
     stack[: len(ready)] = ready[::-1]
     height = len(ready)
     while height:
@@ -240,4 +247,4 @@ def advance(
         if not blocked:
             finished[finished_count] = actor
             finished_count += 1
-    return shared[:shared_count], finished[:finished_count]
+    return shared_count, finished_count

@@ -35,6 +35,9 @@ class FairLink:
         self._tables = tables
         self._table = table
         self._settled = settled
+        # Most links inside a region never change: their integral needs no table.
+        pieces = int(tables.first[table + 1] - tables.first[table])
+        self._steady_bps = float(tables.rate[tables.first[table]]) if pieces == 1 else None
         self._under_way: list[tuple[float, int, Flow]] = []
         self._numbers = count()
         self._weight = 0
@@ -60,7 +63,10 @@ class FairLink:
     def _progress(self, now_s: float) -> None:
         if self._weight and now_s > self._updated_s:
             ceiling_bps = self._under_way[0][2].ceiling_bps * self._weight
-            bits = moved(self._tables, self._table, self._updated_s, now_s, ceiling_bps)
+            if self._steady_bps is None:
+                bits = moved(self._tables, self._table, self._updated_s, now_s, ceiling_bps)
+            else:
+                bits = min(self._steady_bps, ceiling_bps) * (now_s - self._updated_s)
             self._virtual_bits += bits / self._weight
         if now_s > self._updated_s:
             self._updated_s = now_s
@@ -92,7 +98,11 @@ class FairLink:
     def _await_departure(self, now_s: float) -> None:
         head_bits, _, head = self._under_way[0]
         rest = (head_bits - self._virtual_bits) * self._weight
-        departure_s = time_of(self._tables, self._table, rest, now_s, head.ceiling_bps * self._weight)
+        ceiling_bps = head.ceiling_bps * self._weight
+        if self._steady_bps:
+            departure_s = now_s + max(rest, 0.0) / min(self._steady_bps, ceiling_bps)
+        else:
+            departure_s = time_of(self._tables, self._table, rest, now_s, ceiling_bps)
         self._alarm = None
         if departure_s < math.inf:
             self._due_bits = head_bits

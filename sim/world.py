@@ -140,7 +140,7 @@ class World:
             while self._ready and self._ready[0][0] == step:
                 actors += self._ready.popleft()[1]
             under_way = self._under_way[step]
-            shared, finished = advance(
+            shared_count, finished_count = advance(
                 under_way.compiled.graph,
                 under_way.times,
                 self.network.lines,
@@ -148,15 +148,17 @@ class World:
                 under_way.state,
                 np.array(actors, np.int64),
             )
-            for message in shared.tolist():
+            for message in under_way.state.shared[:shared_count].tolist() if shared_count else ():
                 self._send(step, under_way, message)
-            for actor in finished.tolist() if self._update_line else ():
+            if not finished_count:
+                continue
+            finished = under_way.state.finished[:finished_count].tolist()
+            for actor in finished if self._update_line else ():
                 for edge, parcel in self._updates.finish(actor, float(self._devices.clock_s[actor])):
                     self.network.send(self._update_line[edge], parcel)
-            if len(finished):
-                self._enter(step + 1, finished.tolist())
-                under_way.unfinished -= len(finished)
-                self._finish(step, under_way)
+            self._enter(step + 1, finished)
+            under_way.unfinished -= finished_count
+            self._finish(step, under_way)
         self._working = False
 
     @property
