@@ -8,20 +8,25 @@ from planner.depths import fitting_depths, latency_aware_depths
 from planner.pipeline_costs import scheduling_problem
 from planner.plan import EXPLICIT, Pipeline, Plan, Stage
 from planner.scenario import Scenario
+from planner.schedules import SCHEDULES
 from traces.errors import InputError
 
 # Schedules that need two stages on every worker, and whether the second round goes the other way.
 TWO_ROUNDS = {"interleaved-1f1b": False, "zb-v": True}
 
-# Schedules that keep as many microbatches in flight as hide the round trips.
-HIDING = frozenset({"compact-zb", "portfolio", "optimal"})
+# Schedules that search for an order, with as many microbatches in flight as hide the round trips.
+SEARCHING = frozenset({"compact-zb", "portfolio", "optimal"})
+
+# The one whose search depends on the machine's speed: a plan holds what it found.
+SOLVED = "optimal"
 
 
 def with_schedule(plan: Plan, scenario: Scenario, schedule: str, order: str = "scheduled") -> Plan:
     """Return the plan with another schedule.
 
     For those that need two stages on every worker each stage is cut in two; those that hide round trips get the
-    depths for it, as far as memory allows. Of a plan that already has several stages on a worker nothing is cut.
+    depths for it, as far as memory allows. Of a plan that already has several stages on a worker nothing is cut. The
+    order that `optimal` finds becomes the plan's own.
 
     Raises:
         InputError: A stage has a single layer where two are needed.
@@ -31,9 +36,15 @@ def with_schedule(plan: Plan, scenario: Scenario, schedule: str, order: str = "s
         placed = replace(pipeline, orders=())
         if schedule in TWO_ROUNDS and len(set(pipeline.workers)) == len(pipeline.stages):
             placed = _in_two_rounds(placed, f"pipelines[{number}]", schedule, back=TWO_ROUNDS[schedule])
-        if schedule in HIDING or order == "dynamic":
+        if schedule in SEARCHING or order == "dynamic":
             placed = _hiding(placed, scenario)
+        if schedule == SOLVED and order == "scheduled":
+            orders = SCHEDULES[SOLVED](scheduling_problem(placed, scenario))
+            rows = tuple(orders.actions(worker) for worker in range(orders.worker_count))
+            placed = replace(placed, orders=rows)
         pipelines.append(placed)
+    if schedule == SOLVED and order == "scheduled":
+        schedule = EXPLICIT
     return replace(plan, schedule=schedule, order=order, pipelines=tuple(pipelines))
 
 

@@ -7,12 +7,14 @@ the best candidate is clearly faster, or as fast with less in memory. The global
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from planner.depths import fitting_depths, latency_aware_depths, plain_depths
 from planner.evaluate import step_time_s
 from planner.observation import Observation
-from planner.plan import Pipeline, Plan
+from planner.plan import EXPLICIT, Pipeline, Plan
 from planner.program import compile_plan
+from planner.reschedule import SEARCHING
 from planner.scenario import Scenario
 from planner.schedules import HOLD_ALL
 from planner.steady_path import SteadyPath, nominal_path
@@ -75,11 +77,14 @@ class DepthPolicy:
         return self._paths.get((source, target)) or nominal_path(self._scenario, source, target)
 
     def _predict_s(self, plan: Plan) -> float:
-        return step_time_s(plan, self._scenario, self._path, self._slowdown)
+        # A search for the best order takes longer than a decision may: its candidates are judged by the rule that
+        # devices would follow without one.
+        quick = replace(plan, order="dynamic") if plan.schedule in SEARCHING else plan
+        return step_time_s(quick, self._scenario, self._path, self._slowdown)
 
     def _candidates(self, plan: Plan) -> Iterator[Plan]:
         """Plans with another microbatch count or other depths, one pipeline changed at a time."""
-        for index, pipeline in enumerate(plan.pipelines):
+        for index, pipeline in enumerate(plan.pipelines) if plan.schedule != EXPLICIT else ():
             widest = max(len(stage.replicas) for stage in pipeline.stages)
             most = MOST_MICROBATCHES_PER_STAGE * len(pipeline.stages)
             for count in _even_counts(pipeline.samples, least_size=widest, most=most):

@@ -98,10 +98,7 @@ class ScheduleModel:
                 if channel < 0:
                     self.model.add(needed >= made)
                     continue
-                busy, under_way = (
-                    int(self.occupancy[direction, source, microbatch]),
-                    int(self.latency[direction, source]),
-                )
+                busy = int(self.occupancy[direction, source, microbatch])
                 if busy:
                     begin = self._variable()
                     self.model.add(begin >= made)

@@ -2,22 +2,22 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from math import inf
 
 import numpy as np
 import pytest
 import simpy
-from builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
+from builders import chain_plan, chain_scenario, makespan_s
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from run_strategies import TIMES_S, chains, replicated
 from trace_strategies import link_traces
 
 from planner.cluster import Link
 from planner.evaluate import step_time_s
 from planner.events import SYNC_ACTION, EventKind
-from planner.plan import ALGORITHMS, Plan, Synchronisation
+from planner.plan import Plan
 from planner.program import compile_plan
 from planner.scenario import Scenario
 from sim.alarm import Alarm
@@ -30,7 +30,6 @@ from sim.simulator import Simulator
 from traces.trace import LinkTrace
 
 EXACT = 1e-9
-TIMES_S = st.one_of(st.just(0.0), st.floats(1e-3, 10.0))
 
 
 def simulated_s(scenario: Scenario, plan: Plan) -> float:
@@ -283,61 +282,6 @@ def test_shares_follow_a_trace() -> None:
 
 
 # --- the evaluator --------------------------------------------------------------------------------------------
-
-
-@st.composite
-def chains(draw: st.DrawFn) -> tuple[Scenario, Plan]:
-    """One device a stage, every number random, depths that never grow."""
-    stages = draw(st.integers(1, 5))
-    layers = draw(st.integers(stages, stages + 2))
-    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=12))
-    depths = sorted(draw(st.lists(st.integers(1, 8), min_size=stages, max_size=stages)), reverse=True)
-    bounds = [*sorted(draw(st.permutations(range(1, layers)))[: stages - 1]), layers]
-    scenario = draw(meshes(stages, layers, sum(sizes)))
-    schedule = draw(st.sampled_from(["1f1b", "gpipe"]))
-    stage_list = [(end, 1, depth) for end, depth in zip(bounds, depths, strict=True)]
-    return scenario, layered_plan(scenario, [(stage_list, sizes)], schedule=schedule)
-
-
-@st.composite
-def meshes(draw: st.DrawFn, devices: int, layers: int, global_batch: int, regions: list[str] | None = None) -> Scenario:
-    def column(values: st.SearchStrategy[float]) -> list[float]:
-        return draw(st.lists(values, min_size=layers, max_size=layers))
-
-    pairs = devices * devices
-    rates_bps = draw(st.lists(st.floats(1e3, 1e6), min_size=pairs, max_size=pairs))
-    latencies_s = draw(st.lists(TIMES_S, min_size=pairs, max_size=pairs))
-    return mesh_scenario(
-        devices,
-        column(TIMES_S),
-        column(st.floats(1e-3, 10.0)),
-        output_bytes=[round(size) for size in column(st.floats(0, 1e4))],
-        parameter_bytes=[round(size) for size in column(st.floats(0, 1e4))],
-        link=lambda a, b: (rates_bps[a * devices + b], latencies_s[a * devices + b]),
-        global_batch=global_batch,
-        regions=regions,
-    )
-
-
-@st.composite
-def replicated(draw: st.DrawFn) -> tuple[Scenario, Plan]:
-    """Up to two pipelines of up to three stages of up to three replicas of unequal shares, in up to three regions."""
-    layers = draw(st.integers(1, 4))
-    pipelines = []
-    devices = 0
-    for _ in range(draw(st.integers(1, 2))):
-        count = draw(st.integers(1, min(3, layers)))
-        bounds = [*sorted(draw(st.permutations(range(1, layers)))[: count - 1]), layers]
-        widths = draw(st.lists(st.integers(1, 3), min_size=count, max_size=count))
-        depths = sorted(draw(st.lists(st.integers(1, 5), min_size=count, max_size=count)), reverse=True)
-        sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
-        pipelines.append((list(zip(bounds, widths, depths, strict=True)), sizes))
-        devices += sum(widths)
-    regions = draw(st.lists(st.sampled_from("abc"), min_size=devices, max_size=devices))
-    scenario = draw(meshes(devices, layers, sum(sum(sizes) for _, sizes in pipelines), regions))
-    shares = draw(st.lists(st.floats(0.2, 5), min_size=devices, max_size=devices))
-    synchronisation = Synchronisation(algorithm=draw(st.sampled_from(ALGORITHMS)))
-    return scenario, replace(layered_plan(scenario, pipelines, shares=shares), synchronisation=synchronisation)
 
 
 @settings(deadline=None, max_examples=250)
