@@ -1,6 +1,10 @@
 """What the executor cannot carry out yet, though it can be planned and simulated."""
 
+from dataclasses import replace
+
 from planner.actions import Kind
+from planner.effects import Effects
+from planner.memory_effects import MemoryEffects
 from planner.plan import EXPLICIT, Plan
 from planner.scenario import Scenario
 from traces.errors import InputError
@@ -33,6 +37,10 @@ def check_supported(plan: Plan, scenario: Scenario) -> None:
         raise _unsupported(f"method '{method}'", "synchronisation.method", "run with 'allreduce'")
     if plan.connections > 1:
         raise _unsupported(f"{plan.connections} connections between two devices", "connections", "run with 1")
+    # What the launch of kernels takes is in the plan's times; memory is checked, and nothing happens to it.
+    happening = replace(scenario.effects, memory=MemoryEffects())
+    if replace(happening, compute=replace(happening.compute, launch_overhead_s=0.0)) != Effects():
+        raise _unsupported("effects on network and compute", "effects", "remove them: they are simulated, not made")
     if scenario.faults:
         raise _unsupported("faults that a scenario foresees", "faults", "remove them: they are simulated, not made")
 

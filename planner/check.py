@@ -2,7 +2,7 @@
 
 from planner.checks.devices import check_devices
 from planner.checks.foreseen import check_foreseen
-from planner.checks.memory import check_memory
+from planner.checks.memory import check_memory, check_peaks
 from planner.checks.orders import check_orders
 from planner.checks.paths import check_paths
 from planner.checks.placement import check_placement
@@ -50,3 +50,4 @@ def check_plan(plan: Plan, scenario: Scenario) -> None:
             valid=f"scenario '{scenario.name}' trains with a global batch of {scenario.training.global_batch}",
         )
     check_foreseen(scenario)
+    check_peaks(plan, scenario)

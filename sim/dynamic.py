@@ -113,7 +113,7 @@ class DynamicStep:
 
     def begin(self, actor: int) -> None:
         """Let an actor work from its clock on."""
-        Alarm(self._environment, float(self._devices.clock_s[actor]), lambda alarm: self._choose_later(actor, alarm))
+        Alarm(self._environment, float(self._devices.clock_s[actor]), lambda alarm: self._go_on(actor, alarm))
 
     def arrive(self, message: int) -> None:
         """Take note that a message's arrival is known; it counts from then on."""
@@ -129,7 +129,7 @@ class DynamicStep:
         self._supply(receiver)
         if not self._actors[actor].busy:
             self._actors[actor].busy = True
-            self._choose_later(actor, alarm)
+            self._go_on(actor, alarm)
 
     def _supply(self, action: int) -> None:
         """Give an action one of the things that it lacks."""
@@ -138,9 +138,18 @@ class DynamicStep:
         if not actor.lacking[action]:
             actor.ready.add(action)
 
-    def _choose_later(self, actor: int, alarm: Alarm) -> None:
-        """Choose when everything else of this time has happened: more may be ready then."""
-        Alarm(self._environment, alarm.time_s, lambda _: self._choose(actor, alarm.time_s))
+    def _go_on(self, number: int, alarm: Alarm) -> None:
+        """Choose when everything else of this time has happened, since more may be ready then; or have finished.
+
+        A replica whose share of every microbatch is empty has nothing to do.
+        """
+        if self._actors[number].lacking:
+            Alarm(self._environment, alarm.time_s, lambda _: self._choose(number, alarm.time_s))
+            return
+        first, end = self._under_way.compiled.graph.first_action[number : number + 2].tolist()
+        done = [action for action in range(first, end) if self._kind[action] < SYNC]
+        self._under_way.state.position[number] = first + len(done)
+        self._finished(number)
 
     def _choose(self, number: int, now_s: float) -> None:
         actor = self._actors[number]
@@ -205,10 +214,4 @@ class DynamicStep:
             self._hand_over(message, alarm.time_s)
         for follower in self._followers[action]:
             self._supply(follower)
-        if actor.lacking:
-            self._choose_later(number, alarm)
-            return
-        own = graph.first_action[number : number + 2]
-        done = [each for each in range(own[0], own[1]) if self._kind[each] < SYNC]
-        self._under_way.state.position[number] = own[0] + len(done)
-        self._finished(number)
+        self._go_on(number, alarm)

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 from planner.actions import Kind
 from planner.memory import stage_bytes, state_bytes
+from planner.memory_use import peak_bytes
 from planner.plan import Pipeline, Plan
 from planner.scenario import Scenario
 from traces.errors import InputError
 
-# The schedule that holds every microbatch at once, whatever depth a stage has.
-_HOLDS_ALL = "gpipe"
+# The schedule that holds every microbatch at once, whatever depth a stage has, and the one that holds its depth.
+_HOLDS_ALL, _HOLDS_DEPTH = "gpipe", "1f1b"
 
 
 def check_memory(pipeline: Pipeline, plan: Plan, scenario: Scenario, where: str) -> None:
@@ -25,10 +26,43 @@ def check_memory(pipeline: Pipeline, plan: Plan, scenario: Scenario, where: str)
         _check_worker(pipeline, held, [microbatches_held(pipeline, plan, each) for each in held], scenario, place)
 
 
+def check_peaks(plan: Plan, scenario: Scenario) -> None:
+    """Refuse a plan whose order of actions holds more at once than a device has room for.
+
+    The plan has passed all other checks, so that it can be put in order.
+
+    Raises:
+        InputError: With the device, its peak, and its memory.
+    """
+    if plan.schedule in (_HOLDS_ALL, _HOLDS_DEPTH) and plan.order == "scheduled":
+        return
+    for leader, peak in peak_bytes(plan, scenario).items():
+        group = next(
+            replica.devices
+            for pipeline in plan.pipelines
+            for stage in pipeline.stages
+            for replica in stage.replicas
+            if replica.device == leader
+        )
+        device = min((scenario.cluster.by_name[name] for name in group), key=lambda each: each.memory_bytes)
+        if peak > device.memory_bytes:
+            raise InputError(
+                f"schedule '{plan.schedule}' holds {_size(peak)} at once on device '{device.name}', which has "
+                f"{_size(device.memory_bytes)}",
+                where="schedule",
+                valid="smaller microbatches, less depth, fewer layers, or a schedule that heeds memory: compact-zb",
+            )
+
+
 def microbatches_held(pipeline: Pipeline, plan: Plan, stage: int) -> int:
-    """Return how many microbatches a stage holds at once, between their F and their I or B."""
+    """Return how many microbatches a stage surely holds at once, between their F and their I or B.
+
+    Exactly so many with orders of its own and with schedules that do not look at memory; one with the others.
+    """
     count = len(pipeline.microbatches)
     if not pipeline.orders:
+        if plan.schedule not in (_HOLDS_ALL, _HOLDS_DEPTH) or plan.order != "scheduled":
+            return 1
         return count if plan.schedule == _HOLDS_ALL else min(pipeline.stages[stage].in_flight, count)
     held = most = 0
     for action in pipeline.orders[pipeline.workers[stage]]:

@@ -17,6 +17,7 @@ optimum on the instances of the bench `schedules`. Where microbatches are unlike
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -56,11 +57,16 @@ def compact_zb(problem: SchedulingProblem) -> Orders:
 
 
 def published(problem: SchedulingProblem) -> list[Orders]:
-    """Return the orders of the published schedules that apply and keep within the problem's limits."""
+    """Return the orders of the published schedules that apply and keep within the problem's limits.
+
+    1F1B comes at its own depth, P - s, and at that of the problem.
+    """
+    own = tuple(min(limit, problem.stages - stage) for stage, limit in enumerate(problem.in_flight))
+    tries = [(one_f_one_b, replace(problem, in_flight=own)), *((schedule, problem) for schedule in _PUBLISHED)]
     found = []
-    for schedule in _PUBLISHED:
+    for schedule, limited in tries:
         try:
-            orders = schedule(problem)
+            orders = schedule(limited)
         except InputError:
             continue
         if is_within_limits(problem, orders):

@@ -1,8 +1,9 @@
 """No order at all: a free worker takes the best action that is ready, which absorbs jitter.
 
 The rule: I or B before F; F only while the stage has fewer than ``in_flight`` microbatches between the start of F and
-the end of I or B, and memory holds one more; W only when neither is ready at this moment. Of several, that of the
-lowest microbatch, then that of the later stage. What is under way to the worker is not looked at.
+the end of I or B, and memory holds it, with room kept for a microbatch of every later stage of its worker; W only when
+neither is ready at this moment. Of several, that of the lowest microbatch, then that of the later stage. What arrives
+at the very moment at which a worker becomes free is ready; what is still under way to it is not looked at.
 
 The orders given here are those that the rule comes to where every action and transfer takes what the problem says.
 """

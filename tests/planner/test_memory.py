@@ -3,10 +3,11 @@ from dataclasses import replace
 import pytest
 from builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
 
+from planner.actions import parse_action
 from planner.memory import stage_bytes, state_bytes
 from planner.memory_effects import MemoryEffects
 from planner.memory_use import peak_bytes
-from planner.plan import Replica
+from planner.plan import EXPLICIT, Replica
 from planner.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario import Optimizer
 
@@ -55,16 +56,18 @@ def test_a_device_of_several_stages_works_on_one_layer_at_a_time() -> None:
     (pipeline,) = plan.pipelines
     stage = pipeline.stages[0]
     halves = (replace(stage, end_layer=1), replace(stage, first_layer=1))
-    split = replace(plan, pipelines=(replace(pipeline, stages=halves),))
+    order = tuple(parse_action(text) for text in ("0F0", "1F0", "1B0", "0B0"))
+    split = replace(plan, schedule=EXPLICIT, pipelines=(replace(pipeline, stages=halves, orders=(order,)),))
     effects = MemoryEffects(framework_bytes=1000, workspace_share=1.5)
     assert peak_bytes(split, scenario, effects) == peak_bytes(plan, scenario, effects)
 
 
 def test_devices_that_share_layers_hold_their_shard() -> None:
-    scenario = chain_scenario([1.0], [1.0], parameter_bytes=100, activation_bytes=8, global_batch=1)
-    shard = ModelProfile("chain", (LayerProfile("half", 50, 1000, 5, {"kind-0": TimeTable((1,), (0.5,), (0.25,), (0.25,))}),))
+    scenario = mesh_scenario(2, [1.0], [1.0], parameter_bytes=[100], activation_bytes=8, global_batch=1)
+    times = {"kind": TimeTable((1,), (0.5,), (0.25,), (0.25,))}
+    shard = ModelProfile("mesh", (LayerProfile("half", 50, 1000, 5, times),))
     scenario = replace(scenario, model=replace(scenario.model, sharded={2: shard}))
-    plan = chain_plan(scenario)
+    plan = layered_plan(scenario, [([(1, 1, 1)], [1])])
     (pipeline,) = plan.pipelines
     group = replace(pipeline.stages[0], replicas=(Replica("device-0", partners=("device-1",)),))
     shared = replace(plan, pipelines=(replace(pipeline, stages=(group,)),))

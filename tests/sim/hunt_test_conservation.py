@@ -1,0 +1,258 @@
+"""What no run may break, whatever happens in it: bytes, rates, orders and causes, read from the events alone."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from run_strategies import chains, on_shared_links, on_traces, replicated, with_effects
+
+from planner.backend import RunRecord
+from planner.cluster import Link
+from planner.compiled_step import compile_step
+from planner.events import SYNC_ACTION, Event, EventKind
+from planner.plan import Plan
+from planner.scenario import Scenario
+from sim.rate_tables import RateTables, join_tables, link_table, moved
+from sim.simulator import Simulator
+from traces.trace import LinkTrace
+
+EXACT = 1e-9
+
+BASE = st.one_of(chains(), replicated())
+STEADY = st.one_of(BASE, on_shared_links(replicated()))
+SWAYING = st.one_of(on_traces(BASE), on_traces(on_shared_links(replicated())))
+
+
+@st.composite
+def orders(draw: st.DrawFn, cases: st.SearchStrategy[tuple[Scenario, Plan]]) -> tuple[Scenario, Plan]:
+    scenario, plan = draw(cases)
+    return scenario, replace(plan, order=draw(st.sampled_from(["scheduled", "dynamic"])))
+
+
+def of_kind(record: RunRecord, *kinds: EventKind) -> list[Event]:
+    return [event for event in record.events if event.kind in kinds]
+
+
+def by_pair(record: RunRecord) -> dict[tuple[str, str], list[Event]]:
+    """Sends of each ordered pair of devices as they were handed over."""
+    pairs: dict[tuple[str, str], list[Event]] = defaultdict(list)
+    for event in sorted(of_kind(record, EventKind.SEND), key=lambda event: (event.start_s, event.end_s)):
+        pairs[event.device, event.peer].append(event)
+    return pairs
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------
+
+
+def every_message_of_every_step_departs_once_and_is_waited_for_once_at_most(record: RunRecord) -> None:
+    steps = 1 + max(event.step for event in record.events)
+    messages = compile_step(record.plan, record.scenario).messages
+    sent = of_kind(record, EventKind.SEND)
+    assert len(sent) == steps * len(messages.size_bytes)
+    assert sum(event.size_bytes for event in sent) == steps * int(messages.size_bytes.sum())
+    assert all(np.isfinite(event.end_s) for event in sent)
+    key = {(e.device, e.peer, e.action, e.microbatch, e.step, e.size_bytes) for e in sent if e.action != SYNC_ACTION}
+    waits = of_kind(record, EventKind.RECEIVE)
+    met = {(e.peer, e.device, e.action, e.microbatch, e.step, e.size_bytes) for e in waits}
+    assert met <= key
+    assert len(met) == len(waits)
+
+
+def what_two_devices_exchange_keeps_its_order(record: RunRecord) -> None:
+    for sends in by_pair(record).values():
+        for earlier, later in pairwise(sends):
+            assert earlier.end_s <= later.end_s
+    # Arrivals are known of messages that somebody waited for.
+    arrivals: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    handed_s = {(e.device, e.peer, e.action, e.microbatch, e.step): e.start_s for e in of_kind(record, EventKind.SEND)}
+    for event in of_kind(record, EventKind.RECEIVE):
+        start_s = handed_s[event.peer, event.device, event.action, event.microbatch, event.step]
+        arrivals[event.peer, event.device].append((start_s, event.end_s))
+    for pairs in arrivals.values():
+        ends_s = [end_s for _, end_s in sorted(pairs)]
+        assert ends_s == sorted(ends_s)
+
+
+# --- rates ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A message on a link: not before its handing over, nor before the one ahead of it had left."""
+
+    begin_s: float
+    end_s: float
+    bits: float
+
+
+def passages(record: RunRecord) -> dict[str, list[Passage]]:
+    """What passed over each link, in terms of bits on the wire."""
+    scenario = record.scenario
+    efficiency = scenario.effects.network.payload_efficiency
+    over: dict[str, list[Passage]] = defaultdict(list)
+    for (source, target), sends in by_pair(record).items():
+        free_s = 0.0
+        for event in sends:
+            begin_s, free_s = max(event.start_s, free_s), event.end_s
+            for link in scenario.cluster.path(source, target):
+                over[link.name].append(Passage(begin_s, event.end_s, 8 * event.size_bytes / efficiency))
+    return over
+
+
+def rates(link: Link, scenario: Scenario) -> RateTables:
+    trace = link.trace or LinkTrace(np.zeros(1), np.array([link.bandwidth_bps]), 1.0)
+    return join_tables([link_table(trace).clipped(scenario.effects.network.share, np.inf)])
+
+
+def carried(tables: RateTables, start_s: float, end_s: float) -> float:
+    return moved(tables, 0, start_s, end_s, np.inf)
+
+
+def no_link_ever_carries_more_than_its_trace_between_any_two_times(record: RunRecord) -> None:
+    links = {link.name: link for link in record.scenario.cluster.links}
+    for name, over in passages(record).items():
+        tables = rates(links[name], record.scenario)
+        by_end = sorted(over, key=lambda each: each.end_s)
+        for start_s in {each.begin_s for each in over}:
+            bits = 0.0
+            for each in by_end:
+                bits += each.bits if each.begin_s >= start_s else 0.0
+                room = carried(tables, start_s, each.end_s)
+                rounding = 8 * float(np.spacing(each.end_s) * tables.rate.max())
+                assert bits <= room * (1 + EXACT) + rounding
+
+
+def busy_times(over: Iterable[Passage]) -> list[tuple[float, float, float]]:
+    """Start and end of each time without a gap in which something was on the link, and the bits that passed in it."""
+    busy: list[tuple[float, float, float]] = []
+    for each in sorted(over, key=lambda each: (each.begin_s, each.end_s)):
+        if busy and each.begin_s <= busy[-1][1] * (1 + 1e-14):
+            start_s, end_s, bits = busy[-1]
+            busy[-1] = (start_s, max(end_s, each.end_s), bits + each.bits)
+        else:
+            busy.append((each.begin_s, each.end_s, each.bits))
+    return busy
+
+
+# --- devices --------------------------------------------------------------------------------------------------
+
+
+def a_device_does_one_thing_at_a_time(record: RunRecord) -> None:
+    for device in record.plan.devices:
+        own = [event for event in of_kind(record, EventKind.COMPUTE, EventKind.SYNC) if event.device == device]
+        times_s = sorted((event.start_s, event.end_s) for event in own)
+        assert all(earlier[1] <= later[0] for earlier, later in pairwise(times_s))
+
+
+def nothing_begins_before_what_it_needs(record: RunRecord) -> None:
+    arrived_s = arrivals(record)
+    stages = {index: len(pipeline.stages) for index, pipeline in enumerate(record.plan.pipelines)}
+    done_s = {
+        (e.device, e.action, e.pipeline, e.stage, e.microbatch, e.step): e.end_s
+        for e in of_kind(record, EventKind.COMPUTE)
+    }
+    for event in of_kind(record, EventKind.COMPUTE):
+        place = (event.pipeline, event.stage, event.microbatch, event.step)
+        from_elsewhere = event.stage > 0 if event.action == "F" else event.stage < stages[event.pipeline] - 1
+        messages = arrived_s.get((event.device, event.action, *place), [])
+        assert bool(messages) == (from_elsewhere and event.action != "W")
+        assert event.start_s >= max(messages, default=0.0) * (1 - 1e-14)
+        for needed in {"F": [], "B": ["F"], "I": ["F"], "W": ["I"]}[event.action]:
+            assert event.start_s >= done_s[event.device, needed, *place]
+    for event in of_kind(record, EventKind.SYNC):
+        own = [end_s for key, end_s in done_s.items() if key[0] == event.device and key[-1] == event.step]
+        assert event.start_s >= max(own, default=0.0)
+
+
+def arrivals(record: RunRecord) -> dict[tuple[str, str, int, int, int, int], list[float]]:
+    """Of what each action needs from other devices: departures plus the latency of that moment."""
+    cluster = record.scenario.cluster
+    arrived_s: dict[tuple[str, str, int, int, int, int], list[float]] = defaultdict(list)
+    for event in of_kind(record, EventKind.SEND):
+        if event.action != SYNC_ACTION:
+            latency_s = latency_of(cluster.path(event.device, event.peer), event.end_s)
+            stage = event.stage + (1 if event.action == "F" else -1)
+            place = (event.pipeline, stage, event.microbatch, event.step)
+            arrived_s[event.peer, event.action, *place].append(event.end_s + latency_s)
+    return arrived_s
+
+
+def latency_of(path: Sequence[Link], time_s: float) -> float:
+    """The least latency of just before or after a time: a departure may round to the other side of a change."""
+    around_s = (time_s * (1 - 1e-12), time_s, time_s * (1 + 1e-12))
+    return sum(min(link.latency_at_s(moment_s) for moment_s in around_s) for link in path)
+
+
+# --- the tests ------------------------------------------------------------------------------------------------
+
+LAWS = (
+    every_message_of_every_step_departs_once_and_is_waited_for_once_at_most,
+    what_two_devices_exchange_keeps_its_order,
+    no_link_ever_carries_more_than_its_trace_between_any_two_times,
+    a_device_does_one_thing_at_a_time,
+    nothing_begins_before_what_it_needs,
+)
+
+
+def assert_lawful(record: RunRecord) -> None:
+    for law in LAWS:
+        law(record)
+
+
+@settings(deadline=None, max_examples=480)
+@given(orders(STEADY))
+def test_runs_on_steady_links_break_no_law(case: tuple[Scenario, Plan]) -> None:
+    assert_lawful(Simulator().run(*case, None, steps=2))
+
+
+@settings(deadline=None, max_examples=480)
+@given(orders(SWAYING))
+def test_runs_on_traces_break_no_law(case: tuple[Scenario, Plan]) -> None:
+    assert_lawful(Simulator().run(*case, None, steps=2))
+
+
+@settings(deadline=None, max_examples=480)
+@given(orders(with_effects(st.one_of(STEADY, SWAYING))))
+def test_runs_with_effects_break_no_law(case: tuple[Scenario, Plan]) -> None:
+    assert_lawful(Simulator().run(*case, None, steps=2))
+
+
+@settings(deadline=None, max_examples=320)
+@given(orders(on_traces(BASE)))
+def test_a_lone_message_takes_exactly_what_the_trace_carries_while_it_passes(case: tuple[Scenario, Plan]) -> None:
+    record = Simulator().run(*case, None, steps=2)
+    links = {link.name: link for link in record.scenario.cluster.links}
+    for name, over in passages(record).items():
+        tables = rates(links[name], record.scenario)
+        for each in over:
+            rounding = 8 * float(np.spacing(each.end_s) * tables.rate.max())
+            assert carried(tables, each.begin_s, each.end_s) == pytest.approx(each.bits, rel=EXACT, abs=rounding)
+
+
+@settings(deadline=None, max_examples=320)
+@given(orders(st.one_of(on_shared_links(replicated()), on_traces(on_shared_links(replicated())))))
+def test_a_shared_link_is_full_as_long_as_anything_waits_for_it(case: tuple[Scenario, Plan]) -> None:
+    # Every path is one link here: whoever shares it, none of its rate is lost.
+    record = Simulator().run(*case, None, steps=2)
+    links = {link.name: link for link in record.scenario.cluster.links}
+    for name, over in passages(record).items():
+        tables = rates(links[name], record.scenario)
+        for start_s, end_s, bits in busy_times(over):
+            rounding = 8 * float(np.spacing(end_s) * tables.rate.max())
+            assert carried(tables, start_s, end_s) == pytest.approx(bits, rel=1e-8, abs=rounding)
+
+
+@settings(deadline=None, max_examples=320)
+@given(orders(st.one_of(STEADY, SWAYING)))
+def test_every_action_takes_what_the_profile_says(case: tuple[Scenario, Plan]) -> None:
+    scenario, plan = case
+    actions = compile_step(plan, scenario).actions
+    expected = sorted(actions.duration_s[actions.microbatch >= 0].tolist())
+    record = Simulator().run(scenario, plan, None, steps=1)
+    computed = [event.end_s - event.start_s for event in of_kind(record, EventKind.COMPUTE)]
+    assert sorted(computed) == pytest.approx(expected, rel=EXACT, abs=EXACT)
