@@ -27,6 +27,9 @@ check: $(INSTALLED)
 
 # The figures in docs/measurements.md.
 bench: $(INSTALLED)
+	$(BIN)/ropebridge bench simulator
+	$(BIN)/ropebridge bench schedules
+	$(BIN)/ropebridge bench accuracy
 	$(BIN)/ropebridge bench fidelity
 	$(BIN)/ropebridge bench adaptation
 
@@ -37,7 +40,7 @@ schemas: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("ropebridge needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[executor,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[executor,solve,dev]'
 	touch $(INSTALLED)
 
 clean:
