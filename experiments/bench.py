@@ -13,6 +13,7 @@ from experiments.benches.adaptation import measure_adaptation
 from experiments.benches.fidelity import measure_fidelity
 from experiments.benches.measured_files import find_measured_files
 from experiments.benches.result import BenchResult
+from experiments.benches.schedules import measure_schedules
 from experiments.benches.simulator import measure_simulator
 from traces.errors import InputError
 from traces.naming import find_by_name
@@ -23,6 +24,7 @@ BENCHES: Mapping[str, Bench] = {
     "accuracy": measure_accuracy,
     "adaptation": measure_adaptation,
     "fidelity": measure_fidelity,
+    "schedules": measure_schedules,
     "simulator": measure_simulator,
 }
 

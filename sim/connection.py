@@ -97,13 +97,17 @@ class Connection:
 
     def _start(self, _: Alarm | None = None) -> None:
         size_bytes = self._queue[0].size_bytes
-        efficiency = self._effects.payload_efficiency
+        bits = 8 * size_bytes / self._effects.payload_efficiency
+        ceiling_bps = self._ceiling_bps(size_bytes)
+        self._carrier.start(Flow(self._links, bits, self._route.connections, ceiling_bps, self._departed))
+
+    def _ceiling_bps(self, size_bytes: int) -> float:
+        """Return the bits on the wire per second that a message reaches by itself at most, of each connection."""
         ceiling_bps = self._route.ceiling_bps
         for curve in self._curves if size_bytes else ():
-            rate_bps = self._effects.share * curve.rate_bps(size_bytes) / efficiency
+            rate_bps = self._effects.share * curve.rate_bps(size_bytes) / self._effects.payload_efficiency
             ceiling_bps = min(ceiling_bps, rate_bps / self._route.connections)
-        bits = 8 * size_bytes / efficiency
-        self._carrier.start(Flow(self._links, bits, self._route.connections, ceiling_bps, self._departed))
+        return ceiling_bps
 
     def _departed(self, now_s: float) -> None:
         parcel = self._queue.popleft()
@@ -126,7 +130,9 @@ class Connection:
         through (RFC 5681); the message is taken to go at full rate from then on.
         """
         round_trip_s = sum(link.latency_s for link in self._route.path) + self._back_s
-        rate_bps = min(link.bandwidth_bps for link in self._route.path)
+        link_bps = self._effects.share * min(link.bandwidth_bps for link in self._route.path)
+        wire_bps = min(link_bps, self._route.connections * self._ceiling_bps(size_bytes))
+        rate_bps = self._effects.payload_efficiency * wire_bps
         full_bytes = min(rate_bps * round_trip_s / 8, size_bytes)
         first_bytes = self._effects.initial_window_bytes * self._route.connections
         if full_bytes <= first_bytes:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -23,9 +24,7 @@ def make_devices(groups: Sequence[Sequence[str]], scenario: Scenario) -> Devices
     tables: list[RateTable] = []
     numbers, absences = [], []
     for group in groups:
-        speed = _FULL_SPEED
-        for device in group:
-            speed = _slower(speed, _speed(device, scenario))
+        speed = reduce(_slower, (_speed(device, scenario) for device in group))
         numbers.append(-1 if speed == _FULL_SPEED else len(tables))
         if speed != _FULL_SPEED:
             tables.append(speed)
@@ -45,7 +44,7 @@ def _speed(device: str, scenario: Scenario) -> RateTable:
     speed = _FULL_SPEED
     for slowdown in compute.slowdowns:
         if slowdown.device == device:
-            speed = _slower(speed, RateTable(slowdown.times_s, slowdown.speed))
+            speed = RateTable(slowdown.times_s, slowdown.speed)
     for straggler in compute.stragglers:
         if straggler.device == device:
             speed = speed.clipped(1 / straggler.factor, math.inf)
@@ -57,8 +56,8 @@ def _speed(device: str, scenario: Scenario) -> RateTable:
 
 def _slower(one: RateTable, other: RateTable) -> RateTable:
     """The lesser of two speeds at every time; neither repeats."""
-    if one == _FULL_SPEED and max(other.rates) <= 1:
-        return other
+    if one == other:
+        return one
     times_s = sorted({*one.times_s, *other.times_s})
     return RateTable(times_s, [min(_at(one, time_s), _at(other, time_s)) for time_s in times_s])
 

@@ -48,6 +48,8 @@ class FairLinks:
         """Let a message share its links from now on."""
         now_s = self._environment.now
         self._progress(now_s)
+        if not self._flows:
+            self._moved_s = now_s
         self._flows.append(flow)
         self._rates.append(0.0)
         self._ends_s.append(float("inf"))

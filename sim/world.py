@@ -73,6 +73,7 @@ class World:
         """Devices that have not finished the last step."""
         rest = {actor for under_way in self._under_way.values() for actor in _unfinished(under_way)}
         rest |= {actor for actors in self._undecided.values() for actor in actors}
+        rest |= {actor for _, actor in self._bounded}
         return [self.actors[actor] for actor in sorted(rest)] if self.unfinished_actors else []
 
     def _enter(self, step: int, actors: Sequence[int]) -> None:
@@ -203,7 +204,7 @@ class World:
         elif actor >= 0:
             state.waiting[parcel.message] = -1
             self._ready.append((parcel.step, [actor]))
-        if under_way.times.blocking[parcel.message]:
+        if under_way.times.blocking[parcel.message] and parcel.step not in self._dynamic:
             self._release(parcel.step, under_way, parcel.message, departed_s)
         under_way.unfinished -= 1
         self._finish(parcel.step, under_way)

@@ -32,7 +32,8 @@ def load_script() -> ModuleType:
 def test_torch_trains_by_our_orders_as_one_process_does(name: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     orders = SCHEDULES[name](problem_of([Times(latency_s=1)] * RANKS, [1] * MICROBATCHES, 3))
-    assert "I" in (csv := to_torch_csv([orders.actions(rank) for rank in range(RANKS)]))
+    csv = to_torch_csv([orders.actions(rank) for rank in range(RANKS)])
+    assert "I" in csv
     (tmp_path / "orders.csv").write_text(csv)
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     arguments = [
