@@ -225,10 +225,7 @@ def traces_convert(
 
 @traces_app.command("generate")
 def traces_generate(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="NAME", help="What to measure: accuracy, adaptation, fidelity, schedules, simulator."),
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A preset (lte, satellite, ...) or a generator.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
     duration: Annotated[str, typer.Option("--duration", help="Length, with its unit.")] = "600 s",
     seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed makes the same trace.")] = 0,

@@ -10,7 +10,7 @@ from planner.files.documents import read_text
 from planner.files.plan_file import read_plan
 from planner.files.scenario_file import read_scenario
 from planner.files.scenario_json import read_resolved_scenario
-from planner.plan import Plan
+from planner.plan import EXPLICIT, Plan
 from planner.reschedule import with_orders, with_schedule
 from planner.scenario import Scenario
 from planner.schedules import SCHEDULES
@@ -88,8 +88,9 @@ def _ordered(plan: Plan, scenario: Scenario, ordering: Ordering) -> Plan:
                 "--orders is given with --schedule or --dynamic",
                 valid="a file of orders is a schedule: give one of them",
             )
+        text = read_text(ordering.orders)
         try:
-            ordered = with_orders(plan, from_torch_csv(read_text(ordering.orders)))
+            ordered = with_orders(plan, from_torch_csv(text))
             check_plan(ordered, scenario)
         except InputError as error:
             raise error.within(str(ordering.orders)) from None
@@ -97,6 +98,11 @@ def _ordered(plan: Plan, scenario: Scenario, ordering: Ordering) -> Plan:
     if ordering.schedule is None and not ordering.dynamic:
         return plan
     schedule = ordering.schedule or plan.schedule
+    if schedule == EXPLICIT and ordering.schedule is None:
+        raise InputError(
+            "--dynamic is given for a plan that carries its own orders",
+            valid="name a schedule too: devices take from it whether backward is split",
+        )
     find_by_name(schedule, SCHEDULES, "schedule", where="--schedule")
     ordered = with_schedule(plan, scenario, schedule, "dynamic" if ordering.dynamic else "scheduled")
     check_plan(ordered, scenario)

@@ -124,7 +124,8 @@ class ComputeEffects:
     """What happens to profiled compute times.
 
     Attributes:
-        launch_overhead_s: Added to every action: the host issues its kernels.
+        launch_overhead_s: Added to every forward and every backward, of which a split one has it in its input gradient:
+            the host issues the kernels.
         jitter: Standard deviation of an action's time relative to its mean, which stays as profiled; log-normal.
         seed: Of the jitter.
         stragglers: Devices that always take longer.

@@ -14,6 +14,9 @@ from planner.memory_use import memory_use
 from planner.plan import Plan
 from planner.schedules.orders import BACKWARD_WEIGHT, KINDS
 
+# Turns before and after those of all actions that take no time.
+_FIRST, _LAST = -1, np.iinfo(np.int64).max
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MemoryTimeline:
@@ -34,9 +37,8 @@ def memory_timelines(record: RunRecord) -> dict[str, MemoryTimeline]:
     compute = log.take(np.flatnonzero(log.is_a(EventKind.COMPUTE)))
     standing = _standing(record)
     parts = [_changes(compute, record, *segment) for segment in _segments(record)]
-    device, time_s, change = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    # What is given back at a moment is given back before more is taken.
-    order = np.lexsort((change, time_s, device))
+    device, time_s, turn, change = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    order = np.lexsort((turn, time_s, device))
     device, time_s, change = device[order], time_s[order], change[order]
     timelines = {}
     for name, base in standing.items():
@@ -75,8 +77,11 @@ def leaders(plan: Plan) -> dict[str, str]:
 
 def _changes(
     compute: EventLog, record: RunRecord, plan: Plan, first_step: int, end_step: float
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Device, time and change of memory at the start and end of each action in some steps."""
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
+    """Device, time, turn at this time, and change of memory at the start and end of each action in some steps.
+
+    What ends at a moment comes first, then what takes no time, in the order of actions, then what starts.
+    """
     step, use = compile_step(plan, record.scenario), memory_use(plan, record.scenario)
     rows = (compute.columns["step"] >= first_step) & (compute.columns["step"] < end_step)
     rows &= compute.columns["microbatch"] >= 0
@@ -104,8 +109,11 @@ def _changes(
     columns = events.columns
     wanted = keys(actor_of[columns["device"]], kind_of[columns["action"]], columns["stage"], columns["microbatch"])
     action = own[by_key[np.searchsorted(known, wanted, sorter=by_key)]]
+    lasts = columns["end_s"] > columns["start_s"]
+    place = 2 * (columns["step"] * len(step.actions.kind) + action)
     return (
         np.concatenate((columns["device"], columns["device"])),
         np.concatenate((columns["start_s"], columns["end_s"])),
+        np.concatenate((np.where(lasts, _LAST, place), np.where(lasts, _FIRST, place + 1))),
         np.concatenate((use.taken[action] + use.workspace[action], -use.returned[action] - use.workspace[action])),
     )

@@ -6,16 +6,27 @@ import simpy
 from simpy.events import EventPriority
 
 # SimPy's own events have priorities 0 (urgent) and 1.
-_LAST = EventPriority(2)
+_LAST, _AFTER_ALARMS = EventPriority(2), EventPriority(3)
 
 
 class Alarm(simpy.Event):
-    """Calls back once at ``time_s``, with that time; a newer alarm that takes its place makes it ring in vain."""
+    """Calls back once at ``time_s``, with that time; a newer alarm that takes its place makes it ring in vain.
 
-    def __init__(self, environment: simpy.Environment, time_s: float, ring: Callable[["Alarm"], None]) -> None:
+    With ``after_alarms`` it also comes after all alarms of that time, even those that are only set then.
+    """
+
+    def __init__(
+        self,
+        environment: simpy.Environment,
+        time_s: float,
+        ring: Callable[["Alarm"], None],
+        *,
+        after_alarms: bool = False,
+    ) -> None:
         super().__init__(environment)
         self.time_s = time_s
         self._ok = True
         self._value = None
         self.callbacks.append(ring)
-        environment.schedule(self, priority=_LAST, delay=max(0.0, time_s - environment.now))
+        priority = _AFTER_ALARMS if after_alarms else _LAST
+        environment.schedule(self, priority=priority, delay=max(0.0, time_s - environment.now))

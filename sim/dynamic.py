@@ -1,12 +1,13 @@
 """Devices that choose: of the actions that are ready, each takes the best one, with no plan for the whole.
 
 The rule is that of `planner.schedules.dynamic`: gradients before forwards, which wait while the stage's depth or the
-device's memory is used up; weight gradients where nothing else is ready, or where memory holds up the only forward.
+device's memory is used up, less room for a microbatch of each of its later stages; weight gradients where nothing else
+is ready, or where memory holds up the only forward.
 Of equals the earliest microbatch goes first, then the latest stage. It absorbs jitter, but every choice needs an event.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import simpy
@@ -33,16 +34,18 @@ class _Actor:
         ready: Actions that lack nothing.
         busy: Whether it is at work, or has not begun.
         live: Microbatches of each stage between the start of F and the end of I or B.
-        held_bytes: Activations.
+        held_bytes: Activations of each stage.
+        largest_bytes: Those of the largest microbatch, of each stage that it holds.
     """
 
     problem: SchedulingProblem
     worker: int
     lacking: dict[int, int]
+    largest_bytes: Mapping[int, float]
     ready: set[int] = field(default_factory=set)
     busy: bool = True
     live: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    held_bytes: float = 0.0
+    held_bytes: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class DynamicStep:
@@ -103,7 +106,9 @@ class DynamicStep:
             lacking[action] = len(waits) + int(graph.first_received[action + 1] - graph.first_received[action])
         pipeline = int(self._under_way.compiled.pipeline[actor])
         stage = int(self._under_way.compiled.stage[actor])
-        prepared = _Actor(self._problems[pipeline], self._worker_of[pipeline][stage], lacking)
+        problem, worker = self._problems[pipeline], self._worker_of[pipeline][stage]
+        largest_bytes = {stage: float(problem.activation_bytes[stage].max()) for stage in problem.stages_of(worker)}
+        prepared = _Actor(problem, worker, lacking, largest_bytes)
         prepared.ready = {action for action, count in lacking.items() if not count}
         return prepared
 
@@ -144,7 +149,7 @@ class DynamicStep:
         A replica whose share of every microbatch is empty has nothing to do.
         """
         if self._actors[number].lacking:
-            Alarm(self._environment, alarm.time_s, lambda _: self._choose(number, alarm.time_s))
+            Alarm(self._environment, alarm.time_s, lambda _: self._choose(number, alarm.time_s), after_alarms=True)
             return
         first, end = self._under_way.compiled.graph.first_action[number : number + 2].tolist()
         done = [action for action in range(first, end) if self._kind[action] < SYNC]
@@ -168,7 +173,9 @@ class DynamicStep:
             state.wait_s[message] = idle_since_s if now_s > idle_since_s else state.arrival_s[message]
         if self._role(action) == "F":
             actor.live[self._stage[action]] += 1
-            actor.held_bytes += actor.problem.activation_bytes[self._stage[action], self._microbatch[action]]
+            actor.held_bytes[self._stage[action]] += actor.problem.activation_bytes[
+                self._stage[action], self._microbatch[action]
+            ]
         if end_s < float("inf"):
             Alarm(self._environment, end_s, lambda alarm: self._done(number, action, alarm))
 
@@ -192,10 +199,14 @@ class DynamicStep:
         return None
 
     def _allowed(self, actor: _Actor, action: int) -> bool:
-        """Whether depth and memory let a forward start."""
+        """Whether depth and memory let a forward start, with room kept for a microbatch of every later stage."""
         stage, problem = self._stage[action], actor.problem
-        needed = actor.held_bytes + problem.activation_bytes[stage, self._microbatch[action]]
-        return actor.live[stage] < problem.in_flight[stage] and bool(needed <= problem.capacity_bytes[actor.worker])
+        if actor.live[stage] >= problem.in_flight[stage]:
+            return False
+        room_bytes = float(problem.capacity_bytes[actor.worker])
+        for other, largest_bytes in actor.largest_bytes.items():
+            room_bytes -= max(actor.held_bytes[other], largest_bytes if other > stage else 0.0)
+        return bool(problem.activation_bytes[stage, self._microbatch[action]] <= room_bytes)
 
     def _done(self, number: int, action: int, alarm: Alarm) -> None:
         actor, role = self._actors[number], self._role(action)
@@ -206,9 +217,9 @@ class DynamicStep:
         if role == "B":
             actor.live[stage] -= 1
             split = any(self._role(each) == "W" for each in self._followers[action])
-            actor.held_bytes -= actor.problem.activation_bytes[stage, microbatch] - (kept if split else 0.0)
+            actor.held_bytes[stage] -= actor.problem.activation_bytes[stage, microbatch] - (kept if split else 0.0)
         elif role == "W":
-            actor.held_bytes -= kept
+            actor.held_bytes[stage] -= kept
         graph = self._under_way.compiled.graph
         for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
             self._hand_over(message, alarm.time_s)

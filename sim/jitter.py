@@ -17,7 +17,8 @@ def jitter_factors(seed: int, step: int, count: int, deviation: float) -> NDArra
         count: Number of actions.
         deviation: Standard deviation of the factors.
     """
-    words = np.random.Philox(key=[seed, step]).random_raw(count)
+    key = np.array([seed % 2**64, step], np.uint64)
+    words = np.random.Philox(key=key).random_raw(count)
     uniform = (np.right_shift(words, np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     spread = np.sqrt(np.log1p(deviation**2))
     return np.asarray(np.exp(spread * ndtri(uniform) - spread**2 / 2), np.float64)

@@ -249,7 +249,8 @@ class World:
 def _unfinished(under_way: StepUnderWay) -> list[int]:
     graph = under_way.compiled.graph
     begun = ~np.isnan(under_way.begun_s)
-    return np.flatnonzero(begun & (under_way.state.position < graph.first_action[1:])).tolist()
+    working = (under_way.state.position < graph.first_action[1:]) | (under_way.state.sending > 0)
+    return np.flatnonzero(begun & working).tolist()
 
 
 def _pairs(plan: Plan, scenario: Scenario, adaptation: Adaptation | None) -> dict[tuple[str, str], bool]:

@@ -43,7 +43,7 @@ def find_measured_files(
     Without a model's name, the folder of runs names it: ``measured-opt-350m-gh200`` for model OPT-350.
 
     Raises:
-        InputError: There is no such folder, or nothing names the model.
+        InputError: There is no such folder, of all files or of runs, or nothing names the model.
     """
     folder = Path(os.environ.get(VARIABLE, BESIDE_THE_PROJECT))
     if not folder.is_dir() and None in (runs, times, sizes, network):
@@ -54,6 +54,8 @@ def find_measured_files(
         )
     times = times or folder / "layer_times.json"
     runs = runs or _only_runs(folder)
+    if not runs.is_dir():
+        raise InputError("there is no such folder", where=str(runs), valid="a folder of measured runs")
     return MeasuredFiles(
         runs,
         times,

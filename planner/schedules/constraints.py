@@ -16,22 +16,27 @@ Key = tuple[int, int, int]
 
 KINDS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
-# Ticks are looked for among the shortest time and its parts down to this one.
+# A common measure is looked for among the least value and its parts down to this one.
 _MOST_PARTS = 1000
 _REMAINDER = 1e-6
-_TICKS = 1_000_000
+_PARTS = 1_000_000
 
 
 def tick_s(problem: SchedulingProblem, horizon_s: float) -> float:
     """Return a time of which all times of the problem are multiples, or else a millionth of the horizon; seconds."""
     tables = tables_of(problem)
-    times_s = np.concatenate([np.ravel(each) for each in (tables.duration_s, tables.occupancy_s, tables.latency_s)])
-    times_s = np.unique(times_s[times_s > 0])
+    times_s = [np.ravel(each) for each in (tables.duration_s, tables.occupancy_s, tables.latency_s)]
+    return _measure(np.concatenate(times_s), horizon_s)
+
+
+def _measure(values: Floats, whole: float) -> float:
+    """Return a number of which all values are multiples, or else a small part of the whole."""
+    values = np.unique(values[values > 0])
     for parts in range(1, _MOST_PARTS + 1):
-        multiples = times_s / times_s[0] * parts
+        multiples = values / values[0] * parts
         if np.all(np.abs(multiples - np.rint(multiples)) <= _REMAINDER):
-            return float(times_s[0] / parts)
-    return horizon_s / _TICKS
+            return float(values[0] / parts)
+    return whole / _PARTS
 
 
 class ScheduleModel:
@@ -112,16 +117,15 @@ class ScheduleModel:
         """Activations fit into every worker's memory, and live microbatches into every stage's depth."""
         for worker in range(self.problem.worker_count):
             stages = self.problem.stages_of(worker)
-            capacity = float(self.problem.capacity_bytes[worker]) * (1 + GRACE)
-            held = [item for stage in stages for item in self._held(stage)]
-            if sum(size for _, _, size in held) > capacity:
-                self._limit(held, int(capacity))
+            capacity_bytes = float(self.problem.capacity_bytes[worker]) * (1 + GRACE)
+            if np.sum(self.problem.activation_bytes[list(stages)]) > capacity_bytes:
+                sizes = [self.problem.activation_bytes[list(stages)], self.problem.weight_bytes[list(stages)]]
+                grain_bytes = _measure(np.concatenate(sizes).ravel(), capacity_bytes)
+                held = [item for stage in stages for item in self._held(stage, grain_bytes)]
+                self._limit(held, int(capacity_bytes / grain_bytes))
             for stage in stages:
                 if self.problem.in_flight[stage] < self.problem.microbatches:
-                    live = [
-                        (*self._span(FORWARD, BACKWARD_INPUT, stage, m), 1) for m in range(self.problem.microbatches)
-                    ]
-                    self._limit(live, self.problem.in_flight[stage])
+                    self._limit(self._live(stage), self.problem.in_flight[stage])
 
     def _span(self, first: int, last: int, stage: int, microbatch: int) -> tuple[Any, Any]:
         return self.start[first, stage, microbatch], self._end(last, stage, microbatch)
@@ -130,12 +134,12 @@ class ScheduleModel:
         microbatches = range(self.problem.microbatches)
         return [(*self._span(FORWARD, BACKWARD_INPUT, stage, microbatch), 1) for microbatch in microbatches]
 
-    def _held(self, stage: int) -> list[tuple[Any, Any, int]]:
-        """From when to when a stage holds how many bytes."""
+    def _held(self, stage: int, grain_bytes: float) -> list[tuple[Any, Any, int]]:
+        """From when to when a stage holds how many grains."""
         held = []
         for microbatch in range(self.problem.microbatches):
-            activation = int(np.ceil(self.problem.activation_bytes[stage, microbatch]))
-            weight = int(np.ceil(self.problem.weight_bytes[stage, microbatch]))
+            activation = int(np.ceil(self.problem.activation_bytes[stage, microbatch] / grain_bytes - _REMAINDER))
+            weight = int(np.ceil(self.problem.weight_bytes[stage, microbatch] / grain_bytes - _REMAINDER))
             begin, end = self._span(FORWARD, BACKWARD_INPUT, stage, microbatch)
             weighed = self._end(BACKWARD_WEIGHT, stage, microbatch)
             if weight == activation:
