@@ -52,7 +52,7 @@ class ComputeEntry:
     """What happens to profiled times.
 
     Attributes:
-        launch_overhead: Added to every action.
+        launch_overhead: Added to every forward and every backward.
         jitter: Standard deviation of an action's time, as a share of its mean.
         seed: Of the jitter.
         stragglers: Devices that always take longer.
