@@ -72,8 +72,15 @@ def _in_two_rounds(pipeline: Pipeline, where: str, schedule: str, *, back: bool)
     count = 2 * len(sizes)
     for stage, size in (*firsts, *(reversed(seconds) if back else seconds)):
         first = stages[-1].end_layer if stages else 0
-        stages.append(replace(stage, first_layer=first, end_layer=first + size, in_flight=count - len(stages)))
+        depth = count - len(stages) if back else _interleaved_depth(len(stages), len(sizes))
+        stages.append(replace(stage, first_layer=first, end_layer=first + size, in_flight=depth))
     return replace(pipeline, stages=tuple(stages))
+
+
+def _interleaved_depth(stage: int, workers: int) -> int:
+    """Return how many microbatches the published order holds of a stage at most, two of them a worker."""
+    turn, worker = divmod(stage, workers)
+    return (1 - turn) * workers + min(workers, 2 * (workers - worker) - 1)
 
 
 def _hiding(pipeline: Pipeline, scenario: Scenario) -> Pipeline:

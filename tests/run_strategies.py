@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from planner.cluster import Cluster, Link
 from planner.effects import ComputeEffects, Effects, NetworkEffects, Slowdown, Straggler
+from planner.faults import Absence, Fault, Hang, LinkOutage
 from planner.plan import ALGORITHMS, Plan, Synchronisation
 from planner.scenario import Scenario
 from traces.trace import LinkTrace
@@ -151,3 +152,33 @@ def with_effects(draw: st.DrawFn, cases: st.SearchStrategy[tuple[Scenario, Plan]
     scenario, plan = draw(cases)
     effects = Effects(draw(network_effects()), draw(compute_effects(plan.devices)))
     return replace(scenario, effects=effects), plan
+
+
+@st.composite
+def with_faults(draw: st.DrawFn, cases: st.SearchStrategy[tuple[Scenario, Plan]]) -> tuple[Scenario, Plan]:
+    """Devices and links fail up to two times each, and always come back."""
+    scenario, plan = draw(cases)
+    faults: list[Fault] = []
+    for place in (*plan.devices, *scenario.cluster.links):
+        time_s = 0.0
+        for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
+            start_s = time_s + draw(st.floats(0, 40))
+            time_s = start_s + draw(st.floats(0.1, 20))
+            if isinstance(place, Link):
+                faults.append(LinkOutage(place.name, start_s, time_s))
+            else:
+                faults.append(draw(st.sampled_from([Absence, Hang]))(place, start_s, time_s))
+    return replace(scenario, faults=tuple(draw(st.permutations(faults)))), plan
+
+
+@st.composite
+def without_waiting(draw: st.DrawFn, cases: st.SearchStrategy[tuple[Scenario, Plan]]) -> tuple[Scenario, Plan]:
+    """Pipelines that send each other updates, where there are several."""
+    scenario, plan = draw(cases)
+    if len(plan.pipelines) == 1:
+        return scenario, plan
+    method = draw(st.sampled_from(["asgd", "asgd-ga", "ma"]))
+    every = 1 if method == "asgd" else draw(st.integers(1, 3))
+    bound = draw(st.none() | st.integers(0, 2))
+    synchronisation = replace(plan.synchronisation, method=method, every=every, staleness_bound=bound)
+    return scenario, replace(plan, synchronisation=synchronisation)

@@ -67,21 +67,18 @@ def succeed(*arguments: object) -> str:
 @pytest.mark.parametrize("name", [pytest.param(s, marks=needs_solver) if s == "optimal" else s for s in SCHEDULES])
 def test_each_schedule_by_its_name(name: str, scenario: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert (
-        EXPLICIT
-        if name == "optimal"
-        else name in succeed("simulate", scenario, "--schedule", name, "--steps", 2, "-o", run)
-    )
+    schedule = EXPLICIT if name == "optimal" else name
+    assert schedule in succeed("simulate", scenario, "--schedule", name, "--steps", 2, "-o", run)
     # What the solver finds depends on the time it has, so the plan holds it.
     plan = read_plan(run / "plan.json")
-    assert plan.schedule == (EXPLICIT if name == "optimal" else name)
+    assert plan.schedule == schedule
     (pipeline,) = plan.pipelines
     assert bool(pipeline.orders) == (name == "optimal")
     assert pipeline.workers == {"interleaved-1f1b": (0, 1, 0, 1), "zb-v": (0, 1, 1, 0)}.get(name, (0, 1))
     summary = json.loads((run / "summary.json").read_text())
     assert summary["schedule"] == plan.schedule
     assert summary["peak_memory_bytes"].keys() == {"left", "right"}
-    states = 4 * 2 * 4_000_000
+    states = 2 * 2 * 4_000_000
     for peak in summary["peak_memory_bytes"].values():
         # Two layers, and all activations of two microbatches at most.
         assert states < peak <= states + 2 * 4 * 2 * 2_000_000
@@ -150,10 +147,6 @@ BAD_ORDERS = {
         ["wait for each other in a circle", "device 'left'", "device 'right'", "0B0", "1F1", "0F1"],
     ),
     "a backward too few": ((GOOD_ROWS[0], "1F0,1B0,1F1"), ["orders[1]", "microbatch 1 passes stage 1 with 1F1"]),
-    "a backward twice": ((GOOD_ROWS[0], "1F0,1B0,1I0,1W0,1F1,1B1"), ["orders[1]", "microbatch 0 passes stage 1"]),
-    "an action of the other": ((GOOD_ROWS[0], "1F0,1B0,0F1,1B1"), ["orders[1][2]", "move it to orders[0]"]),
-    "a microbatch too many": ((GOOD_ROWS[0] + ",0F2", GOOD_ROWS[1]), ["orders[0][4]", "0F2", "microbatches 0 to 1"]),
-    "a row too few": (GOOD_ROWS[:1], ["orders for 1 workers", "each of the 2 workers"]),
     "no action": ((GOOD_ROWS[0], "1F0,forward"), ["line 2", "'forward' is not an action"]),
 }
 
@@ -179,18 +172,20 @@ def test_devices_cannot_choose_where_the_plan_carries_orders(scenario: Path, tmp
 
 
 def test_a_schedule_that_does_not_fit_into_memory(scenario: Path, tmp_path: Path) -> None:
-    # 1 GB a sample and layer: a microbatch takes 8 GB of 16 GB, and a second one finds no room beside the states.
+    # 1 GB a sample and layer: a microbatch takes 4 GB of 16 GB, and a fourth one finds no room beside the states.
     changed(scenario, "activation: 2 MB", "activation: 1 GB")
-    (tmp_path / "orders.csv").write_text("\n".join(GOOD_ROWS))
+    changed(scenario, "microbatch: 4", "microbatch: 2")
+    forwards, backwards = (",".join(f"0{kind}{number}" for number in range(4)) for kind in "FB")
+    rows = f"{forwards},{backwards}\n" + ",".join(f"1F{number},1B{number}" for number in range(4))
+    (tmp_path / "orders.csv").write_text(rows)
     succeed("plan", scenario, "--schedule", "zb-h1")
     assert_refused(["plan", scenario, "--schedule", "gpipe"], "pipelines[0].stages[0]", "'left'", "GiB")
     assert_refused(["plan", scenario, "--orders", tmp_path / "orders.csv"], "orders.csv", "stages[0]", "'left'", "GiB")
 
 
-@pytest.mark.parametrize("name", ["zb-v", "interleaved-1f1b"])
-def test_a_stage_of_one_layer_cannot_be_cut_in_two(name: str, scenario: Path) -> None:
+def test_a_stage_of_one_layer_cannot_be_cut_in_two(scenario: Path) -> None:
     changed(scenario, "repeat: 4", "repeat: 3")
-    assert_refused(["plan", scenario, "--schedule", name], "pipelines[0].stages[", "has one layer", f"'{name}'")
+    assert_refused(["plan", scenario, "--schedule", "zb-v"], "pipelines[0].stages[", "has one layer", "'zb-v'")
 
 
 @pytest.mark.parametrize(
@@ -207,4 +202,4 @@ def test_what_only_the_simulator_can_do_is_not_run(
 
 
 def test_measured_runs_that_are_not_there(tmp_path: Path) -> None:
-    assert_refused(["bench", "accuracy", "--runs", tmp_path / "nowhere"], "nowhere", "there")
+    assert_refused(["bench", "accuracy", "--runs", tmp_path / "nowhere"], "nowhere: there")

@@ -9,12 +9,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_strategies import chains, on_shared_links, on_traces, replicated, with_effects
+from run_strategies import (
+    chains,
+    on_shared_links,
+    on_traces,
+    replicated,
+    with_effects,
+    with_faults,
+    without_waiting,
+)
 
 from planner.backend import RunRecord
 from planner.cluster import Link
 from planner.compiled_step import compile_step
-from planner.events import SYNC_ACTION, Event, EventKind
+from planner.effects import ComputeEffects, Effects
+from planner.events import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
+from planner.faults import Absence, LinkOutage
 from planner.plan import Plan
 from planner.scenario import Scenario
 from sim.rate_tables import RateTables, join_tables, link_table, moved
@@ -52,7 +62,7 @@ def by_pair(record: RunRecord) -> dict[tuple[str, str], list[Event]]:
 def every_message_of_every_step_departs_once_and_is_waited_for_once_at_most(record: RunRecord) -> None:
     steps = 1 + max(event.step for event in record.events)
     messages = compile_step(record.plan, record.scenario).messages
-    sent = of_kind(record, EventKind.SEND)
+    sent = [event for event in of_kind(record, EventKind.SEND) if event.action != UPDATE_ACTION]
     assert len(sent) == steps * len(messages.size_bytes)
     assert sum(event.size_bytes for event in sent) == steps * int(messages.size_bytes.sum())
     assert all(np.isfinite(event.end_s) for event in sent)
@@ -106,7 +116,11 @@ def passages(record: RunRecord) -> dict[str, list[Passage]]:
 
 def rates(link: Link, scenario: Scenario) -> RateTables:
     trace = link.trace or LinkTrace(np.zeros(1), np.array([link.bandwidth_bps]), 1.0)
-    return join_tables([link_table(trace).clipped(scenario.effects.network.share, np.inf)])
+    table = link_table(trace).clipped(scenario.effects.network.share, np.inf)
+    for fault in scenario.faults:
+        if isinstance(fault, LinkOutage) and fault.link == link.name:
+            table = table.without(fault.start_s, fault.end_s)
+    return join_tables([table])
 
 
 def carried(tables: RateTables, start_s: float, end_s: float) -> float:
@@ -174,7 +188,7 @@ def arrivals(record: RunRecord) -> dict[tuple[str, str, int, int, int, int], lis
     cluster = record.scenario.cluster
     arrived_s: dict[tuple[str, str, int, int, int, int], list[float]] = defaultdict(list)
     for event in of_kind(record, EventKind.SEND):
-        if event.action != SYNC_ACTION:
+        if event.action not in (SYNC_ACTION, UPDATE_ACTION):
             latency_s = latency_of(cluster.path(event.device, event.peer), event.end_s)
             stage = event.stage + (1 if event.action == "F" else -1)
             place = (event.pipeline, stage, event.microbatch, event.step)
@@ -188,6 +202,15 @@ def latency_of(path: Sequence[Link], time_s: float) -> float:
     return sum(min(link.latency_at_s(moment_s) for moment_s in around_s) for link in path)
 
 
+def nobody_computes_while_away(record: RunRecord) -> None:
+    for fault in record.scenario.faults:
+        if not isinstance(fault, Absence):
+            continue
+        for event in of_kind(record, EventKind.COMPUTE):
+            if event.device == fault.device:
+                assert event.end_s <= fault.start_s or event.start_s >= fault.end_s
+
+
 # --- the tests ------------------------------------------------------------------------------------------------
 
 LAWS = (
@@ -196,6 +219,7 @@ LAWS = (
     no_link_ever_carries_more_than_its_trace_between_any_two_times,
     a_device_does_one_thing_at_a_time,
     nothing_begins_before_what_it_needs,
+    nobody_computes_while_away,
 )
 
 
@@ -220,6 +244,30 @@ def test_runs_on_traces_break_no_law(case: tuple[Scenario, Plan]) -> None:
 @given(orders(with_effects(st.one_of(STEADY, SWAYING))))
 def test_runs_with_effects_break_no_law(case: tuple[Scenario, Plan]) -> None:
     assert_lawful(Simulator().run(*case, None, steps=2))
+
+
+@settings(deadline=None, max_examples=60)
+@given(orders(without_waiting(with_faults(with_effects(st.one_of(STEADY, SWAYING))))))
+def test_runs_with_faults_and_updates_break_no_law(case: tuple[Scenario, Plan]) -> None:
+    assert_lawful(Simulator().run(*case, None, steps=3))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.one_of(STEADY, SWAYING))
+def test_runs_with_transfers_that_block_break_no_law(case: tuple[Scenario, Plan]) -> None:
+    scenario, plan = case
+    blocking = replace(scenario, effects=Effects(compute=ComputeEffects(transfers_block=True)))
+    record = Simulator().run(blocking, plan, None, steps=2)
+    assert_lawful(record)
+    # Each device's own transfers and actions take turns.
+    busy: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for event in record.events:
+        if event.kind is EventKind.COMPUTE:
+            busy[event.device].append((event.start_s, event.end_s))
+    for event in of_kind(record, EventKind.SEND):
+        if event.action != SYNC_ACTION:
+            for start_s, end_s in busy[event.device]:
+                assert end_s <= event.start_s * (1 + 1e-14) or start_s >= event.end_s * (1 - 1e-14)
 
 
 @settings(deadline=None, max_examples=40)

@@ -1,5 +1,6 @@
 """Pipelines that send each other updates without waiting, against sums by hand and a recursion of a few lines."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from planner.backend import RunRecord
 from planner.check import check_plan
 from planner.cluster import Cluster, Link
 from planner.events import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
+from planner.faults import Absence
 from planner.memory_timeline import peak_memory_bytes
 from planner.metrics import measure, step_ends_s
 from planner.plan import ORDERS, Pipeline, Plan, Replica, Stage, Synchronisation
@@ -21,6 +23,7 @@ from planner.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario import Scenario
 from planner.update_exchange import UpdateEdge, update_edges
 from sim.simulator import Simulator
+from traces.errors import RunError
 
 EXACT = 1e-9
 
@@ -450,3 +453,30 @@ def test_a_layer_profile_without_parameters_sends_nothing() -> None:
     scenario = replace(scenario, cluster=Cluster(devices, scenario.cluster.links), model=ModelProfile("mesh", layers))
     record = simulated((scenario, replace(plan, synchronisation=Synchronisation("asgd", staleness_bound=0))), steps=3)
     assert {event.kind for event in record.events} == {EventKind.COMPUTE}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_run_whose_updates_never_arrive_names_those_who_wait(order: str) -> None:
+    scenario, plan = two_regions([1.0, 1.0], transfer_s=0.5, bound=0)
+    gone = replace(scenario, faults=(Absence("device-0", 1.0, math.inf),))
+    # One device leaves after its first step; the other waits for what it would have sent after a second one.
+    with pytest.raises(RunError, match=r"the run stalls at .*: device-0, device-1 wait for bytes that never arrive"):
+        simulated((gone, replace(plan, order=order)), steps=3)
+
+
+@settings(deadline=None, max_examples=40)
+@given(exchanges())
+def test_a_policy_that_decides_nothing_delays_nobody_who_waits_for_updates(case: Case) -> None:
+    scenario, plan = two_regions(
+        [each / 8 for each in case.step], transfer_s=case.transfer / 8, latency_s=case.latency / 8, bound=0
+    )
+
+    class Never:
+        """Looks on."""
+
+        def decide(self, observation: object, current: Plan) -> Plan | None:
+            return None
+
+    watched = Simulator().run(scenario, plan, Never(), case.steps)
+    # All pipelines finish a step before any begins the next but one, so that a step's decision is known by then.
+    assert watched.events == simulated((scenario, plan), case.steps).events

@@ -1,0 +1,49 @@
+"""The same inputs and seed give the same events, byte for byte, whatever the process and its hash seed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.events import EventKind, read_events
+from sim.jitter import jitter_factors
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_two_processes_with_other_hash_seeds_write_the_same_bytes(tmp_path: Path) -> None:
+    files, said = [], []
+    for seed in ("0", "12345"):
+        folder = tmp_path / seed
+        folder.mkdir()
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("swaying_run.py")), str(folder)],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        said.append(done.stdout)
+        files.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert files[0] == files[1]
+    assert said[0] == said[1]
+    assert not said[0].startswith("adapting 0")
+    # The runs are as unsteady as they are meant to be: everything that can happen happens in one of them.
+    happened = {path.stem: {event.kind for event in read_events(path)} for path in folder.iterdir()}
+    assert happened.keys() == {"adapting", "fixed", "choosing", "updating"}
+    assert set.union(*happened.values()) == set(EventKind)
+
+
+def test_jitter_never_changes() -> None:
+    # What a seed gives is part of what a scenario means.
+    expected = [1.121816071827, 0.938094381470, 1.101311243338]
+    assert jitter_factors(5, 3, 3, 0.2).tolist() == pytest.approx(expected, rel=1e-11)
+
+
+@pytest.mark.parametrize("seed", [0, 2**53, 2**63, 2**64 - 2])
+def test_neighbouring_seeds_and_steps_give_other_factors_however_large_they_are(seed: int) -> None:
+    here, next_seed, next_step = (jitter_factors(*key, 50, 0.3) for key in ((seed, 1), (seed + 1, 1), (seed, 2)))
+    assert not set(here) & set(next_seed)
+    assert not set(here) & set(next_step)
