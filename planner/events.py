@@ -103,5 +103,7 @@ def write_events(events: Iterable[Event], path: Path) -> None:
 def read_events(path: Path) -> list[Event]:
     """Return the events of a Parquet file."""
     columns = pq.read_table(path, schema=_SCHEMA).to_pydict()
+    # Runs of before pipelines could send updates do not say how stale these are.
+    columns["staleness"] = [-1 if value is None else value for value in columns["staleness"]]
     kinds = [EventKind(kind) for kind in columns.pop("kind")]
     return [Event(*row) for row in zip(kinds, *columns.values(), strict=True)]

@@ -108,7 +108,7 @@ class Synchronisation:
         algorithm: Of sums that wait: ``ring``, ``tree`` or ``hierarchical`` (inside regions first).
         every: Steps between two exchanges; 1 for ``allreduce`` and ``asgd``.
         staleness_bound: Steps that a pipeline may run ahead of the slowest other one's last update that it
-            has received; None for no bound.
+            has received, besides those that nobody sends before ``every`` are done; None for no bound.
     """
 
     method: str = "allreduce"

@@ -9,15 +9,17 @@ the best candidate is clearly faster, or as fast with less in memory. The global
 from collections.abc import Iterator
 from dataclasses import replace
 
+from planner.check import check_plan
 from planner.depths import fitting_depths, latency_aware_depths, plain_depths
 from planner.evaluate import step_time_s
 from planner.observation import Observation
 from planner.plan import EXPLICIT, Pipeline, Plan
-from planner.program import compile_plan
+from planner.program import DeviceProgram, compile_plan
 from planner.reschedule import SEARCHING
 from planner.scenario import Scenario
 from planner.schedules import HOLD_ALL
 from planner.steady_path import SteadyPath, nominal_path
+from traces.errors import InputError
 
 # Weight of the newest observation: the mean follows a sudden change to within 10 % in two observations.
 NEWEST_WEIGHT = 0.7
@@ -68,7 +70,8 @@ class DepthPolicy:
             self._paths[seen.source, seen.target] = SteadyPath(1 / seconds_per_bit, latency_s)
         programs = compile_plan(observation.plan, self._scenario)
         for device, compute_s in observation.compute_s:
-            planned_s = programs[device].update_s + sum(work.duration_s for work in programs[device].work)
+            # The partners of a tensor-parallel group are as fast as the device that leads them.
+            planned_s = _planned_s(programs[device]) if device in programs else 0.0
             if planned_s > 0:
                 before_ratio = self._slowdown.get(device, compute_s / planned_s)
                 self._slowdown[device] = _mean(compute_s / planned_s, before_ratio)
@@ -90,7 +93,17 @@ class DepthPolicy:
             for count in _even_counts(pipeline.samples, least_size=widest, most=most):
                 microbatches = (pipeline.samples // count,) * count
                 for depths in self._depths(plan.schedule, pipeline, microbatches):
-                    yield plan.with_microbatches(index, microbatches, depths)
+                    candidate = plan.with_microbatches(index, microbatches, depths)
+                    if len(set(pipeline.workers)) == len(pipeline.stages) or self._is_possible(candidate):
+                        yield candidate
+
+    def _is_possible(self, plan: Plan) -> bool:
+        """Whether a plan can be carried out: depths that fit every stage may not fit a device that holds several."""
+        try:
+            check_plan(plan, self._scenario)
+        except InputError:
+            return False
+        return True
 
     def _depths(self, schedule: str, pipeline: Pipeline, microbatches: tuple[int, ...]) -> set[tuple[int, ...]]:
         """Depths worth a try that fit into memory."""
@@ -124,10 +137,15 @@ class DepthPolicy:
                 for sender in senders.replicas
                 for receiver in receivers.replicas
                 for pair in ((sender.device, receiver.device), (receiver.device, sender.device))
+                if sender.device != receiver.device
             ]
-            transfer_s.append(bits / min(path.rate_bps for path in paths))
-            latency_s.append(max(path.latency_s for path in paths))
+            transfer_s.append(max((bits / path.rate_bps for path in paths), default=0.0))
+            latency_s.append(max((path.latency_s for path in paths), default=0.0))
         return latency_aware_depths(compute_s, transfer_s, latency_s)
+
+
+def _planned_s(program: DeviceProgram) -> float:
+    return program.update_s + sum(work.duration_s for work in program.work)
 
 
 def _mean(newest: float, before: float) -> float:

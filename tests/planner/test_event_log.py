@@ -127,7 +127,6 @@ def test_a_log_is_no_key_and_no_text() -> None:
     assert EventLog.from_events([EVENT]) != 1
 
 
-@pytest.mark.xfail(strict=True, reason="a column that a file lacks is read as None")
 def test_a_file_from_before_staleness_was_written_still_reads(tmp_path: Path) -> None:
     table = to_table([EVENT]).drop_columns(["staleness"])
     pq.write_table(table, tmp_path / "events.parquet")

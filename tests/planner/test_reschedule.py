@@ -231,15 +231,11 @@ def test_plans_of_two_stages_a_device_stay_whole_with_room_to_spare(
     stays_whole(scenario, with_schedule(plan, scenario, "interleaved-1f1b", order), days)
 
 
-@pytest.mark.xfail(strict=True, raises=InputError, reason="the policy asks for a link from a device to itself")
 def test_neighbouring_stages_on_one_device_need_no_link() -> None:
     scenario, plan = two_devices(1_000_000)
     stays_whole(scenario, with_schedule(plan, scenario, "zb-v"), [(1e3, 0.0)])
 
 
-@pytest.mark.xfail(
-    strict=True, raises=InputError, reason="the policy fits depths to memory stage by stage, not device by device"
-)
 def test_plans_of_two_stages_a_device_stay_whole_where_memory_is_short() -> None:
     scenario, plan = two_devices(0)
     plan = with_schedule(plan, scenario, "interleaved-1f1b")
