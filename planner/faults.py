@@ -1,7 +1,8 @@
 """Faults that a scenario foresees: when devices leave, return and hang, and when links are out.
 
 The simulator supplies them; what they cost is up to who recovers. Without a recovery policy everybody waits: an action
-under way on a device that leaves is lost and done again after its return, one on a device that hangs goes on.
+under way on a device that leaves is lost and done again after its return (with `order: dynamic` it chooses anew), one
+on a device that hangs goes on. A hang or an outage of more than a day counts as one without end.
 """
 
 import math

@@ -162,10 +162,15 @@ class DynamicStep:
         if action is None:
             actor.busy = False
             return
-        actor.ready.discard(action)
         state = self._under_way.state
         duration_s = float(self._under_way.times.duration_s[action])
         start_s, end_s = occupied(self._devices, number, now_s, duration_s)
+        if start_s > now_s:
+            # It is away, or leaves before this is done: it chooses when it is back, from what is ready then.
+            if start_s < float("inf"):
+                Alarm(self._environment, start_s, lambda alarm: self._go_on(number, alarm))
+            return
+        actor.ready.discard(action)
         state.start_s[action], state.end_s[action] = start_s, end_s
         for message in self._received(action):
             # It waited for this message if it stood idle before it came.

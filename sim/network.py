@@ -75,7 +75,8 @@ def _exclusive_lines(routes: Sequence[Route], exclusive: Sequence[bool], scenari
     modes, rate_numbers, latency_numbers = [], [], []
     for route, alone in zip(routes, exclusive, strict=True):
         rates = [link_rates(link, scenario) for link in route.binding]
-        changing = [table for table in rates if len(table.rates) > 1]
+        traced = [link.trace is not None for link in route.binding]
+        changing = [table for table, follows in zip(rates, traced, strict=True) if follows or len(table.rates) > 1]
         swaying = [link for link in route.path if link.trace is not None and link.trace.latency_s is not None]
         curved = any(link.size_curve is not None for link in route.path)
         rate_number = latency_number = -1
@@ -85,7 +86,7 @@ def _exclusive_lines(routes: Sequence[Route], exclusive: Sequence[bool], scenari
         else:
             mode = TABLED if changing else CONSTANT
             if changing:
-                steady_bps = [table.rates[0] for table in rates if len(table.rates) == 1]
+                steady_bps = [table.rates[0] for table in rates if table is not changing[0]]
                 ceiling_bps = min([route.connections * route.ceiling_bps, *steady_bps])
                 rate_number = len(tables)
                 tables.append(changing[0].clipped(1.0, ceiling_bps))

@@ -7,9 +7,9 @@ With P = 3 stages and M = 4 microbatches::
     stage 2  .. .. F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
 
 Stage s runs P - s microbatches ahead and does W s microbatches later, so that every stage holds P at most, between
-the start of F and the end of W. Makespan of equal stages without transfer time: M(F + I + W) + (P - 1)(F + I - W),
-a third of the bubble of 1F1B where F = I = W. A stage runs less far ahead where its ``in_flight`` or its memory says
-so.
+the start of F and the end of W. Makespan of M >= P microbatches on equal stages without transfer time:
+M(F + I + W) + (P - 1)(F + I - min(F, I, W)), a third of the bubble of 1F1B where F = I = W. A stage runs less far ahead
+where its ``in_flight`` or its memory says so.
 """
 
 from planner.schedules.orders import Orders

@@ -15,6 +15,7 @@ from planner.check import check_plan
 from planner.effects import ComputeEffects, Effects
 from planner.evaluate import step_time_s
 from planner.events import Event, EventKind
+from planner.faults import Absence, Fault, Hang
 from planner.memory_timeline import memory_timelines
 from planner.pipeline_costs import scheduling_problem
 from planner.plan import Pipeline, Plan, Replica, Stage
@@ -72,6 +73,16 @@ def test_depth_holds_forwards_back() -> None:
     scenario = chain_scenario([1.0, 1.0], [1.0, 1.0], latency_s=5.0, global_batch=3)
     record = simulated(dynamic((scenario, chain_plan(scenario, depths=[1, 1]))))
     assert row(record, "device-0") == "0F0 0B0 0F1 0B1 0F2 0B2"
+
+
+@pytest.mark.parametrize(
+    "fault", [Absence("device-0", 2.5, 20.0), Absence("device-0", 2.0, 20.0), Hang("device-0", 2.0, 20.0)]
+)
+def test_who_was_away_chooses_from_what_is_ready_at_its_return(fault: Fault) -> None:
+    # At 2 s only F2 is ready; at 20 s the first two gradients are there, and go before it.
+    scenario = chain_scenario([1.0, 1.0], [1.0, 1.0], output_bytes=[0, 0], global_batch=3)
+    record = simulated(dynamic((replace(scenario, faults=(fault,)), chain_plan(scenario, depths=[3, 1]))))
+    assert row(record, "device-0") == "0F0 0F1 0B0 0B1 0F2 0B2"
 
 
 def test_a_replica_without_samples_has_nothing_to_do_but_sum() -> None:
