@@ -1,7 +1,8 @@
 """A plan: which device computes which layers of which samples, in which order. Plain data."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 from planner.actions import Action
@@ -127,7 +128,7 @@ EXPLICIT = "explicit"
 ORDERS = ("scheduled", "dynamic")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """How a scenario is trained; the same plan is simulated and executed.
 
@@ -152,6 +153,14 @@ class Plan:
     synchronisation: Synchronisation = field(default_factory=Synchronisation)
     connections: int = 1
     version: int = SCHEMA_VERSION
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # What is compiled is remembered by plan; a plan with its own orders has thousands of actions to hash.
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @property
     def global_batch(self) -> int:

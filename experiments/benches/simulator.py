@@ -3,7 +3,7 @@
 import resource
 from collections.abc import Callable
 from dataclasses import replace
-from math import log
+from math import ceil, log
 from statistics import median
 from time import perf_counter
 
@@ -33,6 +33,7 @@ SIZES = ((16, 64), (32, 256))
 # The same pipeline with more and more microbatches: the cost must not grow faster than the actions.
 GROWTH = ((16, 64), (16, 256), (16, 1024))
 REPEATS, QUICK_REPEATS = 9, 3
+TURN_S = 0.1
 WIDE_AREA_JITTER = 0.03
 
 LEAST_SIMULATOR_SPEEDUP = 15
@@ -160,16 +161,26 @@ def _compare(stages: int, microbatches: int, repeats: int) -> Row:
 
 
 def _timings(repeats: int, *ways: Callable[[], object]) -> list[float]:
-    """Median seconds of each way; they take turns, so that a slow moment of the machine hits all of them."""
-    for way in ways:
-        way()
+    """Median seconds of each way.
+
+    They take turns, so that a slow moment of the machine hits all of them, and each is called often enough in a turn to
+    last: a search calls them over and over too.
+    """
+    counts = [max(1, ceil(TURN_S / _seconds(way, 1))) for way in ways]
     seconds: list[list[float]] = [[] for _ in ways]
     for _ in range(repeats):
-        for way, taken in zip(ways, seconds, strict=True):
-            start = perf_counter()
-            way()
-            taken.append(perf_counter() - start)
+        for way, count, taken in zip(ways, counts, seconds, strict=True):
+            taken.append(_seconds(way, count))
     return [median(taken) for taken in seconds]
+
+
+def _seconds(way: Callable[[], object], count: int) -> float:
+    """Seconds of one call, the mean of so many after one that does not count."""
+    way()
+    start = perf_counter()
+    for _ in range(count):
+        way()
+    return (perf_counter() - start) / count
 
 
 def _simulate(scenario: Scenario, plan: Plan) -> None:

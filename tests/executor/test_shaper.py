@@ -4,6 +4,8 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,9 @@ import simpy
 from executor.clock import RunClock
 from executor.shaper import LinkShaper, create_ledger
 from planner.cluster import Cluster, Device, Link
-from sim.network import Network
+from sim.fair_links import FairLinks
+from sim.flow import Flow
+from sim.rate_tables import RateTable, join_tables
 from traces.errors import RunError
 from traces.trace import LinkTrace
 
@@ -72,12 +76,14 @@ def test_a_path_of_two_links_leaves_the_fast_one_to_others(tmp_path: Path) -> No
     links = (Link("east", "middle", 100e6, 0.0), Link("middle", "west", 10e6, 0.0))
     cluster = Cluster(devices, links)
     flows = {"both": ("a", "c", 5e6), "slow": ("b", "c", 5e6), "fast": ("a", "b", 90e6)}
-    environment = simpy.Environment()
-    network = Network(environment)
     expected_s: dict[str, float] = {}
+    environment = simpy.Environment()
+    numbers = {link.name: number for number, link in enumerate(links)}
+    tables = join_tables([RateTable((0.0,), (link.bandwidth_bps,)) for link in links])
+    shared = FairLinks(environment, tables, numbers, lambda: None)
     for name, (source, target, bits) in flows.items():
-        departure = network.transmit(cluster.path(source, target), bits)
-        departure.callbacks.append(lambda _, name=name: expected_s.setdefault(name, environment.now))
+        path = tuple(link.name for link in cluster.path(source, target))
+        shared.start(Flow(path, bits, 1, inf, partial(expected_s.__setitem__, name)))
     environment.run()
 
     shaper = make_shaper(tmp_path, cluster, RunClock(time.monotonic() + 0.1))
