@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from planner.schedules.compiled import inner
 from planner.step_graph import Flags, Floats, Ints, StepGraph
 from sim.rate_tables import RateTables, rate_at, resumes_s, time_of
 
@@ -128,8 +129,8 @@ def new_state(graph: StepGraph) -> StepState:
     )
 
 
-@njit(cache=True)
-def occupied(devices: Devices, actor: int, ready_s: float, duration_s: float) -> tuple[float, float]:
+@inner
+def _occupied(devices: Devices, actor: int, ready_s: float, duration_s: float) -> tuple[float, float]:
     """Return when an action that could start at ``ready_s`` really starts and ends; infinity if it never does.
 
     What is under way when the device leaves is lost, and starts again when it returns.
@@ -154,8 +155,8 @@ def occupied(devices: Devices, actor: int, ready_s: float, duration_s: float) ->
             return start_s, start_s
 
 
-@njit(cache=True)
-def hand_over(graph: StepGraph, times: StepTimes, lines: Lines, state: StepState, message: int, now_s: float) -> bool:
+@inner
+def _hand_over(graph: StepGraph, times: StepTimes, lines: Lines, state: StepState, message: int, now_s: float) -> bool:
     """Put a message on its line at ``now_s``; return whether its arrival is known, as it is where nobody shares."""
     state.handed_s[message] = now_s
     channel = graph.channel[message]
@@ -178,6 +179,18 @@ def hand_over(graph: StepGraph, times: StepTimes, lines: Lines, state: StepState
     state.departed_s[message] = departed_s
     state.arrival_s[message] = lines.arrived_s[line]
     return True
+
+
+@njit(cache=True)
+def occupied(devices: Devices, actor: int, ready_s: float, duration_s: float) -> tuple[float, float]:
+    """Return what `_occupied` does, to whoever is not compiled."""
+    return _occupied(devices, actor, ready_s, duration_s)
+
+
+@njit(cache=True)
+def hand_over(graph: StepGraph, times: StepTimes, lines: Lines, state: StepState, message: int, now_s: float) -> bool:
+    """Return what `_hand_over` does, to whoever is not compiled."""
+    return _hand_over(graph, times, lines, state, message, now_s)
 
 
 @njit(cache=True)
@@ -221,14 +234,14 @@ def advance(
                     ready_s = there_s
             if blocked:
                 break
-            start_s, end_s = occupied(devices, actor, ready_s, times.duration_s[action])
+            start_s, end_s = _occupied(devices, actor, ready_s, times.duration_s[action])
             if end_s == np.inf:
                 blocked = True
                 break
             state.start_s[action], state.end_s[action] = start_s, end_s
             clock_s = end_s
             for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
-                if hand_over(graph, times, lines, state, message, end_s):
+                if _hand_over(graph, times, lines, state, message, end_s):
                     if times.blocking[message]:
                         clock_s = max(clock_s, state.departed_s[message])
                     if state.waiting[message] >= 0:
