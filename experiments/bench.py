@@ -59,7 +59,12 @@ def bench(
     if not as_json:
         return result.text(), holds
     checks = [{**asdict(check), "holds": check.holds} for check in result.checks]
-    return json.dumps({"rows": list(result.rows), "checks": checks, "machine": _machine()}), holds
+    return json.dumps({"rows": list(result.rows), "checks": checks, "machine": _machine()}, default=_plain), holds
+
+
+def _plain(value: Any) -> Any:
+    """A NumPy number as Python's own."""
+    return value.item()
 
 
 def _machine() -> dict[str, Any]:

@@ -157,7 +157,7 @@ def _compare(problem: SchedulingProblem, limit_s: float) -> Row:
     return {
         "bound_s": lower_bound_s(problem),
         "optimum_s": best.makespan_s,
-        "proved": best.is_proved,
+        "proved": bool(best.is_proved),
         **makespans,
         "compact_zb_ratio": makespans["compact_zb_s"] / best.makespan_s,
         "portfolio_ratio": makespans["portfolio_s"] / best.makespan_s,

@@ -208,7 +208,7 @@ def _wide_area(quick: bool) -> Row:
     compile_step(plan, scenario)
     # The evaluator does not know that pipelines share links: one step in the simulator says how many make an hour.
     first_s = step_ends_s(Simulator().run(scenario, plan, None, 1).events)[-1]
-    steps = 1 if quick else int(TRACE_S / first_s) + 2
+    steps = 1 if quick else int(TRACE_S / first_s) + 1
     start = perf_counter()
     record = Simulator().run(scenario, plan, None, steps)
     taken = perf_counter() - start
