@@ -7,10 +7,11 @@ from planner.memory import stage_bytes, state_bytes
 from planner.memory_use import peak_bytes
 from planner.plan import Pipeline, Plan
 from planner.scenario import Scenario
+from planner.schedules import HOLD_ALL
 from traces.errors import InputError
 
-# The schedule that holds every microbatch at once, whatever depth a stage has, and the one that holds its depth.
-_HOLDS_ALL, _HOLDS_DEPTH = "gpipe", "1f1b"
+# The schedules that do not look at memory: those that hold every microbatch at once, and the one that holds its depth.
+_HEEDLESS = HOLD_ALL | {"1f1b"}
 
 
 def check_memory(pipeline: Pipeline, plan: Plan, scenario: Scenario, where: str) -> None:
@@ -34,7 +35,7 @@ def check_peaks(plan: Plan, scenario: Scenario) -> None:
     Raises:
         InputError: With the device, its peak, and its memory.
     """
-    if plan.schedule in (_HOLDS_ALL, _HOLDS_DEPTH) and plan.order == "scheduled":
+    if plan.schedule in _HEEDLESS and plan.order == "scheduled":
         return
     for leader, peak in peak_bytes(plan, scenario).items():
         group = next(
@@ -61,9 +62,9 @@ def microbatches_held(pipeline: Pipeline, plan: Plan, stage: int) -> int:
     """
     count = len(pipeline.microbatches)
     if not pipeline.orders:
-        if plan.schedule not in (_HOLDS_ALL, _HOLDS_DEPTH) or plan.order != "scheduled":
+        if plan.schedule not in _HEEDLESS or plan.order != "scheduled":
             return 1
-        return count if plan.schedule == _HOLDS_ALL else min(pipeline.stages[stage].in_flight, count)
+        return count if plan.schedule in HOLD_ALL else min(pipeline.stages[stage].in_flight, count)
     held = most = 0
     for action in pipeline.orders[pipeline.workers[stage]]:
         if action.stage == stage and action.kind is not Kind.BACKWARD_WEIGHT:
