@@ -70,6 +70,8 @@ class Link:
         trace: The rate over time; None for a steady link.
         price_per_gb: US dollars per 1e9 bytes.
         size_curve: The rate that one message of a size reaches by itself; None if every size reaches the link's.
+        jitter_s: Each packet takes up to so much longer, evenly distributed, seconds; packets stay in order.
+        loss: Share of the packets that are lost.
     """
 
     source: str
@@ -79,6 +81,8 @@ class Link:
     trace: LinkTrace | None = None
     price_per_gb: float = 0.0
     size_curve: SizeCurve | None = None
+    jitter_s: float = 0.0
+    loss: float = 0.0
 
     @property
     def name(self) -> str:

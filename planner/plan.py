@@ -44,12 +44,14 @@ class Stage:
         end_layer: Index after its last layer.
         replicas: The devices that hold these layers; each takes an interval of every microbatch's samples.
         in_flight: Microbatches that may be between their forward and their backward here.
+        recompute: Whether only the stage's inputs are kept from forward to backward, which computes the rest again.
     """
 
     first_layer: int
     end_layer: int
     replicas: tuple[Replica, ...]
     in_flight: int
+    recompute: bool = False
 
     def intervals(self, samples: int) -> tuple[tuple[int, int], ...]:
         """Return the (first, end) samples of a microbatch of ``samples`` that each replica takes.
@@ -121,6 +123,10 @@ class Synchronisation:
 METHODS = ("allreduce", "asgd", "asgd-ga", "ma")
 ALGORITHMS = ("ring", "tree", "hierarchical")
 
+# How transfers between stages in different regions travel: as they are, as bfloat16, or as 8-bit integers with a
+# float32 scale for each sample.
+COMPRESSIONS = ("none", "bf16", "int8")
+
 # The schedule of a plan that carries its own orders.
 EXPLICIT = "explicit"
 
@@ -141,6 +147,7 @@ class Plan:
         order: One of `ORDERS`. With ``dynamic`` the schedule only says whether backward is split.
         synchronisation: Of layers that several devices hold.
         connections: TCP connections between each two devices in different regions.
+        compression: One of `COMPRESSIONS`.
         version: Of this format.
     """
 
@@ -152,6 +159,7 @@ class Plan:
     order: str = "scheduled"
     synchronisation: Synchronisation = field(default_factory=Synchronisation)
     connections: int = 1
+    compression: str = "none"
     version: int = SCHEMA_VERSION
 
     def __hash__(self) -> int:
