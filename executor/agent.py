@@ -1,40 +1,77 @@
 """Runs torchrun for one job in a process of its own, and writes down which rank failed first.
 
-Called as ``python -m executor.agent PARENT_PID JOB_FOLDER RANKS``.
+Called as ``python -m executor.agent PARENT_PID JOB_FOLDER MODULE TELEMETRY PLANS``, the last two file descriptors of
+pipes to and from the launcher, in a network namespace of its own if the job's links are emulated by a relay.
 """
 
 import json
 import os
 import sys
+import traceback
+from contextlib import ExitStack
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import parse_args, run
 
+from executor.bridge import Bridge
+from executor.control import announce_store
 from executor.job import JobFolder
 from executor.parent import die_with_parent
+from executor.wan.hosts import control_address
+from executor.wan.testbed import TestBed
 
 
-def main(parent: str, folder: str, ranks: str) -> int:
+def main(parent: str, folder: str, module: str, telemetry: str, plans: str) -> int:
     """Run the workers of a job on this machine; return the exit status."""
     die_with_parent(int(parent))
+    job = JobFolder(Path(folder))
+    _, plan, orders = job.read()
+    ranks = len(plan.devices)
+    with ExitStack() as stack:
+        # Closed when this process ends: from that the launcher knows that it has.
+        outbound, inbound = os.fdopen(int(telemetry), "w"), os.fdopen(int(plans))
+        host = "127.0.0.1"
+        if orders.emulator == "relay":
+            host = control_address()
+            stack.enter_context(TestBed(job))
+        bridge = None
+        if orders.adapts:
+            bridge = Bridge(host, ranks, orders.steps, outbound, inbound)
+            announce_store(host, bridge.port)
+        status = _run_workers(job, module, ranks, host)
+        if bridge is not None and status == 0:
+            bridge.finish()
+    return status
+
+
+def _run_workers(job: JobFolder, module: str, ranks: int, host: str) -> int:
     arguments = [
         "--standalone",
-        "--local-addr=127.0.0.1",
+        f"--local-addr={host}",
         f"--nproc-per-node={ranks}",
         "-m",
-        "executor.worker",
+        module,
         str(os.getpid()),
-        folder,
+        str(job.path),
     ]
     try:
         run(parse_args(arguments))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         exit_codes = {str(rank): failure.exitcode for rank, failure in error.failures.items()}
-        JobFolder(Path(folder)).failure.write_text(json.dumps(exit_codes))
+        job.failure.write_text(json.dumps(exit_codes))
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    exit_status = 1
+    try:
+        exit_status = main(*sys.argv[1:])
+    except Exception:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # After a failure the bridge's thread still waits for ranks that are gone.
+        os._exit(exit_status)

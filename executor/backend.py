@@ -3,18 +3,21 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from executor.control import Controller, open_store
-from executor.job import ComputeMode, JobFolder, Orders
+from executor.control import Controller
+from executor.departures import settling
+from executor.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, Orders
 from executor.launcher import run_job
 from executor.model import check_model
 from executor.shaper import create_ledger
 from executor.support import check_supported
+from executor.wan.origin import create_origin
+from executor.wan.testbed import missing
 from planner.adaptation import Adaptation
 from planner.backend import RunRecord
 from planner.check import check_plan
@@ -22,6 +25,7 @@ from planner.events import Event, in_order, read_events
 from planner.plan import Plan
 from planner.policy import Policy
 from planner.scenario import Scenario
+from traces.errors import InputError
 
 
 class TorchBackend:
@@ -30,14 +34,25 @@ class TorchBackend:
     Args:
         compute: ``real`` trains the scenario's model; ``paced`` moves tensors of the profile's sizes and sleeps
             for its times.
-        emulate_wan: Hold messages back as the scenario's links and traces say.
+        emulator: What makes this machine's network behave as the scenario's links and traces say: ``relay`` carries
+            the packets of real TCP connections, ``shaper`` holds messages back in the sending process, ``auto`` is
+            the relay where this machine allows it and the shaper elsewhere, ``none`` leaves the network as it is.
         parameters: Where the trained parameters go, as one safetensors file; None drops them.
+        tell: Called with a line for people when ``auto`` is not the relay.
     """
 
-    def __init__(self, compute: ComputeMode, *, emulate_wan: bool, parameters: Path | None = None) -> None:
+    def __init__(
+        self,
+        compute: ComputeMode,
+        *,
+        emulator: EmulatorChoice = "none",
+        parameters: Path | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._compute: ComputeMode = compute
-        self._emulate_wan = emulate_wan
+        self._emulator: EmulatorChoice = emulator
         self._parameters = parameters
+        self._tell = tell
 
     def run(self, scenario: Scenario, plan: Plan, policy: Policy | None, steps: int) -> RunRecord:
         """Run ``steps`` training steps in processes of their own, which have all ended when this returns.
@@ -47,25 +62,21 @@ class TorchBackend:
                 does not match its profile.
             RunError: A process failed; says which and why.
         """
+        emulator = choose_emulator(self._emulator, self._tell)
         check_plan(plan, scenario)
-        check_supported(plan, scenario)
+        check_supported(plan, scenario, self._compute, emulator)
         if self._compute == "real":
             check_model(scenario)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
-        store = open_store() if adaptation is not None else None
-        controller = None
-        if adaptation is not None and store is not None:
-            controller = Controller(store, adaptation, len(plan.devices))
+        settle = settling(emulator, scenario.cluster)
+        controller = Controller(adaptation, settle) if adaptation is not None else None
         folder = Path(tempfile.mkdtemp(prefix="ropebridge-"))
         try:
             job = JobFolder(folder)
-            job.write(
-                scenario,
-                plan,
-                Orders(self._compute, steps, self._emulate_wan, policy is not None, store.port if store else 0),
-            )
+            job.write(scenario, plan, Orders(self._compute, steps, emulator, policy is not None))
             create_ledger(job.ledger, scenario.cluster)
-            run_job(job, plan.devices, controller.poll if controller is not None else lambda: None)
+            create_origin(job.origin)
+            run_job(job, plan.devices, controller.answer if controller is not None else None)
             decided = controller.decision_events if controller is not None else []
             if self._parameters is not None and self._compute == "real":
                 _merge_parameters(job, len(plan.devices), self._parameters)
@@ -73,12 +84,29 @@ class TorchBackend:
                 self._compute,
                 scenario,
                 plan,
-                tuple(in_order([*_all_events(job, len(plan.devices)), *decided])),
+                tuple(in_order([*settle(_all_events(job, len(plan.devices))), *decided])),
                 tuple(adaptation.decisions) if adaptation is not None else (),
                 _total_losses([json.loads(job.losses(rank).read_text()) for rank in range(len(plan.devices))]),
             )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def choose_emulator(choice: EmulatorChoice, tell: Callable[[str], None]) -> Emulator:
+    """Return what emulates the links on this machine; ``tell`` is called where ``auto`` is not the relay.
+
+    Raises:
+        InputError: The relay is asked for, and this machine cannot run it.
+    """
+    if choice in ("none", "shaper"):
+        return choice
+    lack = missing()
+    if lack is None:
+        return "relay"
+    if choice == "relay":
+        raise InputError(lack, where="emulator relay", valid="allow it, or emulate in the processes with 'shaper'")
+    tell(f"links are emulated inside the processes, not below TCP: {lack}")
+    return "shaper"
 
 
 def _all_events(job: JobFolder, ranks: int) -> list[Event]:

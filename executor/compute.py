@@ -27,19 +27,35 @@ class Performed:
     end_s: float
 
 
+class Rows(Protocol):
+    """Gradients and parameters of consecutive layers, each as one row: float32, one-dimensional, on the CPU."""
+
+    def gradients(self) -> torch.Tensor:
+        """Return a copy of the gradients."""
+
+    def add_gradients(self, row: torch.Tensor) -> None:
+        """Add to the gradients."""
+
+    def parameters(self) -> torch.Tensor:
+        """Return a copy of the parameters."""
+
+    def put_parameters(self, row: torch.Tensor) -> None:
+        """Replace the parameters."""
+
+
 class Compute(Protocol):
     """Carries out the work of one rank. Payloads are one-dimensional uint8 tensors."""
 
     def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
         """Prepare for a step."""
 
-    def run(self, work: Work, inputs: Sequence[torch.Tensor], *, waited: bool) -> Performed:
+    def run(self, work: Work, inputs: Sequence[torch.Tensor], *, ready_s: float) -> Performed:
         """Carry out one action.
 
         Args:
             work: The action.
             inputs: Payloads of ``work.receives``.
-            waited: Whether the device stood idle for one of them.
+            ready_s: When everything that it needs of others was there, run seconds.
         """
 
     def gradient(self, sync: GradientSync) -> torch.Tensor:
@@ -48,16 +64,55 @@ class Compute(Protocol):
     def put_gradient(self, sync: GradientSync, gradient: torch.Tensor) -> None:
         """Take the summed gradient back."""
 
-    def finish_step(self) -> float | None:
-        """Update the parameters; return this rank's part of the step's loss, if it has one."""
+    def rows(self, first_layer: int, end_layer: int, elements: int) -> Rows:
+        """Return the rows of some of this rank's layers, which hold so many numbers."""
+
+    def free_s(self) -> float:
+        """Return when the device has done what it was given, run seconds."""
+
+    def clear_gradients(self) -> None:
+        """Forget all gradients."""
+
+    def squared_norm(self) -> float:
+        """Return the squared Euclidean norm of this rank's gradients as they are now."""
+
+    def finish_step(self, step: int, squared_norm: float | None) -> float | None:
+        """Update the parameters; return this rank's part of the step's loss, if it has one.
+
+        Args:
+            step: That ends; the learning rate follows it.
+            squared_norm: Of the summed gradients of all layers of the model, by which they are clipped; None where
+                they are not.
+        """
+
+
+class BlankRows:
+    """Zeros in place of gradients and parameters."""
+
+    def __init__(self, elements: int) -> None:
+        self._elements = elements
+
+    def gradients(self) -> torch.Tensor:
+        """Return zeros."""
+        return torch.zeros(self._elements)
+
+    def add_gradients(self, row: torch.Tensor) -> None:
+        """Drop them."""
+
+    def parameters(self) -> torch.Tensor:
+        """Return zeros."""
+        return torch.zeros(self._elements)
+
+    def put_parameters(self, row: torch.Tensor) -> None:
+        """Drop them."""
 
 
 class PacedCompute:
     """Moves tensors of the true sizes and sleeps for the profiled times.
 
     A sleep ends a little late, by a tenth of a millisecond or more on a busy machine. That is this process's
-    lateness and not the device's: an action ends when it should have, and where the device did not stand idle
-    the next one begins then. Lateness in receiving stays in, as the time of waiting.
+    lateness and not the device's: an action begins when the one before it should have ended or, if that is later,
+    when its inputs were there. Lateness in receiving stays in, as a later arrival.
     """
 
     def __init__(self, clock: RunClock) -> None:
@@ -72,9 +127,9 @@ class PacedCompute:
         if largest > self._blank.numel():
             self._blank = torch.zeros(largest, dtype=torch.uint8)
 
-    def run(self, work: Work, inputs: Sequence[torch.Tensor], *, waited: bool) -> Performed:
+    def run(self, work: Work, inputs: Sequence[torch.Tensor], *, ready_s: float) -> Performed:
         """Sleep for the action's profiled duration."""
-        start_s = self._clock.now_s() if waited else self._due_s
+        start_s = max(ready_s, self._due_s)
         self._due_s = start_s + work.duration_s
         self._clock.sleep_until(self._due_s)
         return Performed([self._blank[: transfer.size_bytes] for transfer in work.sends], start_s, self._due_s)
@@ -87,6 +142,21 @@ class PacedCompute:
         """Drop the sum; the device has been waiting for it."""
         self._due_s = self._clock.now_s()
 
-    def finish_step(self) -> float | None:
+    def rows(self, first_layer: int, end_layer: int, elements: int) -> Rows:
+        """Return rows of zeros."""
+        return BlankRows(elements)
+
+    def free_s(self) -> float:
+        """Return when the last action should have ended."""
+        return self._due_s
+
+    def clear_gradients(self) -> None:
+        """There are none."""
+
+    def squared_norm(self) -> float:
+        """Return the norm of gradients of zeros."""
+        return 0.0
+
+    def finish_step(self, step: int, squared_norm: float | None) -> float | None:
         """Nothing is trained, so there is no loss."""
         return None

@@ -40,23 +40,40 @@ class EmulatedPath:
 
 
 class Connection:
-    """Sends to one device from threads of its own, so that compute never waits for the network."""
+    """Sends to one device from threads of its own, so that compute never waits for the network.
+
+    Several sends are under way at once: gloo holds each back until the peer has posted its receive, and those that
+    come after it need not wait for that.
+
+    Args:
+        device: The peer.
+        rank: Its rank.
+        group: Of the process groups that stand for connections, the one to use.
+        clock: Of the run.
+        emulated: Links that this process emulates itself; None leaves the network as it is.
+        failed: Called from a thread that could not go on.
+    """
 
     def __init__(
         self,
         device: str,
         rank: int,
+        group: dist.ProcessGroup,
         clock: RunClock,
         emulated: EmulatedPath | None,
         failed: Callable[[Exception], None],
     ) -> None:
         self._device = device
         self._rank = rank
+        self._group = group
         self._clock = clock
         self._failed = failed
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._in_the_air: queue.SimpleQueue[tuple[float, Message] | None] = queue.SimpleQueue()
-        loops = [self._send_directly] if emulated is None else [lambda: self._emulate(emulated), self._deliver]
+        self._handed_over: queue.SimpleQueue[tuple[dist.Work, Message] | None] = queue.SimpleQueue()
+        loops = [self._hand_over, self._complete]
+        if emulated is not None:
+            loops = [lambda: self._emulate(emulated), self._deliver]
         self._threads = [threading.Thread(target=self._guarded, args=(loop,), daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
@@ -71,9 +88,17 @@ class Connection:
         for thread in self._threads:
             thread.join()
 
-    def _send_directly(self) -> None:
+    def _hand_over(self) -> None:
         while (message := self._outbox.get()) is not None:
-            self._hand_to_gloo(message)
+            with blaming(self._device):
+                self._handed_over.put((self._start(message), message))
+        self._handed_over.put(None)
+
+    def _complete(self) -> None:
+        while (sent := self._handed_over.get()) is not None:
+            work, message = sent
+            with blaming(self._device):
+                work.wait()
             message.departed(self._clock.now_s())
 
     def _emulate(self, emulated: EmulatedPath) -> None:
@@ -87,13 +112,13 @@ class Connection:
         while (flight := self._in_the_air.get()) is not None:
             delivery_s, message = flight
             self._clock.sleep_until(delivery_s)
-            self._hand_to_gloo(message)
+            with blaming(self._device):
+                self._start(message).wait()
 
-    def _hand_to_gloo(self, message: Message) -> None:
-        with blaming(self._device):
-            work = dist.isend(message.payload, self._rank, tag=message.tag)
-            assert work is not None
-            work.wait()
+    def _start(self, message: Message) -> dist.Work:
+        work = dist.isend(message.payload, self._rank, group=self._group, tag=message.tag)
+        assert work is not None
+        return work
 
     def _guarded(self, loop: Callable[[], None]) -> None:
         try:

@@ -1,15 +1,17 @@
 """How observations travel to the policy and plans come back, beside the training and never in its way.
 
-The launcher holds the store and the policy. Each rank writes the events of a finished step there; the launcher
-shows them to the policy and writes what step k + `DECISION_LAG_STEPS` runs. Ranks fetch that in a thread of
-their own while step k + 1 is still computing.
+The launcher holds the policy, the agent a store that all ranks reach. Each rank writes the events of a finished step
+there, the agent passes them to the launcher (executor/bridge.py), which shows them to the policy and answers what
+step k + `DECISION_LAG_STEPS` runs. Ranks fetch that in a thread of their own while step k + 1 is still computing.
 """
 
 import json
+import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -24,43 +26,60 @@ PATIENCE = timedelta(hours=1)
 
 _SAME_PLAN = "same"
 
+# Says to the ranks where the store is: HOST:PORT.
+_ADDRESS = "ROPEBRIDGE_STORE"
 
-def open_store() -> TCPStore:
-    """Return the launcher's store, on a free port of this machine."""
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+
+def announce_store(host: str, port: int) -> None:
+    """Tell the processes that this one starts where the store of their job is."""
+    os.environ[_ADDRESS] = f"{host}:{port}"
+
+
+def store_address() -> tuple[str, int]:
+    """Return host and port of the store of this rank's job."""
+    host, _, port = os.environ[_ADDRESS].rpartition(":")
+    return host, int(port)
 
 
 class Controller:
-    """The launcher's side: called again and again while the job runs."""
+    """The launcher's side: asked once for each step.
 
-    def __init__(self, store: TCPStore, adaptation: Adaptation, ranks: int) -> None:
-        self._store = store
+    Args:
+        adaptation: Holds the policy.
+        settle: Makes the rows of all ranks into those of a step.
+    """
+
+    def __init__(self, adaptation: Adaptation, settle: Callable[[Iterable[Event]], list[Event]]) -> None:
         self._adaptation = adaptation
-        self._ranks = ranks
+        self._settle = settle
         self._step = 0
         self.decision_events: list[Event] = []
 
-    def poll(self) -> None:
-        """Decide on every step that all ranks have finished."""
-        while self._store.check(keys := [_telemetry_key(self._step, rank) for rank in range(self._ranks)]):
-            events = [event for key in keys for event in _unpack(self._store.get(key))]
-            decision = self._adaptation.finish_step(self._step, events)
-            text = _SAME_PLAN if decision is None else plan_json(decision.plan)
-            self._store.set(_plan_key(self._step + DECISION_LAG_STEPS), text)
-            if decision is not None:
-                now_s = max(event.end_s for event in events)
-                self.decision_events.append(
-                    Event(EventKind.DECISION, "", "", -1, -1, -1, self._step, "", now_s, now_s, 0)
-                )
-            for key in keys:
-                self._store.delete_key(key)
-            self._step += 1
+    def answer(self, telemetry: str) -> str:
+        """Return what the step after next runs, given what the next step's ranks have published; both are JSON."""
+        events = self._settle(event for rows in json.loads(telemetry) for event in _unpack(rows))
+        decision = self._adaptation.finish_step(self._step, events)
+        if decision is not None:
+            now_s = max(event.end_s for event in events)
+            self.decision_events.append(Event(EventKind.DECISION, "", "", -1, -1, -1, self._step, "", now_s, now_s, 0))
+        self._step += 1
+        return json.dumps(_SAME_PLAN if decision is None else plan_json(decision.plan))
 
 
 class PlanFeed:
-    """A rank's side: publishes its events step by step, and knows the plan of the coming steps."""
+    """A rank's side: publishes its events step by step, and knows the plan of the coming steps.
 
-    def __init__(self, port: int, rank: int, plan: Plan, steps: int, failed: Callable[[Exception], None]) -> None:
+    Args:
+        store: Host and port of the job's store.
+        rank: Whose events these are.
+        plan: What the first steps run.
+        steps: Training steps.
+        failed: Called from the fetching thread when the store is gone.
+    """
+
+    def __init__(
+        self, store: tuple[str, int], rank: int, plan: Plan, steps: int, failed: Callable[[Exception], None]
+    ) -> None:
         self._rank = rank
         self._steps = steps
         self._failed = failed
@@ -70,7 +89,7 @@ class PlanFeed:
         self._open: defaultdict[int, int] = defaultdict(lambda: 1)
         self._lock = threading.Lock()
         # A client that waits holds its connection: one to write, one to wait.
-        self._outbound, self._inbound = (_connect(port) for _ in range(2))
+        self._outbound, self._inbound = (_connect(*store) for _ in range(2))
         self._thread = threading.Thread(target=self._fetch, daemon=True)
         self._thread.start()
 
@@ -108,12 +127,12 @@ class PlanFeed:
                 return
             del self._open[step]
             packed = _pack(self._events.pop(step, []))
-        self._outbound.set(_telemetry_key(step, self._rank), packed)
+        self._outbound.set(telemetry_key(step, self._rank), packed)
 
     def _fetch(self) -> None:
         try:
             for step in range(DECISION_LAG_STEPS, self._steps):
-                text = self._inbound.get(_plan_key(step)).decode()
+                text = self._inbound.get(plan_key(step)).decode()
                 with self._known:
                     self._plans[step] = self._plans[step - 1] if text == _SAME_PLAN else parse_plan(text)
                     self._plans.pop(step - DECISION_LAG_STEPS - 1, None)
@@ -122,15 +141,17 @@ class PlanFeed:
             self._failed(error)
 
 
-def _connect(port: int) -> TCPStore:
-    return TCPStore("127.0.0.1", port, is_master=False, timeout=PATIENCE)
+def _connect(host: str, port: int) -> TCPStore:
+    return TCPStore(host, port, is_master=False, timeout=PATIENCE)
 
 
-def _telemetry_key(step: int, rank: int) -> str:
+def telemetry_key(step: int, rank: int) -> str:
+    """Return where a rank publishes the events of a step."""
     return f"events/{step}/{rank}"
 
 
-def _plan_key(step: int) -> str:
+def plan_key(step: int) -> str:
+    """Return where the ranks find the plan of a step."""
     return f"plan/{step}"
 
 
@@ -138,5 +159,5 @@ def _pack(events: list[Event]) -> str:
     return json.dumps([[getattr(event, name) for name in Event.__slots__] for event in events], separators=(",", ":"))
 
 
-def _unpack(packed: bytes) -> list[Event]:
-    return [Event(EventKind(kind), *rest) for kind, *rest in json.loads(packed)]
+def _unpack(rows: list[list[Any]]) -> list[Event]:
+    return [Event(EventKind(kind), *rest) for kind, *rest in rows]

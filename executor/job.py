@@ -11,6 +11,8 @@ from planner.plan import Plan
 from planner.scenario import Scenario
 
 ComputeMode = Literal["paced", "real"]
+Emulator = Literal["none", "shaper", "relay"]
+EmulatorChoice = Literal["none", "shaper", "relay", "auto"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +22,14 @@ class Orders:
     Attributes:
         compute: ``paced`` or ``real``.
         steps: Training steps.
-        emulate_wan: Whether links are emulated.
+        emulator: What emulates the links: nothing; a `LinkShaper` in each process; a relay between namespaces.
         adapts: Whether a policy may change the plan.
-        control_port: Of the launcher's store on this machine.
     """
 
     compute: ComputeMode
     steps: int
-    emulate_wan: bool
+    emulator: Emulator
     adapts: bool
-    control_port: int
 
 
 class JobFolder:
@@ -56,9 +56,19 @@ class JobFolder:
         return self.path / "links.ledger"
 
     @property
+    def origin(self) -> Path:
+        """Second 0 of the run, for who has to know it outside the ranks: executor/wan/origin.py."""
+        return self.path / "origin"
+
+    @property
     def failure(self) -> Path:
         """Written by the agent when a rank failed."""
         return self.path / "failure.json"
+
+    @property
+    def network_failure(self) -> Path:
+        """Why the emulated links gave up, in one sentence."""
+        return self.path / "network-failure.txt"
 
     @property
     def log(self) -> Path:

@@ -1,37 +1,82 @@
 """Starts a job's processes on this machine, watches them, and ends them whatever happens."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from executor.job import JobFolder
 from traces.errors import InputError, RunError
 
-# How often the launcher looks whether the job has ended and whether the policy has something to decide.
-POLL_S = 0.005
-
 # How long torchrun may take to end its workers before the kernel does.
 GRACE_S = 5.0
 
 
-def run_job(job: JobFolder, devices: Sequence[str], meanwhile: Callable[[], None]) -> None:
+def run_job(
+    job: JobFolder,
+    devices: Sequence[str],
+    answer: Callable[[str], str] | None = None,
+    module: str = "executor.worker",
+) -> None:
     """Run the workers of a job to their end.
 
     Args:
         job: Holds their orders.
         devices: In rank order.
-        meanwhile: Called every few milliseconds while they run.
+        answer: Called with the telemetry of each step, a line, while they run; returns the line that goes back to
+            them. None in a job that does not adapt.
+        module: What each rank runs, as ``python -m MODULE AGENT_PID JOB_FOLDER``; it calls `enter_device_network`
+            first of all.
 
     Raises:
         InputError: A worker found the input wrong.
         RunError: A worker failed or was killed; says which and why.
     """
-    environment = {
+    telemetry, agents_telemetry = os.pipe()
+    agents_plans, plans = os.pipe()
+    # An agent that has ended before an answer says why by its status.
+    no_reader = contextlib.suppress(BrokenPipeError)
+    with job.log.open("wb") as log, os.fdopen(telemetry) as inbound, no_reader, os.fdopen(plans, "w") as outbound:
+        try:
+            agent = subprocess.Popen(
+                _command(job, module, agents_telemetry, agents_plans),
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(agents_telemetry, agents_plans),
+            )
+        finally:
+            os.close(agents_telemetry)
+            os.close(agents_plans)
+        try:
+            # The agent alone holds the other end: no line comes any more when it has ended.
+            for line in inbound:
+                assert answer is not None, "only ranks that adapt send telemetry"
+                outbound.write(f"{answer(line)}\n")
+                outbound.flush()
+            agent.wait()
+        finally:
+            _end(agent)
+    if agent.returncode != 0:
+        raise _failure(job, devices, agent.returncode)
+
+
+def _command(job: JobFolder, module: str, telemetry: int, plans: int) -> list[str]:
+    _, _, orders = job.read()
+    me = str(os.getpid())
+    agent = [sys.executable, "-m", "executor.agent", me, str(job.path), module, str(telemetry), str(plans)]
+    isolated = [sys.executable, "-m", "executor.wan.isolated", me]
+    return [*isolated, *agent] if orders.emulator == "relay" else agent
+
+
+def _environment() -> dict[str, str]:
+    return {
         **os.environ,
         # All ranks are on this machine; gloo must not look its host name up.
         "GLOO_SOCKET_IFNAME": "lo",
@@ -41,26 +86,6 @@ def run_job(job: JobFolder, devices: Sequence[str], meanwhile: Callable[[], None
         # Agent and workers find the packages where this process found them.
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
-    command = [sys.executable, "-m", "executor.agent", str(os.getpid()), str(job.path), str(len(devices))]
-    with job.log.open("wb") as log:
-        agent = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            while agent.poll() is None:
-                meanwhile()
-                time.sleep(POLL_S)
-            # What the workers published last.
-            meanwhile()
-        finally:
-            _end(agent)
-    if agent.returncode != 0:
-        raise _failure(job, devices, agent.returncode)
 
 
 def _end(agent: "subprocess.Popen[bytes]") -> None:
@@ -82,6 +107,8 @@ def _failure(job: JobFolder, devices: Sequence[str], status: int) -> Exception:
         # torchrun itself ends the other ranks by SIGTERM.
         if code < 0 and -code != signal.SIGTERM:
             return RunError(f"rank {ended} (device '{devices[int(ended)]}') was ended by {_signal_name(-code)}")
+    if job.network_failure.exists():
+        return RunError(job.network_failure.read_text())
     reports: dict[int, dict[str, Any]] = {
         rank: json.loads(job.error(rank).read_text()) for rank in range(len(devices)) if job.error(rank).exists()
     }

@@ -8,26 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
+from executor.training.data_order import DataOrder
+from executor.training.trainable import MEMBERS, FiniteModel, TrainableModel, check_members
 from planner.profile import ModelProfile
 from planner.scenario import ModelCode, Scenario
 from traces.errors import InputError
-
-
-class TrainableModel(Protocol):
-    """What a model file's ``build`` returns: a chain of layers, a loss, and data."""
-
-    layers: Sequence[nn.Module]
-
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss of the last layer's outputs: a scalar, the mean over the samples."""
-
-    def samples(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets of samples ``first`` to ``first + count - 1``; each depends on its index only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +55,7 @@ def load_model(code: ModelCode, seed: int) -> TrainableModel:
     torch.manual_seed(seed)
     with _users_code(code.path, f"'build' fails with the arguments {dict(code.arguments)}"):
         model: TrainableModel = build(**code.arguments)
-    for name in ("layers", "loss", "samples"):
-        if not hasattr(model, name):
-            raise InputError(
-                f"what 'build' returns has no '{name}'",
-                where=str(code.path),
-                valid="return an object with 'layers', 'loss' and 'samples'",
-            )
-    if not isinstance(model.layers, Sequence | nn.ModuleList | nn.Sequential):
-        raise InputError(
-            f"'layers' is a {type(model.layers).__name__}", where=str(code.path), valid="make it a list of modules"
-        )
+    check_members(model, str(code.path))
     return model
 
 
@@ -87,10 +66,12 @@ class LayerSize:
     Attributes:
         parameter_bytes: Of all its parameters.
         output: For one sample.
+        changes_inputs: Whether it computes in place on the tensor that it gets.
     """
 
     parameter_bytes: int
     output: SampleShape
+    changes_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +104,16 @@ def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
     Raises:
         InputError: The model cannot be built, or cannot be cut between its layers.
     """
-    with _users_code(code.path, "'samples' fails"):
-        loaded = load_model(code, seed)
-        inputs, _ = loaded.samples(0, 1)
+    loaded = load_model(code, seed)
+    with _users_code(code.path, f"'{'select' if isinstance(loaded, FiniteModel) else 'samples'}' fails"):
+        inputs, _ = DataOrder(loaded, global_batch=1, seed=seed).samples(0, 0, 1)
+        outputs = inputs.to("meta")
     with torch.device("meta"):
         model = load_model(code, seed)
     _refuse_what_stages_cannot_hold(model, str(code.path))
     sizes = []
-    outputs = inputs.to("meta")
     for index, layer in enumerate(model.layers):
+        entering, version = outputs, outputs._version
         with _users_code(code.path, f"layer {index} cannot take the output of the layer before it"), torch.no_grad():
             outputs = layer(outputs)
         if not isinstance(outputs, torch.Tensor) or outputs.ndim == 0 or outputs.shape[0] != 1:
@@ -147,7 +129,8 @@ def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
                 valid="what passes between layers must be torch.float32, so that gradients can come back",
             )
         parameter_bytes = sum(parameter.nbytes for parameter in layer.parameters())
-        sizes.append(LayerSize(parameter_bytes, SampleShape(tuple(outputs.shape[1:]), outputs.dtype)))
+        output = SampleShape(tuple(outputs.shape[1:]), outputs.dtype)
+        sizes.append(LayerSize(parameter_bytes, output, changes_inputs=entering._version > version))
     return LoadedModel(loaded, tuple(sizes))
 
 
@@ -230,7 +213,7 @@ def _load_build(path: Path) -> Callable[..., Any]:
         raise InputError(
             "the model file has no function 'build'",
             where=str(path),
-            valid="define build(**arguments) that returns an object with 'layers', 'loss' and 'samples'",
+            valid=f"define build(**arguments) that returns an object with {MEMBERS}",
         )
     build: Callable[..., Any] = module.build
     return build

@@ -1,29 +1,55 @@
-"""Trains the user's model: this rank's layers, forward and backward by autograd, torch's optimizers."""
+"""Trains the user's model: this rank's stages, forward and backward by autograd, torch's optimizers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import nn
 
 from executor.clock import RunClock
 from executor.compute import Performed
 from executor.model import LoadedModel, SampleShape
+from executor.training.data_order import DataOrder
+from executor.training.layer_rows import LayerRows
+from executor.training.payloads import from_payloads, to_payload
+from executor.training.stage_module import Loss, StageModule
+from executor.training.update_rule import UpdateRule
 from planner.actions import Kind
 from planner.gradient_sync import GradientSync
-from planner.plan import Plan
+from planner.plan import Plan, Stage
 from planner.program import DeviceProgram, Work
-from planner.scenario import Optimizer, Training
+from planner.scenario import Training
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldStage:
+    """A stage that this rank holds.
+
+    Attributes:
+        module: Its layers.
+        received: What the stage before puts out; None for the first one, which gets data.
+        put_out: What it puts out itself; None for the last one, which has the loss.
+    """
+
+    module: StageModule
+    received: SampleShape | None
+    put_out: SampleShape | None
 
 
 class RealCompute:
-    """One stage of the model on one rank.
+    """The stages of the model that one rank holds.
 
     Args:
-        loaded: The whole model, of which this stage's layers are trained.
-        plan: Says which samples a pipeline's microbatches are; each pipeline takes the next part of the batch.
+        loaded: The whole model, of which these stages' layers are trained.
+        plan: Says which stages; a later step's plan must have the same ones.
         program: This rank's first program.
         training: The update rule and the global batch.
         clock: Of the run.
+        device: Where layers are computed and their parameters kept.
     """
 
     def __init__(
@@ -33,125 +59,158 @@ class RealCompute:
         program: DeviceProgram,
         training: Training,
         clock: RunClock,
+        device: torch.device = _CPU,
     ) -> None:
+        self._loaded = loaded
+        self._training = training
         self._clock = clock
-        stages = plan.pipelines[program.pipeline].stages
-        stage = stages[program.stage]
-        self._model = loaded.model
-        self._is_first = program.stage == 0
-        self._is_last = program.stage == len(stages) - 1
-        self._first_layer = stage.first_layer
-        self._layers = nn.Sequential(*loaded.model.layers[stage.first_layer : stage.end_layer])
-        self._input_shape = None if self._is_first else loaded.sizes[stage.first_layer - 1].output
-        self._output_shape = loaded.sizes[stage.end_layer - 1].output
-        self._batch = training.global_batch
-        self._optimizer = _make_optimizer(training.optimizer, list(self._layers.parameters()))
-        self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._loss = 0.0
-        self._microbatch_starts: list[int] = []
+        self._device = device
+        self._pipeline = program.pipeline
+        self._data = DataOrder(loaded.model, training.global_batch, training.seed)
+        self._stages: dict[int, _HeldStage] = {}
+        self._layers: dict[int, nn.Module] = {}
+        for index, stage in enumerate(plan.pipelines[program.pipeline].stages):
+            if any(replica.device == program.device for replica in stage.replicas):
+                self._stages[index] = self._hold(stage)
+        self._rule = UpdateRule([each for layer in self._layers.values() for each in layer.parameters()], training)
+        self._handed_over: dict[tuple[int, Kind, int], torch.Tensor] = {}
+        self._losses: dict[int, torch.Tensor] = {}
+        self._step = 0
+        self._first_samples: list[int] = []
+
+    def _hold(self, stage: Stage) -> _HeldStage:
+        sizes = self._loaded.sizes
+        layers = {index: self._loaded.model.layers[index] for index in range(stage.first_layer, stage.end_layer)}
+        self._layers |= layers
+        copies_inputs = sizes[stage.first_layer].changes_inputs
+        return _HeldStage(
+            StageModule(list(layers.values()), self._device, self._training.precision, copies_inputs=copies_inputs),
+            sizes[stage.first_layer - 1].output if stage.first_layer > 0 else None,
+            sizes[stage.end_layer - 1].output if stage.end_layer < len(sizes) else None,
+        )
 
     @property
-    def layers(self) -> Sequence[nn.Module]:
-        """The layers that this rank trains."""
-        return list(self._layers)
+    def layers(self) -> Mapping[int, nn.Module]:
+        """The layers that this rank trains, by their index in the model."""
+        return self._layers
 
-    @property
-    def first_layer(self) -> int:
-        """Index of the first of them in the model."""
-        return self._first_layer
+    def named_parameters(self) -> Mapping[str, torch.Tensor]:
+        """Return the parameters by name, in a model whose layers are named by their index."""
+        return {
+            f"{index}.{name}": parameter.detach()
+            for index, layer in self._layers.items()
+            for name, parameter in layer.named_parameters()
+        }
+
+    def rows(self, first_layer: int, end_layer: int, elements: int) -> LayerRows:
+        """Return the rows of layers ``first_layer`` to ``end_layer - 1``, all of which this rank trains."""
+        rows = LayerRows([self._layers[index] for index in range(first_layer, end_layer)])
+        assert rows.elements == elements, (first_layer, end_layer, rows.elements, elements)
+        return rows
+
+    def free_s(self) -> float:
+        """Return the time: the last action has ended."""
+        return self._clock.now_s()
 
     def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
-        """Find where this step's microbatches begin in the order of the data, and clear the gradients."""
-        start = step * self._batch + sum(pipeline.samples for pipeline in plan.pipelines[: program.pipeline])
-        self._microbatch_starts = []
-        for size in plan.pipelines[program.pipeline].microbatches:
-            self._microbatch_starts.append(start)
-            start += size
-        self._loss = 0.0
-        self._optimizer.zero_grad(set_to_none=True)
+        """Begin a step; whatever an unfinished one has left is dropped."""
+        self._step = step
+        pipeline = plan.pipelines[self._pipeline]
+        before = sum(earlier.samples for earlier in plan.pipelines[: self._pipeline])
+        self._first_samples = list(accumulate(pipeline.microbatches, initial=before))
+        split = {work.action.stage for work in program.work if work.action.kind is Kind.BACKWARD_INPUT}
+        for index, held in self._stages.items():
+            held.module.start_step(recompute=pipeline.stages[index].recompute, splits=index in split)
+        self._handed_over.clear()
+        self._losses.clear()
+        self._rule.clear_gradients()
 
-    def run(self, work: Work, inputs: Sequence[torch.Tensor], *, waited: bool) -> Performed:
-        """Run the layers forward or backward for one microbatch."""
+    def run(self, work: Work, inputs: Sequence[torch.Tensor], *, ready_s: float) -> Performed:
+        """Run a stage's layers forward, backward, or through a part of backward, for one microbatch."""
         start_s = self._clock.now_s()
-        if work.action.kind is Kind.FORWARD:
-            result = self._forward(work, inputs)
-        else:
-            assert work.action.kind is Kind.BACKWARD
-            result = self._backward(work, inputs)
-        outputs = [_to_bytes(result[send.first - work.first : send.end - work.first]) for send in work.sends]
+        result = self._carry_out(work, inputs)
+        outputs = []
+        for send in work.sends:
+            assert result is not None
+            outputs.append(to_payload(result[send.first - work.first : send.end - work.first]))
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
         return Performed(outputs, start_s, self._clock.now_s())
 
-    def _forward(self, work: Work, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        data = (
-            self._model.samples(self._microbatch_starts[work.action.microbatch] + work.first, work.end - work.first)
-            if self._is_first or self._is_last
-            else None
-        )
-        if self._is_first:
-            assert data is not None
-            received = data[0]
+    def _carry_out(self, work: Work, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        stage, kind, microbatch = work.action.stage, work.action.kind, work.action.microbatch
+        held = self._stages[stage]
+        if kind is Kind.BACKWARD_WEIGHT:
+            held.module.backward_weight(microbatch)
+            return None
+        if kind is Kind.FORWARD:
+            result: torch.Tensor | None = self._forward(work, held, inputs)
+            key = (stage + 1, Kind.FORWARD, microbatch)
         else:
-            assert self._input_shape is not None
-            received = _from_bytes(inputs, self._input_shape).requires_grad_()
-        outputs: torch.Tensor = self._layers(received)
-        if self._is_last:
-            assert data is not None
-            outputs = self._model.loss(outputs, data[1]) * ((work.end - work.first) / self._batch)
-            self._loss += float(outputs.detach())
-        self._held[work.action.microbatch] = (received, outputs)
-        return outputs.detach()
+            gradient = None
+            if held.put_out is not None:
+                gradient = self._incoming((stage, Kind.BACKWARD, microbatch), held.put_out, inputs)
+            backward = held.module.backward if kind is Kind.BACKWARD else held.module.backward_input
+            result = backward(microbatch, gradient)
+            key = (stage - 1, Kind.BACKWARD, microbatch)
+        if key[0] in self._stages and result is not None:
+            self._handed_over[key] = result
+        return result
 
-    def _backward(self, work: Work, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        received, outputs = self._held.pop(work.action.microbatch)
-        gradient = None if self._is_last else _from_bytes(inputs, self._output_shape)
-        # A first stage without parameters has nothing to differentiate.
-        if outputs.requires_grad:
-            torch.autograd.backward([outputs], [gradient])
-        # Nothing flows back through a stage whose output does not depend on its input.
-        return torch.zeros_like(received) if received.grad is None else received.grad
+    def _forward(self, work: Work, held: _HeldStage, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        stage, microbatch, count = work.action.stage, work.action.microbatch, work.end - work.first
+        loss: Loss | None = None
+        if held.received is None or held.put_out is None:
+            data, targets = self._data.samples(self._step, self._first_samples[microbatch] + work.first, count)
+        if held.put_out is None:
+            loss = self._part_of_loss(targets.to(self._device), count / self._training.global_batch)
+        if held.received is None:
+            entering = data.to(self._device)
+        else:
+            entering = self._incoming((stage, Kind.FORWARD, microbatch), held.received, inputs).requires_grad_()
+        torch.manual_seed(self._random_seed(work))
+        outputs = held.module.forward(microbatch, entering, loss)
+        if loss is not None:
+            self._losses[microbatch] = outputs
+        return outputs
+
+    def _part_of_loss(self, targets: torch.Tensor, share: float) -> Loss:
+        return lambda outputs: self._loaded.model.loss(outputs, targets) * share
+
+    def _incoming(
+        self, key: tuple[int, Kind, int], shape: SampleShape, payloads: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """What another stage has put out: one of this rank's own, or one that sent it."""
+        if key in self._handed_over:
+            return self._handed_over.pop(key)
+        return from_payloads(payloads, shape.sizes, shape.dtype, self._device)
+
+    def _random_seed(self, work: Work) -> int:
+        """For dropout and the like: other numbers for every forward, the same ones if a step is done again."""
+        place = (self._pipeline, work.action.stage, work.action.microbatch, work.first)
+        sequence = np.random.SeedSequence((self._training.seed, self._step, *place))
+        return int(sequence.generate_state(1, np.uint64)[0])
 
     def gradient(self, sync: GradientSync) -> torch.Tensor:
-        """Return the gradients of the layers of ``sync`` in one row; zeros where a parameter has none."""
-        rows = [
-            torch.zeros_like(parameter).flatten() if parameter.grad is None else parameter.grad.flatten()
-            for parameter in self._parameters(sync)
-        ]
-        return torch.cat(rows)
+        """Return the gradients of the layers of ``sync`` in one row."""
+        return self.rows(sync.first_layer, sync.end_layer, sync.elements).gradients()
 
     def put_gradient(self, sync: GradientSync, gradient: torch.Tensor) -> None:
         """Write the summed row back."""
-        start = 0
-        for parameter in self._parameters(sync):
-            if parameter.requires_grad:
-                parameter.grad = gradient[start : start + parameter.numel()].view_as(parameter).clone()
-            start += parameter.numel()
+        self.rows(sync.first_layer, sync.end_layer, sync.elements).put_gradients(gradient)
 
-    def finish_step(self) -> float | None:
-        """Update the parameters; return this rank's part of the loss on the last stage."""
-        self._optimizer.step()
-        return self._loss if self._is_last else None
+    def clear_gradients(self) -> None:
+        """Forget all gradients."""
+        self._rule.clear_gradients()
 
-    def _parameters(self, sync: GradientSync) -> list[nn.Parameter]:
-        layers = self._layers[sync.first_layer - self._first_layer : sync.end_layer - self._first_layer]
-        return list(layers.parameters())
+    def squared_norm(self) -> float:
+        """Return the squared Euclidean norm of this rank's gradients as they are now."""
+        return self._rule.squared_norm()
 
-
-def _make_optimizer(optimizer: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    # torch refuses an empty list; a stage of layers without parameters still takes steps.
-    parameters = parameters or [nn.Parameter(torch.zeros(0))]
-    if optimizer.name == "adamw":
-        return torch.optim.AdamW(parameters, lr=optimizer.learning_rate, weight_decay=optimizer.weight_decay)
-    momentum = optimizer.momentum if optimizer.name == "momentum" else 0.0
-    return torch.optim.SGD(
-        parameters, lr=optimizer.learning_rate, momentum=momentum, weight_decay=optimizer.weight_decay
-    )
-
-
-def _to_bytes(values: torch.Tensor) -> torch.Tensor:
-    return values.contiguous().view(-1).view(torch.uint8)
-
-
-def _from_bytes(parts: Sequence[torch.Tensor], shape: SampleShape) -> torch.Tensor:
-    """One tensor of whole samples from the payloads of consecutive sample intervals."""
-    row = parts[0] if len(parts) == 1 else torch.cat(list(parts))
-    return row.view(shape.dtype).view(-1, *shape.sizes)
+    def finish_step(self, step: int, squared_norm: float | None) -> float | None:
+        """Update the parameters; return this rank's part of the loss if it holds the last stage."""
+        self._rule.update(step, squared_norm)
+        if all(held.put_out is not None for held in self._stages.values()):
+            return None
+        # In the order of the microbatches, whatever order they were computed in.
+        return sum(self._losses[microbatch].item() for microbatch in sorted(self._losses))

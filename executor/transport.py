@@ -1,6 +1,8 @@
 """Moves bytes between ranks: receives are posted ahead, sends never block, every message has its tag."""
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
@@ -8,38 +10,13 @@ import torch.distributed as dist
 from executor.clock import RunClock
 from executor.connection import Connection, EmulatedPath, Message
 from executor.peers import blaming
+from executor.receipt import Receipt
 from executor.shaper import LinkShaper
-from planner.actions import Kind
+from executor.stripes import stripes
 from planner.cluster import Cluster
-from planner.program import Transfer
 
-# Neighbouring ranks are at most a step apart; four keep the tags of different steps apart with room to spare.
-_STEPS_APART = 4
-_MESSAGES_PER_STEP = 1 << 26
-_CODES: Mapping[Kind, int] = {Kind.FORWARD: 0, Kind.BACKWARD: 1}
-_SYNC_CODE = 2
-
-# A ring of n devices takes 2(n - 1) rounds.
-_MOST_ROUNDS = 1 << 10
-
-
-class Receipt:
-    """A receive that was posted."""
-
-    def __init__(self, buffer: torch.Tensor, work: dist.Work, source: str) -> None:
-        self._buffer = buffer
-        self._work = work
-        self._source = source
-
-    def wait(self) -> torch.Tensor:
-        """Return the bytes once they are there: uint8, one-dimensional.
-
-        Raises:
-            PeerLostError: The sender is gone.
-        """
-        with blaming(self._source):
-            self._work.wait()
-        return self._buffer
+# Threads that wait for receives, one for each that is posted; there are as many as that asks for.
+_MOST_WAITING = 1 << 14
 
 
 class Transport:
@@ -48,7 +25,8 @@ class Transport:
     Args:
         device: This rank's device.
         ranks: Device to rank.
-        cluster: For the emulated links.
+        cluster: Says what crosses regions, and what an emulated link does.
+        groups: Process groups over all ranks; each is one connection between every two of them.
         clock: Of the run.
         shaper: Emulates the links; None leaves the network as it is.
         failed: Called from a sending thread that could not go on.
@@ -59,6 +37,7 @@ class Transport:
         device: str,
         ranks: Mapping[str, int],
         cluster: Cluster,
+        groups: Sequence[dist.ProcessGroup],
         clock: RunClock,
         shaper: LinkShaper | None,
         failed: Callable[[Exception], None],
@@ -66,18 +45,28 @@ class Transport:
         self._device = device
         self._ranks = ranks
         self._cluster = cluster
+        self._groups = groups
         self._clock = clock
         self._shaper = shaper
         self._failed = failed
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[tuple[str, int], Connection] = {}
+        self._waiting = ThreadPoolExecutor(_MOST_WAITING, "receive")
 
-    def post(self, source: str, tag: int, size_bytes: int) -> Receipt:
-        """Post a receive: gloo moves nothing before the receiver has said that it is ready."""
+    def post(self, source: str, tag: int, size_bytes: int, arrived: Callable[[Receipt], None] | None = None) -> Receipt:
+        """Post a receive: gloo moves nothing before the receiver has said that it is ready.
+
+        ``arrived`` is told of the arrival at once, in another thread.
+        """
         buffer = torch.empty(size_bytes, dtype=torch.uint8)
+        works = []
         with blaming(source):
-            work = dist.irecv(buffer, self._ranks[source], tag=tag)
-        assert work is not None
-        return Receipt(buffer, work, source)
+            for group, (first, end) in zip(self._groups, self._stripes(source, size_bytes), strict=False):
+                work = dist.irecv(buffer[first:end], self._ranks[source], group=group, tag=tag)
+                assert work is not None
+                works.append(work)
+        receipt = Receipt(buffer, works, source, arrived)
+        self._waiting.submit(receipt.settle, self._clock)
+        return receipt
 
     def send(
         self, target: str, tag: int, payload: torch.Tensor, ready_s: float, departed: Callable[[float], None]
@@ -86,33 +75,44 @@ class Transport:
 
         ``departed`` is told the run second at which its last byte has departed.
         """
-        self._connection(target).send(Message(payload, tag, ready_s, departed))
+        parts = self._stripes(target, payload.numel())
+        told = _when_all_have(len(parts), departed)
+        for index, (first, end) in enumerate(parts):
+            self._connection(target, index).send(Message(payload[first:end], tag, ready_s, told))
 
     def close(self) -> None:
         """Wait until everything has been sent, and end all connections."""
         for connection in self._connections.values():
             connection.close()
+        self._waiting.shutdown()
 
-    def _connection(self, target: str) -> Connection:
-        if target not in self._connections:
+    def _stripes(self, peer: str, size_bytes: int) -> list[tuple[int, int]]:
+        apart = self._cluster.crosses_regions(self._device, peer)
+        return stripes(size_bytes, len(self._groups) if apart else 1)
+
+    def _connection(self, target: str, index: int) -> Connection:
+        key = (target, index)
+        if key not in self._connections:
             emulated = None
             if self._shaper is not None:
                 emulated = EmulatedPath(self._shaper, self._cluster.path(self._device, target))
-            self._connections[target] = Connection(target, self._ranks[target], self._clock, emulated, self._failed)
-        return self._connections[target]
+            self._connections[key] = Connection(
+                target, self._ranks[target], self._groups[index], self._clock, emulated, self._failed
+            )
+        return self._connections[key]
 
 
-def transfer_tag(step: int, transfer: Transfer) -> int:
-    """Return the tag of a transfer: unique between its two devices among all that can be under way."""
-    return _tag(step, _CODES[transfer.kind], transfer.microbatch)
+def _when_all_have(parts: int, departed: Callable[[float], None]) -> Callable[[float], None]:
+    """What each stripe's departure is told to: the last one's is the message's."""
+    if parts == 1:
+        return departed
+    lock, times_s = threading.Lock(), list[float]()
 
+    def told(departed_s: float) -> None:
+        with lock:
+            times_s.append(departed_s)
+            complete = len(times_s) == parts
+        if complete:
+            departed(max(times_s))
 
-def sync_tag(step: int, first_layer: int, number: int) -> int:
-    """Return the tag of round ``number`` of the sum of the gradients from ``first_layer`` on."""
-    assert number < _MOST_ROUNDS
-    return _tag(step, _SYNC_CODE, first_layer * _MOST_ROUNDS + number)
-
-
-def _tag(step: int, code: int, index: int) -> int:
-    assert index < _MESSAGES_PER_STEP
-    return ((step % _STEPS_APART) * (len(_CODES) + 1) + code) * _MESSAGES_PER_STEP + index
+    return told

@@ -16,26 +16,34 @@ from safetensors.torch import save_file
 
 from executor.clock import RunClock
 from executor.compute import Compute, PacedCompute
-from executor.control import PlanFeed
-from executor.interpreter import Interpreter, StepProgram
+from executor.control import PlanFeed, store_address
+from executor.interpreter import Interpreter
 from executor.job import JobFolder
 from executor.local_delivery import measure_local_delivery_s
 from executor.model import LoadedModel, load_with_sizes
 from executor.parent import die_with_parent
 from executor.peers import PeerLostError
 from executor.real_compute import RealCompute
+from executor.row_log import RowLog
 from executor.shaper import LinkShaper
+from executor.steps import StepSource, run_steps
 from executor.transport import Transport
+from executor.updates import PipelineUpdates
+from executor.wan.origin import announce_origin
+from executor.wan.testbed import enter_device_network
+from executor.wire import AsItIs, Compressing, Wire
+from planner.cluster import Cluster
 from planner.events import Event, write_events
-from planner.plan import Plan
 from planner.program import compile_plan
+from planner.update_exchange import update_edges
 from traces.errors import InputError
 
 # A link may be out for minutes; whoever waits longer than this for a peer gives up.
 PATIENCE = timedelta(minutes=30)
 
-# From agreeing on the start of the run to the start: enough for everybody to get ready.
+# From agreeing on the start of the run to the start: enough for everybody to hear of it and get ready.
 _HEAD_START_S = 0.5
+_HEAD_START_LATENCIES = 8
 
 
 class Worker:
@@ -58,16 +66,17 @@ class Worker:
         # Loaded before the ranks agree on the start: models take their time.
         model = self._load_model() if self._orders.compute == "real" else None
         local_delivery_s = 0.0
-        if self._orders.emulate_wan:
+        if self._orders.emulator == "shaper":
             local_delivery_s = measure_local_delivery_s(self._rank, len(self._plan.devices))
-        clock = _agree_on_clock(self._rank)
+        clock = _agree_on_clock(self._rank, self._job, self._scenario.cluster)
         trained = RealCompute(model, self._plan, program, self._scenario.training, clock) if model else None
         compute: Compute = trained or PacedCompute(clock)
         shaper = None
-        if self._orders.emulate_wan:
+        if self._orders.emulator == "shaper":
             shaper = LinkShaper(self._job.ledger, self._scenario.cluster, clock, local_delivery_s)
         ranks = {device: rank for rank, device in enumerate(self._plan.devices)}
-        transport = Transport(self._device, ranks, self._scenario.cluster, clock, shaper, self.give_up)
+        groups = _connections(self._plan.connections)
+        transport = Transport(self._device, ranks, self._scenario.cluster, groups, clock, shaper, self.give_up)
         self._train(compute, transport, clock)
         transport.close()
         dist.barrier()
@@ -81,59 +90,31 @@ class Worker:
         assert code is not None, "the launcher has checked this"
         return load_with_sizes(code, seed)
 
-    def _train(
-        self,
-        compute: Compute,
-        transport: Transport,
-        clock: RunClock,
-    ) -> None:
-        steps = self._orders.steps
-        feed = None
+    def _train(self, compute: Compute, transport: Transport, clock: RunClock) -> None:
+        steps, feed = self._orders.steps, None
         if self._orders.adapts:
-            feed = PlanFeed(self._orders.control_port, self._rank, self._plan, steps, self.give_up)
-
-        def log(event: Event) -> None:
-            self._events.append(event)
-            if feed is not None:
-                feed.log(event)
-
-        def sending(step: int) -> None:
-            if feed is not None:
-                feed.sending(step)
-
-        def under(plan: Plan, step: int) -> StepProgram:
-            return StepProgram(step, plan, compile_plan(plan, self._scenario)[self._device])
-
-        def program_of(step: int) -> StepProgram | None:
-            plan = self._plan if feed is None else feed.known(step)
-            return None if step >= steps or plan is None else under(plan, step)
-
-        element_bytes = self._scenario.training.element_bytes
-        interpreter = Interpreter(self._device, transport, compute, clock, element_bytes, log, sending)
-        for step in range(steps):
-            current = program_of(step)
-            waited = current is None or step == 0
-            if current is None:
-                assert feed is not None
-                current = under(feed.wait(step), step)
-            if step == 0:
-                interpreter.post(current)
-                clock.sleep_until(0.0)
-            loss = interpreter.run(current, program_of, waited=waited)
-            if loss is not None:
-                self._losses.append(loss)
-            if feed is not None:
-                feed.finish(step)
+            feed = PlanFeed(store_address(), self._rank, self._plan, steps, self.give_up)
+        source = StepSource(self._device, self._scenario, self._plan, steps, feed)
+        rows = RowLog(feed)
+        self._events = rows.events
+        wire: Wire = AsItIs()
+        if self._orders.compute == "real" and self._plan.compression != "none":
+            wire = Compressing(self._plan.compression, self._scenario.cluster)
+        edges = update_edges(self._plan, self._scenario)
+        updates = None
+        if edges:
+            updates = PipelineUpdates(
+                self._plan, edges, self._device, steps, transport, compute, self._scenario.model, clock, rows
+            )
+        interpreter = Interpreter(self._scenario, transport, compute, clock, wire, rows, updates, self._losses.append)
+        finish = feed.finish if feed is not None else _nobody_watches
+        run_steps(steps, source.known, source.wait, interpreter, clock, finish)
 
     def _write(self, trained: RealCompute | None) -> None:
         write_events(self._events, self._job.events(self._rank))
         self._job.losses(self._rank).write_text(json.dumps(self._losses))
         if trained is not None:
-            parameters = {
-                f"{trained.first_layer + index}.{name}": parameter.detach().contiguous()
-                for index, layer in enumerate(trained.layers)
-                for name, parameter in layer.named_parameters()
-            }
+            parameters = {name: each.contiguous() for name, each in trained.named_parameters().items()}
             save_file(parameters, self._job.parameters(self._rank))
 
     def give_up(self, error: Exception) -> None:
@@ -157,16 +138,33 @@ class Worker:
             os._exit(1)
 
 
-def _agree_on_clock(rank: int) -> RunClock:
+def _connections(count: int) -> list[dist.ProcessGroup]:
+    """Process groups over all ranks; gloo has a connection between every two of them in each."""
+    everybody = dist.group.WORLD
+    assert everybody is not None
+    return [everybody, *(dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(count - 1))]
+
+
+def _nobody_watches(step: int) -> None:
+    """A step has ended, and there is no policy."""
+
+
+def _agree_on_clock(rank: int, job: JobFolder, cluster: Cluster) -> RunClock:
     """The clock of the run: rank 0 says when it starts, a little after everyone has heard."""
-    origin = torch.tensor([time.monotonic() + _HEAD_START_S if rank == 0 else 0.0], dtype=torch.float64)
+    # Models take unequal times to load; and the news travels over connections that are warm.
+    dist.barrier()
+    head_start_s = _HEAD_START_S + _HEAD_START_LATENCIES * max((link.latency_s for link in cluster.links), default=0.0)
+    origin = torch.tensor([time.monotonic() + head_start_s if rank == 0 else 0.0], dtype=torch.float64)
     dist.broadcast(origin, 0)
+    if rank == 0:
+        announce_origin(job.origin, origin.item())
     return RunClock(origin.item())
 
 
 def main(agent: str, folder: str) -> None:
     """Run this process's rank of the job in ``folder``."""
     die_with_parent(int(agent))
+    enter_device_network()
     worker = Worker(JobFolder(Path(folder)), int(os.environ["RANK"]))
     try:
         worker.run()

@@ -53,6 +53,14 @@ class _InterruptedError(BaseException):
     """Ctrl-C or SIGTERM; nothing in between may take it for an error of its own."""
 
 
+class EmulatorOption(StrEnum):
+    """What `ropebridge run` emulates links with."""
+
+    AUTO = "auto"
+    RELAY = "relay"
+    SHAPER = "shaper"
+
+
 class ComputeChoice(StrEnum):
     """What `ropebridge run` computes."""
 
@@ -128,20 +136,32 @@ def run(
         ComputeChoice, typer.Option("--compute", help="Train the model, or move its bytes at the profile's pace.")
     ] = ComputeChoice.REAL,
     emulate_wan: Annotated[
-        bool, typer.Option("--emulate-wan", help="Hold messages back as the scenario's links and traces say.")
+        bool, typer.Option("--emulate-wan", help="Make this machine's network behave as the links and traces say.")
     ] = False,
+    emulator: Annotated[
+        EmulatorOption | None,
+        typer.Option(
+            "--emulator",
+            help="Emulate links with: relay (below TCP), shaper (holds messages back), auto (relay if it can).",
+        ),
+    ] = None,
     steps: StepsOption = 20,
     output: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a plan for real, a process per device. Example: ropebridge run two-regions --compute paced --emulate-wan."""
     from executor.backend import TorchBackend
+    from executor.job import EmulatorChoice
     from experiments.scenario_choice import Ordering
     from experiments.verbs.running import carry_out, present
 
+    chosen: EmulatorChoice = "auto" if emulate_wan else "none"
+    if emulator is not None:
+        chosen = emulator.value
+
     def backend(folder: Path | None) -> TorchBackend:
         parameters = folder / "parameters.safetensors" if folder is not None else None
-        return TorchBackend(compute.value, emulate_wan=emulate_wan, parameters=parameters)
+        return TorchBackend(compute.value, emulator=chosen, parameters=parameters, tell=_tell)
 
     ordering = Ordering(schedule, dynamic, orders)
     record = carry_out(scenario, plan, strategy, ordering, policy, steps, output, backend)

@@ -8,7 +8,7 @@ from planner.checks.paths import check_paths
 from planner.checks.placement import check_placement
 from planner.checks.stages import check_layers, check_microbatches
 from planner.checks.synchronisation import check_synchronisation
-from planner.plan import EXPLICIT, ORDERS, Plan
+from planner.plan import COMPRESSIONS, EXPLICIT, ORDERS, Plan
 from planner.scenario import Scenario
 from planner.schedules import SCHEDULES
 from traces.errors import InputError
@@ -31,6 +31,7 @@ def check_plan(plan: Plan, scenario: Scenario) -> None:
         )
     find_by_name(plan.schedule, {**SCHEDULES, EXPLICIT: None}, "schedule", where="schedule")
     find_by_name(plan.order, dict.fromkeys(ORDERS), "order", where="order")
+    find_by_name(plan.compression, dict.fromkeys(COMPRESSIONS), "compression", where="compression")
     if not plan.pipelines:
         raise InputError("the plan has no pipelines", where="pipelines", valid="give at least one")
     check_devices(plan, scenario.cluster)

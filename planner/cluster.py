@@ -71,7 +71,7 @@ class Link:
         price_per_gb: US dollars per 1e9 bytes.
         size_curve: The rate that one message of a size reaches by itself; None if every size reaches the link's.
         jitter_s: Each packet takes up to so much longer, evenly distributed, seconds; packets stay in order.
-        loss: Share of the packets that are lost.
+        loss: Share of the packets that are lost, below 1.
     """
 
     source: str
@@ -266,5 +266,17 @@ def _check_links(cluster: Cluster) -> None:
                 f"the link {link.name} carries nothing ({link.bandwidth_bps:g} bit/s)",
                 (*place, "bandwidth"),
                 "a link needs a mean rate above zero, for example '100 Mbit/s'",
+            )
+        if not 0 <= link.jitter_s < math.inf:
+            raise ClusterError(
+                f"the link {link.name} has a jitter of {link.jitter_s:g} s",
+                (*place, "jitter"),
+                "not negative, and finite, for example '5 ms'",
+            )
+        if not 0 <= link.loss < 1:
+            raise ClusterError(
+                f"the link {link.name} loses {link.loss:g} of its packets",
+                (*place, "loss"),
+                "a share of 0 or more and below 1, for example 0.001",
             )
         seen.add(link.name)

@@ -1,11 +1,12 @@
 """One step of a plan, compiled: its graph, and what each action and message in it is."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
+from planner.compression import wire_bytes
 from planner.gradient_sync import gradient_syncs
 from planner.graph_building import Origins, Workers, connect, trace_origins
 from planner.pipeline_costs import replica_times
@@ -54,9 +55,8 @@ def compile_step(plan: Plan, scenario: Scenario) -> CompiledStep:
     actors = tuple(places)
     sums, exchanged, spans = sync_actions(gradient_syncs(plan, scenario), actors, scenario.training.element_bytes)
     later = join_actions(sums, _updates(plan, scenario, places))
-    actions, messages, numbers = append(
-        _actions(plan, scenario, workers, origins), _messages(plan, scenario, workers, origins), later, exchanged
-    )
+    between = _messages(plan, scenario, workers, origins, actors)
+    actions, messages, numbers = append(_actions(plan, scenario, workers, origins), between, later, exchanged)
     first_action = starts(np.bincount(actions.actor, minlength=len(actors)).tolist())
     return CompiledStep(
         actors,
@@ -154,10 +154,15 @@ def _durations_s(plan: Plan, scenario: Scenario) -> Floats:
     return np.concatenate(rows)
 
 
-def _messages(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins) -> Messages:
-    output_bytes = [scenario.model.layers[stage.end_layer - 1].output_bytes for stage in _stages(plan)]
+def _messages(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins, actors: Sequence[str]) -> Messages:
     entry = origins.ordered[origins.sender]
     # A gradient has the size of the output that it belongs to: that of the stage before.
     boundary = workers.stage[entry] - (workers.kind[entry] != FORWARD)
-    size_bytes = (origins.end_sample - origins.first_sample) * np.array(output_bytes, np.int64)[boundary]
+    output_bytes = [scenario.model.layers[stage.end_layer - 1].output_bytes for stage in _stages(plan)]
+    regions = [scenario.cluster.by_name[name].region for name in actors]
+    region = np.array([scenario.cluster.regions.index(name) for name in regions], np.int64)[origins.actor]
+    crosses = (region[origins.sender] != region[origins.receiver]).astype(np.int64)
+    # A transfer of several samples has the bytes of each.
+    forms = [[wire_bytes(form, 1, size) for size in output_bytes] for form in ("none", plan.compression)]
+    size_bytes = (origins.end_sample - origins.first_sample) * np.array(forms, np.int64)[crosses, boundary]
     return Messages(origins.sender, origins.receiver, size_bytes, origins.first_sample, origins.end_sample)

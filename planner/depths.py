@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import ceil
 
-from planner.memory import standing_bytes
+from planner.memory import kept_bytes, recomputed_bytes, standing_bytes
 from planner.plan import Stage
 from planner.scenario import Scenario
 
@@ -49,10 +49,11 @@ def fitting_depths(
     for depth, stage in zip(depths, stages, strict=True):
         ceiling = min([depth, len(microbatches), *fitted[-1:]])
         for replica, samples in zip(stage.replicas, stage.most_samples(microbatches), strict=True):
-            model = scenario.model.at_degree(replica.tensor_parallel)
+            degree = replica.tensor_parallel
             free = min(scenario.cluster.by_name[device].memory_bytes for device in replica.devices)
             free -= standing_bytes(scenario, stage, replica, samples)
-            each = samples * model.activation_bytes(stage.first_layer, stage.end_layer)
+            free -= samples * recomputed_bytes(scenario, stage, degree)
+            each = samples * kept_bytes(scenario, stage, degree)
             ceiling = min(ceiling, free // each if each else ceiling) if free >= 0 else 0
         if ceiling < 1:
             return None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from planner.compiled_step import CompiledStep, compile_step
+from planner.packets import jitter_delay_s
 from planner.plan import Plan
 from planner.scenario import Scenario
 from planner.steady_path import SteadyPath, nominal_path
@@ -66,18 +67,33 @@ def nominal_paths(plan: Plan, scenario: Scenario) -> Paths:
 
 def message_times(step: CompiledStep, path: Paths) -> tuple[Floats, Floats]:
     """Return for how long each message keeps its path busy and how long its way is, in seconds, [messages] each."""
-    graph = step.graph
-    channels = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)
-    paths = [path(step.actors[sender], step.actors[receiver]) for sender, receiver in channels]
+    graph, paths = step.graph, _channel_paths(step, path)
     if not paths:
         return np.empty(0), np.empty(0)
-    latency_s = np.array([each.latency_s for each in paths])[graph.channel]
+    latency_s = np.array([each.latency_s for each in paths])[graph.channel] + jitter_delays_s(step, path)
     occupancy_s = 8 * step.messages.size_bytes / np.array([each.rate_bps for each in paths])[graph.channel]
     for channel in (number for number, each in enumerate(paths) if each.curves):
         own = graph.channel == channel
         sizes, which = np.unique(step.messages.size_bytes[own], return_inverse=True)
         occupancy_s[own] = np.array([paths[channel].occupancy_s(size) for size in sizes.tolist()])[which]
     return occupancy_s, latency_s
+
+
+def jitter_delays_s(step: CompiledStep, path: Paths) -> Floats:
+    """Return how much of each message's way is the jitter of its packets, seconds, [messages]."""
+    delays_s = np.zeros(step.graph.messages)
+    for channel, each in enumerate(_channel_paths(step, path)):
+        if each.jitter_s:
+            own = step.graph.channel == channel
+            sizes, which = np.unique(step.messages.size_bytes[own], return_inverse=True)
+            delays_s[own] = np.array([jitter_delay_s(each.jitter_s, size) for size in sizes.tolist()])[which]
+    return delays_s
+
+
+def _channel_paths(step: CompiledStep, path: Paths) -> list[SteadyPath]:
+    graph = step.graph
+    channels = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)
+    return [path(step.actors[sender], step.actors[receiver]) for sender, receiver in channels]
 
 
 def blocking_messages(step: CompiledStep, scenario: Scenario) -> Flags:

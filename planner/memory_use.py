@@ -1,8 +1,9 @@
 """What each action of a step takes of its device's memory and gives back, and what comes to the most at once.
 
 A forward takes its activations when it starts; a backward gives them back when it ends. Where backward is split, the
-part that weight gradients need stays until these are done. A backward has its workspace while it runs. Only a device's
-own actions change what it holds, so that its peak follows from their order alone, whatever the links do.
+part that weight gradients need stays until these are done. A backward has its workspace while it runs. Where a stage
+recomputes, a forward takes only the stage's input, and its backward takes the rest when it starts. Only a device's own
+actions change what it holds, so that its peak follows from their order alone, whatever the links do.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.compiled_step import CompiledStep, compile_step
-from planner.memory import state_bytes
+from planner.memory import kept_bytes, recomputed_bytes, state_bytes
 from planner.memory_effects import MemoryEffects
 from planner.plan import Plan
 from planner.scenario import Scenario
@@ -48,17 +49,18 @@ def memory_use(plan: Plan, scenario: Scenario, effects: MemoryEffects | None = N
     """
     taken_by = effects or scenario.effects.memory
     step = compile_step(plan, scenario)
-    kept, largest, standing = _stage_bytes(step, plan, scenario)
+    each, standing = _stage_bytes(step, plan, scenario)
     kind, stage = step.actions.kind, _stage_numbers(step, plan)
     samples = (step.actions.end_sample - step.actions.first_sample).astype(np.float64)
     own = kind <= BACKWARD_WEIGHT
-    place = np.where(own, stage, 0)
-    activations = np.where(own, samples * kept[step.actions.actor, place], 0.0)
-    backward = (kind == BACKWARD) | (kind == BACKWARD_INPUT)
+    kept, recomputed, largest = np.where(own, samples, 0.0) * each[:, step.actions.actor, np.where(own, stage, 0)]
+    whole, backward = kind == BACKWARD, (kind == BACKWARD) | (kind == BACKWARD_INPUT)
+    returned = np.where(whole, kept, np.where(kind == BACKWARD_WEIGHT, kept + recomputed, 0.0))
+    workspace = taken_by.workspace_share * largest + np.where(whole, recomputed, 0.0)
     return MemoryUse(
-        taken=np.where(kind == FORWARD, activations, 0.0),
-        returned=np.where((kind == BACKWARD) | (kind == BACKWARD_WEIGHT), activations, 0.0),
-        workspace=np.where(backward, taken_by.workspace_share * samples * largest[step.actions.actor, place], 0.0),
+        taken=np.where(kind == FORWARD, kept, np.where(kind == BACKWARD_INPUT, recomputed, 0.0)),
+        returned=returned,
+        workspace=np.where(backward, workspace, 0.0),
         standing=standing + taken_by.framework_bytes,
     )
 
@@ -80,17 +82,18 @@ def _stage_numbers(step: CompiledStep, plan: Plan) -> np.ndarray[tuple[int], np.
     return np.asarray(step.actions.stage + first_stage[step.actions.pipeline], np.int64)
 
 
-def _stage_bytes(step: CompiledStep, plan: Plan, scenario: Scenario) -> tuple[Floats, Floats, Floats]:
-    """Per actor and stage, counted through: activations of a sample, those of the largest layer; per actor states."""
+def _stage_bytes(step: CompiledStep, plan: Plan, scenario: Scenario) -> tuple[Floats, Floats]:
+    """Bytes of a sample, [kept, recomputed, largest layer; actors; stages counted through], and of states, [actors]."""
     number = {name: actor for actor, name in enumerate(step.actors)}
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    kept, largest = np.zeros((len(number), len(stages))), np.zeros((len(number), len(stages)))
+    each = np.zeros((3, len(number), len(stages)))
     standing = np.zeros(len(number))
     for index, stage in enumerate(stages):
         first, end = stage.first_layer, stage.end_layer
         for replica in stage.replicas:
-            actor, model = number[replica.device], scenario.model.at_degree(replica.tensor_parallel)
-            kept[actor, index] = model.activation_bytes(first, end)
-            largest[actor, index] = model.largest_activation_bytes(first, end)
-            standing[actor] += state_bytes(scenario, first, end, replica.tensor_parallel)
-    return kept, largest, standing
+            actor, degree = number[replica.device], replica.tensor_parallel
+            largest = scenario.model.at_degree(degree).largest_activation_bytes(first, end)
+            of_sample = (kept_bytes(scenario, stage, degree), recomputed_bytes(scenario, stage, degree), largest)
+            each[:, actor, index] = of_sample
+            standing[actor] += state_bytes(scenario, first, end, degree)
+    return each, standing

@@ -17,7 +17,7 @@ def plan_orders(plan: Plan, scenario: Scenario) -> list[Orders]:
         if plan.schedule == EXPLICIT:
             orders.append(Orders.from_actions(pipeline.orders))
             continue
-        problem = scheduling_problem(pipeline, scenario)
+        problem = scheduling_problem(pipeline, scenario, plan.compression)
         # Pipelines that are copies of each other have one order.
         key = _content(problem)
         if key not in made:

@@ -117,9 +117,11 @@ class DeviceProgram:
             size_bytes=transfer.size_bytes,
         )
 
-    def exchange_event(self, step: int, peer: str, size_bytes: int, start_s: float, end_s: float) -> Event:
-        """Return the row for sending a part of the gradients."""
-        return self._event(EventKind.SEND, step, SYNC_ACTION, start_s, end_s, peer=peer, size_bytes=size_bytes)
+    def exchange_event(
+        self, kind: EventKind, step: int, peer: str, size_bytes: int, start_s: float, end_s: float
+    ) -> Event:
+        """Return the row for sending or receiving a part of the gradients."""
+        return self._event(kind, step, SYNC_ACTION, start_s, end_s, peer=peer, size_bytes=size_bytes)
 
     def sync_event(self, step: int, size_bytes: int, start_s: float, end_s: float) -> Event:
         """Return the row for a whole gradient sum, with the bytes that this device sent for it."""

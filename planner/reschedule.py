@@ -37,9 +37,9 @@ def with_schedule(plan: Plan, scenario: Scenario, schedule: str, order: str = "s
         if schedule in TWO_ROUNDS and len(set(pipeline.workers)) == len(pipeline.stages):
             placed = _in_two_rounds(placed, f"pipelines[{number}]", schedule, back=TWO_ROUNDS[schedule])
         if schedule in SEARCHING or order == "dynamic":
-            placed = _hiding(placed, scenario)
+            placed = _hiding(placed, scenario, plan.compression)
         if schedule == SOLVED and order == "scheduled":
-            orders = SCHEDULES[SOLVED](scheduling_problem(placed, scenario))
+            orders = SCHEDULES[SOLVED](scheduling_problem(placed, scenario, plan.compression))
             rows = tuple(orders.actions(worker) for worker in range(orders.worker_count))
             placed = replace(placed, orders=rows)
         pipelines.append(placed)
@@ -83,8 +83,8 @@ def _interleaved_depth(stage: int, workers: int) -> int:
     return (1 - turn) * workers + min(workers, 2 * (workers - worker) - 1)
 
 
-def _hiding(pipeline: Pipeline, scenario: Scenario) -> Pipeline:
-    problem = scheduling_problem(pipeline, scenario)
+def _hiding(pipeline: Pipeline, scenario: Scenario, compression: str) -> Pipeline:
+    problem = scheduling_problem(pipeline, scenario, compression)
     total_s = problem.forward_s + problem.backward_input_s + problem.backward_weight_s
     busy_s = (problem.forward_occupancy_s + problem.backward_occupancy_s).max(axis=1) / 2
     latency_s = (problem.forward_latency_s + problem.backward_latency_s) / 2

@@ -118,13 +118,14 @@ def longest_path(
         acting: The actor of each.
         duration_s: Of each action, [actions].
         occupancy_s: How long each message keeps its channel busy, [messages].
-        latency_s: From a message's departure to its arrival, [messages].
+        latency_s: From a message's departure to its arrival, unless one before it comes later, [messages].
         blocking: Whether sender and receiver do nothing else while a message is on its way, [messages].
     """
     handed_s = np.empty(len(graph.receiver))
     clock_s = np.zeros(len(graph.first_action) - 1)
     free_s = np.zeros(len(graph.channel_sender))
     arrival_s = np.empty(len(graph.receiver))
+    arrived_s = np.zeros(len(graph.channel_sender))
     for index in range(len(sequence)):
         action = sequence[index]
         actor = acting[index]
@@ -143,7 +144,9 @@ def longest_path(
             departed_s = free_s[channel] if free_s[channel] > now_s else now_s
             departed_s += occupancy_s[message]
             free_s[channel] = departed_s
-            arrival_s[message] = departed_s + latency_s[message]
+            # Nothing overtakes, also where a large message has more jitter than a small one behind it.
+            arrived_s[channel] = max(arrived_s[channel], departed_s + latency_s[message])
+            arrival_s[message] = arrived_s[channel]
             handed_s[message] = now_s
             if blocking[message]:
                 clock_s[actor] = max(clock_s[actor], departed_s)

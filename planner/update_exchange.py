@@ -19,13 +19,15 @@ class UpdateEdge:
         receiver: Device that applies them.
         pipelines: Of sender and receiver.
         stage: The receiver's.
-        size_bytes: Of the gradients or parameters.
+        layers: Index of the first one, and after the last one.
+        size_bytes: Of their gradients or parameters.
     """
 
     sender: str
     receiver: str
     pipelines: tuple[int, int]
     stage: int
+    layers: tuple[int, int]
     size_bytes: int
 
 
@@ -38,14 +40,18 @@ def update_edges(plan: Plan, scenario: Scenario) -> tuple[UpdateEdge, ...]:
         for q, other in enumerate(plan.pipelines):
             for sending in own.stages if p != q else ():
                 for index, receiving in enumerate(other.stages):
-                    size_bytes = _shared_bytes(scenario, sending, receiving)
+                    layers = _shared_layers(sending, receiving)
+                    size_bytes = _shared_bytes(scenario, sending, receiving, layers)
                     if size_bytes:
                         ends = (sending.replicas[0].device, receiving.replicas[0].device)
-                        edges.append(UpdateEdge(*ends, (p, q), index, size_bytes))
+                        edges.append(UpdateEdge(*ends, (p, q), index, layers, size_bytes))
     return tuple(edges)
 
 
-def _shared_bytes(scenario: Scenario, one: Stage, other: Stage) -> int:
-    first, end = max(one.first_layer, other.first_layer), min(one.end_layer, other.end_layer)
+def _shared_layers(one: Stage, other: Stage) -> tuple[int, int]:
+    return max(one.first_layer, other.first_layer), min(one.end_layer, other.end_layer)
+
+
+def _shared_bytes(scenario: Scenario, one: Stage, other: Stage, layers: tuple[int, int]) -> int:
     degree = min(one.replicas[0].tensor_parallel, other.replicas[0].tensor_parallel)
-    return scenario.model.at_degree(degree).parameter_bytes(first, end) if first < end else 0
+    return scenario.model.at_degree(degree).parameter_bytes(*layers) if layers[0] < layers[1] else 0

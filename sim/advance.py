@@ -56,7 +56,8 @@ class StepTimes(NamedTuple):
         duration_s: Of each action, [actions].
         occupancy_s: How long a message keeps a line of constant rate busy, [messages].
         wire_bits: What a message puts on a line, [messages].
-        latency_s: Of a message's line, where it is constant, [messages].
+        latency_s: Of a message's line, where it is constant, jitter included, [messages].
+        jitter_s: What the jitter of a line's packets adds where its latency is not constant, [messages].
         line: The line of each channel, [channels].
         blocking: Whether sender and receiver do nothing else while a message is on its way, [messages].
     """
@@ -65,6 +66,7 @@ class StepTimes(NamedTuple):
     occupancy_s: Floats
     wire_bits: Floats
     latency_s: Floats
+    jitter_s: Floats
     line: Ints
     blocking: Flags
 
@@ -172,9 +174,9 @@ def _hand_over(graph: StepGraph, times: StepTimes, lines: Lines, state: StepStat
             return False
     latency_s = times.latency_s[message]
     if lines.latency_table[line] >= 0:
-        latency_s = rate_at(lines.tables, lines.latency_table[line], departed_s)
+        latency_s = rate_at(lines.tables, lines.latency_table[line], departed_s) + times.jitter_s[message]
     lines.free_s[line] = departed_s
-    # Nothing overtakes, also where the latency falls.
+    # Nothing overtakes, also where the latency falls or a smaller message follows.
     lines.arrived_s[line] = max(lines.arrived_s[line], departed_s + latency_s)
     state.departed_s[message] = departed_s
     state.arrival_s[message] = lines.arrived_s[line]

@@ -9,6 +9,7 @@ from typing import Protocol
 import simpy
 
 from planner.effects import NetworkEffects
+from planner.packets import jitter_delay_s
 from sim.alarm import Alarm
 from sim.flow import Flow
 from sim.routes import Route
@@ -69,6 +70,7 @@ class Connection:
         self._deliver = deliver
         self._latency_sways = any(link.trace is not None and link.trace.latency_s is not None for link in route.path)
         self._latency_s = sum(link.latency_s for link in route.path)
+        self._jitter_s = sum(link.jitter_s for link in route.path)
         self._curves = [link.size_curve for link in route.path if link.size_curve is not None]
         self._links = tuple(link.name for link in route.binding)
         self._queue: deque[Parcel] = deque()
@@ -115,7 +117,8 @@ class Connection:
         latency_s = self._latency_s
         if self._latency_sways:
             latency_s = sum(link.latency_at_s(now_s) for link in self._route.path)
-        # Nothing overtakes, also where the latency falls.
+        latency_s += jitter_delay_s(self._jitter_s, parcel.size_bytes)
+        # Nothing overtakes, also where the latency falls or a smaller message follows.
         self._arrived_s = max(self._arrived_s, now_s + latency_s)
         if self._queue:
             self._next()

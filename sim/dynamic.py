@@ -1,9 +1,10 @@
 """Devices that choose: of the actions that are ready, each takes the best one, with no plan for the whole.
 
 The rule is that of `planner.schedules.dynamic`: gradients before forwards, which wait while the stage's depth or the
-device's memory is used up, less room for a microbatch of each of its later stages; weight gradients where nothing else
-is ready, or where memory holds up the only forward.
-Of equals the earliest microbatch goes first, then the latest stage. It absorbs jitter, but every choice needs an event.
+device's memory is used up, less room for a microbatch of each of its later stages and for what a backward recomputes;
+weight gradients where nothing else is ready, where memory holds up the only forward, or before a gradient that
+recomputes more than fits. Of equals the earliest microbatch goes first, then the latest stage. It absorbs jitter, but
+every choice needs an event.
 """
 
 from collections import defaultdict
@@ -36,12 +37,14 @@ class _Actor:
         live: Microbatches of each stage between the start of F and the end of I or B.
         held_bytes: Activations of each stage.
         largest_bytes: Those of the largest microbatch, of each stage that it holds.
+        reserve_bytes: What the backward that recomputes the most takes.
     """
 
     problem: SchedulingProblem
     worker: int
     lacking: dict[int, int]
     largest_bytes: Mapping[int, float]
+    reserve_bytes: float
     ready: set[int] = field(default_factory=set)
     busy: bool = True
     live: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
@@ -76,7 +79,7 @@ class DynamicStep:
         self._devices = devices
         self._hand_over = hand_over
         self._finished = finished
-        self._problems = [scheduling_problem(pipeline, scenario) for pipeline in plan.pipelines]
+        self._problems = [scheduling_problem(pipeline, scenario, plan.compression) for pipeline in plan.pipelines]
         self._worker_of = [pipeline.workers for pipeline in plan.pipelines]
         actions = under_way.compiled.actions
         self._kind, self._stage = actions.kind.tolist(), actions.stage.tolist()
@@ -108,7 +111,7 @@ class DynamicStep:
         stage = int(self._under_way.compiled.stage[actor])
         problem, worker = self._problems[pipeline], self._worker_of[pipeline][stage]
         largest_bytes = {stage: float(problem.activation_bytes[stage].max()) for stage in problem.stages_of(worker)}
-        prepared = _Actor(problem, worker, lacking, largest_bytes)
+        prepared = _Actor(problem, worker, lacking, largest_bytes, float(problem.reserve_bytes[worker]))
         prepared.ready = {action for action, count in lacking.items() if not count}
         return prepared
 
@@ -198,17 +201,27 @@ class DynamicStep:
         gradients = [action for action in actor.ready if self._role(action) == "B"]
         forwards = [action for action in actor.ready if self._role(action) == "F" and self._allowed(actor, action)]
         weights = [action for action in actor.ready if self._role(action) == "W"]
+        if gradients and weights and not self._has_room(actor, min(gradients, key=rank)):
+            return min(weights, key=rank)
         for choice in (gradients, forwards, weights):
             if choice:
                 return min(choice, key=rank)
         return None
+
+    def _has_room(self, actor: _Actor, action: int) -> bool:
+        """Whether what a gradient recomputes fits into memory; it does where no weight gradient is pending."""
+        if not actor.reserve_bytes:
+            return True
+        place = self._stage[action], self._microbatch[action]
+        room_bytes = float(actor.problem.capacity_bytes[actor.worker]) - sum(actor.held_bytes.values())
+        return bool(actor.problem.weight_bytes[place] - actor.problem.activation_bytes[place] <= room_bytes)
 
     def _allowed(self, actor: _Actor, action: int) -> bool:
         """Whether depth and memory let a forward start, with room kept for a microbatch of every later stage."""
         stage, problem = self._stage[action], actor.problem
         if actor.live[stage] >= problem.in_flight[stage]:
             return False
-        room_bytes = float(problem.capacity_bytes[actor.worker])
+        room_bytes = float(problem.capacity_bytes[actor.worker] - actor.reserve_bytes)
         for other, largest_bytes in actor.largest_bytes.items():
             room_bytes -= max(actor.held_bytes[other], largest_bytes if other > stage else 0.0)
         return bool(problem.activation_bytes[stage, self._microbatch[action]] <= room_bytes)

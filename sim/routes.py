@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from planner.cluster import Link
 from planner.faults import LinkOutage
 from planner.scenario import Scenario
-from planner.steady_path import window_ceiling_bps
+from planner.steady_path import connections_ceiling_bps
 from sim.rate_tables import RateTable, link_table
 
 
@@ -26,7 +26,7 @@ class Route:
         path: All links that it takes.
         binding: Those of them that can bind it.
         connections: TCP connections.
-        ceiling_bps: Bits on the wire per second and connection; infinite if windows never bind.
+        ceiling_bps: Bits on the wire per second and connection; infinite if neither windows nor losses bind.
     """
 
     source: str
@@ -58,7 +58,7 @@ def find_routes(pairs: Sequence[tuple[str, str]], scenario: Scenario, connection
     paths = [cluster.path(source, target) for source, target in pairs]
     counts = [connections if cluster.crosses_regions(*pair) else 1 for pair in pairs]
     efficiency = scenario.effects.network.payload_efficiency
-    ceilings = [window_ceiling_bps(scenario, source, target, 1) / efficiency for source, target in pairs]
+    ceilings = [connections_ceiling_bps(scenario, source, target, 1) / efficiency for source, target in pairs]
     links = {link.name: link for path in paths for link in path}
     tables = {name: link_rates(link, scenario) for name, link in links.items()}
     users: dict[str, list[int]] = {name: [] for name in links}

@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 
 from planner.compiled_step import CompiledStep, compile_step
-from planner.evaluate import blocking_messages, message_times, nominal_paths
+from planner.evaluate import blocking_messages, jitter_delays_s, message_times, nominal_paths
 from planner.plan import Plan
 from planner.scenario import Scenario
 from planner.step_graph import Floats
@@ -53,10 +53,12 @@ def begin_step(step: int, plan: Plan, scenario: Scenario, network: Network) -> S
 def _times(plan: Plan, scenario: Scenario, network: Network) -> StepTimes:
     """What the actions and messages of every step of a plan take, jitter aside."""
     compiled = compile_step(plan, scenario)
-    occupancy_s, latency_s = message_times(compiled, nominal_paths(plan, scenario))
+    paths = nominal_paths(plan, scenario)
+    occupancy_s, latency_s = message_times(compiled, paths)
+    jitter_s = jitter_delays_s(compiled, paths)
     graph, actors = compiled.graph, compiled.actors
     pairs = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)
     line = np.array([network.number[actors[sender], actors[receiver]] for sender, receiver in pairs], np.int64)
     wire_bits = 8 * compiled.messages.size_bytes / scenario.effects.network.payload_efficiency
     blocking = blocking_messages(compiled, scenario)
-    return StepTimes(compiled.actions.duration_s, occupancy_s, wire_bits, latency_s, line, blocking)
+    return StepTimes(compiled.actions.duration_s, occupancy_s, wire_bits, latency_s, jitter_s, line, blocking)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planner.cluster import Cluster, Link
 from planner.effects import ComputeEffects, Effects, NetworkEffects, Slowdown, Straggler
 from planner.faults import Absence, Fault, Hang, LinkOutage
-from planner.plan import ALGORITHMS, Plan, Synchronisation
+from planner.plan import ALGORITHMS, COMPRESSIONS, Plan, Synchronisation
 from planner.scenario import Scenario
 from traces.trace import LinkTrace
 
@@ -41,6 +41,17 @@ def meshes(draw: st.DrawFn, devices: int, layers: int, global_batch: int, region
 
 
 @st.composite
+def recomputing(draw: st.DrawFn, plan: Plan) -> Plan:
+    """The plan with some of its stages recomputed."""
+    pipelines = []
+    for pipeline in plan.pipelines:
+        chosen = draw(st.lists(st.booleans(), min_size=len(pipeline.stages), max_size=len(pipeline.stages)))
+        stages = (replace(stage, recompute=each) for stage, each in zip(pipeline.stages, chosen, strict=True))
+        pipelines.append(replace(pipeline, stages=tuple(stages)))
+    return replace(plan, pipelines=tuple(pipelines))
+
+
+@st.composite
 def chains(draw: st.DrawFn) -> tuple[Scenario, Plan]:
     """One device a stage, every number random, depths that never grow."""
     stages = draw(st.integers(1, 5))
@@ -51,7 +62,7 @@ def chains(draw: st.DrawFn) -> tuple[Scenario, Plan]:
     scenario = draw(meshes(stages, layers, sum(sizes)))
     schedule = draw(st.sampled_from(["1f1b", "gpipe"]))
     stage_list = [(end, 1, depth) for end, depth in zip(bounds, depths, strict=True)]
-    return scenario, layered_plan(scenario, [(stage_list, sizes)], schedule=schedule)
+    return scenario, draw(recomputing(layered_plan(scenario, [(stage_list, sizes)], schedule=schedule)))
 
 
 @st.composite
@@ -72,7 +83,8 @@ def replicated(draw: st.DrawFn) -> tuple[Scenario, Plan]:
     scenario = draw(meshes(devices, layers, sum(sum(sizes) for _, sizes in pipelines), regions))
     shares = draw(st.lists(st.floats(0.2, 5), min_size=devices, max_size=devices))
     synchronisation = Synchronisation(algorithm=draw(st.sampled_from(ALGORITHMS)))
-    return scenario, replace(layered_plan(scenario, pipelines, shares=shares), synchronisation=synchronisation)
+    plan = draw(recomputing(layered_plan(scenario, pipelines, shares=shares)))
+    return scenario, replace(plan, synchronisation=synchronisation, compression=draw(st.sampled_from(COMPRESSIONS)))
 
 
 @st.composite
@@ -113,6 +125,15 @@ def on_traces(draw: st.DrawFn, cases: st.SearchStrategy[tuple[Scenario, Plan]]) 
     links = [
         swaying(link, draw(short_traces())) if draw(st.booleans()) else link for link in scenario.cluster.links[:8]
     ]
+    return with_links(scenario, [*links, *scenario.cluster.links[8:]]), plan
+
+
+@st.composite
+def with_packets(draw: st.DrawFn, cases: st.SearchStrategy[tuple[Scenario, Plan]]) -> tuple[Scenario, Plan]:
+    """The case with jitter and losses on its links."""
+    scenario, plan = draw(cases)
+    jitter_s, loss = st.just(0.0) | st.floats(1e-3, 2), st.just(0.0) | st.floats(1e-6, 0.5)
+    links = [replace(link, jitter_s=draw(jitter_s), loss=draw(loss)) for link in scenario.cluster.links[:8]]
     return with_links(scenario, [*links, *scenario.cluster.links[8:]]), plan
 
 

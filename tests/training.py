@@ -1,13 +1,15 @@
 """Scenarios with real models for tests, and the oracle: training in one process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
 from executor.model import load_model, load_with_sizes
+from executor.training.trainable import TrainableModel
 from planner.cluster import Cluster, Device, Link
 from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.profile import LayerProfile, ModelProfile, TimeTable
@@ -61,6 +63,30 @@ def hybrid_plan(
     return Plan(scenario.name, scenario.model.name, "hand", schedule, tuple(built))
 
 
+def placed_plan(
+    scenario: Scenario,
+    schedule: str,
+    stages: Sequence[tuple[int, int]],
+    shares: Sequence[Sequence[float]],
+    microbatches: Sequence[int],
+    *,
+    in_flight: int = 3,
+    recompute: Collection[int] = (),
+) -> Plan:
+    """One pipeline of (layers, worker) per stage; shares of each worker's replicas, which take devices in order.
+
+    ``recompute`` are the stages that do.
+    """
+    names = iter(device.name for device in scenario.cluster.devices)
+    workers = [tuple(Replica(next(names), share) for share in each) for each in shares]
+    first, parts = 0, []
+    for index, (layers, worker) in enumerate(stages):
+        parts.append(Stage(first, first + layers, workers[worker], in_flight, index in recompute))
+        first += layers
+    pipeline = Pipeline(tuple(parts), tuple(microbatches))
+    return Plan(scenario.name, scenario.model.name, "hand", schedule, (pipeline,))
+
+
 @dataclass(frozen=True)
 class Trained:
     """What training leaves."""
@@ -75,19 +101,39 @@ def train_in_one_process(scenario: Scenario, steps: int) -> Trained:
     training = scenario.training
     model = load_model(scenario.code, training.seed)
     layers = nn.Sequential(*model.layers)
-    rule = training.optimizer
-    optimizer: torch.optim.Optimizer
-    if rule.name == "adamw":
-        optimizer = torch.optim.AdamW(layers.parameters(), lr=rule.learning_rate, weight_decay=rule.weight_decay)
-    else:
-        momentum = rule.momentum if rule.name == "momentum" else 0.0
-        optimizer = torch.optim.SGD(layers.parameters(), lr=rule.learning_rate, momentum=momentum)
+    optimizer = _optimizer(training.optimizer, layers)
+    mixed = training.precision == "bf16-mixed"
     losses = []
     for step in range(steps):
-        inputs, targets = model.samples(step * training.global_batch, training.global_batch)
+        inputs, targets = _batch(model, step, training)
         optimizer.zero_grad()
-        loss = model.loss(layers(inputs), targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            loss = model.loss(layers(inputs), targets)
         loss.backward()
+        if training.clip_norm is not None:
+            nn.utils.clip_grad_norm_(layers.parameters(), training.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = training.optimizer.learning_rate * training.optimizer.schedule.factor(step)
         optimizer.step()
         losses.append(float(loss.detach()))
     return Trained(losses, {name: value.detach() for name, value in layers.named_parameters()})
+
+
+def _optimizer(rule: Optimizer, layers: nn.Module) -> torch.optim.Optimizer:
+    parameters, settings = layers.parameters(), {"lr": rule.learning_rate, "weight_decay": rule.weight_decay}
+    if rule.name == "adamw":
+        return torch.optim.AdamW(parameters, **settings)
+    return torch.optim.SGD(parameters, momentum=rule.momentum if rule.name == "momentum" else 0.0, **settings)
+
+
+def _batch(model: TrainableModel, step: int, training: Training) -> tuple[torch.Tensor, torch.Tensor]:
+    """The samples of a step, one by one: those of a data set in the order of its epochs' permutations."""
+    first = step * training.global_batch
+    if not hasattr(model, "select"):
+        return model.samples(first, training.global_batch)
+    indices = []
+    for position in range(first, first + training.global_batch):
+        epoch, place = divmod(position, model.size)
+        keys = np.random.Philox(key=[training.seed, epoch]).random_raw(model.size).tolist()
+        indices.append(sorted(range(model.size), key=keys.__getitem__)[place])
+    return model.select(torch.tensor(indices))

@@ -39,7 +39,7 @@ def measure_fidelity(quick: bool, tell: Callable[[str], None]) -> BenchResult:
         scenario = choose_scenario(scenario_name)
         plan = make_plan(strategy, scenario)
         simulated = measure(Simulator().run(scenario, plan, make_policy(policy, scenario), STEPS))
-        backend = TorchBackend("paced", emulate_wan=True)
+        backend = TorchBackend("paced", emulator="shaper")
         real = measure(backend.run(scenario, plan, make_policy(policy, scenario), STEPS))
         rows.append(
             {

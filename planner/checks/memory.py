@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from planner.actions import Kind
-from planner.memory import stage_bytes, state_bytes
+from planner.memory import recomputed_bytes, stage_bytes, state_bytes
 from planner.memory_use import peak_bytes
 from planner.plan import Pipeline, Plan
 from planner.scenario import Scenario
@@ -88,10 +88,11 @@ def _check_worker(
                 scenario.model.at_degree(degree).times(first, end, kind, max(1, samples))
             except InputError as error:
                 raise error.within(where) from None
-            needed += stage_bytes(scenario, first, end, samples, in_flight, degree)
+            needed += stage_bytes(scenario, stage, samples, in_flight, degree)
             states += state_bytes(scenario, first, end, degree)
             largest = scenario.model.at_degree(degree).largest_activation_bytes(first, end)
-            workspace = max(workspace, round(effects.workspace_share * samples * largest))
+            recomputed = samples * recomputed_bytes(scenario, stage, degree)
+            workspace = max(workspace, recomputed + round(effects.workspace_share * samples * largest))
         device = min((scenario.cluster.by_name[name] for name in replica.devices), key=lambda each: each.memory_bytes)
         activations, taken = needed - states, effects.framework_bytes + workspace
         needed += taken
@@ -100,7 +101,8 @@ def _check_worker(
             raise InputError(
                 f"layers {layers} need {_size(needed)} on device '{device.name}' ({_size(states)} of states, "
                 f"{_size(activations)} of activations of {' and '.join(map(str, held))} microbatches in flight"
-                f"{f', {_size(taken)} of the framework' if taken else ''}), which has {_size(device.memory_bytes)}",
+                f"{f', {_size(taken)} of framework and workspace' if taken else ''}), which has "
+                f"{_size(device.memory_bytes)}",
                 where=where,
                 valid=f"free {needed - device.memory_bytes} bytes: fewer layers, smaller microbatches or less depth",
             )

@@ -1,6 +1,7 @@
 """Traces that end last as long as the run must."""
 
 from planner.checks.paths import exchanging
+from planner.pipeline_costs import replica_times
 from planner.plan import Plan
 from planner.scenario import Scenario
 from traces.errors import InputError
@@ -43,10 +44,8 @@ def step_at_least_s(scenario: Scenario, plan: Plan) -> float:
         for stage in pipeline.stages:
             columns = zip(*(stage.intervals(samples) for samples in pipeline.microbatches), strict=True)
             for replica, intervals in zip(stage.replicas, columns, strict=True):
-                model = scenario.model.at_degree(replica.tensor_parallel)
-                kind = scenario.cluster.by_name[replica.device].kind
                 widths = (end - first for first, end in intervals)
-                once_s = sum(model.times(stage.first_layer, stage.end_layer, kind, width).total_s for width in widths)
+                once_s = sum(replica_times(scenario, stage, replica, width).total_s for width in widths)
                 pace = factors.get(replica.device, 1.0) / fastest.get(replica.device, 1.0)
                 busy_s[replica.device] = busy_s.get(replica.device, 0.0) + once_s * pace
     return max(busy_s.values())

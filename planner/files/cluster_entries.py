@@ -79,6 +79,10 @@ class LinkEntry:
     """A link in both directions (``between``), in one (``from``, ``to``), or inside a region or a host (``inside``).
 
     Ends are regions, hosts or devices. With a ``size_curve`` and no bandwidth, the curve's ceiling is the bandwidth.
+
+    Attributes:
+        jitter: Each packet takes up to so much longer than the latency.
+        loss: Share of the packets that are lost, below 1.
     """
 
     between: tuple[str, str] | None = None
@@ -87,6 +91,8 @@ class LinkEntry:
     inside: str | None = None
     bandwidth: BitsPerSecond | None = None
     latency: Seconds
+    jitter: Seconds = 0.0
+    loss: Number = 0.0
     trace: TraceEntry | None = None
     size_curve: SizeCurveEntry | None = None
     price_usd_per_gb: NotNegative = 0.0

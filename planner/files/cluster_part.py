@@ -100,7 +100,10 @@ def _links(entry: LinkEntry, part: Part, index: int) -> list[Link]:
             raise InputError("the link has no bandwidth", where=where, valid="add 'bandwidth: 100 Mbit/s' or a 'trace'")
         bandwidth_bps = curve.ceiling_bps
     pairs = [ends[0], ends[0][::-1]] if entry.between is not None else [ends[0]]
-    return [Link(a, b, bandwidth_bps, entry.latency, trace, entry.price_usd_per_gb, curve) for a, b in pairs]
+    return [
+        Link(a, b, bandwidth_bps, entry.latency, trace, entry.price_usd_per_gb, curve, entry.jitter, entry.loss)
+        for a, b in pairs
+    ]
 
 
 def _size_curve(entry: SizeCurveEntry | None, part: Part, index: int) -> SizeCurve | None:

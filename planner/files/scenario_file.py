@@ -17,6 +17,7 @@ from planner.files.parsing import parse
 from planner.files.parts import Part
 from planner.files.quantities import Name
 from planner.files.scenario_entries import ScenarioEntry, TrainingEntry
+from planner.learning_rate import LearningRateSchedule
 from planner.profile import ModelProfile
 from planner.scenario import Optimizer, Scenario, Training
 from traces.errors import InputError
@@ -46,7 +47,7 @@ def read_scenario(path: Path) -> Scenario:
     name = parse(Name, document, value["name"], ("name",))
     cluster, kinds = read_cluster(Part(document, "cluster"))
     model, code = read_model(Part(document, "model"), kinds)
-    training = _training(Part(document, "training").parse(TrainingEntry))
+    training = _training(Part(document, "training"))
     _refuse_no_work(model, cluster, document)
     effects = read_effects(Part(document, "effects"), cluster) if "effects" in value else Effects()
     faults = read_faults(Part(document, "faults"), cluster) if "faults" in value else ()
@@ -70,6 +71,11 @@ def scenario_schema() -> dict[str, Any]:
     return TypeAdapter(ScenarioEntry).json_schema()
 
 
-def _training(entry: TrainingEntry) -> Training:
-    optimizer = Optimizer(**asdict(entry.optimizer))
-    return Training(entry.global_batch, entry.microbatch, optimizer, entry.precision, entry.seed)
+def _training(part: Part) -> Training:
+    entry = part.parse(TrainingEntry)
+    try:
+        schedule = LearningRateSchedule(**asdict(entry.optimizer.schedule))
+    except InputError as error:
+        raise InputError(error.problem, part.where("optimizer", "schedule", error.where), error.valid) from None
+    optimizer = Optimizer(**{**asdict(entry.optimizer), "schedule": schedule})
+    return Training(**{**asdict(entry), "optimizer": optimizer})

@@ -16,6 +16,7 @@ import numpy as np
 from planner.cluster import Cluster, Device, Link
 from planner.effects import ComputeEffects, Effects, NetworkEffects, Slowdown, Straggler
 from planner.faults import Absence, Fault, Hang, LinkOutage
+from planner.learning_rate import LearningRateSchedule
 from planner.memory_effects import MemoryEffects
 from planner.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario import ModelCode, Optimizer, Scenario, Training
@@ -81,11 +82,15 @@ def _scenario(data: dict[str, Any]) -> Scenario:
         data["name"],
         Cluster(devices, links),
         _model(data["model"]),
-        Training(**{**training, "optimizer": Optimizer(**training["optimizer"])}),
+        Training(**{**training, "optimizer": _optimizer(training["optimizer"])}),
         ModelCode(Path(code["path"]), code["arguments"]) if code else None,
         _effects(data["effects"]) if "effects" in data else Effects(),
         tuple(_fault(fault) for fault in data.get("faults", ())),
     )
+
+
+def _optimizer(data: dict[str, Any]) -> Optimizer:
+    return Optimizer(**{**data, "schedule": LearningRateSchedule(**data.get("schedule", {}))})
 
 
 def _link(data: dict[str, Any]) -> Link:

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.check import check_plan
+from planner.compression import compression_between, wire_bytes
 from planner.depths import fitting_depths, latency_aware_depths, plain_depths
 from planner.evaluate import step_time_s
 from planner.observation import Observation
-from planner.plan import EXPLICIT, Pipeline, Plan
+from planner.pipeline_costs import replica_times
+from planner.plan import EXPLICIT, Pipeline, Plan, Stage
 from planner.program import DeviceProgram, compile_plan
 from planner.reschedule import SEARCHING
 from planner.scenario import Scenario
@@ -64,10 +66,11 @@ class DepthPolicy:
             before = self._path(seen.source, seen.target)
             # Seconds per bit are averaged, not bits per second: time is what adds up.
             seconds_per_bit = _mean(1 / seen.rate_bps, 1 / before.rate_bps)
-            latency_s = before.latency_s
+            latency_s, jitter_s = before.latency_s, before.jitter_s
             if seen.latency_s is not None:
-                latency_s = _mean(max(0.0, seen.latency_s), latency_s)
-            self._paths[seen.source, seen.target] = SteadyPath(1 / seconds_per_bit, latency_s)
+                # What was seen has the jitter in it.
+                latency_s, jitter_s = _mean(max(0.0, seen.latency_s), latency_s + jitter_s), 0.0
+            self._paths[seen.source, seen.target] = SteadyPath(1 / seconds_per_bit, latency_s, jitter_s=jitter_s)
         programs = compile_plan(observation.plan, self._scenario)
         for device, compute_s in observation.compute_s:
             # The partners of a tensor-parallel group are as fast as the device that leads them.
@@ -92,7 +95,7 @@ class DepthPolicy:
             most = MOST_MICROBATCHES_PER_STAGE * len(pipeline.stages)
             for count in _even_counts(pipeline.samples, least_size=widest, most=most):
                 microbatches = (pipeline.samples // count,) * count
-                for depths in self._depths(plan.schedule, pipeline, microbatches):
+                for depths in self._depths(plan, pipeline, microbatches):
                     candidate = plan.with_microbatches(index, microbatches, depths)
                     if len(set(pipeline.workers)) == len(pipeline.stages) or self._is_possible(candidate):
                         yield candidate
@@ -105,43 +108,47 @@ class DepthPolicy:
             return False
         return True
 
-    def _depths(self, schedule: str, pipeline: Pipeline, microbatches: tuple[int, ...]) -> set[tuple[int, ...]]:
+    def _depths(self, plan: Plan, pipeline: Pipeline, microbatches: tuple[int, ...]) -> set[tuple[int, ...]]:
         """Depths worth a try that fit into memory."""
         stages = len(pipeline.stages)
-        if schedule in HOLD_ALL:
+        if plan.schedule in HOLD_ALL:
             wanted = {(len(microbatches),) * stages}
         else:
-            wanted = {plain_depths(stages), self._hiding_depths(pipeline, microbatches)}
+            wanted = {plain_depths(stages), self._hiding_depths(pipeline, microbatches, plan.compression)}
         fitted = {each: fitting_depths(each, pipeline.stages, self._scenario, microbatches) for each in wanted}
         return {
-            fits for each, fits in fitted.items() if fits is not None and (fits == each or schedule not in HOLD_ALL)
+            fits
+            for each, fits in fitted.items()
+            if fits is not None and (fits == each or plan.schedule not in HOLD_ALL)
         }
 
-    def _hiding_depths(self, pipeline: Pipeline, microbatches: tuple[int, ...]) -> tuple[int, ...]:
+    def _hiding_depths(self, pipeline: Pipeline, microbatches: tuple[int, ...], compression: str) -> tuple[int, ...]:
         """Depths that hide the round trips at the observed rates; a stage or boundary is as slow as its slowest."""
         samples = max(microbatches)
-        model, devices = self._scenario.model, self._scenario.cluster.by_name
         compute_s = []
         for stage in pipeline.stages:
             times_s = (
-                model.times(stage.first_layer, stage.end_layer, devices[replica.device].kind, end - first).total_s
+                replica_times(self._scenario, stage, replica, end - first).total_s
                 * self._slowdown.get(replica.device, 1.0)
                 for replica, (first, end) in zip(stage.replicas, stage.intervals(samples), strict=True)
             )
             compute_s.append(max(times_s))
-        transfer_s, latency_s = [], []
-        for senders, receivers in zip(pipeline.stages, pipeline.stages[1:], strict=False):
-            bits = 8 * samples * model.layers[senders.end_layer - 1].output_bytes
-            paths = [
-                self._path(*pair)
-                for sender in senders.replicas
-                for receiver in receivers.replicas
-                for pair in ((sender.device, receiver.device), (receiver.device, sender.device))
-                if sender.device != receiver.device
-            ]
-            transfer_s.append(max((bits / path.rate_bps for path in paths), default=0.0))
-            latency_s.append(max((path.latency_s for path in paths), default=0.0))
+        boundaries = zip(pipeline.stages, pipeline.stages[1:], strict=False)
+        crossings = [self._crossing_s(*both, samples, compression) for both in boundaries]
+        transfer_s, latency_s = [each for each, _ in crossings], [each for _, each in crossings]
         return latency_aware_depths(compute_s, transfer_s, latency_s)
+
+    def _crossing_s(self, senders: Stage, receivers: Stage, samples: int, compression: str) -> tuple[float, float]:
+        """For how long a microbatch of so many samples keeps the slowest path busy, and the longest delay."""
+        sample_bytes = self._scenario.model.layers[senders.end_layer - 1].output_bytes
+        ends = ((s.device, r.device) for s in senders.replicas for r in receivers.replicas if s.device != r.device)
+        transfer_s, latency_s = 0.0, 0.0
+        for pair in (way for both in ends for way in (both, both[::-1])):
+            form = compression_between(compression, self._scenario.cluster, *pair)
+            path, size_bytes = self._path(*pair), wire_bytes(form, samples, sample_bytes)
+            transfer_s = max(transfer_s, 8 * size_bytes / path.rate_bps)
+            latency_s = max(latency_s, path.delay_s(size_bytes))
+        return transfer_s, latency_s
 
 
 def _planned_s(program: DeviceProgram) -> float:

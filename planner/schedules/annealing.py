@@ -170,4 +170,6 @@ def _is_feasible(tables: Tables, first: Ints, sequence: Ints, worker: int) -> bo
             held_bytes -= tables.activation_bytes[stage, microbatch]
             if kind == BACKWARD_INPUT:
                 held_bytes += tables.weight_bytes[stage, microbatch]
+                if held_bytes > tables.capacity_bytes[worker]:
+                    return False
     return True

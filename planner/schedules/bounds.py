@@ -46,6 +46,7 @@ def lower_bound_s(problem: SchedulingProblem) -> float:
         bounds.append(head + ahead + problem.backward_weight_s[stages].sum())
         bounds.append(head + ahead + paths.tail[stages].min())
         held = problem.activation_bytes[stages] * paths.trip[stages]
+        held = held + problem.recomputed_bytes[stages] * problem.backward_input_s[stages]
         held = held + problem.weight_bytes[stages] * problem.backward_weight_s[stages]
         if held.sum() > 0:
             bounds.append(head + held.sum() / problem.capacity_bytes[worker])

@@ -114,7 +114,7 @@ def _best_start(problem: SchedulingProblem, starts: Sequence[Orders]) -> tuple[f
 
 def _most_live(problem: SchedulingProblem) -> Ints:
     """How many microbatches each stage can hold at most, [stages]."""
-    least_bytes = np.maximum(problem.activation_bytes.min(axis=1), 1e-300)
+    least_bytes = np.maximum(problem.activation_bytes.min(axis=1), 1e-100)
     room = np.floor(problem.capacity_bytes[list(problem.workers)] / least_bytes + GRACE)
     limits = np.minimum(np.minimum(room, problem.in_flight), problem.microbatches)
     return np.asarray(np.maximum(1, limits), dtype=np.int64)

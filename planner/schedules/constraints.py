@@ -118,8 +118,8 @@ class ScheduleModel:
         for worker in range(self.problem.worker_count):
             stages = self.problem.stages_of(worker)
             capacity_bytes = float(self.problem.capacity_bytes[worker]) * (1 + GRACE)
-            if np.sum(self.problem.activation_bytes[list(stages)]) > capacity_bytes:
-                sizes = [self.problem.activation_bytes[list(stages)], self.problem.weight_bytes[list(stages)]]
+            sizes = [self.problem.activation_bytes[list(stages)], self.problem.weight_bytes[list(stages)]]
+            if np.sum(np.maximum(*sizes)) > capacity_bytes:
                 grain_bytes = _measure(np.concatenate(sizes).ravel(), capacity_bytes)
                 held = [item for stage in stages for item in self._held(stage, grain_bytes)]
                 self._limit(held, int(capacity_bytes / grain_bytes))
@@ -144,8 +144,10 @@ class ScheduleModel:
             weighed = self._end(BACKWARD_WEIGHT, stage, microbatch)
             if weight == activation:
                 held.append((begin, weighed, activation))
-            else:
-                held.extend([(begin, end, activation), (end, weighed, weight)])
+                continue
+            # What is recomputed is there from the start of I on.
+            change = end if weight < activation else self.start[BACKWARD_INPUT, stage, microbatch]
+            held.extend([(begin, change, activation), (change, weighed, weight)])
         return held
 
     def _limit(self, held: list[tuple[Any, Any, int]], capacity: int) -> None:

@@ -1,9 +1,10 @@
 """No order at all: a free worker takes the best action that is ready, which absorbs jitter.
 
 The rule: I or B before F; F only while the stage has fewer than ``in_flight`` microbatches between the start of F and
-the end of I or B, and memory holds it, with room kept for a microbatch of every later stage of its worker; W only when
-neither is ready at this moment. Of several, that of the lowest microbatch, then that of the later stage. What arrives
-at the very moment at which a worker becomes free is ready; what is still under way to it is not looked at.
+the end of I or B, and memory holds it, with room kept for a microbatch of every later stage of its worker and for what
+a backward recomputes; W only when neither is ready at this moment, or before an I that recomputes more than fits. Of
+several, that of the lowest microbatch, then that of the later stage. What arrives at the very moment at which a worker
+becomes free is ready; what is still under way to it is not looked at.
 
 The orders given here are those that the rule comes to where every action and transfer takes what the problem says.
 """
@@ -48,7 +49,8 @@ def dynamic_orders(problem: SchedulingProblem, split: bool) -> Orders:
 
 def no_room(problem: SchedulingProblem) -> InputError:
     """Return the error that some worker cannot hold a microbatch of each of its stages."""
-    needs_bytes = np.bincount(problem.workers, problem.activation_bytes.max(axis=1), problem.worker_count)
+    kept_bytes = np.bincount(problem.workers, problem.activation_bytes.max(axis=1), problem.worker_count)
+    needs_bytes = kept_bytes + problem.reserve_bytes
     worker = int(np.argmax(needs_bytes / np.maximum(problem.capacity_bytes, 1e-300)))
     return InputError(
         f"worker {worker} has room for {problem.capacity_bytes[worker]:.0f} bytes of activations",

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from planner.schedules.orders import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Orders
+from planner.schedules.orders import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Orders
 from planner.schedules.problem import Floats, SchedulingProblem
 from planner.schedules.tables import GRACE, Ints
 
@@ -14,8 +14,11 @@ def peak_bytes(problem: SchedulingProblem, orders: Orders) -> Floats:
     change_bytes = np.where(orders.kind == FORWARD, activation_bytes, -activation_bytes)
     change_bytes = np.where(orders.kind == BACKWARD_INPUT, weight_bytes - activation_bytes, change_bytes)
     change_bytes = np.where(orders.kind == BACKWARD_WEIGHT, -weight_bytes, change_bytes)
-    rows = np.split(change_bytes, orders.first_action[1:-1])
-    return np.array([np.cumsum(row).max(initial=0.0) for row in rows])
+    # What B recomputes comes and goes with it; of I it is among the weight's bytes.
+    recomputed_bytes = problem.recomputed_bytes[orders.stage, orders.microbatch]
+    within_bytes = np.where(orders.kind == BACKWARD, activation_bytes + recomputed_bytes, 0.0)
+    rows = zip(*(np.split(each, orders.first_action[1:-1]) for each in (change_bytes, within_bytes)), strict=True)
+    return np.array([(np.cumsum(change) + within).max(initial=0.0) for change, within in rows])
 
 
 def peak_live(problem: SchedulingProblem, orders: Orders) -> Ints:

@@ -4,7 +4,8 @@ Its clock is the semantics of `planner.schedules.problem.SchedulingProblem`, so 
 time at which it ends. A worker knows what is under way to it, but nothing of what others will start.
 
 Without deadlock: an F is begun only where the later stages of its worker keep room for a microbatch each, and a
-stage's limit is one at least; so the last stage can always go on, then the one before it, and so forth.
+stage's limit is one at least; so the last stage can always go on, then the one before it, and so forth. Where stages
+recompute, F leave room for one backward; an I that does not fit waits for W.
 """
 
 from typing import NamedTuple
@@ -52,7 +53,7 @@ class _State(NamedTuple):
         done: Actions begun so far, [kind, stages]; B counts as I.
         ready_s: When what F and I wait for has arrived, [direction, stages, microbatches].
         held_bytes: What each stage holds, [stages].
-        free_s: When each channel has carried what it was given, [channels].
+        carried_s: When what each channel was given has left, and has arrived, [2, channels].
         busy_s: Until when each worker is busy, [workers].
         wake_s: When each worker chooses next, [workers].
     """
@@ -60,7 +61,7 @@ class _State(NamedTuple):
     done: Ints
     ready_s: Floats
     held_bytes: Floats
-    free_s: Floats
+    carried_s: Floats
     busy_s: Floats
     wake_s: Floats
 
@@ -110,7 +111,7 @@ def _begin(tables: Tables) -> _State:
         np.zeros((KIND_COUNT, stages), np.int64),
         ready_s,
         np.zeros(stages),
-        np.zeros(tables.channels),
+        np.zeros((2, tables.channels)),
         np.zeros(workers),
         np.zeros(workers),
     )
@@ -141,6 +142,9 @@ def _choose(tables: Tables, rules: Rules, state: _State, worker: int, now_s: flo
                 elif forward == _NONE or begun < done[FORWARD, forward]:
                     forward = stage
     if backward != _NONE and (forward == _NONE or rules.backward_first[backward]):
+        next_one = rules.entry[done[BACKWARD_INPUT, backward]]
+        if weight != _NONE and not _has_room(tables, state, worker, backward, next_one):
+            return BACKWARD_WEIGHT, weight
         return (BACKWARD_INPUT if rules.split else BACKWARD), backward
     if forward != _NONE:
         if weight != _NONE and done[BACKWARD_INPUT, weight] - done[BACKWARD_WEIGHT, weight] >= rules.pending[weight]:
@@ -159,13 +163,24 @@ def _choose(tables: Tables, rules: Rules, state: _State, worker: int, now_s: flo
 
 @inner
 def _fits(tables: Tables, state: _State, worker: int, stage: int, microbatch: int) -> bool:
-    """Whether an F fits into memory with room kept for a microbatch in every later stage of its worker."""
-    room_bytes = tables.capacity_bytes[worker]
+    """Whether an F fits into memory, with room kept for a backward and for a microbatch in every later stage."""
+    room_bytes = tables.capacity_bytes[worker] - tables.reserve_bytes[worker]
     for index in range(tables.first_held[worker], tables.first_held[worker + 1]):
         other = tables.held[index]
         kept_bytes = tables.largest_bytes[other] if other > stage else 0.0
         room_bytes -= max(state.held_bytes[other], kept_bytes)
     return bool(tables.activation_bytes[stage, microbatch] <= room_bytes)
+
+
+@inner
+def _has_room(tables: Tables, state: _State, worker: int, stage: int, microbatch: int) -> bool:
+    """Whether what an I recomputes fits into memory; it does where no W is pending."""
+    if not tables.reserve_bytes[worker]:
+        return True
+    room_bytes = tables.capacity_bytes[worker]
+    for index in range(tables.first_held[worker], tables.first_held[worker + 1]):
+        room_bytes -= state.held_bytes[tables.held[index]]
+    return bool(tables.weight_bytes[stage, microbatch] - tables.activation_bytes[stage, microbatch] <= room_bytes)
 
 
 @inner
@@ -197,7 +212,7 @@ def _send(
     tables: Tables, state: _State, direction: int, stage: int, target: int, microbatch: int, end_s: float
 ) -> None:
     """Put a transfer under way and wake its receiver when it arrives, if that is idle then."""
-    there_s = arrive_s(tables, direction, stage, microbatch, end_s, state.free_s)
+    there_s = arrive_s(tables, direction, stage, microbatch, end_s, state.carried_s)
     state.ready_s[direction, target, microbatch] = there_s
     receiver = tables.worker[target]
     state.wake_s[receiver] = min(state.wake_s[receiver], max(there_s, state.busy_s[receiver]))

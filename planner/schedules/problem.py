@@ -17,7 +17,8 @@ class SchedulingProblem:
     stage s the gradient of I (or B) of stage s + 1 and its own F, W its own I. A transfer is handed over when the
     action that made it ends. The channel from one worker to another carries the activations and gradients of all
     their stages one at a time, first come, first served: each keeps it busy for its occupancy and arrives one latency
-    later. Between stages of one worker nothing takes time. B is I and W in one action; its gradient leaves at its end.
+    later, or with one before it that arrives later. Between stages of one worker nothing takes time. B is I and W in
+    one action; its gradient leaves at its end.
 
     Attributes:
         workers: Stage to the worker that holds it; a worker is the replicas that share one order.
@@ -33,7 +34,8 @@ class SchedulingProblem:
         forward_latency_s: Seconds on the way from stage s to s + 1, [stages - 1].
         backward_latency_s: Seconds on the way from stage s + 1 to s, [stages - 1].
         activation_bytes: Bytes held from the start of F until the end of I or B, [stages, microbatches].
-        weight_bytes: Those of them that stay until the end of W, [stages, microbatches].
+        weight_bytes: Bytes held from then until the end of W, [stages, microbatches]. Where they are more than those,
+            since the stage recomputes, they are there from the start of I or B on: B holds them while it runs.
         capacity_bytes: Bytes that activations may fill, [workers]; may be infinite.
     """
 
@@ -78,6 +80,18 @@ class SchedulingProblem:
             self.weight_bytes,
         )
         return all(bool(np.all(table == table[:, :1])) for table in tables)
+
+    @property
+    def recomputed_bytes(self) -> Floats:
+        """Bytes that I or B takes when it starts, beyond those that are held for it, [stages, microbatches]."""
+        return np.maximum(self.weight_bytes - self.activation_bytes, 0.0)
+
+    @property
+    def reserve_bytes(self) -> Floats:
+        """What the backward that recomputes the most takes, [workers]; forwards leave it free."""
+        reserve = np.zeros(self.worker_count)
+        np.maximum.at(reserve, np.array(self.workers), self.recomputed_bytes.max(axis=1, initial=0.0))
+        return reserve
 
     def stages_of(self, worker: int) -> tuple[int, ...]:
         """Return the stages that a worker holds, in order."""

@@ -31,9 +31,10 @@ class Tables(NamedTuple):
         occupancy_s: Seconds of what a stage sends, [direction, stages, microbatches].
         latency_s: Seconds of what a stage sends, [direction, stages].
         activation_bytes: Held from F to the end of I, [stages, microbatches].
-        weight_bytes: Of them held until the end of W, [stages, microbatches].
+        weight_bytes: Held until the end of W, from the start of I where they are more, [stages, microbatches].
         largest_bytes: The most activation bytes of any microbatch, [stages].
         capacity_bytes: [workers], a grain above the problem's.
+        reserve_bytes: What the backward that recomputes the most takes, [workers].
         in_flight: [stages].
         alike: Whether microbatches are interchangeable.
     """
@@ -51,6 +52,7 @@ class Tables(NamedTuple):
     weight_bytes: Floats
     largest_bytes: Floats
     capacity_bytes: Floats
+    reserve_bytes: Floats
     in_flight: Ints
     alike: bool
 
@@ -80,6 +82,7 @@ def tables_of(problem: SchedulingProblem) -> Tables:
         np.ascontiguousarray(problem.weight_bytes, dtype=np.float64),
         np.asarray(problem.activation_bytes, dtype=np.float64).max(axis=1),
         np.asarray(problem.capacity_bytes, dtype=np.float64) * (1 + GRACE),
+        problem.reserve_bytes,
         np.array(problem.in_flight, dtype=np.int64),
         problem.has_alike_microbatches,
     )

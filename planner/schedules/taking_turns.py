@@ -64,15 +64,17 @@ class _Row:
         if self.deferral is None:
             self._add(Kind.BACKWARD, microbatch)
             return
+        recomputed_bytes = self.problem.recomputed_bytes[self.stage, microbatch]
+        while self.waiting and self.held_bytes + recomputed_bytes > self._capacity_bytes:
+            self._weigh(len(self.waiting) - 1)
         self._add(Kind.BACKWARD_INPUT, microbatch)
         self.waiting.append(microbatch)
         self._weigh(self.deferral)
 
     def _make_room(self, microbatch: int) -> bool:
-        """Do W until the next forward fits; return False if it has to wait for a backward."""
-        worker = self.problem.workers[self.stage]
-        capacity_bytes = float(self.problem.capacity_bytes[worker]) * (1 + GRACE)
-        while self.held_bytes + self.problem.activation_bytes[self.stage, self.begun] > capacity_bytes:
+        """Do W until the next forward fits, beside a backward; return False if it has to wait for a backward."""
+        room_bytes = self._capacity_bytes - float(self.problem.reserve_bytes[self.problem.workers[self.stage]])
+        while self.held_bytes + self.problem.activation_bytes[self.stage, self.begun] > room_bytes:
             if self.waiting:
                 self._weigh(len(self.waiting) - 1)
             elif self.begun > microbatch:
@@ -80,6 +82,10 @@ class _Row:
             else:
                 raise InputError(f"microbatch {microbatch} does not fit into the memory of stage {self.stage}")
         return True
+
+    @property
+    def _capacity_bytes(self) -> float:
+        return float(self.problem.capacity_bytes[self.problem.workers[self.stage]]) * (1 + GRACE)
 
     def _weigh(self, left: int) -> None:
         while len(self.waiting) > left:

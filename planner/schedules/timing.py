@@ -55,7 +55,7 @@ def _hand_over(
     place: int,
     ready_s: Floats,
     sender: Ints,
-    free_s: Floats,
+    carried_s: Floats,
     holder: Ints,
 ) -> None:
     """Note what the end of an action makes ready, and which action is to blame for when."""
@@ -74,9 +74,9 @@ def _hand_over(
     direction = DOWN if kind == FORWARD else UP
     target = stage + 1 if kind == FORWARD else stage - 1
     channel = tables.channel[direction, stage]
-    if channel >= 0 and free_s[channel] <= end_s:
+    if channel >= 0 and carried_s[0, channel] <= end_s:
         holder[channel] = place
-    ready_s[direction, target, microbatch] = arrive_s(tables, direction, stage, microbatch, end_s, free_s)
+    ready_s[direction, target, microbatch] = arrive_s(tables, direction, stage, microbatch, end_s, carried_s)
     sender[direction, target, microbatch] = holder[channel] if channel >= 0 else place
 
 
@@ -101,7 +101,7 @@ def trace(
     workers = len(first) - 1
     ready_s, sender = np.full((3, stages, microbatches), -1.0), np.full((3, stages, microbatches), -1)
     ready_s[DOWN, 0] = 0.0
-    free_s, holder = np.zeros(tables.channels), np.zeros(tables.channels, np.int64)
+    carried_s, holder = np.zeros((2, tables.channels)), np.zeros(tables.channels, np.int64)
     position, clock_s, remaining_s = first[:-1].copy(), np.zeros(workers), tables.load_s.copy()
     done, last, makespan_s = 0, -1, 0.0
     while done < first[-1]:
@@ -127,7 +127,7 @@ def trace(
                 remaining_s[worker] -= tables.duration_s[kind, stage, microbatch]
                 if now_s + remaining_s[worker] > limit_s:
                     return np.inf, -1
-                _hand_over(tables, kind, stage, microbatch, now_s, place, ready_s, sender, free_s, holder)
+                _hand_over(tables, kind, stage, microbatch, now_s, place, ready_s, sender, carried_s, holder)
                 place, done = place + 1, done + 1
             if now_s > makespan_s:
                 makespan_s, last = now_s, place - 1

@@ -7,9 +7,9 @@ from planner.schedules.tables import Tables
 
 @inner
 def arrive_s(
-    tables: Tables, direction: int, stage: int, microbatch: int, handed_over_s: float, free_s: Floats
+    tables: Tables, direction: int, stage: int, microbatch: int, handed_over_s: float, carried_s: Floats
 ) -> float:
-    """Return when a transfer arrives, seconds; its channel is busy from then on as ``free_s`` says.
+    """Return when a transfer arrives, seconds; nothing overtakes those before it on its channel.
 
     Args:
         tables: The problem.
@@ -17,11 +17,12 @@ def arrive_s(
         stage: That sends.
         microbatch: That it belongs to.
         handed_over_s: When the action that made it ended, seconds.
-        free_s: When each channel has carried what it was given, seconds, [channels]; is updated.
+        carried_s: When what each channel was given has left, and has arrived, seconds, [2, channels]; is updated.
     """
     channel = tables.channel[direction, stage]
     if channel < 0:
         return handed_over_s
-    begin_s = max(handed_over_s, free_s[channel])
-    free_s[channel] = begin_s + tables.occupancy_s[direction, stage, microbatch]
-    return float(free_s[channel] + tables.latency_s[direction, stage])
+    left_s = max(handed_over_s, carried_s[0, channel]) + tables.occupancy_s[direction, stage, microbatch]
+    carried_s[0, channel] = left_s
+    carried_s[1, channel] = max(carried_s[1, channel], left_s + tables.latency_s[direction, stage])
+    return float(carried_s[1, channel])

@@ -25,7 +25,7 @@ from traces.trace import LinkTrace
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "simulated": Simulator,
-    "paced": lambda: TorchBackend("paced", emulate_wan=True),
+    "paced": lambda: TorchBackend("paced", emulator="shaper"),
 }
 STEPS = 6
 

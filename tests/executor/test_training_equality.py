@@ -23,7 +23,7 @@ LAYERS = {"gpt": 6, "convolutional": 6}
 
 def train(scenario: Scenario, plan: Plan, folder: Path, policy: Policy | None = None) -> Trained:
     target = folder / "parameters.safetensors"
-    record = TorchBackend("real", emulate_wan=False, parameters=target).run(scenario, plan, policy, STEPS)
+    record = TorchBackend("real", parameters=target).run(scenario, plan, policy, STEPS)
     return Trained(list(record.losses), load_file(target))
 
 

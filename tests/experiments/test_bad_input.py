@@ -51,6 +51,18 @@ BAD_SCENARIOS = {
     "unknown part": ([("training:", "trainin:")], ["small.yaml:", "unknown key 'trainin'", "did you mean 'training'"]),
     "unknown device kind": ([("kind: t4", "kind: t44")], ["devices[0].kind", "'t44'", "did you mean 't4'"]),
     "missing unit": ([("100 Mbit/s", "100")], ["small.yaml:8", "links[0].bandwidth", "has no unit", "'100 Mbit/s'"]),
+    "all packets lost": (
+        [("latency: 10 ms", "latency: 10 ms, loss: 1.5")],
+        ["small.yaml:8", "links[0].loss", "west->east loses 1.5", "below 1"],
+    ),
+    "clipped to nothing": (
+        [("microbatch: 2}", "microbatch: 2, clip_norm: 0}")],
+        ["small.yaml:13", "training.clip_norm", "greater than 0"],
+    ),
+    "a rate that never falls": (
+        [("microbatch: 2}", "microbatch: 2, optimizer: {schedule: {shape: linear}}}")],
+        ["small.yaml:13", "optimizer.schedule.decay_steps", "0 steps of decay", "1 step or more"],
+    ),
     "unknown unit": ([("10 ms", "10 parsec")], ["links[0].latency", "'10 parsec'", "ms"]),
     "negative rate": ([("100 Mbit/s", "-5 Mbit/s")], ["links[0].bandwidth", "'-5 Mbit/s'", "not negative"]),
     "zero rate": ([("100 Mbit/s", "0 Mbit/s")], ["small.yaml", "west->east", "0 bit/s", "above zero"]),
@@ -228,6 +240,14 @@ BAD_PLANS: dict[str, tuple[Callable[[dict], object], list[str]]] = {
         ["synchronisation.method", "'asgd'", "single pipeline"],
     ),
     "no connection": (lambda plan: plan.update(connections=0), ["connections", "0 connections", "1 or more"]),
+    "unknown compression": (
+        lambda plan: plan.update(compression="int4"),
+        ["compression", "'int4'", "did you mean 'int8'"],
+    ),
+    "recomputed perhaps": (
+        lambda plan: stage(plan, 0).update(recompute="perhaps"),
+        ["stages[0].recompute", "'perhaps'", "boolean"],
+    ),
     "unknown order": (lambda plan: plan.update(order="dynamo"), ["order", "'dynamo'", "did you mean 'dynamic'"]),
     "no orders": (lambda plan: plan.update(schedule="explicit"), ["pipelines[0].orders", "for 0 workers", "2 workers"]),
     "orders of another schedule": (

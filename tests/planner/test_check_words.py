@@ -14,7 +14,7 @@ from planner.cluster import Cluster
 from planner.effects import ComputeEffects, Effects, Slowdown, Straggler
 from planner.faults import Absence, Fault, Hang, LinkOutage
 from planner.memory_effects import MemoryEffects
-from planner.plan import Pipeline, Plan, Replica, Stage, Synchronisation
+from planner.plan import COMPRESSIONS, Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario import Scenario
 from traces.errors import InputError
 
@@ -54,6 +54,16 @@ def two_pipelines() -> tuple[Plan, Scenario]:
     kinds = {f"kind-{n}" for n in range(2)}
     assert all(set(layer.times) == kinds for layer in scenario.model.layers)
     return replace(PLAN, pipelines=pipelines), scenario
+
+
+# Compression.
+
+
+def test_an_unknown_compression_is_refused_with_the_nearest() -> None:
+    expected = ("compression", "unknown compression 'bf61'", "did you mean 'bf16'? valid: none, bf16, int8")
+    assert refusal(replace(PLAN, compression="bf61")) == expected
+    for known in COMPRESSIONS:
+        check_plan(replace(PLAN, compression=known), CHAIN)
 
 
 # Stages that share devices.
@@ -317,7 +327,7 @@ def test_memory_is_also_what_the_framework_takes() -> None:
     scenario = replace(CHAIN, effects=effects, cluster=Cluster(small, CHAIN.cluster.links))
     assert refusal(PLAN, scenario)[1:] == (
         "layers 0 to 0 need 15500 B on device 'device-0' (8000 B of states, 2000 B of activations of 2 microbatches in "
-        "flight, 5500 B of the framework), which has 15000 B",
+        "flight, 5500 B of framework and workspace), which has 15000 B",
         "free 500 bytes: fewer layers, smaller microbatches or less depth",
     )
 

@@ -41,7 +41,11 @@ def problems(draw: st.DrawFn, placement: str) -> SchedulingProblem:
         return values if whole else values * random.uniform(0.5, 1.0, (count, 1))
 
     activation_bytes = table(stages, 1, 5)
-    needed_bytes = np.bincount(workers, activation_bytes.max(axis=1))
+    # Above 1, stages recompute: their backwards hold more than what waited for them.
+    weight_bytes = activation_bytes * draw(st.sampled_from([0.0, 0.5, 1.0, 1.5, 4.0]))
+    recomputed_bytes = np.zeros(max(workers) + 1)
+    np.maximum.at(recomputed_bytes, list(workers), (weight_bytes - activation_bytes).max(axis=1))
+    needed_bytes = np.bincount(workers, activation_bytes.max(axis=1)) + recomputed_bytes
     return SchedulingProblem(
         workers,
         tuple(random.integers(1, 8, stages).tolist()),
@@ -51,7 +55,7 @@ def problems(draw: st.DrawFn, placement: str) -> SchedulingProblem:
         random.integers(0, 30, stages - 1).astype(np.float64),
         random.integers(0, 30, stages - 1).astype(np.float64),
         activation_bytes,
-        activation_bytes * draw(st.sampled_from([0.0, 0.5, 1.0])),
+        weight_bytes,
         needed_bytes * draw(st.sampled_from([1.0, 1.5, 3.0, np.inf])),
     )
 

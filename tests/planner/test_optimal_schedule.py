@@ -34,6 +34,10 @@ TINY = {
     "inputs are freed early": replace(
         problem_of(UNLIKE[:2], [1] * 3, [2, 1.5]), weight_bytes=np.full((2, 3), 0.5), activation_bytes=np.ones((2, 3))
     ),
+    # Backwards hold three times what waits for them: room for two in flight, and for one backward or nearly two.
+    "recomputed": replace(
+        problem_of(UNLIKE[:2], [1] * 3, [4, 5.5]), weight_bytes=np.full((2, 3), 3.0), activation_bytes=np.ones((2, 3))
+    ),
     "unequal microbatches": problem_of(UNLIKE[:2], [3, 1], np.inf),
     "one worker": replace(
         problem_of(UNLIKE[:2], [1] * 2, np.inf), workers=(0, 0), capacity_bytes=np.array([3.0]), in_flight=(2, 1)

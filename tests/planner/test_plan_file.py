@@ -20,7 +20,7 @@ ACTIONS = st.builds(Action, st.integers(0, 99), st.sampled_from(Kind), st.intege
 ORDERS = st.lists(st.lists(ACTIONS, max_size=4).map(tuple), max_size=3).map(tuple)
 SYNCHRONISATIONS = st.builds(Synchronisation, st.text(), st.text(), st.integers(), st.none() | st.integers())
 STAGES = st.builds(
-    Stage, st.integers(), st.integers(), st.lists(REPLICAS, max_size=3).map(tuple), st.integers(0, 2**40)
+    Stage, st.integers(), st.integers(), st.lists(REPLICAS, max_size=3).map(tuple), st.integers(0, 2**40), st.booleans()
 )
 PIPELINES = st.builds(
     Pipeline, st.lists(STAGES, max_size=3).map(tuple), st.lists(st.integers(), max_size=5).map(tuple), ORDERS
@@ -35,6 +35,7 @@ PLANS = st.builds(
     st.text(),
     SYNCHRONISATIONS,
     st.integers(),
+    st.text(),
 )
 
 
@@ -134,7 +135,7 @@ def test_an_unknown_key_is_answered_with_its_line_and_the_closest(tmp_path: Path
     path = edited(tmp_path, lambda plan: plan["pipelines"][0]["stages"][1].update(in_flihgt=3))
     assert refusal(path) == (
         f"{path}:{line_of(path, 'in_flihgt')}: pipelines[0].stages[1].in_flihgt: unknown key 'in_flihgt'; "
-        "did you mean 'in_flight'? valid: first_layer, end_layer, replicas, in_flight"
+        "did you mean 'in_flight'? valid: first_layer, end_layer, replicas, in_flight, recompute"
     )
 
 
@@ -233,6 +234,7 @@ def test_the_schema_names_every_key() -> None:
         "order",
         "synchronisation",
         "connections",
+        "compression",
         "version",
     }
     assert set(schema["$defs"]["Stage"]["properties"]) == {"first_layer", "end_layer", "replicas", "in_flight"}

@@ -15,9 +15,10 @@ from planner.effects import TCP, ComputeEffects, Effects, NetworkEffects, Slowdo
 from planner.faults import Absence, Fault, Hang, LinkOutage
 from planner.files.scenario_file import read_scenario, scenario_schema
 from planner.files.scenario_json import read_resolved_scenario, write_resolved_scenario
+from planner.learning_rate import SHAPES, LearningRateSchedule
 from planner.memory_effects import MemoryEffects
 from planner.profile import ModelProfile
-from planner.scenario import Scenario
+from planner.scenario import ELEMENT_BYTES, OPTIMIZER_STATES, Optimizer, Scenario, Training
 from planner.size_curve import SizeCurve
 from traces.errors import InputError
 
@@ -385,6 +386,27 @@ COMPUTES = st.builds(
 )
 MEMORIES = st.builds(MemoryEffects, st.integers(0, 2**40), st.floats(0, 3))
 CURVES = st.builds(SizeCurve, *[st.floats(-5, 5)] * 3, st.floats(1e3, 1e11))
+RATE_SCHEDULES = st.builds(
+    LearningRateSchedule, st.sampled_from(SHAPES), st.integers(0, 10**6), st.integers(1, 10**6), st.floats(0, 1)
+)
+OPTIMIZERS = st.builds(
+    Optimizer,
+    st.sampled_from(sorted(OPTIMIZER_STATES)),
+    st.floats(1e-6, 10),
+    st.floats(0, 0.99),
+    st.floats(0, 1),
+    RATE_SCHEDULES,
+)
+TRAININGS = st.builds(
+    Training,
+    st.integers(1, 10**6),
+    st.integers(0, 10**6),
+    OPTIMIZERS,
+    st.sampled_from(sorted(ELEMENT_BYTES)),
+    st.integers(0, 2**62),
+    st.none() | st.floats(1e-6, 1e6),
+    st.booleans(),
+)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
@@ -393,18 +415,27 @@ CURVES = st.builds(SizeCurve, *[st.floats(-5, 5)] * 3, st.floats(1e3, 1e11))
     faults=st.lists(FAULTS, max_size=4).map(tuple),
     curve=st.none() | CURVES,
     interface_bps=st.floats(1, 1e12) | st.just(math.inf),
+    packets=st.tuples(TIMES_S, st.floats(0, 1, exclude_max=True)),
+    training=TRAININGS,
 )
 def test_a_resolved_scenario_and_back(
-    effects: Effects, faults: tuple[Fault, ...], curve: SizeCurve | None, interface_bps: float, tmp_path: Path
+    effects: Effects,
+    faults: tuple[Fault, ...],
+    curve: SizeCurve | None,
+    interface_bps: float,
+    packets: tuple[float, float],
+    training: Training,
+    tmp_path: Path,
 ) -> None:
     base = chain_scenario([1.0, 1.0], [1.0, 1.0])
     devices = tuple(replace(device, interface_bps=interface_bps) for device in base.cluster.devices)
-    links = tuple(replace(link, size_curve=curve) for link in base.cluster.links)
+    jitter_s, loss = packets
+    links = tuple(replace(link, size_curve=curve, jitter_s=jitter_s, loss=loss) for link in base.cluster.links)
     cluster = type(base.cluster)(devices, links)
-    scenario = replace(base, cluster=cluster, effects=effects, faults=faults)
+    scenario = replace(base, cluster=cluster, effects=effects, faults=faults, training=training)
     write_resolved_scenario(scenario, tmp_path / "resolved.json")
     again = read_resolved_scenario(tmp_path / "resolved.json")
-    assert (again.effects, again.faults) == (effects, faults)
+    assert (again.effects, again.faults, again.training) == (effects, faults, training)
     assert (again.cluster.devices, again.cluster.links) == (devices, links)
     # Strict JSON: no word that only Python knows.
     json.loads((tmp_path / "resolved.json").read_text(), parse_constant=pytest.fail)
@@ -428,17 +459,21 @@ def test_a_resolved_scenario_of_before_reads_with_the_defaults(tmp_path: Path) -
     for device in data["cluster"]["devices"]:
         del device["host"], device["interface_bps"]
     for link in data["cluster"]["links"]:
-        del link["size_curve"]
+        del link["size_curve"], link["jitter_s"], link["loss"]
+    del data["training"]["optimizer"]["schedule"], data["training"]["clip_norm"], data["training"]["noise_scale"]
     path.write_text(json.dumps(data))
     again = read_resolved_scenario(path)
-    assert (again.effects, again.faults) == (Effects(), ())
+    assert (again.effects, again.faults, again.training) == (Effects(), (), scenario.training)
     assert (again.cluster.devices, again.cluster.links) == (scenario.cluster.devices, scenario.cluster.links)
 
 
-def test_every_field_of_the_cluster_has_its_key() -> None:
+def test_every_field_of_cluster_and_training_has_its_key() -> None:
     definitions = scenario_schema()["$defs"]
     assert len(definitions["DeviceEntry"]["properties"]) == len(fields(Device))
     # Of a link, `source` and `target` are written in three ways; a price is given in US dollars.
-    assert {"size_curve", "trace", "latency"} <= set(definitions["LinkEntry"]["properties"])
+    assert {"size_curve", "trace", "latency", "jitter", "loss"} <= set(definitions["LinkEntry"]["properties"])
     assert len(definitions["LinkEntry"]["properties"]) == len(fields(Link)) + 2
+    assert set(definitions["TrainingEntry"]["properties"]) == {field.name for field in fields(Training)}
+    assert set(definitions["OptimizerEntry"]["properties"]) == {field.name for field in fields(Optimizer)}
+    assert set(definitions["ScheduleEntry"]["properties"]) == {field.name for field in fields(LearningRateSchedule)}
     assert {"enum": ["ideal", "tcp"]} in definitions["EffectsEntry"]["properties"]["network"]["anyOf"]

@@ -8,6 +8,7 @@ import yaml
 from planner.cluster import Link
 from planner.files.scenario_file import read_scenario, scenario_schema
 from planner.files.scenario_json import read_resolved_scenario, write_resolved_scenario
+from planner.learning_rate import LearningRateSchedule
 from planner.profile import TimeTable
 from planner.scenario import ModelCode, Optimizer, Scenario, Training
 from planner.strategies import make_plan
@@ -131,6 +132,21 @@ def assert_same(one: Scenario, other: Scenario) -> None:
     assert (one.name, one.training, one.code) == (other.name, other.training, other.code)
     assert (one.cluster.devices, one.cluster.links) == (other.cluster.devices, other.cluster.links)
     assert (one.model.name, one.model.layers) == (other.model.name, other.model.layers)
+
+
+def test_what_training_and_packets_can_say(folder: Path) -> None:
+    text = GOOD.replace("latency: 20 ms,", "latency: 20 ms, jitter: 5 ms, loss: 0.001,")
+    text = text.replace(
+        "weight_decay: 0.1}",
+        "weight_decay: 0.1, schedule: {shape: cosine, warmup_steps: 10,\n    "
+        "decay_steps: 100, final_share: 0.1}}\n  precision: bf16-mixed\n  clip_norm: 1\n  noise_scale: true",
+    )
+    (folder / "scenario.yaml").write_text(text)
+    scenario = read_scenario(folder / "scenario.yaml")
+    packets = [(link.jitter_s, link.loss) for link in scenario.cluster.links]
+    assert packets == [(0.0, 0.0), (0.005, 0.001), (0.005, 0.001), (0.0, 0.0), (0.0, 0.0)]
+    optimizer = Optimizer("adamw", 0.001, 0.9, 0.1, LearningRateSchedule("cosine", 10, 100, 0.1))
+    assert scenario.training == Training(32, 4, optimizer, "bf16-mixed", 7, 1.0, True)
 
 
 def test_a_resolved_scenario_and_back(folder: Path) -> None:

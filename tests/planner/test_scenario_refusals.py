@@ -92,6 +92,51 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "      delay: 20 ms",
         ("14: cluster.links[0].delay", "unknown key 'delay'", "valid: between, from, to"),
     ),
+    "jitter without a unit": (
+        "      latency: 20 ms",
+        "      latency: 20 ms\n      jitter: 5",
+        ("15: cluster.links[0].jitter", "5 has no unit"),
+    ),
+    "negative jitter": (
+        "      latency: 20 ms",
+        "      latency: 20 ms\n      jitter: -5 ms",
+        ("15: cluster.links[0].jitter", "'-5 ms'", "not negative"),
+    ),
+    "all packets lost": (
+        "      latency: 20 ms",
+        "      latency: 20 ms\n      loss: 1",
+        ("15: cluster.links[0].loss", "the link west->east loses 1 of its packets", "below 1, for example 0.001"),
+    ),
+    "a loss in percent": (
+        "      latency: 20 ms",
+        "      latency: 20 ms\n      loss: 0.1 %",
+        ("15: cluster.links[0].loss", "'0.1 %' is not valid", "number"),
+    ),
+    "gradients clipped to nothing": (
+        "  global_batch: 32",
+        "  global_batch: 32\n  clip_norm: 0",
+        ("36: training.clip_norm", "0 is not valid", "greater than 0"),
+    ),
+    "a rate that falls over no steps": (
+        "    name: sgd",
+        "    schedule: {shape: cosine}",
+        ("37: training.optimizer.schedule", "0 steps of decay", "shape 'cosine' falls over 1 step or more"),
+    ),
+    "unknown shape of the rate": (
+        "    name: sgd",
+        "    schedule: {shape: cosin}",
+        ("37: training.optimizer.schedule.shape", "unknown shape 'cosin'", "did you mean 'cosine'?"),
+    ),
+    "unknown key of the rate": (
+        "    name: sgd",
+        "    schedule: {warmup: 10}",
+        ("37: training.optimizer.schedule.warmup", "did you mean 'warmup_steps'?"),
+    ),
+    "a rate that ends above its full value": (
+        "    name: sgd",
+        "    schedule: {shape: linear, decay_steps: 5, final_share: 1.5}",
+        ("37: training.optimizer.schedule.final_share", "a final share of 1.5", "0 to 1"),
+    ),
     "unknown key of a trace": (
         "        duration: 10 s",
         "        durations: 10 s",

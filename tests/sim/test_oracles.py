@@ -11,7 +11,7 @@ import simpy
 from builders import chain_plan, chain_scenario, makespan_s
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from run_strategies import TIMES_S, chains, replicated
+from run_strategies import TIMES_S, chains, replicated, with_packets
 from trace_strategies import link_traces
 
 from planner.cluster import Link
@@ -285,14 +285,14 @@ def test_shares_follow_a_trace() -> None:
 
 
 @settings(deadline=None, max_examples=250)
-@given(chains())
+@given(st.one_of(chains(), with_packets(chains())))
 def test_the_evaluator_and_the_simulator_agree_on_chains(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case
     assert step_time_s(plan, scenario) == pytest.approx(simulated_s(scenario, plan), rel=EXACT)
 
 
 @settings(deadline=None, max_examples=250)
-@given(replicated())
+@given(st.one_of(replicated(), with_packets(replicated())))
 def test_the_evaluator_and_the_simulator_agree_on_replicas_with_gradient_sums(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case
     assert step_time_s(plan, scenario) == pytest.approx(simulated_s(scenario, plan), rel=EXACT)

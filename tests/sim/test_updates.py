@@ -314,12 +314,12 @@ def cut_elsewhere(latency_s: float = 0.0) -> tuple[Scenario, Plan]:
 def test_stages_that_are_cut_elsewhere_exchange_the_layers_that_both_hold() -> None:
     scenario, plan = cut_elsewhere()
     assert set(update_edges(plan, scenario)) == {
-        UpdateEdge("device-0", "device-2", (0, 1), 0, 125),
-        UpdateEdge("device-1", "device-2", (0, 1), 0, 250),
-        UpdateEdge("device-1", "device-3", (0, 1), 1, 500),
-        UpdateEdge("device-2", "device-0", (1, 0), 0, 125),
-        UpdateEdge("device-2", "device-1", (1, 0), 1, 250),
-        UpdateEdge("device-3", "device-1", (1, 0), 1, 500),
+        UpdateEdge("device-0", "device-2", (0, 1), 0, (0, 1), 125),
+        UpdateEdge("device-1", "device-2", (0, 1), 0, (1, 2), 250),
+        UpdateEdge("device-1", "device-3", (0, 1), 1, (2, 3), 500),
+        UpdateEdge("device-2", "device-0", (1, 0), 0, (0, 1), 125),
+        UpdateEdge("device-2", "device-1", (1, 0), 1, (1, 2), 250),
+        UpdateEdge("device-3", "device-1", (1, 0), 1, (2, 3), 500),
     }
     assert update_edges(replace(plan, synchronisation=Synchronisation()), scenario) == ()
 

@@ -1,0 +1,51 @@
+"""Where a rank's rows go: to its own list and, if a policy watches, to the feed."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from planner.events import Event
+
+# A shorter wait is the time it takes to ask; the device did not stand idle.
+NOTICEABLE_WAIT_S = 0.0005
+
+
+class Feed(Protocol):
+    """Who else takes rows."""
+
+    def log(self, event: Event) -> None:
+        """Take a row; that of a send closes what `sending` opened."""
+
+    def sending(self, step: int) -> None:
+        """Take note that a send of this step is under way."""
+
+
+class RowLog:
+    """Writes rows.
+
+    Args:
+        feed: Gets a copy; None if nobody watches.
+    """
+
+    def __init__(self, feed: Feed | None) -> None:
+        self.events: list[Event] = []
+        self._feed = feed
+
+    def log(self, event: Event) -> None:
+        """Take a row."""
+        self.events.append(event)
+        if self._feed is not None:
+            self._feed.log(event)
+
+    def arrived(self, row: Callable[[float, float], Event], idle_since_s: float, arrived_s: float) -> None:
+        """Log an arrival: a wait, or a row without length where the device had other things to do.
+
+        The latter say when the bytes arrived, and are gone once `executor.departures` has used them.
+        """
+        waited = arrived_s - idle_since_s > NOTICEABLE_WAIT_S
+        self.log(row(idle_since_s if waited else arrived_s, arrived_s))
+
+    def sending(self, step: int, row: Callable[[float, float], Event], start_s: float) -> Callable[[float], None]:
+        """Take note of a send that is under way; return what is to be called when its last byte has departed."""
+        if self._feed is not None:
+            self._feed.sending(step)
+        return lambda end_s: self.log(row(start_s, end_s))

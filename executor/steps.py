@@ -1,0 +1,75 @@
+"""The steps of one rank's run, each under the plan that holds for it."""
+
+from collections.abc import Callable
+
+from executor.clock import RunClock
+from executor.control import PlanFeed
+from executor.interpreter import Interpreter
+from executor.step_program import StepProgram
+from planner.plan import Plan
+from planner.program import compile_plan
+from planner.scenario import Scenario
+
+
+def run_steps(
+    steps: int,
+    program_of: Callable[[int], StepProgram | None],
+    wait_for: Callable[[int], StepProgram],
+    interpreter: Interpreter,
+    clock: RunClock,
+    finish: Callable[[int], None],
+) -> None:
+    """Carry out all steps.
+
+    Args:
+        steps: How many.
+        program_of: Gives a step if its plan is known, and it is one of them.
+        wait_for: Gives a step as soon as its plan is known.
+        interpreter: Carries it out.
+        clock: Of the run.
+        finish: Told of every step whose actions are done.
+    """
+    for step in range(steps):
+        current, ready_s = program_of(step), float("-inf")
+        if current is None:
+            current = wait_for(step)
+            ready_s = clock.now_s()
+        if step == 0:
+            interpreter.post(current)
+            clock.sleep_until(0.0)
+            ready_s = clock.now_s()
+        interpreter.run(current, program_of, ready_s)
+        finish(step)
+    interpreter.close()
+
+
+class StepSource:
+    """Knows a device's program in each step.
+
+    Args:
+        device: Whose.
+        scenario: What the plans are for.
+        plan: Of all steps if nobody feeds others.
+        steps: How many there are.
+        feed: Gives the plans that a policy decides on; None if there is none.
+    """
+
+    def __init__(self, device: str, scenario: Scenario, plan: Plan, steps: int, feed: PlanFeed | None) -> None:
+        self._device = device
+        self._scenario = scenario
+        self._plan = plan
+        self._steps = steps
+        self._feed = feed
+
+    def known(self, step: int) -> StepProgram | None:
+        """Return a step if its plan is known already; None after the last one."""
+        plan = self._plan if self._feed is None else self._feed.known(step)
+        return None if step >= self._steps or plan is None else self._under(plan, step)
+
+    def wait(self, step: int) -> StepProgram:
+        """Return a step, once its plan is known."""
+        assert self._feed is not None, "without a feed every step is known"
+        return self._under(self._feed.wait(step), step)
+
+    def _under(self, plan: Plan, step: int) -> StepProgram:
+        return StepProgram(step, plan, compile_plan(plan, self._scenario)[self._device])

@@ -1,0 +1,67 @@
+"""Parameters and gradients of consecutive layers as flat rows, as they are summed, sent and averaged."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+
+class LayerRows:
+    """Rows of float32 on the CPU, with every parameter of the layers in order.
+
+    Frozen parameters keep their place in a row, and are never written.
+
+    Args:
+        layers: In the order of the model.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self._parameters = [parameter for layer in layers for parameter in layer.parameters()]
+
+    @property
+    def elements(self) -> int:
+        """Numbers in a row."""
+        return sum(parameter.numel() for parameter in self._parameters)
+
+    def gradients(self) -> torch.Tensor:
+        """Return the gradients; zeros where a parameter has none."""
+        return _row([torch.zeros_like(each) if each.grad is None else each.grad for each in self._parameters])
+
+    def put_gradients(self, row: torch.Tensor) -> None:
+        """Replace the gradients."""
+        for parameter, part in self._trained(row):
+            if parameter.grad is None:
+                parameter.grad = part.to(parameter.device, copy=True)
+            else:
+                parameter.grad.copy_(part)
+
+    def add_gradients(self, row: torch.Tensor) -> None:
+        """Add to the gradients."""
+        for parameter, part in self._trained(row):
+            if parameter.grad is None:
+                parameter.grad = part.to(parameter.device, copy=True)
+            else:
+                parameter.grad.add_(part.to(parameter.device))
+
+    def parameters(self) -> torch.Tensor:
+        """Return the parameters."""
+        return _row(self._parameters)
+
+    def put_parameters(self, row: torch.Tensor) -> None:
+        """Replace the parameters."""
+        with torch.no_grad():
+            for parameter, part in self._trained(row):
+                parameter.copy_(part)
+
+    def _trained(self, row: torch.Tensor) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        """The parameters that are trained, each with its part of the row in its shape."""
+        parts = row.split_with_sizes([parameter.numel() for parameter in self._parameters])
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            if parameter.requires_grad:
+                yield parameter, part.view_as(parameter)
+
+
+def _row(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    if not values:
+        return torch.zeros(0)
+    return torch.cat([value.detach().flatten() for value in values]).cpu()

@@ -1,0 +1,25 @@
+"""Tensors of whole samples as bytes on the CPU, and back."""
+
+from collections.abc import Sequence
+
+import torch
+
+
+def to_payload(samples: torch.Tensor) -> torch.Tensor:
+    """Return the samples as a one-dimensional uint8 tensor on the CPU, which shares memory where it can."""
+    return samples.contiguous().view(-1).view(torch.uint8).cpu()
+
+
+def from_payloads(
+    parts: Sequence[torch.Tensor], sizes: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return one tensor of the samples of consecutive payloads.
+
+    Args:
+        parts: In the order of the samples.
+        sizes: Shape of a sample.
+        dtype: Of its numbers.
+        device: Where the tensor is wanted.
+    """
+    row = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    return row.view(dtype).view(-1, *sizes).to(device)

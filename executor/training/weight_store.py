@@ -1,0 +1,130 @@
+"""The split of backward in two: I gives the input gradient and puts weight gradients off, W computes those.
+
+Only where the weight gradient is where the time goes: see `executor.training.splittable`. Everything else, as norms,
+biases, embeddings and parameters that a layer uses directly, gets its gradient in I. The sums are those of an unsplit
+backward; where a weight is used several times they are added in another order.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from executor.training.splittable import Splittable, splittable
+
+# A module, the gradient of its outputs, and its inputs.
+_PutOff = tuple[Splittable, torch.Tensor, torch.Tensor]
+
+
+class WeightStore:
+    """Weight gradients that are put off, by microbatch."""
+
+    def __init__(self) -> None:
+        self._put_off: dict[int, list[_PutOff]] = {}
+        self._current: list[_PutOff] | None = None
+        self._installed: list[nn.Module] = []
+
+    def install(self, modules: Iterable[nn.Module]) -> None:
+        """From their next forward on, let the backward of these modules be split; of the instances, not the classes."""
+        if self._installed:
+            return
+        for module in modules:
+            parts = splittable(module)
+            if parts is not None:
+                vars(module)["forward"] = partial(_forward, self, parts, module.forward)
+                self._installed.append(module)
+
+    def remove(self) -> None:
+        """Let the modules do again what their class says."""
+        for module in self._installed:
+            del vars(module)["forward"]
+        self._installed = []
+
+    @contextmanager
+    def putting_off(self, microbatch: int) -> Iterator[None]:
+        """Around the backward of a microbatch of which only the input gradient is wanted now."""
+        with self._taking(self._put_off.setdefault(microbatch, [])):
+            yield
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Around a forward, which may run inside a backward and may itself ask autograd for gradients."""
+        return self._taking(None)
+
+    @contextmanager
+    def _taking(self, put_off: list[_PutOff] | None) -> Iterator[None]:
+        before, self._current = self._current, put_off
+        try:
+            yield
+        finally:
+            self._current = before
+
+    def compute(self, microbatch: int) -> None:
+        """Add the weight gradients that were put off for a microbatch, and let go of what they are made from."""
+        waiting = self._put_off.pop(microbatch)
+        with torch.no_grad():
+            while waiting:
+                parts, gradient, inputs = waiting.pop()
+                parts.add_weight_gradient(gradient, inputs)
+
+    def clear(self) -> None:
+        """Forget everything that was put off."""
+        self._put_off = {}
+
+    def put_off(self, parts: Splittable, gradient: torch.Tensor, inputs: torch.Tensor) -> bool:
+        """Keep what a weight gradient is made from, if it is put off now; return whether it is."""
+        if self._current is None:
+            return False
+        # Detached: inputs come out of the graph with all that they were made from.
+        self._current.append((parts, gradient.detach(), inputs.detach()))
+        return True
+
+
+class _Split(torch.autograd.Function):
+    """A splittable module in the graph; its weight gets its gradient here unless the store takes it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        parts: Splittable,
+        store: WeightStore,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.parts, ctx.store = parts, store
+        # Cast here and not by autocast, which would remember the copies for uses outside, and they have no graph.
+        dtype = inputs.dtype
+        return parts.forward(inputs, weight.to(dtype), None if bias is None else bias.to(dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (gradient,) = gradients
+        inputs, weight = ctx.saved_tensors
+        parts: Splittable = ctx.parts
+        store: WeightStore = ctx.store
+        of_inputs, of_weight, of_bias, *_ = ctx.needs_input_grad
+        found = parts.input_gradient(gradient, inputs, weight.to(inputs.dtype)) if of_inputs else None
+        later = not of_weight or store.put_off(parts, gradient, inputs)
+        now = None if later else parts.weight_gradient(gradient, inputs).to(weight.dtype)
+        return found, now, parts.bias_gradient(gradient).to(weight.dtype) if of_bias else None, None, None
+
+
+def _forward(
+    store: WeightStore, parts: Splittable, original: Callable[[torch.Tensor], torch.Tensor], input: torch.Tensor
+) -> torch.Tensor:
+    """What a module does while its backward can be split; the name of ``input`` is torch's."""
+    if not torch.is_grad_enabled() or not parts.weight.requires_grad:
+        return original(input)
+    device = input.device.type
+    if torch.is_autocast_enabled(device):
+        input = input.to(torch.get_autocast_dtype(device))
+    return parts.run(input, lambda flat: _apply(flat, parts.weight, parts.bias, parts, store))
+
+
+def _apply(*arguments: object) -> torch.Tensor:
+    outputs: torch.Tensor = _Split.apply(*arguments)  # type: ignore[no-untyped-call]
+    return outputs

@@ -1,0 +1,124 @@
+"""One link of the test bed as arithmetic: when a packet that enters now comes out at the far end."""
+
+from collections import deque
+from collections.abc import Sequence
+from math import floor, inf, log
+from random import Random
+
+from executor.wan.rate_curve import RateCurve
+from planner.cluster import LONGEST_OUTAGE_S, Link
+from traces.errors import RunError
+
+# A router holds about what its link carries in a round trip; short links get so much, which TCP needs to fill them.
+LEAST_QUEUE_S = 0.05
+
+# Several super-packets, so that a slow link does not lose each second one.
+LEAST_QUEUE_BYTES = 256 * 1024
+
+# Where the run starts while the ranks have not yet agreed on it, machine seconds: after all of these.
+_NOT_YET_S = 1e8
+
+
+def queue_bytes(link: Link) -> int:
+    """Return how many bytes may wait for a link, as Ethernet frames."""
+    wait_s = max(LEAST_QUEUE_S, 2 * link.latency_s)
+    return max(LEAST_QUEUE_BYTES, int(link.bandwidth_bps * wait_s / 8)) if link.bandwidth_bps < inf else 2**62
+
+
+class EmulatedLink:
+    """A queue that loses what does not fit, a line at the rate of a trace, and then the latency.
+
+    All times are of the machine's monotonic clock, in seconds.
+
+    Args:
+        link: Its rate, latency, jitter and loss.
+        outages: Start and end of each time in which it carries nothing, run seconds.
+        seed: The same seed loses and delays the same packets.
+
+    Attributes:
+        carried_frames: Ethernet frames that had their time on the line.
+        carried_bytes: The size of these.
+        dropped_frames: Found the queue full.
+        lost_frames: Of the carried ones, those that got lost, as the link's loss says.
+    """
+
+    def __init__(self, link: Link, outages: Sequence[tuple[float, float]], seed: int) -> None:
+        self._link = link
+        self._curve = RateCurve(link, outages)
+        self._limit_bytes = queue_bytes(link)
+        self._random = Random(f"{seed} {link.name}")
+        self._origin_s = _NOT_YET_S
+        self._free_s = -inf
+        self._last_release_s = -inf
+        self._leaving: deque[tuple[float, int]] = deque()
+        self._queued_bytes = 0
+        self._until_loss = self._frames_to_next_loss()
+        self.carried_frames = self.carried_bytes = self.dropped_frames = self.lost_frames = 0
+
+    @property
+    def name(self) -> str:
+        """The link's."""
+        return self._link.name
+
+    def start_run(self, origin_s: float) -> None:
+        """Say when second 0 of the run is."""
+        self._origin_s = origin_s
+
+    def accept(self, arrival_s: float, size_bytes: int, frames: int = 1) -> float | None:
+        """Take a packet; return when it comes out at the far end, None if the queue is full.
+
+        Arrivals come in the order of their times.
+
+        Args:
+            arrival_s: When it comes to the queue.
+            size_bytes: Of the Ethernet frames that carry it.
+            frames: Their number.
+
+        Raises:
+            RunError: The link carries nothing for so long that its trace must be wrong.
+        """
+        leaving = self._leaving
+        while leaving and leaving[0][0] <= arrival_s:
+            self._queued_bytes -= leaving.popleft()[1]
+        # A packet that is larger than the whole queue still passes an idle link.
+        if self._queued_bytes and self._queued_bytes + size_bytes > self._limit_bytes:
+            self.dropped_frames += frames
+            return None
+        start_s = max(arrival_s, self._free_s)
+        finish_s = self._origin_s + self._curve.finish_s(start_s - self._origin_s, 8 * size_bytes)
+        if finish_s - start_s > LONGEST_OUTAGE_S:
+            raise RunError(
+                f"link {self.name} carries nothing for {LONGEST_OUTAGE_S:g} s from "
+                f"{start_s - self._origin_s:.3f} s of the run on: does its trace ever rise above zero again?"
+            )
+        self._free_s = finish_s
+        leaving.append((finish_s, size_bytes))
+        self._queued_bytes += size_bytes
+        self.carried_frames += frames
+        self.carried_bytes += size_bytes
+        return self._release_s(finish_s, frames)
+
+    def lose(self, frames: int) -> list[int]:
+        """Return which of the frames of the packet that was accepted last get lost on the way, by number from 0."""
+        lost = []
+        while self._until_loss < frames:
+            lost.append(int(self._until_loss))
+            self._until_loss += 1 + self._frames_to_next_loss()
+        self._until_loss -= frames
+        self.lost_frames += len(lost)
+        return lost
+
+    def _frames_to_next_loss(self) -> float:
+        """How many frames get through before the next one does not: geometric, as for independent losses."""
+        if not self._link.loss:
+            return inf
+        return floor(log(1.0 - self._random.random()) / log(1.0 - self._link.loss))
+
+    def _release_s(self, finish_s: float, frames: int) -> float:
+        """When a packet that leaves at ``finish_s`` arrives: not before the one ahead of it."""
+        delay_s = self._curve.latency_s
+        if self._link.jitter_s:
+            # The slowest of its frames decides: the maximum of so many evenly distributed delays, in one draw.
+            delay_s += self._link.jitter_s * self._random.random() ** (1 / frames)
+        self._last_release_s = max(self._last_release_s, finish_s + delay_s)
+        return self._last_release_s

@@ -1,0 +1,162 @@
+"""The process that carries packets between the hosts of the test bed as the scenario's links would.
+
+Started as ``python -m executor.wan.relay AGENT_PID JOB_FOLDER`` in the namespace of the control host. Once all hosts
+are there it writes the paths of the devices' network namespaces, in rank order, as a JSON line to its output; at the
+end, by SIGTERM, it writes what each link carried to its error output.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+from types import FrameType
+from typing import Never
+
+from executor.job import JobFolder
+from executor.parent import die_with_parent
+from executor.wan.carriage import Carriage, Route
+from executor.wan.emulated_link import EmulatedLink
+from executor.wan.hosts import INTERFACE, NETMASK, control_address, device_address
+from executor.wan.namespaces import enter_new_network
+from executor.wan.origin import OriginWatch
+from executor.wan.packet import is_ipv4, target_address
+from executor.wan.routes import LinkPaths
+from executor.wan.tun import open_tun, switch_on_loopback
+from traces.errors import RunError
+
+# The largest packet of IPv4 and what stands before it.
+_MOST_BYTES = 1 << 16 | 64
+
+# So many packets of one host before the others have their turn.
+_BATCH = 32
+
+_PR_SET_TIMERSLACK = 29
+
+
+class Relay:
+    """Reads each packet where it leaves, and writes it where it arrives when it is due.
+
+    Args:
+        paths: The links between each two devices.
+        control: TUN device of the control host, to and from which packets pass at once.
+        devices: TUN devices in rank order.
+        origin: Says when the run starts.
+    """
+
+    def __init__(self, paths: LinkPaths, control: int, devices: Sequence[int], origin: OriginWatch) -> None:
+        self._links = paths.links
+        self._origin = origin
+        self._started = False
+        self._carriage = Carriage()
+        self._refused_packets = 0
+        hosts = {control: control_address(), **{tun: device_address(rank) for rank, tun in enumerate(devices)}}
+        ranks = {tun: rank for rank, tun in enumerate(devices)}
+        self._routes: dict[int, dict[bytes, Route]] = {source: {} for source in hosts}
+        for source, routes in self._routes.items():
+            for target, address in hosts.items():
+                links: tuple[EmulatedLink, ...] = ()
+                if source in ranks and target in ranks:
+                    links = paths.between(ranks[source], ranks[target])
+                routes[socket.inet_aton(address)] = Route(links, target)
+
+    def forward(self) -> Never:
+        """Carry packets until the process is told to stop."""
+        carriage, hosts = self._carriage, list(self._routes)
+        while True:
+            for target, packet in carriage.arrived(time.monotonic()):
+                self._write(target, packet)
+            due_s = carriage.next_s
+            timeout_s = None if due_s == inf else max(0.0, due_s - time.monotonic())
+            readable, _, _ = select.select(hosts, (), (), timeout_s)
+            if readable and not self._started:
+                self._start_run()
+            for source in readable:
+                self._read(source)
+
+    def report(self) -> str:
+        """Return what each link carried, a line for each."""
+        lines = [
+            f"{link.name}: carried {link.carried_frames} frames of {link.carried_bytes} bytes and lost "
+            f"{link.lost_frames} of them; {link.dropped_frames} more found the queue full"
+            for link in self._links
+        ]
+        return "\n".join([*lines, f"{self._refused_packets} packets were refused where they arrived"])
+
+    def _start_run(self) -> None:
+        origin_s = self._origin.origin_s()
+        if origin_s is not None:
+            self._started = True
+            for link in self._links:
+                link.start_run(origin_s)
+
+    def _read(self, source: int) -> None:
+        routes = self._routes[source]
+        for _ in range(_BATCH):
+            try:
+                packet = os.read(source, _MOST_BYTES)
+            except BlockingIOError:
+                return
+            if not is_ipv4(packet):
+                continue
+            route = routes.get(target_address(packet))
+            if route is None:
+                continue
+            if route.links:
+                self._carriage.take(packet, route, time.monotonic())
+            else:
+                self._write(route.target, packet)
+
+    def _write(self, target: int, packet: bytes) -> None:
+        try:
+            os.write(target, packet)
+        except OSError:
+            self._refused_packets += 1
+
+
+def main(parent: str, folder: str) -> None:
+    """Make the hosts of a job, say where they are, and carry their packets."""
+    die_with_parent(int(parent))
+    signal.signal(signal.SIGTERM, _stop)
+    # Ctrl-C is for the launcher.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    job = JobFolder(Path(folder))
+    scenario, plan, _ = job.read()
+    paths = LinkPaths(scenario, plan.devices)
+    control = open_tun(INTERFACE, control_address(), NETMASK)
+    devices, namespaces = [], []
+    for rank in range(len(plan.devices)):
+        namespaces.append(enter_new_network())
+        switch_on_loopback()
+        devices.append(open_tun(INTERFACE, device_address(rank), NETMASK))
+    relay = Relay(paths, control, devices, OriginWatch(job.origin))
+    _be_punctual()
+    print(json.dumps([f"/proc/{os.getpid()}/fd/{namespace}" for namespace in namespaces]), flush=True)
+    try:
+        relay.forward()
+    except RunError as error:
+        job.network_failure.write_text(str(error))
+        sys.exit(1)
+    finally:
+        print(relay.report(), file=sys.stderr, flush=True)
+
+
+def _be_punctual() -> None:
+    """Have the kernel wake this process when it asks to be woken, and the interpreter never pause."""
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
+    gc.disable()
+
+
+def _stop(signum: int, frame: FrameType | None) -> Never:
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,92 @@
+"""The test bed of a job: started by the agent in its own network namespace, entered by each rank."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from types import TracebackType
+from typing import Self
+
+from executor.job import JobFolder
+from executor.wan.hosts import INTERFACE
+from executor.wan.namespaces import enter_network
+from traces.errors import RunError
+
+# A rank's environment holds the network namespaces of all ranks, a JSON list of paths.
+_NETWORKS = "ROPEBRIDGE_NETWORKS"
+
+# The relay has little to do at its end; whoever waits longer ends it.
+_GRACE_S = 2.0
+
+
+def missing() -> str | None:
+    """Return what this machine lacks for the test bed, in one sentence; None if it lacks nothing."""
+    if sys.platform != "linux":
+        return f"links are emulated below TCP by namespaces and TUN devices of Linux, and this is {sys.platform}"
+    probe = [sys.executable, "-m", "executor.wan.probe"]
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(probe, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
+        return f"the test bed cannot be tried here: {reason[0]}"
+    return done.stdout.strip() or None
+
+
+def enter_device_network() -> None:
+    """Move a rank's process into the network of its device; nothing happens in a job without a test bed.
+
+    To be called by what torchrun starts before it opens a socket: what is open already stays where it is.
+    """
+    networks = os.environ.get(_NETWORKS)
+    if networks is not None:
+        enter_network(json.loads(networks)[int(os.environ["RANK"])])
+        os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+
+
+class TestBed:
+    """The relay of a job, from ``with`` to its end. The process that opens it is in the control host's namespace.
+
+    The environment of this process then tells the ranks that it starts where their networks are. If the relay gives
+    up, this process is told to end by SIGTERM, and the reason is in the job's folder.
+
+    Raises:
+        RunError: The relay did not start; its output, the job's log, says why.
+    """
+
+    # Not a class of tests.
+    __test__ = False
+
+    def __init__(self, job: JobFolder) -> None:
+        self._job = job
+        self._wanted = True
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "executor.wan.relay", str(os.getpid()), str(self._job.path)]
+        self._relay = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        assert self._relay.stdout is not None
+        networks = self._relay.stdout.readline()
+        if not networks:
+            raise RunError(f"the relay of the emulated links did not start: status {self._relay.wait()}")
+        os.environ[_NETWORKS] = networks
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._wanted = False
+        self._relay.terminate()
+        try:
+            self._relay.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._relay.kill()
+            self._relay.wait()
+
+    def _watch(self) -> None:
+        status = self._relay.wait()
+        if self._wanted:
+            if not self._job.network_failure.exists():
+                self._job.network_failure.write_text(f"the relay of the emulated links ended with status {status}")
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,85 @@
+"""A small classifier of real data: scikit-learn's handwritten digits, 1,797 images of 8 x 8 pixels.
+
+Shapes: B samples, P pixels of an image, W width, K classes.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional
+
+PIXELS, CLASSES = 64, 10
+# Pixels count from 0 to this.
+BRIGHTEST = 16
+# Of the images, held out to measure the accuracy; drawn once, the same in every process.
+HELD_OUT_SHARE = 0.2
+SPLIT_SEED = 0
+
+
+class Digits:
+    """The layers, the loss and the data.
+
+    Attributes:
+        layers: Layers of W numbers with ReLU, then the head, which turns B x W into B x K.
+        size: Number of images to train on; the held-out ones are not among them.
+    """
+
+    def __init__(self, width: int, depth: int) -> None:
+        self.layers: list[nn.Module] = [_layer(PIXELS if index == 0 else width, width) for index in range(depth)]
+        self.layers.append(nn.Linear(width, CLASSES))
+        images, classes = load_digits(return_X_y=True)
+        order = np.random.default_rng(SPLIT_SEED).permutation(len(images))
+        training, held_out = np.split(order, [len(images) - round(HELD_OUT_SHARE * len(images))])
+        self.size = len(training)
+        self._training = _Images(images[training], classes[training])
+        self._held_out = _Images(images[held_out], classes[held_out])
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy of the class."""
+        return functional.cross_entropy(outputs, targets)
+
+    def select(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return images, B x P, and their class numbers, B; ``indices``, B, are int64, each 0 to ``size - 1``."""
+        return self._training.at(indices.numpy())
+
+    def accuracy(self, layers: Sequence[nn.Module]) -> float:
+        """Return the share of the held-out images that ``layers``, those of the whole model, classify rightly."""
+        outputs, targets = self._held_out.at(slice(None))
+        with torch.no_grad():
+            for layer in layers:
+                outputs = layer(outputs)
+        return float((outputs.argmax(dim=1) == targets).float().mean())
+
+
+def build(*, width: int = 128, depth: int = 4) -> Digits:
+    """Return the model; its initial parameters follow `torch.manual_seed`.
+
+    Args:
+        width: Numbers per image between layers.
+        depth: Layers before the head.
+    """
+    if width < 1 or depth < 1:
+        raise ValueError(f"width ({width}) and depth ({depth}) must be 1 or more")
+    return Digits(width, depth)
+
+
+class _Images:
+    """Images and their classes, as arrays: memory of their own also where a model is built without any."""
+
+    def __init__(self, images: NDArray[np.float64], classes: NDArray[np.int64]) -> None:
+        self._pixels = (images / BRIGHTEST).astype(np.float32)
+        self._classes = classes.astype(np.int64)
+
+    def at(self, chosen: NDArray[np.int64] | slice) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(self._pixels[chosen]), torch.from_numpy(self._classes[chosen])
+
+
+def _layer(width_in: int, width_out: int) -> nn.Sequential:
+    linear = nn.Linear(width_in, width_out)
+    # Keeps the spread of the numbers from layer to layer, so that plain gradient descent trains from the first step.
+    nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
+    return nn.Sequential(linear, nn.ReLU())
