@@ -38,6 +38,7 @@ class TorchBackend:
             the packets of real TCP connections, ``shaper`` holds messages back in the sending process, ``auto`` is
             the relay where this machine allows it and the shaper elsewhere, ``none`` leaves the network as it is.
         parameters: Where the trained parameters go, as one safetensors file; None drops them.
+        resources: The folder where each rank's ``resources-RANK.jsonl`` goes; None drops them.
         tell: Called with a line for people when ``auto`` is not the relay.
     """
 
@@ -47,11 +48,13 @@ class TorchBackend:
         *,
         emulator: EmulatorChoice = "none",
         parameters: Path | None = None,
+        resources: Path | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._compute: ComputeMode = compute
         self._emulator: EmulatorChoice = emulator
         self._parameters = parameters
+        self._resources = resources
         self._tell = tell
 
     def run(self, scenario: Scenario, plan: Plan, policy: Policy | None, steps: int) -> RunRecord:
@@ -80,6 +83,9 @@ class TorchBackend:
             decided = controller.decision_events if controller is not None else []
             if self._parameters is not None and self._compute == "real":
                 _merge_parameters(job, len(plan.devices), self._parameters)
+            if self._resources is not None:
+                for rank in range(len(plan.devices)):
+                    shutil.copy(job.resources(rank), self._resources)
             return RunRecord(
                 self._compute,
                 scenario,
@@ -104,7 +110,7 @@ def choose_emulator(choice: EmulatorChoice, tell: Callable[[str], None]) -> Emul
     if lack is None:
         return "relay"
     if choice == "relay":
-        raise InputError(lack, where="emulator relay", valid="allow it, or emulate in the processes with 'shaper'")
+        raise InputError(lack, where="emulator relay", valid="'shaper' does without")
     tell(f"links are emulated inside the processes, not below TCP: {lack}")
     return "shaper"
 

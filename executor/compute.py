@@ -118,10 +118,12 @@ class PacedCompute:
     def __init__(self, clock: RunClock) -> None:
         self._clock = clock
         self._due_s = 0.0
+        self._update_s = 0.0
         self._blank = torch.zeros(0, dtype=torch.uint8)
 
     def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
         """Prepare for a step: make a buffer that every send can read from."""
+        self._update_s = program.update_s
         sizes = (transfer.size_bytes for work in program.work for transfer in work.sends)
         largest = max(sizes, default=0)
         if largest > self._blank.numel():
@@ -158,5 +160,9 @@ class PacedCompute:
         return 0.0
 
     def finish_step(self, step: int, squared_norm: float | None) -> float | None:
-        """Nothing is trained, so there is no loss."""
+        """Sleep for the profiled time of an update, after a wait if there is a ``squared_norm``; nothing has a loss."""
+        if squared_norm is not None:
+            self._due_s = max(self._due_s, self._clock.now_s())
+        self._due_s += self._update_s
+        self._clock.sleep_until(self._due_s)
         return None

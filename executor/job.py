@@ -79,6 +79,10 @@ class JobFolder:
         """A rank's events, written at the end."""
         return self.path / f"events-{rank}.parquet"
 
+    def resources(self, rank: int) -> Path:
+        """What a rank's process held at the end of each step, written at the end."""
+        return self.path / f"resources-{rank}.jsonl"
+
     def losses(self, rank: int) -> Path:
         """A rank's part of the loss of each step, written at the end."""
         return self.path / f"losses-{rank}.json"

@@ -208,7 +208,7 @@ class RealCompute:
         return self._rule.squared_norm()
 
     def finish_step(self, step: int, squared_norm: float | None) -> float | None:
-        """Update the parameters; return this rank's part of the loss if it holds the last stage."""
+        """Update the parameters, clipping by ``squared_norm``; return this rank's part of the loss, if it has one."""
         self._rule.update(step, squared_norm)
         if all(held.put_out is not None for held in self._stages.values()):
             return None

@@ -1,12 +1,16 @@
-"""Where a rank's rows go: to its own list and, if a policy watches, to the feed."""
+"""Where a rank's rows go: to its file and, if a policy watches, to the feed."""
 
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from planner.events import Event
+from planner.events import Event, EventWriter
 
 # A shorter wait is the time it takes to ask; the device did not stand idle.
 NOTICEABLE_WAIT_S = 0.0005
+
+# A few seconds of a busy rank; to write them takes about ten milliseconds.
+_ROWS_AT_ONCE = 4096
 
 
 class Feed(Protocol):
@@ -23,18 +27,37 @@ class RowLog:
     """Writes rows.
 
     Args:
+        file: Where they go.
         feed: Gets a copy; None if nobody watches.
     """
 
-    def __init__(self, feed: Feed | None) -> None:
-        self.events: list[Event] = []
+    def __init__(self, file: EventWriter, feed: Feed | None) -> None:
+        self._file = file
         self._feed = feed
+        self._rows: list[Event] = []
+        self._lock = threading.Lock()
 
     def log(self, event: Event) -> None:
-        """Take a row."""
-        self.events.append(event)
+        """Take a row, in any thread."""
+        with self._lock:
+            self._rows.append(event)
         if self._feed is not None:
             self._feed.log(event)
+
+    def end_step(self) -> None:
+        """Write what has come together, if it is worth it."""
+        if len(self._rows) >= _ROWS_AT_ONCE:
+            self._write()
+
+    def close(self) -> None:
+        """Write the rest, and complete the file."""
+        self._write()
+        self._file.close()
+
+    def _write(self) -> None:
+        with self._lock:
+            rows, self._rows = self._rows, []
+        self._file.append(rows)
 
     def arrived(self, row: Callable[[float, float], Event], idle_since_s: float, arrived_s: float) -> None:
         """Log an arrival: a wait, or a row without length where the device had other things to do.

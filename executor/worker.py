@@ -24,6 +24,7 @@ from executor.model import LoadedModel, load_with_sizes
 from executor.parent import die_with_parent
 from executor.peers import PeerLostError
 from executor.real_compute import RealCompute
+from executor.resources import ResourceSample, sample_resources, write_samples
 from executor.row_log import RowLog
 from executor.shaper import LinkShaper
 from executor.steps import StepSource, run_steps
@@ -33,7 +34,7 @@ from executor.wan.origin import announce_origin
 from executor.wan.testbed import enter_device_network
 from executor.wire import AsItIs, Compressing, Wire
 from planner.cluster import Cluster
-from planner.events import Event, write_events
+from planner.events import EventWriter
 from planner.program import compile_plan
 from planner.update_exchange import update_edges
 from traces.errors import InputError
@@ -54,7 +55,7 @@ class Worker:
         self._rank = rank
         self._scenario, self._plan, self._orders = job.read()
         self._device = self._plan.devices[rank]
-        self._events: list[Event] = []
+        self._samples: list[ResourceSample] = []
         self._losses: list[float] = []
 
     def run(self) -> None:
@@ -68,6 +69,7 @@ class Worker:
         local_delivery_s = 0.0
         if self._orders.emulator == "shaper":
             local_delivery_s = measure_local_delivery_s(self._rank, len(self._plan.devices))
+        groups = _connections(self._plan.connections)
         clock = _agree_on_clock(self._rank, self._job, self._scenario.cluster)
         trained = RealCompute(model, self._plan, program, self._scenario.training, clock) if model else None
         compute: Compute = trained or PacedCompute(clock)
@@ -75,13 +77,13 @@ class Worker:
         if self._orders.emulator == "shaper":
             shaper = LinkShaper(self._job.ledger, self._scenario.cluster, clock, local_delivery_s)
         ranks = {device: rank for rank, device in enumerate(self._plan.devices)}
-        groups = _connections(self._plan.connections)
         transport = Transport(self._device, ranks, self._scenario.cluster, groups, clock, shaper, self.give_up)
-        self._train(compute, transport, clock)
+        rows = self._train(compute, transport, clock)
         transport.close()
         dist.barrier()
         if shaper is not None:
             shaper.close()
+        rows.close()
         self._write(trained)
         dist.destroy_process_group()
 
@@ -90,28 +92,47 @@ class Worker:
         assert code is not None, "the launcher has checked this"
         return load_with_sizes(code, seed)
 
-    def _train(self, compute: Compute, transport: Transport, clock: RunClock) -> None:
+    def _train(self, compute: Compute, transport: Transport, clock: RunClock) -> RowLog:
+        """Carry out all steps; return where the rows went, since the last sends are still under way."""
         steps, feed = self._orders.steps, None
         if self._orders.adapts:
             feed = PlanFeed(store_address(), self._rank, self._plan, steps, self.give_up)
         source = StepSource(self._device, self._scenario, self._plan, steps, feed)
-        rows = RowLog(feed)
-        self._events = rows.events
-        wire: Wire = AsItIs()
-        if self._orders.compute == "real" and self._plan.compression != "none":
-            wire = Compressing(self._plan.compression, self._scenario.cluster)
-        edges = update_edges(self._plan, self._scenario)
-        updates = None
-        if edges:
-            updates = PipelineUpdates(
-                self._plan, edges, self._device, steps, transport, compute, self._scenario.model, clock, rows
-            )
-        interpreter = Interpreter(self._scenario, transport, compute, clock, wire, rows, updates, self._losses.append)
-        finish = feed.finish if feed is not None else _nobody_watches
+        rows = RowLog(EventWriter(self._job.events(self._rank)), feed)
+        interpreter = Interpreter(
+            self._scenario,
+            transport,
+            compute,
+            clock,
+            self._wire(),
+            rows,
+            self._updates(transport, compute, clock, rows),
+            self._losses.append,
+        )
+
+        def finish(step: int) -> None:
+            if feed is not None:
+                feed.finish(step)
+            rows.end_step()
+            self._samples.append(sample_resources(step, clock.now_s()))
+
         run_steps(steps, source.known, source.wait, interpreter, clock, finish)
+        return rows
+
+    def _wire(self) -> Wire:
+        if self._orders.compute == "real" and self._plan.compression != "none":
+            return Compressing(self._plan.compression, self._scenario.cluster)
+        return AsItIs()
+
+    def _updates(self, transport: Transport, compute: Compute, clock: RunClock, rows: RowLog) -> PipelineUpdates | None:
+        edges = update_edges(self._plan, self._scenario)
+        if not edges:
+            return None
+        model, steps = self._scenario.model, self._orders.steps
+        return PipelineUpdates(self._plan, edges, self._device, steps, transport, compute, model, clock, rows)
 
     def _write(self, trained: RealCompute | None) -> None:
-        write_events(self._events, self._job.events(self._rank))
+        write_samples(self._samples, self._job.resources(self._rank))
         self._job.losses(self._rank).write_text(json.dumps(self._losses))
         if trained is not None:
             parameters = {name: each.contiguous() for name, each in trained.named_parameters().items()}
@@ -143,10 +164,6 @@ def _connections(count: int) -> list[dist.ProcessGroup]:
     everybody = dist.group.WORLD
     assert everybody is not None
     return [everybody, *(dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(count - 1))]
-
-
-def _nobody_watches(step: int) -> None:
-    """A step has ended, and there is no policy."""
 
 
 def _agree_on_clock(rank: int, job: JobFolder, cluster: Cluster) -> RunClock:

@@ -10,6 +10,7 @@ from typing import Any
 
 from experiments.benches.accuracy import measure_accuracy
 from experiments.benches.adaptation import measure_adaptation
+from experiments.benches.executor import measure_executor
 from experiments.benches.fidelity import measure_fidelity
 from experiments.benches.measured_files import find_measured_files
 from experiments.benches.result import BenchResult
@@ -23,6 +24,7 @@ Bench = Callable[[bool, Callable[[str], None]], BenchResult]
 BENCHES: Mapping[str, Bench] = {
     "accuracy": measure_accuracy,
     "adaptation": measure_adaptation,
+    "executor": measure_executor,
     "fidelity": measure_fidelity,
     "schedules": measure_schedules,
     "simulator": measure_simulator,

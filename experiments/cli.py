@@ -194,7 +194,9 @@ def report(
 def bench(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="What to measure: accuracy, adaptation, fidelity, schedules, simulator."),
+        typer.Argument(
+            metavar="NAME", help="What to measure: accuracy, adaptation, executor, fidelity, schedules, simulator."
+        ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer cases and steps.")] = False,
     runs: Annotated[Path | None, typer.Option("--runs", help="accuracy: folder of measured runs.")] = None,

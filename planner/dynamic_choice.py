@@ -1,8 +1,9 @@
 """What a worker that chooses does next: the rule of `planner.schedules.dynamic`, one choice at a time.
 
 Gradients before forwards, which wait while the stage's depth or the worker's memory is used up, less room for a
-microbatch of each of its later stages; weight gradients where nothing else is ready. Of equals the earliest microbatch
-goes first, then the latest stage.
+microbatch of each of its later stages and for what a backward recomputes; weight gradients where nothing else is
+ready, or before an input gradient that recomputes more than fits. Of equals the earliest microbatch goes first, then
+the latest stage.
 """
 
 from collections import defaultdict
@@ -37,6 +38,7 @@ class DynamicChoice:
         self._live: defaultdict[int, int] = defaultdict(int)
         self._held_bytes = dict.fromkeys(problem.stages_of(worker), 0.0)
         self._largest_bytes = {stage: float(problem.activation_bytes[stage].max()) for stage in self._held_bytes}
+        self._reserve_bytes = float(problem.reserve_bytes[worker])
 
     @property
     def remaining(self) -> int:
@@ -52,9 +54,11 @@ class DynamicChoice:
         gradients = [action for action in self._ready if action.kind in _GRADIENTS]
         forwards = [action for action in self._ready if action.kind is Kind.FORWARD and self._allowed(action)]
         weights = [action for action in self._ready if action.kind is Kind.BACKWARD_WEIGHT]
+        if gradients and weights and not self._has_room(min(gradients, key=_rank)):
+            return min(weights, key=_rank)
         for choice in (gradients, forwards, weights):
             if choice:
-                return min(choice, key=lambda action: (action.microbatch, -action.stage))
+                return min(choice, key=_rank)
         return None
 
     def start(self, action: Action) -> None:
@@ -88,10 +92,21 @@ class DynamicChoice:
         stage = action.stage
         if self._live[stage] >= self._problem.in_flight[stage]:
             return False
-        room_bytes = float(self._problem.capacity_bytes[self._worker])
+        room_bytes = float(self._problem.capacity_bytes[self._worker]) - self._reserve_bytes
         for other, largest_bytes in self._largest_bytes.items():
             room_bytes -= max(self._held_bytes[other], largest_bytes if other > stage else 0.0)
         return bool(self._problem.activation_bytes[stage, action.microbatch] <= room_bytes)
+
+    def _has_room(self, action: Action) -> bool:
+        """Whether what an input gradient recomputes fits into memory; it does where no weight gradient is pending."""
+        if not self._reserve_bytes:
+            return True
+        room_bytes = float(self._problem.capacity_bytes[self._worker]) - sum(self._held_bytes.values())
+        return bool(self._problem.recomputed_bytes[action.stage, action.microbatch] <= room_bytes)
+
+
+def _rank(action: Action) -> tuple[int, int]:
+    return action.microbatch, -action.stage
 
 
 def _before(action: Action) -> tuple[Action, ...]:

@@ -70,7 +70,7 @@ def message_times(step: CompiledStep, path: Paths) -> tuple[Floats, Floats]:
     graph, paths = step.graph, _channel_paths(step, path)
     if not paths:
         return np.empty(0), np.empty(0)
-    latency_s = np.array([each.latency_s for each in paths])[graph.channel] + jitter_delays_s(step, path)
+    latency_s = np.array([each.latency_s for each in paths])[graph.channel] + _jitter_delays_s(step, paths)
     occupancy_s = 8 * step.messages.size_bytes / np.array([each.rate_bps for each in paths])[graph.channel]
     for channel in (number for number, each in enumerate(paths) if each.curves):
         own = graph.channel == channel
@@ -81,8 +81,12 @@ def message_times(step: CompiledStep, path: Paths) -> tuple[Floats, Floats]:
 
 def jitter_delays_s(step: CompiledStep, path: Paths) -> Floats:
     """Return how much of each message's way is the jitter of its packets, seconds, [messages]."""
+    return _jitter_delays_s(step, _channel_paths(step, path))
+
+
+def _jitter_delays_s(step: CompiledStep, paths: Sequence[SteadyPath]) -> Floats:
     delays_s = np.zeros(step.graph.messages)
-    for channel, each in enumerate(_channel_paths(step, path)):
+    for channel, each in enumerate(paths):
         if each.jitter_s:
             own = step.graph.channel == channel
             sizes, which = np.unique(step.messages.size_bytes[own], return_inverse=True)

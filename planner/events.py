@@ -100,6 +100,25 @@ def write_events(events: Iterable[Event], path: Path) -> None:
     pq.write_table(to_table(events), path)
 
 
+class EventWriter:
+    """Writes events to a Parquet file part by part, so that a long run need not hold them all.
+
+    Args:
+        path: Of the file; it can be read once this is closed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = pq.ParquetWriter(path, _SCHEMA)
+
+    def append(self, events: Iterable[Event]) -> None:
+        """Write some more."""
+        self._file.write_table(to_table(events))
+
+    def close(self) -> None:
+        """Complete the file."""
+        self._file.close()
+
+
 def read_events(path: Path) -> list[Event]:
     """Return the events of a Parquet file."""
     columns = pq.read_table(path, schema=_SCHEMA).to_pydict()

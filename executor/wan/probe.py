@@ -8,10 +8,11 @@ from executor.wan.hosts import INTERFACE, NETMASK, control_address, device_addre
 from executor.wan.namespaces import enter_network, enter_new_network, isolate
 from executor.wan.tun import TUN_FILE, open_tun, switch_on_loopback
 
-# What can forbid an ordinary user's namespaces, beside the filter of a container: sysctl, and the value that allows.
+# What can forbid an ordinary user's namespaces, beside the filter of a container: sysctl, value, and one that allows.
 _SYSCTLS = (
-    ("kernel/unprivileged_userns_clone", "1"),
-    ("kernel/apparmor_restrict_unprivileged_userns", "0"),
+    ("kernel/unprivileged_userns_clone", "0", "1"),
+    ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),
+    ("user/max_user_namespaces", "0", "10000"),
 )
 
 
@@ -33,16 +34,16 @@ def find_missing() -> str | None:
     try:
         enter_network(f"/proc/{os.getpid()}/fd/{namespace}")
     except OSError as error:
-        return f"the kernel lets nobody enter a network namespace ({error.strerror})"
+        return f"the kernel lets nobody enter a network namespace that is there ({error.strerror})"
     return None
 
 
 def _remedy() -> str:
-    for name, allowing in _SYSCTLS:
+    for name, forbidding, allowing in _SYSCTLS:
         path = Path("/proc/sys") / name
-        if path.exists() and path.read_text().strip() != allowing:
+        if path.exists() and path.read_text().strip() == forbidding:
             return f"set {name.replace('/', '.')} to {allowing}"
-    return "a container has to allow unshare, for example by its seccomp profile"
+    return "a container has to allow it, for example by its seccomp profile"
 
 
 if __name__ == "__main__":

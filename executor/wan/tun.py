@@ -17,9 +17,6 @@ MTU_BYTES = 1500
 # Every packet read or written starts with a struct virtio_net_hdr of this size.
 HEADER_BYTES = 10
 
-# Packets that wait in the kernel for the relay; more are lost, which no link of a scenario asked for.
-_QUEUE_PACKETS = 4000
-
 _TUNSETIFF = 0x400454CA
 _TUNSETOFFLOAD = 0x400454D0
 _TUNSETVNETHDRSZ = 0x400454D8
@@ -35,7 +32,6 @@ _SIOCSIFFLAGS = 0x8914
 _SIOCSIFADDR = 0x8916
 _SIOCSIFNETMASK = 0x891C
 _SIOCSIFMTU = 0x8922
-_SIOCSIFTXQLEN = 0x8943
 _IFF_UP = 0x1
 
 # struct ifreq: a name, then what the call is about.
@@ -64,7 +60,6 @@ def open_tun(name: str, address: str, netmask: str) -> int:
         fcntl.ioctl(descriptor, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4 | _TUN_F_TSO6)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
             fcntl.ioctl(control, _SIOCSIFMTU, _request(name, struct.pack("i", MTU_BYTES)))
-            fcntl.ioctl(control, _SIOCSIFTXQLEN, _request(name, struct.pack("i", _QUEUE_PACKETS)))
             fcntl.ioctl(control, _SIOCSIFADDR, _request(name, _internet_address(address)))
             fcntl.ioctl(control, _SIOCSIFNETMASK, _request(name, _internet_address(netmask)))
             _switch_on(control, name)

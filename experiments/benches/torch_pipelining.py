@@ -75,8 +75,8 @@ class Measured:
     Attributes:
         step_s: From the start of each measured step to that of the next, or to the end; there is no barrier between.
         cpu_s: Processor time of this process over these steps.
-        losses: Means over the measured steps' batches, on the rank that holds the last stage; empty on the others. Those
-            of sleeping stages mean nothing.
+        losses: Means over the measured steps' batches, on the rank that holds the last stage; empty on the others.
+            Those of paced stages mean nothing.
     """
 
     step_s: list[float]
@@ -264,4 +264,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[-1]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from planner.actions import Action, Kind
 from planner.schedules.orders import Orders
-from planner.schedules.problem import SchedulingProblem
+from planner.schedules.problem import Floats, SchedulingProblem
 from planner.schedules.tables import GRACE
 from traces.errors import InputError
 
@@ -26,10 +26,19 @@ def take_turns(problem: SchedulingProblem, depths: Sequence[int], deferrals: Seq
     Raises:
         InputError: A microbatch does not fit into a worker's memory.
     """
+    capacity_bytes, reserve_bytes = problem.capacity_bytes * (1 + GRACE), problem.reserve_bytes
+    recomputed_bytes = problem.recomputed_bytes
     rows: dict[int, list[Action]] = {}
     begun_before = [problem.microbatches] * problem.microbatches
     for stage, worker in enumerate(problem.workers):
-        row = _Row(problem, stage, None if deferrals is None else deferrals[stage])
+        row = _Row(
+            problem,
+            stage,
+            None if deferrals is None else deferrals[stage],
+            recomputed_bytes[stage],
+            float(capacity_bytes[worker]),
+            float(capacity_bytes[worker] - reserve_bytes[worker]),
+        )
         begun_before = row.fill(depths[stage], begun_before)
         rows[worker] = row.actions
     return Orders.from_actions(rows[worker] for worker in range(problem.worker_count))
@@ -37,11 +46,14 @@ def take_turns(problem: SchedulingProblem, depths: Sequence[int], deferrals: Seq
 
 @dataclass(slots=True)
 class _Row:
-    """The actions of one stage while they are put in order."""
+    """The actions of one stage while they are put in order; forwards leave room for what a backward recomputes."""
 
     problem: SchedulingProblem
     stage: int
     deferral: int | None
+    recomputed_bytes: Floats
+    capacity_bytes: float
+    forward_capacity_bytes: float
     actions: list[Action] = field(default_factory=list)
     waiting: deque[int] = field(default_factory=deque)
     held_bytes: float = 0.0
@@ -64,8 +76,7 @@ class _Row:
         if self.deferral is None:
             self._add(Kind.BACKWARD, microbatch)
             return
-        recomputed_bytes = self.problem.recomputed_bytes[self.stage, microbatch]
-        while self.waiting and self.held_bytes + recomputed_bytes > self._capacity_bytes:
+        while self.waiting and self.held_bytes + self.recomputed_bytes[microbatch] > self.capacity_bytes:
             self._weigh(len(self.waiting) - 1)
         self._add(Kind.BACKWARD_INPUT, microbatch)
         self.waiting.append(microbatch)
@@ -73,8 +84,7 @@ class _Row:
 
     def _make_room(self, microbatch: int) -> bool:
         """Do W until the next forward fits, beside a backward; return False if it has to wait for a backward."""
-        room_bytes = self._capacity_bytes - float(self.problem.reserve_bytes[self.problem.workers[self.stage]])
-        while self.held_bytes + self.problem.activation_bytes[self.stage, self.begun] > room_bytes:
+        while self.held_bytes + self.problem.activation_bytes[self.stage, self.begun] > self.forward_capacity_bytes:
             if self.waiting:
                 self._weigh(len(self.waiting) - 1)
             elif self.begun > microbatch:
@@ -82,10 +92,6 @@ class _Row:
             else:
                 raise InputError(f"microbatch {microbatch} does not fit into the memory of stage {self.stage}")
         return True
-
-    @property
-    def _capacity_bytes(self) -> float:
-        return float(self.problem.capacity_bytes[self.problem.workers[self.stage]]) * (1 + GRACE)
 
     def _weigh(self, left: int) -> None:
         while len(self.waiting) > left:

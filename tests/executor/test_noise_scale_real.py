@@ -31,6 +31,9 @@ def gradient(model: TrainableModel, inputs: torch.Tensor, targets: torch.Tensor)
 @cache
 def measured() -> tuple[tuple[float, float], Row, Row]:
     """S and |G|² of the data, and |g_i|² and |g|² of steps that draw their samples from it with replacement."""
+    threads = torch.get_num_threads()
+    # Several threads wait for each other on a busy machine, for longer than layers this small take.
+    torch.set_num_threads(1)
     model = load_model(GPT, seed=0)
     inputs, targets = model.samples(0, SAMPLES)
     each = np.stack(
@@ -46,6 +49,7 @@ def measured() -> tuple[tuple[float, float], Row, Row]:
         gradients = np.stack([gradient(model, inputs[part], targets[part]) for part in drawn.split(BATCHES)])
         local[step] = (gradients**2).sum(axis=1)
         whole[step] = (np.average(gradients, axis=0, weights=BATCHES) ** 2).sum()
+    torch.set_num_threads(threads)
     return truth, local, whole
 
 

@@ -2,66 +2,17 @@
 
 import os
 import signal
-import subprocess
 import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from command import COMMAND
+from process_watch import PATIENCE_S, left_behind, marked_processes, processes_of, started, wait_until
 
-MARK = "ROPEBRIDGE_TEST_MARK"
-PATIENCE_S = 60.0
 RUN = ["run", "two-regions", "--compute", "paced", "--emulate-wan", "--steps", "500"]
 
 
-def marked_processes(mark: str) -> dict[int, str]:
-    """Processes that have inherited the mark, with their command lines."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-    return found
-
-
 def workers(mark: str) -> list[int]:
-    return sorted(pid for pid, command in marked_processes(mark).items() if "executor.worker" in command)
-
-
-def wait_until(condition, what: str) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.05)
-
-
-@contextmanager
-def started(arguments: list[str], tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command under way in a temporary folder of its own, which must be empty when everything has ended."""
-    mark = uuid.uuid4().hex
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    environment = {**os.environ, MARK: mark, "TMPDIR": str(scratch)}
-    process = subprocess.Popen(
-        [*COMMAND, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        yield process, mark
-        wait_until(lambda: not marked_processes(mark), "processes stay behind")
-    finally:
-        process.kill()
-        process.communicate()
-        for pid in marked_processes(mark):
-            os.kill(pid, signal.SIGKILL)
-
-
-def left_behind(tmp_path: Path) -> list[Path]:
-    return list((tmp_path / "scratch").glob("ropebridge-*"))
+    return processes_of("executor.worker", mark)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -237,7 +237,8 @@ def test_the_schema_names_every_key() -> None:
         "compression",
         "version",
     }
-    assert set(schema["$defs"]["Stage"]["properties"]) == {"first_layer", "end_layer", "replicas", "in_flight"}
+    stage = {"first_layer", "end_layer", "replicas", "in_flight", "recompute"}
+    assert set(schema["$defs"]["Stage"]["properties"]) == stage
     assert set(schema["$defs"]["Replica"]["properties"]) == {"device", "share", "partners"}
     action = schema["$defs"]["Pipeline"]["properties"]["orders"]["items"]["items"]
     assert (action["type"], action["pattern"]) == ("string", r"^\d+[FBIW]\d+$")

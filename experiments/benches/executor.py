@@ -1,0 +1,166 @@
+"""The executor beside torch.distributed.pipelining: the same two stages over the same emulated link, in pairs of runs.
+
+Paced: eight microbatches of 1 MB, 20 ms each for forward, input gradient and weight gradient, 400 Mbit/s, at several
+one-way latencies. Real: the example GPT on this machine's loopback, where what counts is the processor time that the
+runtime adds to the model's.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from executor.backend import TorchBackend, choose_emulator
+from executor.resources import read_samples
+from experiments.benches.result import BenchResult, Check, Row
+from experiments.benches.torch_jobs import run_torch_pipelining
+from experiments.benches.torch_pipelining import PipeliningRun
+from experiments.benches.two_stages import trained_scenario, two_stage_plan, two_stage_scenario
+from planner.metrics import measure
+from planner.profile import LayerProfile, ModelProfile, TimeTable
+from planner.scenario import ModelCode
+
+MICROBATCHES = 8
+TRANSFER_BYTES = 1_000_000
+BANDWIDTH_BPS = 400e6
+ACTION_S = 0.02
+FLOOR_S = 3 * MICROBATCHES * ACTION_S
+LATENCIES_S = (0.0, 0.010, 0.025, 0.050)
+QUICK_LATENCIES_S = (0.050,)
+STEPS, ROUNDS = 8, 3
+
+TORCH: tuple[Literal["gpipe", "1f1b", "zb-v"], ...] = ("gpipe", "1f1b", "zb-v")
+BASELINE = "torch 1f1b"
+# Name to schedule, order and depth of the first stage.
+OURS = {
+    "ropebridge 1f1b": ("1f1b", "scheduled", 2),
+    "ropebridge compact-zb": ("compact-zb", "scheduled", MICROBATCHES),
+    "ropebridge dynamic": ("compact-zb", "dynamic", MICROBATCHES),
+}
+BEST = "ropebridge dynamic"
+
+# Bars.
+LEAST_SPEEDUP_AT_50_MS = 3.5
+MOST_OF_FLOOR = {0.025: 1.2, 0.050: 1.25}
+MOST_CPU = 1.02
+
+REAL_MODEL = {"vocabulary": 256, "width": 128, "heads": 4, "blocks": 6, "length": 64}
+REAL_SAMPLES = 4
+REAL_STEPS, REAL_WARMUP, REAL_ROUNDS = 24, 4, 7
+
+
+def measure_executor(quick: bool, tell: Callable[[str], None]) -> BenchResult:
+    """Measure both, round after round."""
+    rows: list[Row] = []
+    checks: list[Check] = []
+    emulator = choose_emulator("relay", tell)
+    assert emulator == "relay"
+    for latency_s in QUICK_LATENCIES_S if quick else LATENCIES_S:
+        step_s = _paced_rounds(latency_s, 1 if quick else ROUNDS, tell)
+        baseline = step_s[BASELINE]
+        for way, times_s in step_s.items():
+            ratios = [other_s / own_s for other_s, own_s in zip(baseline, times_s, strict=True)]
+            rows.append(
+                {
+                    "what": "paced, relay",
+                    "way": way,
+                    "latency_s": latency_s,
+                    "step_s": median(times_s),
+                    "of_floor": median(times_s) / FLOOR_S,
+                    "torch_1f1b_over_this": median(ratios),
+                }
+            )
+            if way == BEST and latency_s == max(LATENCIES_S):
+                checks.append(Check("torch 1F1B / dynamic at 50 ms", median(ratios), LEAST_SPEEDUP_AT_50_MS, False))
+            if way == BEST and latency_s in MOST_OF_FLOOR:
+                name = f"dynamic / compute floor at {1000 * latency_s:.0f} ms"
+                checks.append(Check(name, median(times_s) / FLOOR_S, MOST_OF_FLOOR[latency_s], True))
+    ratios, own_cpu_s = _real_rounds(2 if quick else REAL_ROUNDS, tell)
+    rows.append(
+        {
+            "what": "real GPT, loopback",
+            "way": "ropebridge 1f1b",
+            "latency_s": 0.0,
+            "step_s": own_cpu_s,
+            "of_floor": 0.0,
+            "torch_1f1b_over_this": 1 / median(ratios),
+        }
+    )
+    checks.append(Check("CPU seconds of all ranks / torch 1F1B, loopback", median(ratios), MOST_CPU, True))
+    return BenchResult(rows, checks)
+
+
+def _paced_rounds(latency_s: float, rounds: int, tell: Callable[[str], None]) -> dict[str, list[float]]:
+    """Median step of each run, seconds, by way; the n-th runs of all ways follow each other."""
+    scenario = two_stage_scenario(ACTION_S, TRANSFER_BYTES, MICROBATCHES, BANDWIDTH_BPS, latency_s)
+    step_s: defaultdict[str, list[float]] = defaultdict(list)
+    for number in range(rounds):
+        tell(f"{1000 * latency_s:.0f} ms one way, round {number + 1} of {rounds}")
+        for way, (schedule, order, depth) in OURS.items():
+            plan = two_stage_plan(scenario, schedule, (1,) * MICROBATCHES, (depth, min(depth, MICROBATCHES)), order)
+            record = TorchBackend("paced", emulator="relay").run(scenario, plan, None, 3 * STEPS)
+            step_s[way].append(measure(record).step_s)
+        plan = two_stage_plan(scenario, "1f1b", (1,) * MICROBATCHES, (2, 1), "scheduled")
+        for name in TORCH:
+            run = PipeliningRun(
+                schedule=name,
+                compute="paced",
+                steps=STEPS,
+                microbatches=MICROBATCHES,
+                activation_bytes=TRANSFER_BYTES,
+                forward_s=ACTION_S,
+                backward_input_s=ACTION_S,
+                backward_weight_s=ACTION_S,
+            )
+            measured = run_torch_pipelining(run, scenario, plan, "relay")
+            step_s[f"torch {name}"].append(median(measured[0].step_s))
+    return step_s
+
+
+def _real_rounds(rounds: int, tell: Callable[[str], None]) -> tuple[list[float], float]:
+    """Processor seconds of all ranks, ours over torch's, in each round; and ours of a step."""
+    from experiments.models import gpt
+
+    code = ModelCode(Path(gpt.__file__), REAL_MODEL)
+    samples = MICROBATCHES * REAL_SAMPLES
+    scenario = trained_scenario(_profile(code), code, samples)
+    plan = two_stage_plan(scenario, "1f1b", (REAL_SAMPLES,) * MICROBATCHES, (2, 1), "scheduled")
+    ratios, own_s = [], []
+    for number in range(rounds):
+        tell(f"real compute on loopback, round {number + 1} of {rounds}")
+        with TemporaryDirectory(prefix="ropebridge-") as folder:
+            backend = TorchBackend("real", emulator="none", resources=Path(folder))
+            backend.run(scenario, plan, None, REAL_WARMUP + REAL_STEPS)
+            own_s.append(sum(_cpu_s(Path(folder) / f"resources-{rank}.jsonl") for rank in range(2)))
+        run = PipeliningRun(
+            schedule="1f1b",
+            compute="real",
+            steps=REAL_STEPS,
+            warmup_steps=REAL_WARMUP,
+            microbatches=MICROBATCHES,
+            microbatch_samples=REAL_SAMPLES,
+            model=REAL_MODEL,
+        )
+        torch_s = sum(each.cpu_s for each in run_torch_pipelining(run, scenario, plan, "none"))
+        ratios.append(own_s[-1] / torch_s)
+    return ratios, median(own_s) / REAL_STEPS
+
+
+def _cpu_s(path: Path) -> float:
+    samples = read_samples(path)
+    return samples[-1].cpu_s - samples[REAL_WARMUP - 1].cpu_s
+
+
+def _profile(code: ModelCode) -> ModelProfile:
+    """The model's true sizes, with times that nobody uses: torch's plan and ours are the same."""
+    from executor.model import load_with_sizes
+
+    table = TimeTable((1,), (0.01,), (0.01,), (0.01,))
+    sizes = load_with_sizes(code, seed=0).sizes
+    layers = tuple(
+        LayerProfile(f"layer-{n}", size.parameter_bytes, size.output.size_bytes, 0, {"paced": table})
+        for n, size in enumerate(sizes)
+    )
+    return ModelProfile("gpt", layers)

@@ -1,0 +1,38 @@
+"""Runs torch.distributed.pipelining as a job of the executor's launcher: on the same emulated links."""
+
+import json
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from executor.job import Emulator, JobFolder, Orders
+from executor.launcher import run_job
+from executor.shaper import create_ledger
+from executor.wan.origin import create_origin
+from experiments.benches.torch_pipelining import Measured, PipeliningRun
+from planner.plan import Plan
+from planner.scenario import Scenario
+
+
+def run_torch_pipelining(run: PipeliningRun, scenario: Scenario, plan: Plan, emulator: Emulator) -> list[Measured]:
+    """Return what each rank measured.
+
+    Args:
+        run: What torch runs.
+        scenario: Gives the links.
+        plan: Gives the devices; torch makes its own schedule.
+        emulator: ``none`` or ``relay``.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="ropebridge-"))
+    try:
+        job = JobFolder(folder)
+        job.write(scenario, plan, Orders(run.compute, run.steps, emulator, adapts=False))
+        create_ledger(job.ledger, scenario.cluster)
+        create_origin(job.origin)
+        (folder / "parameters.json").write_text(json.dumps(asdict(run)))
+        run_job(job, plan.devices, module="experiments.benches.torch_pipelining")
+        ranks = range(len(plan.devices))
+        return [Measured(**json.loads((folder / f"rank-{rank}.json").read_text())) for rank in ranks]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

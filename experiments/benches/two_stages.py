@@ -1,0 +1,56 @@
+"""Two devices in two regions and a model cut in the middle: the smallest pipeline over a wide-area link."""
+
+from planner.cluster import Cluster, Device, Link
+from planner.plan import Pipeline, Plan, Replica, Stage
+from planner.profile import LayerProfile, ModelProfile, TimeTable
+from planner.scenario import ModelCode, Scenario, Training
+
+DEVICES = ("west", "east")
+
+
+def two_stage_scenario(
+    action_s: float, transfer_bytes: int, microbatches: int, bandwidth_bps: float, latency_s: float
+) -> Scenario:
+    """Return a scenario in which forward, input gradient and weight gradient of a microbatch take equally long.
+
+    Args:
+        action_s: Seconds of each, on either device.
+        transfer_bytes: Of an activation, and of its gradient.
+        microbatches: Of one sample each.
+        bandwidth_bps: Each way.
+        latency_s: One way.
+    """
+    table = TimeTable((1,), (action_s,), (action_s,), (action_s,))
+    layers = tuple(LayerProfile(f"layer-{n}", 4, transfer_bytes, transfer_bytes, {"paced": table}) for n in range(2))
+    return Scenario(
+        "two-stages",
+        _cluster(bandwidth_bps, latency_s),
+        ModelProfile("two-layers", layers),
+        Training(microbatches, microbatch=1),
+    )
+
+
+def trained_scenario(model: ModelProfile, code: ModelCode, samples: int) -> Scenario:
+    """Return a scenario that trains a model on two devices over links that nobody emulates."""
+    return Scenario("two-stages", _cluster(1e9, 0.0), model, Training(samples), code)
+
+
+def two_stage_plan(
+    scenario: Scenario, schedule: str, microbatches: tuple[int, ...], in_flight: tuple[int, int], order: str
+) -> Plan:
+    """Return a plan that cuts the model in the middle."""
+    layers = len(scenario.model.layers)
+    middle = (layers + 1) // 2
+    bounds = ((0, middle), (middle, layers))
+    stages = tuple(
+        Stage(*layers, (Replica(device),), depth)
+        for layers, device, depth in zip(bounds, DEVICES, in_flight, strict=True)
+    )
+    return Plan(scenario.name, scenario.model.name, "by hand", schedule, (Pipeline(stages, microbatches),), order=order)
+
+
+def _cluster(bandwidth_bps: float, latency_s: float) -> Cluster:
+    devices = tuple(Device(name, "paced", f"region-{name}", 2**36) for name in DEVICES)
+    west, east = (device.region for device in devices)
+    links = (Link(west, east, bandwidth_bps, latency_s), Link(east, west, bandwidth_bps, latency_s))
+    return Cluster(devices, links)

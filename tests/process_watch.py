@@ -1,0 +1,63 @@
+"""Watches that a command leaves no process behind, whatever happens to it."""
+
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from command import COMMAND
+
+MARK = "ROPEBRIDGE_TEST_MARK"
+PATIENCE_S = 60.0
+
+
+def marked_processes(mark: str) -> dict[int, str]:
+    """Processes that have inherited the mark, with their command lines."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+    return found
+
+
+def processes_of(module: str, mark: str) -> list[int]:
+    """Marked processes that run a module of ours."""
+    return sorted(pid for pid, command in marked_processes(mark).items() if f"-m {module} " in command)
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.05)
+
+
+@contextmanager
+def started(arguments: list[str], tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command under way in a temporary folder of its own, which must be empty when everything has ended."""
+    mark = uuid.uuid4().hex
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {**os.environ, MARK: mark, "TMPDIR": str(scratch)}
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process, mark
+        wait_until(lambda: not marked_processes(mark), "processes stay behind")
+    finally:
+        process.kill()
+        process.communicate()
+        for pid in marked_processes(mark):
+            os.kill(pid, signal.SIGKILL)
+
+
+def left_behind(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "scratch").glob("ropebridge-*"))
