@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 
 import torch
 import torch.distributed as dist
@@ -13,13 +14,15 @@ from executor.peers import PeerLostError, blaming
 class Receipt:
     """Bytes that will arrive.
 
-    A thread of its own waits for them, since gloo says that something has arrived only to who waits for it.
+    gloo says that something has arrived only to who waits for it. Where it matters when bytes arrive that nobody is
+    waiting for yet, a thread of its own `settle`s the receipt.
 
     Args:
         buffer: Where they go: uint8, one-dimensional.
         works: The receives of its stripes, each on a connection of its own.
         source: Who sends them.
-        arrived: Called once with the receipt, in the thread that waited; also if the sender is gone.
+        clock: Of the run.
+        arrived: Called once with the receipt when it is settled, also if the sender is gone.
     """
 
     def __init__(
@@ -27,19 +30,22 @@ class Receipt:
         buffer: torch.Tensor,
         works: Sequence[dist.Work],
         source: str,
+        clock: RunClock,
         arrived: "Callable[[Receipt], None] | None" = None,
     ) -> None:
         self._buffer = buffer
         self._works = works
         self._source = source
+        self._clock = clock
         self._arrived = arrived
+        self._watched = False
         self._settled = threading.Event()
         self._lost: PeerLostError | None = None
         self.arrived_s = float("inf")
 
     @property
     def settled(self) -> bool:
-        """Whether `wait` would not wait."""
+        """Whether it is known that the bytes are there; never before `wait` unless a thread settles it."""
         return self._settled.is_set()
 
     @property
@@ -47,18 +53,10 @@ class Receipt:
         """Bytes to receive."""
         return self._buffer.numel()
 
-    def settle(self, clock: RunClock) -> None:
-        """Wait for the bytes, and tell who waits for this; called once, in a thread."""
-        try:
-            with blaming(self._source):
-                for work in self._works:
-                    work.wait()
-        except PeerLostError as error:
-            self._lost = error
-        self.arrived_s = clock.now_s()
-        self._settled.set()
-        if self._arrived is not None:
-            self._arrived(self)
+    def watch(self, threads: Executor) -> None:
+        """Have a thread settle the receipt."""
+        self._watched = True
+        threads.submit(self._settle)
 
     def wait(self) -> torch.Tensor:
         """Return the bytes once they are there: uint8, one-dimensional.
@@ -66,7 +64,22 @@ class Receipt:
         Raises:
             PeerLostError: The sender is gone.
         """
-        self._settled.wait()
+        if self._watched:
+            self._settled.wait()
+        elif not self.settled:
+            self._settle()
         if self._lost is not None:
             raise self._lost
         return self._buffer
+
+    def _settle(self) -> None:
+        try:
+            with blaming(self._source):
+                for work in self._works:
+                    work.wait()
+        except PeerLostError as error:
+            self._lost = error
+        self.arrived_s = self._clock.now_s()
+        self._settled.set()
+        if self._arrived is not None:
+            self._arrived(self)

@@ -29,6 +29,7 @@ class Transport:
         groups: Process groups over all ranks; each is one connection between every two of them.
         clock: Of the run.
         shaper: Emulates the links; None leaves the network as it is.
+        watches: Whether it matters when every message arrives, not only those that somebody waits for.
         failed: Called from a sending thread that could not go on.
     """
 
@@ -40,6 +41,7 @@ class Transport:
         groups: Sequence[dist.ProcessGroup],
         clock: RunClock,
         shaper: LinkShaper | None,
+        watches: bool,
         failed: Callable[[Exception], None],
     ) -> None:
         self._device = device
@@ -48,6 +50,7 @@ class Transport:
         self._groups = groups
         self._clock = clock
         self._shaper = shaper
+        self._watches = watches
         self._failed = failed
         self._connections: dict[tuple[str, int], Connection] = {}
         self._waiting = ThreadPoolExecutor(_MOST_WAITING, "receive")
@@ -64,8 +67,9 @@ class Transport:
                 work = dist.irecv(buffer[first:end], self._ranks[source], group=group, tag=tag)
                 assert work is not None
                 works.append(work)
-        receipt = Receipt(buffer, works, source, arrived)
-        self._waiting.submit(receipt.settle, self._clock)
+        receipt = Receipt(buffer, works, source, self._clock, arrived)
+        if self._watches or arrived is not None:
+            receipt.watch(self._waiting)
         return receipt
 
     def send(

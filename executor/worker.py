@@ -77,7 +77,9 @@ class Worker:
         if self._orders.emulator == "shaper":
             shaper = LinkShaper(self._job.ledger, self._scenario.cluster, clock, local_delivery_s)
         ranks = {device: rank for rank, device in enumerate(self._plan.devices)}
-        transport = Transport(self._device, ranks, self._scenario.cluster, groups, clock, shaper, self.give_up)
+        transport = Transport(
+            self._device, ranks, self._scenario.cluster, groups, clock, shaper, self._watches, self.give_up
+        )
         rows = self._train(compute, transport, clock)
         transport.close()
         dist.barrier()
@@ -118,6 +120,12 @@ class Worker:
 
         run_steps(steps, source.known, source.wait, interpreter, clock, finish)
         return rows
+
+    @property
+    def _watches(self) -> bool:
+        """Arrivals show a policy, and the rows of emulated links, what links carry; updates are applied on arrival."""
+        updates = self._plan.synchronisation.method != "allreduce"
+        return self._orders.adapts or updates or self._orders.emulator == "relay"
 
     def _wire(self) -> Wire:
         if self._orders.compute == "real" and self._plan.compression != "none":

@@ -21,11 +21,13 @@ class NetworkEffects:
         payload_efficiency: Share of a link's bits that is payload; `TCP_PAYLOAD_EFFICIENCY` for TCP over Ethernet.
         window_bytes: Of one connection: it never carries more than a window per round trip (RFC 9293, section 3.8;
             measured: 341 Mbit/s at 25 ms one way with Linux' default of 4 MB).
-        ready_notice: A transfer starts only when the receiver's notice, sent at the start of its step, is there
-            (measured on gloo, which moves nothing before the receive is posted).
-        cold_start: A connection that was idle for longer than `idle_s` starts with a window of
-            `initial_window_bytes` and doubles it every round trip (RFC 6928; RFC 5681, section 4.1).
-        idle_s: Retransmission timeout after which a connection counts as idle, seconds.
+        ready_notice: A transfer starts only when the receiver's notice is there (measured on gloo, which moves nothing
+            before the receive is posted). The notices of a step are sent at the start of the step before it, those of
+            the first step at its own; where a policy decides, not before the step's plan is known.
+        cold_start: A connection starts with a window of `initial_window_bytes`, which doubles every round trip while
+            it is too small (RFC 6928, RFC 5681), and is halved for each retransmission timeout of idleness, as Linux
+            does it (RFC 2861).
+        idle_s: Least retransmission timeout, to which a round trip comes, seconds; Linux has 0.2 s.
         initial_window_bytes: Ten segments.
 
     Raises:

@@ -14,6 +14,9 @@ from sim.alarm import Alarm
 from sim.flow import Flow
 from sim.routes import Route
 
+# More than take any window down to its first size.
+_MOST_HALVINGS = 64
+
 
 class Carrier(Protocol):
     """Shared links that messages are started on."""
@@ -73,6 +76,8 @@ class Connection:
         self._jitter_s = sum(link.jitter_s for link in route.path)
         self._curves = [link.size_curve for link in route.path if link.size_curve is not None]
         self._links = tuple(link.name for link in route.binding)
+        self._round_trip_s = self._latency_s + back_s
+        self._window_bytes = self._initial_bytes = effects.initial_window_bytes * route.connections
         self._queue: deque[Parcel] = deque()
         self._busy = False
         self._departed_s = -math.inf
@@ -90,8 +95,9 @@ class Connection:
         parcel = self._queue[0]
         now_s = self._environment.now
         start_s = max(now_s, parcel.ready_s, parcel.posted_s + self._back_s)
-        if self._effects.cold_start and start_s - self._departed_s > self._effects.idle_s:
-            start_s += self._warming_s(parcel.size_bytes)
+        if self._effects.cold_start:
+            self._cool(start_s - self._departed_s)
+            start_s += self._warm(parcel.size_bytes)
         if start_s > now_s:
             Alarm(self._environment, start_s, self._start)
         else:
@@ -126,20 +132,29 @@ class Connection:
             self._busy = False
         self._deliver(parcel, now_s, self._arrived_s)
 
-    def _warming_s(self, size_bytes: int) -> float:
-        """Return what slow start costs a message: round trips with a small window, less what they carry.
+    def _cool(self, idle_s: float) -> None:
+        """Halve the window for each retransmission timeout that the connection was idle."""
+        timeout_s = self._effects.idle_s + self._round_trip_s
+        if idle_s >= timeout_s:
+            halvings = math.floor(min(idle_s / timeout_s, _MOST_HALVINGS)) if timeout_s else _MOST_HALVINGS
+            self._window_bytes = max(self._initial_bytes, self._window_bytes / 2**halvings)
 
-        The window doubles every round trip from its first size until it fills the path or the message is
-        through (RFC 5681); the message is taken to go at full rate from then on.
+    def _warm(self, size_bytes: int) -> float:
+        """Let the window grow by a message; return what slow start costs it, seconds.
+
+        Round trips with a small window, less what they carry: the window doubles every round trip until it fills the
+        path or the message is through (RFC 5681); the message is taken to go at full rate from then on.
         """
-        round_trip_s = sum(link.latency_s for link in self._route.path) + self._back_s
         link_bps = self._effects.share * min(link.bandwidth_bps for link in self._route.path)
         wire_bps = min(link_bps, self._route.connections * self._ceiling_bps(size_bytes))
         rate_bps = self._effects.payload_efficiency * wire_bps
-        full_bytes = min(rate_bps * round_trip_s / 8, size_bytes)
-        first_bytes = self._effects.initial_window_bytes * self._route.connections
+        path_bytes = rate_bps * self._round_trip_s / 8
+        full_bytes = min(path_bytes, size_bytes)
+        first_bytes = self._window_bytes
+        # A sender that fills the path has as much again in the buffer before it.
+        self._window_bytes = max(first_bytes, min(first_bytes + size_bytes, 2 * path_bytes))
         if full_bytes <= first_bytes:
             return 0.0
         rounds = math.ceil(math.log2(full_bytes / first_bytes + 1) - 1e-12)
         carried_bytes = min(first_bytes * (2**rounds - 1), size_bytes)
-        return float(max(0.0, rounds * round_trip_s - 8 * carried_bytes / rate_bps))
+        return float(max(0.0, rounds * self._round_trip_s - 8 * carried_bytes / rate_bps))

@@ -26,7 +26,8 @@ class StepUnderWay:
         state: What has happened.
         unfinished: Actors that have not finished it, and messages on shared lines that have not departed.
         begun_s: When each actor began it, nan where it has not, [actors].
-        unposted: Parcels, with their lines, that wait for an actor to begin, by actor.
+        posted_s: When each actor posted its receives of the step, nan where it has not, [actors].
+        unposted: Parcels, with their lines, that wait for an actor to post its receives, by actor.
     """
 
     compiled: CompiledStep
@@ -34,6 +35,7 @@ class StepUnderWay:
     state: StepState
     unfinished: int
     begun_s: Floats
+    posted_s: Floats
     unposted: dict[int, list[tuple[int, Parcel]]] = field(default_factory=dict)
 
 
@@ -46,7 +48,9 @@ def begin_step(step: int, plan: Plan, scenario: Scenario, network: Network) -> S
         factors = jitter_factors(scenario.effects.compute.seed, step, compiled.graph.actions, jitter)
         times = times._replace(duration_s=times.duration_s * factors)
     actors = compiled.graph.actors
-    return StepUnderWay(compiled, times, new_state(compiled.graph), actors, np.full(actors, np.nan))
+    return StepUnderWay(
+        compiled, times, new_state(compiled.graph), actors, np.full(actors, np.nan), np.full(actors, np.nan)
+    )
 
 
 @lru_cache(maxsize=32)

@@ -53,6 +53,7 @@ class World:
         self._updates = Updates(edges, plan.synchronisation, self.actors)
         self._update_line = [self.network.number[edge.sender, edge.receiver] for edge in edges]
         self._bounded: list[tuple[int, int]] = []
+        self._unannounced: list[tuple[int, int]] = []
         self._ready: deque[tuple[int, list[int]]] = deque()
         self._working = False
         self.unfinished_actors = len(self.actors)
@@ -87,14 +88,34 @@ class World:
                 actors = [actor for actor in actors if self._may_begin(step, actor)]
             under_way = self._step(step)
             under_way.begun_s[actors] = self._devices.clock_s[actors]
+            if self._ready_notice:
+                self._announce(step, actors)
             dynamic = self._dynamic.get(step)
             if dynamic is None:
                 self._ready.append((step, list(actors)))
             else:
                 for actor in actors:
                     dynamic.begin(actor)
-            for actor in actors if under_way.unposted else ():
-                self._post(under_way, actor)
+
+    def _announce(self, step: int, actors: Sequence[int]) -> None:
+        """Let actors that begin a step post the receives of the next one, or as soon as its plan is known."""
+        for actor in actors:
+            now_s = float(self._devices.clock_s[actor])
+            if step == 0:
+                self._post(0, actor, now_s)
+            if step + 1 < self._known_steps:
+                self._post(step + 1, actor, now_s)
+            elif step + 1 < self._steps:
+                self._unannounced.append((step + 1, actor))
+
+    def _post(self, step: int, actor: int, now_s: float) -> None:
+        """Take note that an actor posts its receives of a step, and let those parcels go that waited for it."""
+        if step < self._steps:
+            under_way = self._step(step)
+            under_way.posted_s[actor] = now_s
+            for line, parcel in under_way.unposted.pop(actor, ()):
+                parcel.posted_s = now_s
+                self.network.send(line, parcel)
 
     def _may_begin(self, step: int, actor: int) -> bool:
         """Whether what an actor has received lets it begin a step; its clock moves to when it did."""
@@ -178,17 +199,11 @@ class World:
         parcel = Parcel(step, message, size_bytes, float(under_way.state.handed_s[message]))
         if self._ready_notice:
             receiver = int(graph.receiver[message])
-            if np.isnan(under_way.begun_s[receiver]):
+            if np.isnan(under_way.posted_s[receiver]):
                 under_way.unposted.setdefault(receiver, []).append((line, parcel))
                 return
-            parcel.posted_s = float(under_way.begun_s[receiver])
+            parcel.posted_s = float(under_way.posted_s[receiver])
         self.network.send(line, parcel)
-
-    def _post(self, under_way: StepUnderWay, actor: int) -> None:
-        """Let those parcels go that waited for an actor to begin the step."""
-        for line, parcel in under_way.unposted.pop(actor, ()):
-            parcel.posted_s = float(under_way.begun_s[actor])
-            self.network.send(line, parcel)
 
     def _deliver(self, parcel: Parcel, departed_s: float, arrived_s: float) -> None:
         if parcel.message < 0:
@@ -240,10 +255,18 @@ class World:
         if decision is not None:
             self.recorder.add(Event(EventKind.DECISION, "", "", -1, -1, -1, step, "", over_s, over_s, 0))
         self._known_steps = step + DECISION_LAG_STEPS + 1
+        self._announce_known(over_s)
         waiting = self._undecided.pop(step + DECISION_LAG_STEPS, [])
         self._devices.clock_s[waiting] = np.maximum(self._devices.clock_s[waiting], over_s)
         if waiting:
             self._enter(step + DECISION_LAG_STEPS, waiting)
+
+    def _announce_known(self, now_s: float) -> None:
+        """Post the receives of a step whose plan has just become known, of those that have begun the one before."""
+        known = [(step, actor) for step, actor in self._unannounced if step < self._known_steps]
+        self._unannounced = [(step, actor) for step, actor in self._unannounced if step >= self._known_steps]
+        for step, actor in known:
+            self._post(step, actor, now_s)
 
 
 def _unfinished(under_way: StepUnderWay) -> list[int]:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from math import floor, inf, log
+from math import floor, inf, log, log1p
 from random import Random
 
 from executor.wan.rate_curve import RateCurve
@@ -112,7 +112,7 @@ class EmulatedLink:
         """How many frames get through before the next one does not: geometric, as for independent losses."""
         if not self._link.loss:
             return inf
-        return floor(log(1.0 - self._random.random()) / log(1.0 - self._link.loss))
+        return floor(log(1.0 - self._random.random()) / log1p(-self._link.loss))
 
     def _release_s(self, finish_s: float, frames: int) -> float:
         """When a packet that leaves at ``finish_s`` arrives: not before the one ahead of it."""

@@ -2,9 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from math import inf, nextafter
-
-import numpy as np
+from math import ceil, inf, nextafter
 
 from planner.cluster import Link
 from traces.trace import LinkTrace
@@ -24,15 +22,13 @@ class RateCurve:
     """
 
     def __init__(self, link: Link, outages: Sequence[tuple[float, float]] = ()) -> None:
-        trace = link.trace or LinkTrace(np.zeros(1), np.array([link.bandwidth_bps]), 1.0, loops=False)
-        self._times_s: list[float] = trace.times_s.tolist()
-        self._rates_bps: list[float] = trace.bandwidth_bps.tolist()
-        latencies_s = None if trace.latency_s is None else trace.latency_s.tolist()
-        self._latencies_s: list[float] = latencies_s or [link.latency_s] * len(self._times_s)
-        self._duration_s = trace.duration_s
-        self._loops = trace.loops
+        self._times_s, self._rates_bps, self._latencies_s = [0.0], [link.bandwidth_bps], [link.latency_s]
+        self._duration_s, self._loops, self._period_bits = inf, False, inf
+        if link.trace is not None:
+            self._follow(link.trace, link.latency_s)
         self._outages = sorted(outages)
         self._outage_starts_s = [start_s for start_s, _ in self._outages]
+        self._outage_ends_s = [end_s for _, end_s in self._outages]
         self._dark = not any(self._rates_bps)
         # The ranks find each other before the run starts: a link that starts with an outage must let them.
         self._first_bps = self._rates_bps[0] or link.bandwidth_bps
@@ -54,8 +50,25 @@ class RateCurve:
                 bits -= rate_bps * (self._until_s - start_s)
             if self._until_s == inf:
                 return inf
-            start_s = self._until_s
+            start_s, bits = self._skip_periods(self._until_s, bits)
             self._enter(start_s)
+
+    def _follow(self, trace: LinkTrace, latency_s: float) -> None:
+        """Take over a trace, as lists: an array's elements are slow to get at."""
+        self._times_s, self._rates_bps = trace.times_s.tolist(), trace.bandwidth_bps.tolist()
+        self._latencies_s = [latency_s] * len(self._times_s) if trace.latency_s is None else trace.latency_s.tolist()
+        self._duration_s, self._loops = trace.duration_s, trace.loops
+        self._period_bits = trace.mean_bps * trace.duration_s
+
+    def _skip_periods(self, time_s: float, bits: float) -> tuple[float, float]:
+        """Pass over the whole periods of a trace that ``bits`` need; return when the rest starts, and the rest."""
+        if time_s < 0 or not self._loops or bits <= self._period_bits or not self._period_bits:
+            return time_s, bits
+        periods = ceil(bits / self._period_bits) - 1
+        following = bisect_right(self._outage_ends_s, time_s)
+        if following < len(self._outages):
+            periods = max(0, min(periods, int((self._outages[following][0] - time_s) / self._duration_s)))
+        return time_s + periods * self._duration_s, bits - periods * self._period_bits
 
     def _enter(self, time_s: float) -> None:
         """Make the piece that holds at ``time_s`` the current one."""

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from process_watch import PATIENCE_S, left_behind, processes_of, started, wait_until
 from trace_strategies import link_traces
 
-from executor.backend import TorchBackend
+from executor.backend import TorchBackend, choose_emulator
 from executor.job import JobFolder, Orders
 from executor.wan.carriage import Carriage, Route
 from executor.wan.emulated_link import LEAST_QUEUE_BYTES, EmulatedLink, queue_bytes
@@ -41,7 +41,7 @@ from planner.metrics import measure
 from planner.observation import Observation
 from planner.packets import PAYLOAD_BYTES
 from planner.plan import Plan
-from traces.errors import RunError
+from traces.errors import InputError, RunError
 from traces.trace import LinkTrace
 
 FRAME_BYTES = 1514
@@ -400,20 +400,23 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-def without_namespaces(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", FORBID, *COMMAND, "run", "two-regions", "--compute", "paced", "--steps", "1"]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
-
-
 def test_a_machine_that_forbids_namespaces() -> None:
     if lack() is not None:
         pytest.skip(str(lack()))
-    asked = without_namespaces("--emulator", "relay")
-    assert (asked.returncode, asked.stdout) == (2, "")
-    (line,) = asked.stderr.splitlines()
+    command = [*COMMAND, "run", "two-regions", "--compute", "paced", "--emulator", "relay"]
+    done = subprocess.run(
+        [sys.executable, "-c", FORBID, *command], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
     assert "the kernel refuses a user and network namespace" in line
     assert "set user.max_user_namespaces to 10000" in line
-    automatic = without_namespaces("--emulate-wan")
-    assert automatic.returncode == 0, automatic.stderr
-    (line,) = automatic.stderr.splitlines()
-    assert line.startswith("links are emulated inside the processes, not below TCP: the kernel refuses")
+
+
+def test_what_emulates_where_the_relay_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor.backend.missing", lambda: "no TUN")
+    told: list[str] = []
+    assert choose_emulator("auto", told.append) == "shaper"
+    assert told == ["links are emulated inside the processes, not below TCP: no TUN"]
+    with pytest.raises(InputError, match="no TUN"):
+        choose_emulator("relay", told.append)

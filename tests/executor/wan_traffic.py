@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.job import JobFolder
+from executor.parent import die_with_parent
 from executor.wan.hosts import device_address
 from executor.wan.origin import announce_origin
 from executor.wan.testbed import TestBed, enter_device_network
@@ -77,10 +78,11 @@ def echo(server: socket.socket) -> None:
 def on(rank: int, act: Callable[[], object]) -> tuple[int, int]:
     """Act in a process of its own in a rank's network; return its id, and where its result can be read."""
     reading, writing = os.pipe()
-    process = os.fork()
+    parent, process = os.getpid(), os.fork()
     if process == 0:
         status = 1
         try:
+            die_with_parent(parent)
             os.environ["RANK"] = str(rank)
             enter_device_network()
             os.write(writing, json.dumps(act()).encode())
@@ -99,8 +101,8 @@ def outcome(process: int, reading: int) -> Any:
     return json.loads(text)
 
 
-def flow(kind: str, source: int, target: int, duration_s: float, origin_s: float) -> tuple[int, int]:
-    """Start both ends of a flow; return the one that measures."""
+def flow(kind: str, source: int, target: int, duration_s: float, origin_s: float) -> list[tuple[int, int]]:
+    """Start both ends of a flow; return them, the one that measures first."""
     sockets = socket.SOCK_DGRAM if kind == "ping" else socket.SOCK_STREAM
 
     def serve() -> object:
@@ -115,9 +117,8 @@ def flow(kind: str, source: int, target: int, duration_s: float, origin_s: float
     # Until it listens: nobody answers sooner than the run starts.
     time.sleep(0.05)
     if kind == "ping":
-        return on(source, lambda: ping(target, duration_s, origin_s))
-    on(source, lambda: send(target, duration_s, origin_s))
-    return serving
+        return [on(source, lambda: ping(target, duration_s, origin_s)), serving]
+    return [serving, on(source, lambda: send(target, duration_s, origin_s))]
 
 
 def main(folder: str, flows: str) -> None:
@@ -126,8 +127,9 @@ def main(folder: str, flows: str) -> None:
         wanted = json.loads(flows)
         origin_s = time.monotonic() + HEAD_START_S + 0.1 * len(wanted)
         announce_origin(job.origin, origin_s)
-        measuring = [flow(*each, origin_s) for each in wanted]
-        print(json.dumps([outcome(*each) for each in measuring]))
+        started = [flow(*each, origin_s) for each in wanted]
+        outcomes = [[outcome(*end) for end in ends] for ends in started]
+    print(json.dumps([measured for measured, _ in outcomes]))
 
 
 if __name__ == "__main__":
