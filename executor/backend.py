@@ -16,6 +16,7 @@ from executor.launcher import run_job
 from executor.model import check_model
 from executor.shaper import create_ledger
 from executor.support import check_supported
+from executor.training.tensor_parallel_layout import check_layouts
 from executor.wan.origin import create_origin
 from executor.wan.testbed import missing
 from planner.adaptation import Adaptation
@@ -70,6 +71,7 @@ class TorchBackend:
         check_supported(plan, scenario, self._compute, emulator)
         if self._compute == "real":
             check_model(scenario)
+            check_layouts(scenario, plan)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
         settle = settling(emulator, scenario.cluster)
         controller = Controller(adaptation, settle) if adaptation is not None else None

@@ -52,9 +52,10 @@ class NormChain:
         if not self.wanted:
             return
         place, step = _Place(current), current.step
+        # Asked of everyone: the devices of a tensor-parallel group make it together.
+        total = squared_norm()
         if not place.leads:
             return
-        total = squared_norm()
         if place.below is not None:
             total += _number(self._from_below.pop(step).wait())
         if place.above is not None:

@@ -1,11 +1,11 @@
 """Carries out one rank's programs over the transport, and logs what happens."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from executor.action_order import action_order
 from executor.clipping import NormChain
 from executor.clock import RunClock
 from executor.compute import Compute
@@ -14,6 +14,8 @@ from executor.posted import PostedStep
 from executor.row_log import RowLog
 from executor.step_program import StepProgram
 from executor.tags import transfer_tag
+from executor.training.tensor_parallel import RankGroup
+from executor.training.tensor_parallel_order import group_order
 from executor.transport import Transport
 from executor.updates import PipelineUpdates
 from executor.wire import Wire
@@ -34,6 +36,7 @@ class Interpreter:
         rows: Takes what happened.
         updates: What pipelines send each other without waiting; None where they do not.
         finished: Called with this rank's part of the loss of each step, if it has one, when the step is updated.
+        group: With which this rank computes; None where it does by itself.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Interpreter:
         rows: RowLog,
         updates: PipelineUpdates | None,
         finished: Callable[[float], None],
+        group: RankGroup | None = None,
     ) -> None:
         self._scenario = scenario
         self._transport = transport
@@ -55,16 +59,18 @@ class Interpreter:
         self._rows = rows
         self._updates = updates
         self._finished = finished
+        self._group = group
         self._posted: dict[int, PostedStep] = {}
         self._exchange = GradientExchange(transport, compute, clock, rows)
         self._norms = NormChain(transport, scenario.training.clip_norm is not None)
         self._unfinished: StepProgram | None = None
+        self._last: StepProgram | None = None
 
     def post(self, current: StepProgram) -> None:
         """Post all receives of a step, unless that was done."""
         if current.step in self._posted:
             return
-        order = action_order(current, self._scenario, self._clock)
+        order = group_order(current, self._scenario, self._clock, self._group)
         element_bytes = self._scenario.training.element_bytes
         self._posted[current.step] = PostedStep(current, order, self._transport, element_bytes)
         self._norms.post(current)
@@ -89,7 +95,9 @@ class Interpreter:
             inputs, arrived_s = self._take(current, work, posted, idle_since_s)
             done = self._compute.run(work, inputs, ready_s=max(ready_s, arrived_s))
             posted.order.finish(work)
-            self._rows.log(current.program.compute_event(current.step, work.action, done.start_s, done.end_s))
+            row = current.program.compute_event(current.step, work.action, done.start_s, done.end_s)
+            for device in (row.device, *current.program.partners):
+                self._rows.log(replace(row, device=device))
             for transfer, payload in zip(work.sends, done.outputs, strict=True):
                 self._send(current, transfer, payload, done.end_s)
         self._post_ahead(current.step + 1, following)
@@ -103,23 +111,30 @@ class Interpreter:
     def close(self) -> None:
         """Finish the last step, and apply what other pipelines still send."""
         self.update()
-        if self._updates is not None:
-            self._updates.drain()
+        if self._updates is not None and self._last is not None and self._updates.drain():
+            self._update_once_more(self._last)
 
     def update(self) -> None:
         """Update the parameters after the last step that was run."""
         if self._unfinished is None:
             return
-        current, self._unfinished = self._unfinished, None
+        current, self._unfinished, self._last = self._unfinished, None, self._unfinished
         loss = self._compute.finish_step(current.step, self._norms.total(current))
         if loss is not None:
             self._finished(loss)
         if self._updates is not None:
             self._updates.finish(current.step, self._compute.free_s())
 
+    def _update_once_more(self, last: StepProgram) -> None:
+        """With the gradients as they are, at the learning rate of the last step."""
+        after = replace(last, step=last.step + 1)
+        self._norms.post(after)
+        self._norms.contribute(after, self._compute.squared_norm)
+        self._compute.finish_step(last.step, self._norms.total(after))
+
     def _synchronise(self, current: StepProgram, posted: PostedStep) -> None:
         if self._updates is not None:
-            self._updates.add()
+            self._updates.add(current.step)
         for sync in current.program.synchronisations:
             self._exchange.synchronise(current, sync, posted)
         if self._updates is not None:

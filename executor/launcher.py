@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from executor.job import JobFolder
-from traces.errors import InputError, RunError
+from executor.last_words import read_cause
+from executor.peers import rank_name
+from traces.errors import RunError
 
 # How long torchrun may take to end its workers before the kernel does.
 GRACE_S = 5.0
@@ -106,22 +107,14 @@ def _failure(job: JobFolder, devices: Sequence[str], status: int) -> Exception:
     for ended, code in sorted(exit_codes.items()):
         # torchrun itself ends the other ranks by SIGTERM.
         if code < 0 and -code != signal.SIGTERM:
-            return RunError(f"rank {ended} (device '{devices[int(ended)]}') was ended by {_signal_name(-code)}")
+            return RunError(f"{rank_name(int(ended), devices[int(ended)])} was ended by {_signal_name(-code)}")
     if job.network_failure.exists():
         return RunError(job.network_failure.read_text())
-    reports: dict[int, dict[str, Any]] = {
-        rank: json.loads(job.error(rank).read_text()) for rank in range(len(devices)) if job.error(rank).exists()
-    }
-    if not reports:
-        tail = job.log.read_text(errors="replace").strip().splitlines()[-3:]
-        return RunError(f"the workers ended with status {status}: {' | '.join(tail) or 'no message'}")
-    rank, report = min(reports.items(), key=lambda item: (item[1]["lost_peer"], item[1]["time_s"]))
-    message = f"rank {rank} (device '{report['device']}'): {report['message']}"
-    if report["input"]:
-        return InputError(message)
-    error = RunError(message)
-    error.add_note("".join(report["traceback"]))
-    return error
+    cause = read_cause(job, len(devices))
+    if cause is not None:
+        return cause
+    tail = job.log.read_text(errors="replace").strip().splitlines()[-3:]
+    return RunError(f"the workers ended with status {status}: {' | '.join(tail) or 'no message'}")
 
 
 def _signal_name(number: int) -> str:

@@ -53,7 +53,7 @@ def load_model(code: ModelCode, seed: int) -> TrainableModel:
             valid=f"its signature is build{inspect.signature(build)}; see 'arguments' in the scenario",
         ) from None
     torch.manual_seed(seed)
-    with _users_code(code.path, f"'build' fails with the arguments {dict(code.arguments)}"):
+    with users_code(code.path, f"'build' fails with the arguments {dict(code.arguments)}"):
         model: TrainableModel = build(**code.arguments)
     check_members(model, str(code.path))
     return model
@@ -105,7 +105,7 @@ def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
         InputError: The model cannot be built, or cannot be cut between its layers.
     """
     loaded = load_model(code, seed)
-    with _users_code(code.path, f"'{'select' if isinstance(loaded, FiniteModel) else 'samples'}' fails"):
+    with users_code(code.path, f"'{'select' if isinstance(loaded, FiniteModel) else 'samples'}' fails"):
         inputs, _ = DataOrder(loaded, global_batch=1, seed=seed).samples(0, 0, 1)
         outputs = inputs.to("meta")
     with torch.device("meta"):
@@ -114,7 +114,7 @@ def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
     sizes = []
     for index, layer in enumerate(model.layers):
         entering, version = outputs, outputs._version
-        with _users_code(code.path, f"layer {index} cannot take the output of the layer before it"), torch.no_grad():
+        with users_code(code.path, f"layer {index} cannot take the output of the layer before it"), torch.no_grad():
             outputs = layer(outputs)
         if not isinstance(outputs, torch.Tensor) or outputs.ndim == 0 or outputs.shape[0] != 1:
             raise InputError(
@@ -159,8 +159,12 @@ def _described(outputs: object) -> str:
 
 
 @contextmanager
-def _users_code(path: Path, failure: str) -> Iterator[None]:
-    """Around code that is not ours: what it prints goes to stderr, what it raises is wrong input."""
+def users_code(path: Path, failure: str) -> Iterator[None]:
+    """Around code that is not ours: what it prints goes to stderr, what it raises is wrong input.
+
+    Raises:
+        InputError: With ``failure``, and what was raised.
+    """
     try:
         with redirect_stdout(sys.stderr):
             yield
@@ -207,7 +211,7 @@ def _load_build(path: Path) -> Callable[..., Any]:
         raise InputError("this is not a Python file", where=str(path), valid="name a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with _users_code(path, "the model file fails on import"):
+    with users_code(path, "the model file fails on import"):
         spec.loader.exec_module(module)
     if not callable(getattr(module, "build", None)):
         raise InputError(

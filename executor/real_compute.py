@@ -15,12 +15,15 @@ from executor.training.data_order import DataOrder
 from executor.training.layer_rows import LayerRows
 from executor.training.payloads import from_payloads, to_payload
 from executor.training.stage_module import Loss, StageModule
+from executor.training.tensor_parallel import RankGroup, cut_layer, squared_norm, whole_parameters
+from executor.training.trainable import CutModel
 from executor.training.update_rule import UpdateRule
 from planner.actions import Kind
 from planner.gradient_sync import GradientSync
 from planner.plan import Plan, Stage
 from planner.program import DeviceProgram, Work
 from planner.scenario import Training
+from planner.update_exchange import samples_of_an_update
 
 _CPU = torch.device("cpu")
 
@@ -50,6 +53,7 @@ class RealCompute:
         training: The update rule and the global batch.
         clock: Of the run.
         device: Where layers are computed and their parameters kept.
+        group: Who shares every layer with this rank; None if it has them alone.
     """
 
     def __init__(
@@ -60,27 +64,31 @@ class RealCompute:
         training: Training,
         clock: RunClock,
         device: torch.device = _CPU,
+        group: RankGroup | None = None,
     ) -> None:
         self._loaded = loaded
         self._training = training
         self._clock = clock
         self._device = device
+        self._group = group
         self._pipeline = program.pipeline
         self._data = DataOrder(loaded.model, training.global_batch, training.seed)
         self._stages: dict[int, _HeldStage] = {}
         self._layers: dict[int, nn.Module] = {}
         for index, stage in enumerate(plan.pipelines[program.pipeline].stages):
-            if any(replica.device == program.device for replica in stage.replicas):
+            if any(program.device in replica.devices for replica in stage.replicas):
                 self._stages[index] = self._hold(stage)
         self._rule = UpdateRule([each for layer in self._layers.values() for each in layer.parameters()], training)
         self._handed_over: dict[tuple[int, Kind, int], torch.Tensor] = {}
         self._losses: dict[int, torch.Tensor] = {}
         self._step = 0
         self._first_samples: list[int] = []
+        self._samples_of_an_update = training.global_batch
 
     def _hold(self, stage: Stage) -> _HeldStage:
         sizes = self._loaded.sizes
         layers = {index: self._loaded.model.layers[index] for index in range(stage.first_layer, stage.end_layer)}
+        self._cut(layers)
         self._layers |= layers
         copies_inputs = sizes[stage.first_layer].changes_inputs
         return _HeldStage(
@@ -89,17 +97,25 @@ class RealCompute:
             sizes[stage.end_layer - 1].output if stage.end_layer < len(sizes) else None,
         )
 
+    def _cut(self, layers: Mapping[int, nn.Module]) -> None:
+        if self._group is None:
+            return
+        model = self._loaded.model
+        assert isinstance(model, CutModel), "the launcher has checked this"
+        for index, layer in layers.items():
+            cut_layer(layer, model.parallel_layout(index), self._group)
+
     @property
     def layers(self) -> Mapping[int, nn.Module]:
         """The layers that this rank trains, by their index in the model."""
         return self._layers
 
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
-        """Return the parameters by name, in a model whose layers are named by their index."""
+        """Return the whole parameters by name, in a model whose layers are named by their index."""
         return {
-            f"{index}.{name}": parameter.detach()
+            f"{index}.{name}": parameter
             for index, layer in self._layers.items()
-            for name, parameter in layer.named_parameters()
+            for name, parameter in whole_parameters(layer, self._group)
         }
 
     def rows(self, first_layer: int, end_layer: int, elements: int) -> LayerRows:
@@ -118,6 +134,7 @@ class RealCompute:
         pipeline = plan.pipelines[self._pipeline]
         before = sum(earlier.samples for earlier in plan.pipelines[: self._pipeline])
         self._first_samples = list(accumulate(pipeline.microbatches, initial=before))
+        self._samples_of_an_update = samples_of_an_update(plan, self._pipeline)
         split = {work.action.stage for work in program.work if work.action.kind is Kind.BACKWARD_INPUT}
         for index, held in self._stages.items():
             held.module.start_step(recompute=pipeline.stages[index].recompute, splits=index in split)
@@ -149,7 +166,7 @@ class RealCompute:
         else:
             gradient = None
             if held.put_out is not None:
-                gradient = self._incoming((stage, Kind.BACKWARD, microbatch), held.put_out, inputs)
+                gradient = self._incoming((stage, Kind.BACKWARD, microbatch), held.put_out, work, inputs)
             backward = held.module.backward if kind is Kind.BACKWARD else held.module.backward_input
             result = backward(microbatch, gradient)
             key = (stage - 1, Kind.BACKWARD, microbatch)
@@ -163,11 +180,11 @@ class RealCompute:
         if held.received is None or held.put_out is None:
             data, targets = self._data.samples(self._step, self._first_samples[microbatch] + work.first, count)
         if held.put_out is None:
-            loss = self._part_of_loss(targets.to(self._device), count / self._training.global_batch)
+            loss = self._part_of_loss(targets.to(self._device), count / self._samples_of_an_update)
         if held.received is None:
             entering = data.to(self._device)
         else:
-            entering = self._incoming((stage, Kind.FORWARD, microbatch), held.received, inputs).requires_grad_()
+            entering = self._incoming((stage, Kind.FORWARD, microbatch), held.received, work, inputs).requires_grad_()
         torch.manual_seed(self._random_seed(work))
         outputs = held.module.forward(microbatch, entering, loss)
         if loss is not None:
@@ -178,12 +195,19 @@ class RealCompute:
         return lambda outputs: self._loaded.model.loss(outputs, targets) * share
 
     def _incoming(
-        self, key: tuple[int, Kind, int], shape: SampleShape, payloads: Sequence[torch.Tensor]
+        self, key: tuple[int, Kind, int], shape: SampleShape, work: Work, payloads: Sequence[torch.Tensor]
     ) -> torch.Tensor:
         """What another stage has put out: one of this rank's own, or one that sent it."""
         if key in self._handed_over:
             return self._handed_over.pop(key)
-        return from_payloads(payloads, shape.sizes, shape.dtype, self._device)
+        if self._group is None:
+            return from_payloads(payloads, shape.sizes, shape.dtype, self._device)
+        if self._group.leads:
+            entering = from_payloads(payloads, shape.sizes, shape.dtype, _CPU)
+        else:
+            entering = torch.empty(work.end - work.first, *shape.sizes, dtype=shape.dtype)
+        self._group.share(entering)
+        return entering.to(self._device)
 
     def _random_seed(self, work: Work) -> int:
         """For dropout and the like: other numbers for every forward, the same ones if a step is done again."""
@@ -205,6 +229,8 @@ class RealCompute:
 
     def squared_norm(self) -> float:
         """Return the squared Euclidean norm of this rank's gradients as they are now."""
+        if self._group is not None:
+            return squared_norm(self._layers.values(), self._group)
         return self._rule.squared_norm()
 
     def finish_step(self, step: int, squared_norm: float | None) -> float | None:
@@ -212,5 +238,9 @@ class RealCompute:
         self._rule.update(step, squared_norm)
         if all(held.put_out is not None for held in self._stages.values()):
             return None
+        # The partners of a tensor-parallel group have computed the same loss.
+        if self._group is not None and not self._group.leads:
+            return None
         # In the order of the microbatches, whatever order they were computed in.
-        return sum(self._losses[microbatch].item() for microbatch in sorted(self._losses))
+        total = sum(self._losses[microbatch].item() for microbatch in sorted(self._losses))
+        return total * (self._samples_of_an_update / self._training.global_batch)

@@ -7,8 +7,7 @@ from executor.control import PlanFeed
 from executor.interpreter import Interpreter
 from executor.step_program import StepProgram
 from planner.plan import Plan
-from planner.program import compile_plan
-from planner.scenario import Scenario
+from planner.program import DeviceProgram
 
 
 def run_steps(
@@ -47,16 +46,16 @@ class StepSource:
     """Knows a device's program in each step.
 
     Args:
-        device: Whose.
-        scenario: What the plans are for.
+        program_of: Gives the device's program under a plan.
         plan: Of all steps if nobody feeds others.
         steps: How many there are.
         feed: Gives the plans that a policy decides on; None if there is none.
     """
 
-    def __init__(self, device: str, scenario: Scenario, plan: Plan, steps: int, feed: PlanFeed | None) -> None:
-        self._device = device
-        self._scenario = scenario
+    def __init__(
+        self, program_of: Callable[[Plan], DeviceProgram], plan: Plan, steps: int, feed: PlanFeed | None
+    ) -> None:
+        self._program_of = program_of
         self._plan = plan
         self._steps = steps
         self._feed = feed
@@ -72,4 +71,4 @@ class StepSource:
         return self._under(self._feed.wait(step), step)
 
     def _under(self, plan: Plan, step: int) -> StepProgram:
-        return StepProgram(step, plan, compile_plan(plan, self._scenario)[self._device])
+        return StepProgram(step, plan, self._program_of(plan))

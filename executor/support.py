@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from executor.job import ComputeMode, Emulator
+from executor.training.tensor_parallel_plan import check_groups
 from planner.effects import ComputeEffects
 from planner.faults import LinkOutage
 from planner.plan import Plan
@@ -19,12 +20,8 @@ def check_supported(plan: Plan, scenario: Scenario, compute: ComputeMode, emulat
         InputError: With the first such thing, and what can be run instead.
     """
     _check_synchronisation(plan)
-    for index, pipeline in enumerate(plan.pipelines):
-        for number, stage in enumerate(pipeline.stages):
-            for place, replica in enumerate(stage.replicas):
-                if replica.tensor_parallel > 1:
-                    where_in = f"pipelines[{index}].stages[{number}].replicas[{place}].partners"
-                    raise _unsupported("tensor parallelism", where_in, "leave 'partners' out")
+    if compute == "real":
+        check_groups(plan, scenario)
     _check_effects(scenario)
     for number, fault in enumerate(scenario.faults):
         if not (isinstance(fault, LinkOutage) and emulator == "relay"):

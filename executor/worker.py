@@ -1,13 +1,13 @@
 """One rank of a job, started by torchrun as ``python -m executor.worker AGENT_PID JOB_FOLDER``."""
 
-import contextlib
 import json
 import os
 import sys
-import threading
 import time
-import traceback
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,17 +17,23 @@ from safetensors.torch import save_file
 from executor.clock import RunClock
 from executor.compute import Compute, PacedCompute
 from executor.control import PlanFeed, store_address
+from executor.fingerprint import Job, check_ranks, job_facts, model_facts
+from executor.handshake import Handshake
 from executor.interpreter import Interpreter
 from executor.job import JobFolder
+from executor.last_words import give_up
 from executor.local_delivery import measure_local_delivery_s
 from executor.model import LoadedModel, load_with_sizes
 from executor.parent import die_with_parent
-from executor.peers import PeerLostError
+from executor.peers import SharedInputError, rank_name
 from executor.real_compute import RealCompute
+from executor.rendezvous import CONNECT_S, check_interface, connect, holds_store, reach_store, try_connections
 from executor.resources import ResourceSample, sample_resources, write_samples
 from executor.row_log import RowLog
 from executor.shaper import LinkShaper
 from executor.steps import StepSource, run_steps
+from executor.training.tensor_parallel import RankGroup
+from executor.training.tensor_parallel_rows import PartnerRows
 from executor.transport import Transport
 from executor.updates import PipelineUpdates
 from executor.wan.origin import announce_origin
@@ -35,12 +41,19 @@ from executor.wan.testbed import enter_device_network
 from executor.wire import AsItIs, Compressing, Wire
 from planner.cluster import Cluster
 from planner.events import EventWriter
-from planner.program import compile_plan
+from planner.files.plan_file import read_plan
+from planner.plan import Plan
+from planner.program import DeviceProgram, compile_plan, device_program
+from planner.scenario import Scenario
 from planner.update_exchange import update_edges
 from traces.errors import InputError
 
 # A link may be out for minutes; whoever waits longer than this for a peer gives up.
 PATIENCE = timedelta(minutes=30)
+
+# Every rank loads torch before it can say that it is there, on a machine that may have few cores for many ranks.
+_ARRIVAL_S = 45.0
+_ARRIVAL_OF_EACH_S = 3.0
 
 # From agreeing on the start of the run to the start: enough for everybody to hear of it and get ready.
 _HEAD_START_S = 0.5
@@ -48,12 +61,24 @@ _HEAD_START_LATENCIES = 8
 
 
 class Worker:
-    """Everything that one rank holds."""
+    """Everything that one rank holds.
 
-    def __init__(self, job: JobFolder, rank: int) -> None:
+    Args:
+        job: Its files.
+        rank: This one.
+        given: What the files say.
+        handshake: With the other ranks.
+        give_up: Ends this process.
+    """
+
+    def __init__(
+        self, job: JobFolder, rank: int, given: Job, handshake: Handshake, give_up: Callable[[Exception], None]
+    ) -> None:
         self._job = job
         self._rank = rank
-        self._scenario, self._plan, self._orders = job.read()
+        self._scenario, self._plan, self._orders = given
+        self._handshake = handshake
+        self._give_up = give_up
         self._device = self._plan.devices[rank]
         self._samples: list[ResourceSample] = []
         self._losses: list[float] = []
@@ -62,25 +87,27 @@ class Worker:
         """Run all steps and write what they left."""
         cores = os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // len(self._plan.devices)))
-        dist.init_process_group("gloo", timeout=PATIENCE)
-        program = compile_plan(self._plan, self._scenario)[self._device]
         # Loaded before the ranks agree on the start: models take their time.
         model = self._load_model() if self._orders.compute == "real" else None
+        self._connect()
         local_delivery_s = 0.0
         if self._orders.emulator == "shaper":
             local_delivery_s = measure_local_delivery_s(self._rank, len(self._plan.devices))
         groups = _connections(self._plan.connections)
         clock = _agree_on_clock(self._rank, self._job, self._scenario.cluster)
-        trained = RealCompute(model, self._plan, program, self._scenario.training, clock) if model else None
+        program, where = self._program(self._plan), _compute_device(self._scenario, self._device)
+        group = self._tensor_group(where) if model else None
+        training = self._scenario.training
+        trained = RealCompute(model, self._plan, program, training, clock, where, group) if model else None
         compute: Compute = trained or PacedCompute(clock)
         shaper = None
         if self._orders.emulator == "shaper":
             shaper = LinkShaper(self._job.ledger, self._scenario.cluster, clock, local_delivery_s)
         ranks = {device: rank for rank, device in enumerate(self._plan.devices)}
         transport = Transport(
-            self._device, ranks, self._scenario.cluster, groups, clock, shaper, self._watches, self.give_up
+            self._device, ranks, self._scenario.cluster, groups, clock, shaper, self._watches, self._give_up
         )
-        rows = self._train(compute, transport, clock)
+        rows = self._train(compute, transport, clock, group)
         transport.close()
         dist.barrier()
         if shaper is not None:
@@ -90,17 +117,53 @@ class Worker:
         dist.destroy_process_group()
 
     def _load_model(self) -> LoadedModel:
-        code, seed = self._scenario.code, self._scenario.training.seed
+        """The model, which is the same on all ranks."""
+        code, seed, profile = self._scenario.code, self._scenario.training.seed, self._scenario.model
         assert code is not None, "the launcher has checked this"
-        return load_with_sizes(code, seed)
 
-    def _train(self, compute: Compute, transport: Transport, clock: RunClock) -> RowLog:
+        def load() -> tuple[LoadedModel, dict[str, str]]:
+            model = load_with_sizes(code, seed)
+            return model, model_facts(model.sizes, profile)
+
+        return self._handshake.agree("model", load, PATIENCE.total_seconds(), SharedInputError)
+
+    def _connect(self) -> None:
+        store, ranks = self._handshake.store, len(self._plan.devices)
+        # They end when the others are connected: nobody leaves while somebody else still tries.
+        trial = self._handshake.agree(
+            "connections", lambda: (try_connections(store, self._rank, ranks), {}), 2 * CONNECT_S
+        )
+        connect(store, self._rank, ranks, PATIENCE)
+        del trial
+
+    def _program(self, plan: Plan) -> DeviceProgram:
+        program = device_program(plan, self._scenario, self._device)
+        if self._orders.compute == "real" or self._leads:
+            return program
+        # In paced compute the first device of a group spends the time, and moves the bytes, of all of it.
+        return replace(program, work=(), synchronisations=(), update_s=0.0)
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this rank is no partner in a tensor-parallel group."""
+        return self._device in compile_plan(self._plan, self._scenario)
+
+    def _tensor_group(self, where: torch.device) -> RankGroup | None:
+        if all(device in compile_plan(self._plan, self._scenario) for device in self._plan.devices):
+            return None
+        # Loading torch's DTensor takes a second or two, which other plans need not wait for.
+        from executor.training.tensor_parallel_group import form_group
+
+        return form_group(self._plan, self._device, where.type, PATIENCE)
+
+    def _train(self, compute: Compute, transport: Transport, clock: RunClock, group: RankGroup | None) -> RowLog:
         """Carry out all steps; return where the rows went, since the last sends are still under way."""
         steps, feed = self._orders.steps, None
         if self._orders.adapts:
-            feed = PlanFeed(store_address(), self._rank, self._plan, steps, self.give_up)
-        source = StepSource(self._device, self._scenario, self._plan, steps, feed)
-        rows = RowLog(EventWriter(self._job.events(self._rank)), feed)
+            feed = PlanFeed(store_address(), self._rank, self._plan, steps, self._give_up)
+        source = StepSource(self._program, self._plan, steps, feed)
+        log = RowLog if self._leads else PartnerRows
+        rows = log(EventWriter(self._job.events(self._rank)), feed)
         interpreter = Interpreter(
             self._scenario,
             transport,
@@ -110,6 +173,7 @@ class Worker:
             rows,
             self._updates(transport, compute, clock, rows),
             self._losses.append,
+            group,
         )
 
         def finish(step: int) -> None:
@@ -146,25 +210,12 @@ class Worker:
             parameters = {name: each.contiguous() for name, each in trained.named_parameters().items()}
             save_file(parameters, self._job.parameters(self._rank))
 
-    def give_up(self, error: Exception) -> None:
-        """Write down why this rank cannot go on, and end it; torchrun then ends the others."""
-        report = {
-            "time_s": time.monotonic(),
-            "device": self._device,
-            "message": str(error) or type(error).__name__,
-            "lost_peer": isinstance(error, PeerLostError),
-            "input": isinstance(error, InputError),
-            "traceback": traceback.format_exception(error),
-        }
-        path = self._job.error(self._rank)
-        beside = path.with_suffix(f".{threading.get_ident()}")
-        try:
-            beside.write_text(json.dumps(report))
-            # Of several threads that give up, the first one's reason stays.
-            with contextlib.suppress(FileExistsError):
-                os.link(beside, path)
-        finally:
-            os._exit(1)
+
+def _compute_device(scenario: Scenario, device: str) -> torch.device:
+    """Where a device's layers are computed: on a GPU of this machine, which ranks may share, if it stands for one."""
+    if scenario.cluster.by_name[device].kind == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
 
 
 def _connections(count: int) -> list[dist.ProcessGroup]:
@@ -190,11 +241,30 @@ def main(agent: str, folder: str) -> None:
     """Run this process's rank of the job in ``folder``."""
     die_with_parent(int(agent))
     enter_device_network()
-    worker = Worker(JobFolder(Path(folder)), int(os.environ["RANK"]))
+    job, rank, ranks = JobFolder(Path(folder)), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    name = rank_name(rank, _device(job, rank))
+    end = partial(give_up, job, rank, name)
     try:
-        worker.run()
+        handshake = Handshake(reach_store(rank), rank, ranks, name, holds_store=holds_store(rank))
+        given = handshake.agree("job", lambda: _read(job), _ARRIVAL_S + _ARRIVAL_OF_EACH_S * ranks)
+        check_ranks(given[1], ranks)
+        Worker(job, rank, given, handshake, end).run()
     except Exception as error:
-        worker.give_up(error)
+        end(error)
+
+
+def _device(job: JobFolder, rank: int) -> str:
+    """This rank's device, for messages; nothing if there is none."""
+    try:
+        return read_plan(job.path / "plan.json").devices[rank]
+    except (InputError, IndexError):
+        return ""
+
+
+def _read(job: JobFolder) -> tuple[Job, dict[str, str]]:
+    check_interface()
+    given = job.read()
+    return given, job_facts(job, given)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ class Event:
 
     A ``send`` lasts from the moment the bytes are handed over until the last one has left; a ``receive``
     from the moment the device has nothing else to do until the bytes are there (it is absent where they were
-    there before). An ``update`` is the moment at which a pipeline applies what another one sent without waiting, in
-    the sender's step. A ``fault`` lasts while a device is gone or hangs, or a link is out. Times count from the
+    there before). An ``update``, of the sender's step, lasts from the arrival of what another pipeline sent without
+    waiting until it is applied: at once in the simulator, with the receiver's next update in the executor. A ``fault`` lasts while a device is gone or hangs, or a link is out. Times count from the
     start of the run.
 
     Attributes:

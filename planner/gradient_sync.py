@@ -1,7 +1,7 @@
 """Which gradients are summed over which devices, and how."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from planner.collectives import Exchange, all_reduce
@@ -32,6 +32,10 @@ class GradientSync:
     def exchanges(self, device: str) -> tuple[Exchange, ...]:
         """Return what a device sends and receives, in order; positions in it are indices into ``devices``."""
         return all_reduce(self.algorithm, self.elements, self.regions, self.devices.index(device))
+
+    def among(self, devices: Iterable[str]) -> "GradientSync":
+        """Return the same sum over others, each in the place, and the region, of one of these devices."""
+        return replace(self, devices=tuple(devices))
 
 
 def gradient_syncs(plan: Plan, scenario: Scenario) -> tuple[GradientSync, ...]:

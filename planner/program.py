@@ -3,8 +3,8 @@
 Both backends carry out these programs, so that a plan means the same work and the same bytes in both.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -12,7 +12,7 @@ from planner.actions import Action, Kind
 from planner.compiled_step import CompiledStep, compile_step
 from planner.events import SYNC_ACTION, Event, EventKind
 from planner.gradient_sync import GradientSync
-from planner.plan import Plan
+from planner.plan import Plan, Replica
 from planner.scenario import Scenario
 from planner.schedules.orders import KINDS
 from planner.step_tables import SYNC, UPDATE
@@ -84,6 +84,7 @@ class DeviceProgram:
         work: Its actions in order.
         synchronisations: Gradient sums after the last action, in order.
         update_s: What the profile says of the optimizer's update after them, seconds.
+        partners: Who computes every action with it, and has the same rows of them.
     """
 
     device: str
@@ -92,6 +93,7 @@ class DeviceProgram:
     work: tuple[Work, ...]
     synchronisations: tuple[GradientSync, ...]
     update_s: float = 0.0
+    partners: tuple[str, ...] = ()
 
     # Both backends make their rows here, so that they are the same rows. Times come last, in seconds of the run.
 
@@ -151,6 +153,7 @@ def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
     The plan must have passed `planner.check.check_plan` for this scenario.
     """
     step = compile_step(plan, scenario)
+    partners = {replica.device: replica.partners for replica in _replicas(plan)}
     transfers = _transfers(step)
     work = _work(step, transfers)
     programs = {}
@@ -160,8 +163,37 @@ def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
         pipeline, stage = int(step.pipeline[actor]), int(step.stage[actor])
         syncs = tuple(span.sync for span in step.spans if span.actor == actor)
         update_s = sum(step.actions.duration_s[first:end][step.actions.kind[first:end] == UPDATE].tolist())
-        programs[device] = DeviceProgram(device, pipeline, stage, tuple(own), syncs, update_s)
+        programs[device] = DeviceProgram(device, pipeline, stage, tuple(own), syncs, update_s, partners[device])
     return MappingProxyType(programs)
+
+
+@lru_cache(maxsize=32)
+def device_program(plan: Plan, scenario: Scenario, device: str) -> DeviceProgram:
+    """Return the program of any device of a plan that passes `planner.check.check_plan` for the scenario.
+
+    A partner does what the first device of its group does, but for sending and receiving between stages; its gradients
+    are summed with those of its like in the other groups, of which only the first ones' sums are in the rows.
+    """
+    programs = compile_plan(plan, scenario)
+    if device in programs:
+        return programs[device]
+    groups = {replica.device: replica.devices for replica in _replicas(plan)}
+    leader = next(leader for leader, devices in groups.items() if device in devices)
+    place = groups[leader].index(device)
+    own = programs[leader]
+    return replace(
+        own,
+        device=device,
+        work=tuple(replace(work, receives=(), sends=()) for work in own.work),
+        synchronisations=tuple(
+            sync.among([groups[name][place] for name in sync.devices]) for sync in own.synchronisations
+        ),
+        partners=(),
+    )
+
+
+def _replicas(plan: Plan) -> Iterator[Replica]:
+    return (replica for pipeline in plan.pipelines for stage in pipeline.stages for replica in stage.replicas)
 
 
 def _transfers(step: CompiledStep) -> dict[int, Transfer]:

@@ -48,6 +48,15 @@ def update_edges(plan: Plan, scenario: Scenario) -> tuple[UpdateEdge, ...]:
     return tuple(edges)
 
 
+def samples_of_an_update(plan: Plan, pipeline: int) -> int:
+    """Return over how many samples the gradient of a pipeline's update is a mean.
+
+    The global batch where gradients add up to those of all pipelines; a pipeline's own samples where parameters are
+    averaged, since each pipeline then trains by itself.
+    """
+    return plan.pipelines[pipeline].samples if plan.synchronisation.method == "ma" else plan.global_batch
+
+
 def _shared_layers(one: Stage, other: Stage) -> tuple[int, int]:
     return max(one.first_layer, other.first_layer), min(one.end_layer, other.end_layer)
 

@@ -1,6 +1,6 @@
 """What a user's model is: a chain of layers, a loss, and data, endless or finite."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -39,6 +39,22 @@ class FiniteModel(_Layered, Protocol):
 
 
 TrainableModel = EndlessModel | FiniteModel
+
+
+@runtime_checkable
+class CutModel(Protocol):
+    """What a model is besides, if the devices of a tensor-parallel group may share its layers."""
+
+    def parallel_layout(self, index: int) -> Mapping[str, str]:
+        """Return how linear layers inside layer ``index`` are cut; those that it does not name are computed by all.
+
+        The names are those of submodules, `torch.nn.Linear` each, as in ``named_modules``. ``column`` gives each device
+        an equal part of the outputs; ``row`` takes those parts as inputs, and its outputs are summed over the devices.
+        They come in pairs, a column before a row. What the layer does between the two must work on a part: activation
+        functions do, and so does attention on some of the heads if their number is taken from the tensor's size. A
+        norm over the cut dimension does not.
+        """
+
 
 # What such an object has, for messages.
 MEMBERS = "'layers', 'loss', and either 'samples' or 'size' and 'select'"

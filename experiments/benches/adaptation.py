@@ -30,7 +30,7 @@ def measure_adaptation(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     """Run pipelined plans with and without the policy in both backends."""
     scenario = choose_scenario(SCENARIO)
     steps = QUICK_STEPS if quick else STEPS
-    backends: dict[str, Backend] = {"simulated": Simulator(), "real": TorchBackend("paced", emulator="shaper")}
+    backends: dict[str, Backend] = {"simulated": Simulator(), "real": TorchBackend("paced", emulator="auto")}
     rows: list[Row] = []
     for strategy in [name for name in STRATEGIES if name != "ddp"]:
         plan = make_plan(strategy, scenario)

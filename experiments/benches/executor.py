@@ -14,12 +14,14 @@ from typing import Literal
 
 from executor.backend import TorchBackend, choose_emulator
 from executor.resources import read_samples
+from experiments.benches.predicted import profile_of
 from experiments.benches.result import BenchResult, Check, Row
 from experiments.benches.torch_jobs import run_torch_pipelining
 from experiments.benches.torch_pipelining import PipeliningRun
-from experiments.benches.two_stages import trained_scenario, two_stage_plan, two_stage_scenario
+from experiments.benches.two_stages import DEVICES, trained_scenario, two_stage_plan, two_stage_scenario
+from experiments.models import gpt
 from planner.metrics import measure
-from planner.profile import LayerProfile, ModelProfile, TimeTable
+from planner.profile import TimeTable
 from planner.scenario import ModelCode
 
 MICROBATCHES = 8
@@ -121,11 +123,11 @@ def _paced_rounds(latency_s: float, rounds: int, tell: Callable[[str], None]) ->
 
 def _real_rounds(rounds: int, tell: Callable[[str], None]) -> tuple[list[float], float]:
     """Processor seconds of all ranks, ours over torch's, in each round; and ours of a step."""
-    from experiments.models import gpt
-
     code = ModelCode(Path(gpt.__file__), REAL_MODEL)
     samples = MICROBATCHES * REAL_SAMPLES
-    scenario = trained_scenario(_profile(code), code, samples)
+    # Times that nobody uses: torch's order of actions and ours are the same.
+    unused = TimeTable((1,), (0.01,), (0.01,), (0.01,))
+    scenario = trained_scenario(profile_of(code, dict.fromkeys(DEVICES, unused)), code, samples)
     plan = two_stage_plan(scenario, "1f1b", (REAL_SAMPLES,) * MICROBATCHES, (2, 1), "scheduled")
     ratios, own_s = [], []
     for number in range(rounds):
@@ -151,16 +153,3 @@ def _real_rounds(rounds: int, tell: Callable[[str], None]) -> tuple[list[float],
 def _cpu_s(path: Path) -> float:
     samples = read_samples(path)
     return samples[-1].cpu_s - samples[REAL_WARMUP - 1].cpu_s
-
-
-def _profile(code: ModelCode) -> ModelProfile:
-    """The model's true sizes, with times that nobody uses: torch's plan and ours are the same."""
-    from executor.model import load_with_sizes
-
-    table = TimeTable((1,), (0.01,), (0.01,), (0.01,))
-    sizes = load_with_sizes(code, seed=0).sizes
-    layers = tuple(
-        LayerProfile(f"layer-{n}", size.parameter_bytes, size.output.size_bytes, 0, {"paced": table})
-        for n, size in enumerate(sizes)
-    )
-    return ModelProfile("gpt", layers)

@@ -1,7 +1,7 @@
 """Simulated against real: the same plans and policies in both backends, over real TCP on emulated links.
 
-The real side runs in paced compute: true bytes, real scheduling and adaptation, profiled times. The simulator
-runs first and is not told the outcome.
+The real side runs in paced compute: true bytes, real scheduling and adaptation, profiled times. Two more cases train
+the example GPT, with times measured before. The simulator runs first and is not told the outcome.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from scipy.stats import kendalltau
 
 from executor.backend import TorchBackend, choose_emulator
 from experiments.benches.fidelity_cases import Case, fidelity_cases
+from experiments.benches.predicted import predict_real_compute
 from experiments.benches.result import BenchResult, Check, Row
 from planner.metrics import measure
 from planner.policies import make_policy
@@ -23,6 +24,9 @@ QUICK_EVERY = 6
 MEDIAN_ERROR = 0.03
 ERROR_OF_95 = 0.10
 RANK_CORRELATION = 0.95
+ERROR_OF_REAL = 0.10
+
+REAL_SCHEDULES = ("1f1b", "zb-h1")
 
 
 def measure_fidelity(quick: bool, tell: Callable[[str], None]) -> BenchResult:
@@ -34,11 +38,14 @@ def measure_fidelity(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     for case in cases[::QUICK_EVERY] if quick else cases:
         rows.append(_compare(case, backend))
         tell(f"{case.name}: {100 * float(rows[-1]['step_error']):+.1f} %")
+    predicted = [predict_real_compute(schedule, tell) for schedule in REAL_SCHEDULES]
     errors = np.abs([float(row["step_error"]) for row in rows])
     simulated, real = ([float(row[side]) for row in rows] for side in ("simulated_step_s", "real_step_s"))
+    real_error = max(abs(float(row["step_error"])) for row in predicted)
     return BenchResult(
-        rows,
+        [*rows, *predicted],
         [
+            Check("worst step error of real compute", real_error, ERROR_OF_REAL, at_most=True),
             Check("median step error", float(np.median(errors)), MEDIAN_ERROR, at_most=True),
             Check("95th percentile of the step error", float(np.quantile(errors, 0.95)), ERROR_OF_95, at_most=True),
             Check("Kendall's rank correlation", float(kendalltau(simulated, real)[0]), RANK_CORRELATION, at_most=False),

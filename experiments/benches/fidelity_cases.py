@@ -50,7 +50,7 @@ class Stages:
     """A hand-made pipeline, a region for each stage.
 
     Attributes:
-        forward_s: Of one sample in each stage, seconds; the input gradient takes as long, that of the weights 0.8 of it.
+        forward_s: Of one sample in each stage, seconds; the input gradient takes as long, the weights' 0.8 of it.
         links: Between neighbouring stages: bits per second, or a trace, and seconds one way.
         shares: Of each stage's replicas.
         output_bytes: Of one sample between two stages.

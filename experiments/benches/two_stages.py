@@ -21,7 +21,9 @@ def two_stage_scenario(
         latency_s: One way.
     """
     table = TimeTable((1,), (action_s,), (action_s,), (action_s,))
-    layers = tuple(LayerProfile(f"layer-{n}", 4, transfer_bytes, transfer_bytes, {"paced": table}) for n in range(2))
+    layers = tuple(
+        LayerProfile(f"layer-{n}", 4, transfer_bytes, transfer_bytes, dict.fromkeys(DEVICES, table)) for n in range(2)
+    )
     return Scenario(
         "two-stages",
         _cluster(bandwidth_bps, latency_s),
@@ -50,7 +52,7 @@ def two_stage_plan(
 
 
 def _cluster(bandwidth_bps: float, latency_s: float) -> Cluster:
-    devices = tuple(Device(name, "paced", f"region-{name}", 2**36) for name in DEVICES)
+    devices = tuple(Device(name, name, f"region-{name}", 2**36) for name in DEVICES)
     west, east = (device.region for device in devices)
     links = (Link(west, east, bandwidth_bps, latency_s), Link(east, west, bandwidth_bps, latency_s))
     return Cluster(devices, links)

@@ -1,7 +1,10 @@
 """A small GPT that learns a Markov chain.
 
-Shapes: B samples, T tokens of a sequence, W width, H heads, D width of a head, V vocabulary.
+Shapes: B samples, T tokens of a sequence, W width, H heads, D width of a head, V vocabulary. Where devices share a
+block by tensor parallelism, each has some of its heads.
 """
+
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -37,7 +40,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_width = width // heads
         self.attention_norm = nn.LayerNorm(width)
         self.query_key_value = nn.Linear(width, 3 * width)
         self.projection = nn.Linear(width, width)
@@ -52,12 +55,12 @@ class Block(nn.Module):
         return hidden
 
     def _attend(self, hidden: Tensor) -> Tensor:
-        samples, tokens, width = hidden.shape
-        # B x T x 3W -> 3 of B x H x T x D
-        joint = self.query_key_value(hidden).view(samples, tokens, 3, self.heads, width // self.heads)
-        query, key, value = joint.permute(2, 0, 3, 1, 4)
+        samples, tokens, _ = hidden.shape
+        # B x T x 3W -> 3 of B x H x T x D; head by head, so that a part of the outputs is some of the heads.
+        joint = self.query_key_value(hidden).view(samples, tokens, -1, 3, self.head_width)
+        query, key, value = joint.permute(3, 0, 2, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        attended: Tensor = self.projection(mixed.transpose(1, 2).reshape(samples, tokens, width))
+        attended: Tensor = self.projection(mixed.transpose(1, 2).reshape(samples, tokens, -1))
         return attended
 
 
@@ -80,6 +83,12 @@ class Gpt:
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy of the next token."""
         return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+    def parallel_layout(self, index: int) -> Mapping[str, str]:
+        """Return how devices can share layer ``index``: of a block, attention by heads and the MLP."""
+        if not isinstance(self.layers[index], Block):
+            return {}
+        return {"query_key_value": "column", "projection": "row", "mlp.1": "column", "mlp.3": "row"}
 
     def samples(self, first: int, count: int) -> tuple[Tensor, Tensor]:
         """Return token numbers and, as targets, the tokens that follow them, both B x T; B is ``count``."""

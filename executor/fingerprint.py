@@ -1,0 +1,92 @@
+"""What the ranks of a run must have in common: versions, scenario, plan and orders, and the shapes of the model."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from executor.job import JobFolder, Orders
+from executor.model import LayerSize
+from planner.files.plan_file import plan_json
+from planner.plan import Plan
+from planner.profile import ModelProfile
+from planner.scenario import Scenario
+from traces.errors import InputError, RunError
+
+# Of a SHA-256: enough to tell two files apart.
+_DIGITS = 12
+
+Job = tuple[Scenario, Plan, Orders]
+
+
+def job_facts(folder: JobFolder, job: Job) -> dict[str, str]:
+    """Return what must be the same on all ranks before any of them loads a model."""
+    scenario, plan, orders = job
+    facts = {
+        "ropebridge": _ropebridge_version(),
+        "torch": ".".join(torch.__version__.split(".")[:2]),
+        "scenario": _digest(_resolved(folder)),
+        "plan": _digest(plan_json(plan)),
+        **{name: str(value) for name, value in asdict(orders).items()},
+    }
+    if scenario.code is not None and orders.compute == "real":
+        facts["model file"] = _digest(scenario.code.path.read_text())
+    return facts
+
+
+def check_ranks(plan: Plan, ranks: int) -> None:
+    """Refuse a plan for another number of devices than there are ranks.
+
+    Raises:
+        RunError: Says both.
+    """
+    if len(plan.devices) != ranks:
+        raise RunError(f"the plan is for {len(plan.devices)} devices, and {ranks} ranks were started")
+
+
+def model_facts(sizes: Sequence[LayerSize], profile: ModelProfile) -> dict[str, str]:
+    """Return what must be the same of the model on all ranks: each layer's parameters and output.
+
+    Raises:
+        InputError: A layer is not what the profile says, by which the plan was made.
+    """
+    if len(sizes) != len(profile.layers):
+        raise InputError(f"the model has {len(sizes)} layers", valid=f"its profile has {len(profile.layers)}")
+    last = len(sizes) - 1
+    for index, (size, layer) in enumerate(zip(sizes, profile.layers, strict=True)):
+        # The last layer's output goes into the loss and crosses no link.
+        output_bytes = layer.output_bytes if index == last else size.output.size_bytes
+        found, expected = (size.parameter_bytes, output_bytes), (layer.parameter_bytes, layer.output_bytes)
+        if found != expected:
+            raise InputError(
+                f"layer {index} of the model has {found[0]} bytes of parameters and puts out {found[1]} for one sample",
+                valid=f"its profile, and so the plan, says {expected[0]} and {expected[1]}",
+            )
+    return {f"layer {index}": _layer_facts(size) for index, size in enumerate(sizes)}
+
+
+def _layer_facts(size: LayerSize) -> str:
+    shape, dtype = list(size.output.sizes), str(size.output.dtype).removeprefix("torch.")
+    return f"{shape} {dtype} per sample, {size.parameter_bytes} bytes of parameters"
+
+
+def _ropebridge_version() -> str:
+    try:
+        return version("ropebridge")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _resolved(folder: JobFolder) -> str:
+    """The scenario without where the model's file is, which may be elsewhere on each host."""
+    data = json.loads((folder.path / "scenario.json").read_text())
+    if data["code"] is not None:
+        del data["code"]["path"]
+    return json.dumps(data, sort_keys=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

@@ -1,0 +1,52 @@
+"""One rank of a profile: measures the layers that it would train, while the other ranks measure theirs.
+
+Started by torchrun as ``python -m executor.profile_worker AGENT_PID JOB_FOLDER``; leaves ``layers-RANK.json`` there.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from executor.job import JobFolder
+from executor.model import load_with_sizes
+from executor.parent import die_with_parent
+from executor.profiling import measure_layers
+from executor.wan.testbed import enter_device_network
+
+REPEATS = 15
+_PATIENCE = timedelta(minutes=10)
+
+
+def main(agent: str, folder: str) -> None:
+    """Measure this rank's layers with each size of its microbatches."""
+    die_with_parent(int(agent))
+    enter_device_network()
+    job, rank = JobFolder(Path(folder)), int(os.environ["RANK"])
+    scenario, plan, _ = job.read()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(plan.devices)))
+    dist.init_process_group("gloo", timeout=_PATIENCE)
+    assert scenario.code is not None, "there is something to measure"
+    loaded = load_with_sizes(scenario.code, scenario.training.seed)
+    device = plan.devices[rank]
+    measured = []
+    # Together, so that each measures while the others compute, as they will.
+    dist.barrier()
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            for replica, samples in zip(stage.replicas, stage.most_samples(pipeline.microbatches), strict=True):
+                if replica.device == device:
+                    layers = range(stage.first_layer, stage.end_layer)
+                    measured += measure_layers(loaded, layers, samples, scenario.training, REPEATS)
+    dist.barrier()
+    (job.path / f"layers-{rank}.json").write_text(json.dumps([asdict(each) for each in measured]))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,139 @@
+"""A model's parallel layout, held against the degrees of a plan and the profile's shards; without memory."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from executor.model import LoadedModel, load_model, load_with_sizes, users_code
+from executor.training.data_order import DataOrder
+from executor.training.tensor_parallel import COLUMN, ROW, cut_layer
+from executor.training.trainable import CutModel
+from planner.plan import Plan
+from planner.scenario import ModelCode, Scenario
+from traces.errors import InputError
+
+
+def check_layouts(scenario: Scenario, plan: Plan) -> None:
+    """Refuse a plan whose tensor-parallel groups the scenario's model, which has code, cannot be cut for.
+
+    Raises:
+        InputError: The model names no layout, or one that cannot be computed in so many parts, or its parts do not have
+            the sizes that the profile says.
+    """
+    stages = [(stage, replica) for each in plan.pipelines for stage in each.stages for replica in stage.replicas]
+    cuts = {
+        (replica.tensor_parallel, layer)
+        for stage, replica in stages
+        for layer in range(stage.first_layer, stage.end_layer)
+        if replica.tensor_parallel > 1
+    }
+    code, seed = scenario.code, scenario.training.seed
+    if not cuts:
+        return
+    assert code is not None, "the model was checked"
+    loaded = load_with_sizes(code, seed)
+    for degree in sorted({degree for degree, _ in cuts}):
+        with torch.device("meta"):
+            model = load_model(code, seed)
+        if not isinstance(model, CutModel):
+            raise InputError(
+                "the model names no parallel layout",
+                where=str(code.path),
+                valid=f"tensor parallelism over {degree} devices needs its method 'parallel_layout'; or make a plan "
+                "without 'partners'",
+            )
+        for index in sorted(layer for each, layer in cuts if each == degree):
+            where = f"{code.path}: parallel_layout({index})"
+            with users_code(code.path, f"'parallel_layout' fails for layer {index}"):
+                layout = dict(model.parallel_layout(index))
+            _check_names(model.layers[index], layout, degree, where)
+            cut_layer(model.layers[index], layout, _OneOf(degree))
+            _check_forward(model.layers[index], index, loaded, code, seed, degree)
+            _check_size(model.layers[index], index, scenario, degree, where)
+
+
+class _OneOf:
+    """One of so many devices, of which the others are not there."""
+
+    def __init__(self, degree: int) -> None:
+        self._degree = degree
+
+    def shard(self, whole: torch.Tensor, dimension: int) -> torch.Tensor:
+        return whole.chunk(self._degree, dimension)[0]
+
+    def enter(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs
+
+    def total(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs
+
+
+def _check_names(layer: nn.Module, layout: Mapping[str, str], degree: int, where: str) -> None:
+    modules = dict(layer.named_modules())
+    for name, how in layout.items():
+        module = modules.get(name) if name else None
+        if module is None:
+            linear = [each for each, found in modules.items() if each and type(found) is nn.Linear]
+            raise InputError(
+                f"the layer has no submodule '{name}'",
+                where=where,
+                valid=f"its linear submodules: {', '.join(linear) or 'none'}",
+            )
+        if how not in (COLUMN, ROW):
+            raise InputError(f"'{name}' is cut by {how!r}", where=where, valid=f"'{COLUMN}' or '{ROW}'")
+        if type(module) is not nn.Linear or {"weight", "bias"} != set(module._parameters):
+            raise InputError(
+                f"submodule '{name}' is a {type(module).__name__}", where=where, valid="only torch.nn.Linear can be cut"
+            )
+        width = module.out_features if how == COLUMN else module.in_features
+        if width % degree:
+            raise InputError(
+                f"submodule '{name}' cannot be cut by {how} into {degree} equal parts",
+                where=where,
+                valid=f"its {'outputs' if how == COLUMN else 'inputs'}, {width}, must be a multiple of {degree}",
+            )
+        _refuse_second_names(layer, name, module, where)
+
+
+def _refuse_second_names(layer: nn.Module, name: str, module: nn.Linear, where: str) -> None:
+    """Under another name a parameter would stay whole, and go its own way."""
+    own = {id(parameter) for parameter in module.parameters()}
+    for other, parameter in layer.named_parameters(remove_duplicate=False):
+        if id(parameter) in own and other.rpartition(".")[0] != name:
+            raise InputError(
+                f"submodule '{name}' shares the parameter '{other}'",
+                where=where,
+                valid="only a submodule with parameters of its own can be cut",
+            )
+
+
+def _check_forward(layer: nn.Module, index: int, loaded: LoadedModel, code: ModelCode, seed: int, degree: int) -> None:
+    """Parts that come out of the layer uncollected, and attention by heads that are no whole number, show in shapes."""
+    if index:
+        before = loaded.sizes[index - 1].output
+        inputs = torch.empty((1, *before.sizes), dtype=before.dtype, device="meta")
+    else:
+        inputs = DataOrder(loaded.model, global_batch=1, seed=seed).samples(0, 0, 1)[0].to("meta")
+    failure = f"layer {index} cannot be computed in {degree} parts by its parallel layout"
+    with users_code(code.path, failure), torch.no_grad():
+        outputs = layer(inputs)
+    expected = [1, *loaded.sizes[index].output.sizes]
+    if list(outputs.shape) != expected:
+        raise InputError(
+            f"{failure}: it puts out shape {list(outputs.shape)}",
+            where=str(code.path),
+            valid=f"shape {expected}: what is cut by column is brought together by row in the same layer",
+        )
+
+
+def _check_size(layer: nn.Module, index: int, scenario: Scenario, degree: int, where: str) -> None:
+    found = sum(math.prod(parameter.shape) * parameter.itemsize for parameter in layer.parameters())
+    profile = scenario.model.at_degree(degree).layers[index]
+    if found != profile.parameter_bytes:
+        raise InputError(
+            f"each of {degree} devices holds {found} bytes of parameters",
+            where=where,
+            valid=f"the profile '{profile.name}' of a shard says {profile.parameter_bytes}: correct one of them",
+        )
