@@ -14,6 +14,7 @@ from executor.departures import settling
 from executor.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, Orders
 from executor.launcher import run_job
 from executor.model import check_model
+from executor.noise_files import gather_norms
 from executor.shaper import create_ledger
 from executor.support import check_supported
 from executor.training.tensor_parallel_layout import check_layouts
@@ -38,7 +39,8 @@ class TorchBackend:
         emulator: What makes this machine's network behave as the scenario's links and traces say: ``relay`` carries
             the packets of real TCP connections, ``shaper`` holds messages back in the sending process, ``auto`` is
             the relay where this machine allows it and the shaper elsewhere, ``none`` leaves the network as it is.
-        parameters: Where the trained parameters go, as one safetensors file; None drops them.
+        parameters: Where the trained parameters go, as one safetensors file; None drops them. Where pipelines do not
+            wait for each other's updates it has those of the last one.
         resources: The folder where each rank's ``resources-RANK.jsonl`` goes; None drops them.
         tell: Called with a line for people when ``auto`` is not the relay.
     """
@@ -95,6 +97,7 @@ class TorchBackend:
                 tuple(in_order([*settle(_all_events(job, len(plan.devices))), *decided])),
                 tuple(adaptation.decisions) if adaptation is not None else (),
                 _total_losses([json.loads(job.losses(rank).read_text()) for rank in range(len(plan.devices))]),
+                gather_norms(job, len(plan.devices)),
             )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -127,7 +130,7 @@ def _total_losses(parts: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def _merge_parameters(job: JobFolder, ranks: int, target: Path) -> None:
-    """One file with every layer once; replicas of a layer hold the same values."""
+    """One file with every layer once; replicas of a layer hold the same values, pipelines may not."""
     merged = {}
     for rank in range(ranks):
         with safe_open(job.parameters(rank), framework="pt") as file:

@@ -19,7 +19,7 @@ from traces.errors import InputError, RopebridgeError
 Facts = Mapping[str, str]
 T = TypeVar("T")
 
-_PAUSE_S = 0.02
+_PAUSE_S = 0.05
 
 # Whoever holds the store stays until the others have read what went wrong.
 _FAREWELL_S = 5.0

@@ -9,8 +9,8 @@ from planner.events import Event, EventWriter
 # A shorter wait is the time it takes to ask; the device did not stand idle.
 NOTICEABLE_WAIT_S = 0.0005
 
-# A few seconds of a busy rank; to write them takes about ten milliseconds.
-_ROWS_AT_ONCE = 4096
+# A second of a busy rank; to write them takes a few milliseconds, and no more memory than the run has anyway.
+_ROWS_AT_ONCE = 1024
 
 
 class Feed(Protocol):

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from executor.checked_wire import CheckedWire
 from executor.clock import RunClock
 from executor.compute import Compute, PacedCompute
 from executor.control import PlanFeed, store_address
@@ -24,6 +25,8 @@ from executor.job import JobFolder
 from executor.last_words import give_up
 from executor.local_delivery import measure_local_delivery_s
 from executor.model import LoadedModel, load_with_sizes
+from executor.noise_compute import NoiseMeasuringCompute
+from executor.noise_files import write_norms
 from executor.parent import die_with_parent
 from executor.peers import SharedInputError, rank_name
 from executor.real_compute import RealCompute
@@ -94,11 +97,12 @@ class Worker:
         if self._orders.emulator == "shaper":
             local_delivery_s = measure_local_delivery_s(self._rank, len(self._plan.devices))
         groups = _connections(self._plan.connections)
-        clock = _agree_on_clock(self._rank, self._job, self._scenario.cluster)
         program, where = self._program(self._plan), _compute_device(self._scenario, self._device)
         group = self._tensor_group(where) if model else None
+        clock = _agree_on_clock(self._rank, self._job, self._scenario.cluster)
         training = self._scenario.training
-        trained = RealCompute(model, self._plan, program, training, clock, where, group) if model else None
+        kind = NoiseMeasuringCompute if training.noise_scale else RealCompute
+        trained = kind(model, self._plan, program, training, clock, where, group) if model else None
         compute: Compute = trained or PacedCompute(clock)
         shaper = None
         if self._orders.emulator == "shaper":
@@ -192,9 +196,10 @@ class Worker:
         return self._orders.adapts or updates or self._orders.emulator == "relay"
 
     def _wire(self) -> Wire:
-        if self._orders.compute == "real" and self._plan.compression != "none":
-            return Compressing(self._plan.compression, self._scenario.cluster)
-        return AsItIs()
+        if self._orders.compute == "paced":
+            return AsItIs()
+        compression = self._plan.compression
+        return CheckedWire(AsItIs() if compression == "none" else Compressing(compression, self._scenario.cluster))
 
     def _updates(self, transport: Transport, compute: Compute, clock: RunClock, rows: RowLog) -> PipelineUpdates | None:
         edges = update_edges(self._plan, self._scenario)
@@ -209,6 +214,8 @@ class Worker:
         if trained is not None:
             parameters = {name: each.contiguous() for name, each in trained.named_parameters().items()}
             save_file(parameters, self._job.parameters(self._rank))
+        if isinstance(trained, NoiseMeasuringCompute):
+            write_norms(trained.norms, self._job, self._rank)
 
 
 def _compute_device(scenario: Scenario, device: str) -> torch.device:

@@ -1,6 +1,7 @@
 """The folder that a run leaves: scenario and plan as resolved, events, decisions, summary; whole or not at all."""
 
 import json
+import math
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -13,10 +14,15 @@ from planner.backend import RunRecord
 from planner.events import read_events, write_events
 from planner.files.plan_file import parse_plan, plan_json, read_plan, write_plan
 from planner.files.scenario_json import read_resolved_scenario, write_resolved_scenario
+from planner.gradient_norms import GradientNorms, smoothed_noise
 from planner.memory_timeline import peak_memory_bytes
 from planner.metrics import measure
+from planner.noise_scale import ESTIMATORS
 from planner.policy import Decision
 from traces.errors import InputError
+
+# What was measured of the noise of the gradient.
+_NORMS = "gradient-noise.jsonl"
 
 
 @contextmanager
@@ -68,6 +74,9 @@ def write_record(record: RunRecord, folder: Path) -> None:
         for decision in record.decisions
     ]
     (folder / "decisions.jsonl").write_text("".join(json.dumps(decision) + "\n" for decision in decisions))
+    if record.gradient_norms:
+        lines = "".join(json.dumps(_norms_with_estimates(norms)) + "\n" for norms in record.gradient_norms)
+        (folder / _NORMS).write_text(lines)
     (folder / "summary.json").write_text(json.dumps(summarise(record), indent=1) + "\n")
 
 
@@ -88,11 +97,12 @@ def read_record(folder: Path) -> RunRecord:
         lines = (folder / "decisions.jsonl").read_text().splitlines()
         decisions = tuple(_decision(json.loads(line)) for line in lines)
         events = tuple(read_events(folder / "events.parquet"))
+        norms = tuple(_norms(json.loads(line)) for line in _lines(folder / _NORMS))
         backend, losses = summary["backend"], tuple(summary["losses"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"the run is damaged: {error}", where=str(folder), valid="run it again") from None
     scenario = read_resolved_scenario(folder / "scenario.json")
-    return RunRecord(backend, scenario, read_plan(folder / "plan.json"), events, decisions, losses)
+    return RunRecord(backend, scenario, read_plan(folder / "plan.json"), events, decisions, losses, norms)
 
 
 def summarise(record: RunRecord) -> dict[str, Any]:
@@ -106,7 +116,35 @@ def summarise(record: RunRecord) -> dict[str, Any]:
         "peak_memory_bytes": peak_memory_bytes(record),
         "decisions": len(record.decisions),
         "losses": list(record.losses),
+        "gradient_noise_scale": _noise_scales(record),
     }
+
+
+def _noise_scales(record: RunRecord) -> dict[str, float | None] | None:
+    """By estimator, in samples: null where no gradient can be told from the noise, or nothing was measured."""
+    if not record.gradient_norms:
+        return None
+    scales = {}
+    for name in ESTIMATORS:
+        smoothed = smoothed_noise(record.gradient_norms, name)
+        scale = smoothed.noise_scale if smoothed is not None else math.inf
+        scales[name] = scale if math.isfinite(scale) else None
+    return scales
+
+
+def _norms_with_estimates(norms: GradientNorms) -> dict[str, Any]:
+    """A line for readers too: what both estimators make of the step."""
+    return {**asdict(norms), "estimates": {name: asdict(norms.estimate(name)) for name in ESTIMATORS}}
+
+
+def _norms(data: dict[str, Any]) -> GradientNorms:
+    local = tuple(data["local_squared_norms"])
+    return GradientNorms(data["step"], tuple(data["batch_sizes"]), local, data["global_squared_norm"])
+
+
+def _lines(path: Path) -> list[str]:
+    """None where the run has measured nothing of the kind."""
+    return path.read_text().splitlines() if path.exists() else []
 
 
 def _decision(data: dict[str, Any]) -> Decision:

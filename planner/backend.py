@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from planner.events import Event
+from planner.gradient_norms import GradientNorms
 from planner.plan import Plan
 from planner.policy import Decision, Policy
 from planner.scenario import Scenario
@@ -21,6 +22,7 @@ class RunRecord:
         events: In order of time.
         decisions: In order of steps.
         losses: Mean loss of each step; empty where nothing was trained.
+        gradient_norms: Of each step; empty where the noise of the gradient was not measured.
     """
 
     backend: str
@@ -29,6 +31,7 @@ class RunRecord:
     events: Sequence[Event]
     decisions: tuple[Decision, ...]
     losses: tuple[float, ...] = ()
+    gradient_norms: tuple[GradientNorms, ...] = ()
 
 
 class Backend(Protocol):

@@ -25,11 +25,11 @@ class EventKind(StrEnum):
 class Event:
     """One thing that happened on one device.
 
-    A ``send`` lasts from the moment the bytes are handed over until the last one has left; a ``receive``
-    from the moment the device has nothing else to do until the bytes are there (it is absent where they were
-    there before). An ``update``, of the sender's step, lasts from the arrival of what another pipeline sent without
-    waiting until it is applied: at once in the simulator, with the receiver's next update in the executor. A ``fault`` lasts while a device is gone or hangs, or a link is out. Times count from the
-    start of the run.
+    A ``send`` lasts from the moment the bytes are handed over until the last one has left; a ``receive`` from the
+    moment the device has nothing else to do until the bytes are there (it is absent where they were there before). An
+    ``update``, of the sender's step, lasts from the arrival of what another pipeline sent without waiting until it is
+    applied: at once in the simulator, with the receiver's next update in the executor. A ``fault`` lasts while a device
+    is gone or hangs, or a link is out. Times count from the start of the run.
 
     Attributes:
         kind: What happened.
@@ -109,6 +109,8 @@ class EventWriter:
 
     def __init__(self, path: Path) -> None:
         self._file = pq.ParquetWriter(path, _SCHEMA)
+        # With its first array pyarrow loads pandas, for up to a second: now, not in the middle of a run.
+        to_table([])
 
     def append(self, events: Iterable[Event]) -> None:
         """Write some more."""

@@ -13,9 +13,7 @@ from planner.packets import jitter_delay_s
 from sim.alarm import Alarm
 from sim.flow import Flow
 from sim.routes import Route
-
-# More than take any window down to its first size.
-_MOST_HALVINGS = 64
+from sim.send_window import SendWindow
 
 
 class Carrier(Protocol):
@@ -75,12 +73,16 @@ class Connection:
         self._latency_s = sum(link.latency_s for link in route.path)
         self._jitter_s = sum(link.jitter_s for link in route.path)
         self._curves = [link.size_curve for link in route.path if link.size_curve is not None]
+        self._lossy = any(link.loss for link in route.path)
         self._links = tuple(link.name for link in route.binding)
         self._round_trip_s = self._latency_s + back_s
-        self._window_bytes = self._initial_bytes = effects.initial_window_bytes * route.connections
+        self._window = None
+        if effects.cold_start:
+            most_bytes = effects.window_bytes * route.connections
+            first_bytes = min(effects.initial_window_bytes * route.connections, most_bytes)
+            self._window = SendWindow(first_bytes, most_bytes, self._round_trip_s, effects.idle_s)
         self._queue: deque[Parcel] = deque()
         self._busy = False
-        self._departed_s = -math.inf
         self._arrived_s = 0.0
 
     def send(self, parcel: Parcel) -> None:
@@ -95,9 +97,8 @@ class Connection:
         parcel = self._queue[0]
         now_s = self._environment.now
         start_s = max(now_s, parcel.ready_s, parcel.posted_s + self._back_s)
-        if self._effects.cold_start:
-            self._cool(start_s - self._departed_s)
-            start_s += self._warm(parcel.size_bytes)
+        if self._window is not None:
+            start_s += self._window.waiting_s(start_s, parcel.size_bytes, self._payload_bps(start_s))
         if start_s > now_s:
             Alarm(self._environment, start_s, self._start)
         else:
@@ -111,15 +112,30 @@ class Connection:
 
     def _ceiling_bps(self, size_bytes: int) -> float:
         """Return the bits on the wire per second that a message reaches by itself at most, of each connection."""
-        ceiling_bps = self._route.ceiling_bps
+        ceiling_bps = math.inf if self._opens else self._route.ceiling_bps
         for curve in self._curves if size_bytes else ():
             rate_bps = self._effects.share * curve.rate_bps(size_bytes) / self._effects.payload_efficiency
             ceiling_bps = min(ceiling_bps, rate_bps / self._route.connections)
         return ceiling_bps
 
+    @property
+    def _opens(self) -> bool:
+        """Whether what windows let through follows from how they open and close, and not from losses."""
+        return self._window is not None and not self._lossy
+
+    def _payload_bps(self, now_s: float) -> float:
+        """Return what the path carries of payload if nothing else is on it, bits per second."""
+        return (
+            self._effects.share
+            * self._effects.payload_efficiency
+            * min(
+                link.bandwidth_bps if link.trace is None else float(link.trace.bandwidth_at(now_s))
+                for link in self._route.path
+            )
+        )
+
     def _departed(self, now_s: float) -> None:
         parcel = self._queue.popleft()
-        self._departed_s = now_s
         latency_s = self._latency_s
         if self._latency_sways:
             latency_s = sum(link.latency_at_s(now_s) for link in self._route.path)
@@ -131,30 +147,3 @@ class Connection:
         else:
             self._busy = False
         self._deliver(parcel, now_s, self._arrived_s)
-
-    def _cool(self, idle_s: float) -> None:
-        """Halve the window for each retransmission timeout that the connection was idle."""
-        timeout_s = self._effects.idle_s + self._round_trip_s
-        if idle_s >= timeout_s:
-            halvings = math.floor(min(idle_s / timeout_s, _MOST_HALVINGS)) if timeout_s else _MOST_HALVINGS
-            self._window_bytes = max(self._initial_bytes, self._window_bytes / 2**halvings)
-
-    def _warm(self, size_bytes: int) -> float:
-        """Let the window grow by a message; return what slow start costs it, seconds.
-
-        Round trips with a small window, less what they carry: the window doubles every round trip until it fills the
-        path or the message is through (RFC 5681); the message is taken to go at full rate from then on.
-        """
-        link_bps = self._effects.share * min(link.bandwidth_bps for link in self._route.path)
-        wire_bps = min(link_bps, self._route.connections * self._ceiling_bps(size_bytes))
-        rate_bps = self._effects.payload_efficiency * wire_bps
-        path_bytes = rate_bps * self._round_trip_s / 8
-        full_bytes = min(path_bytes, size_bytes)
-        first_bytes = self._window_bytes
-        # A sender that fills the path has as much again in the buffer before it.
-        self._window_bytes = max(first_bytes, min(first_bytes + size_bytes, 2 * path_bytes))
-        if full_bytes <= first_bytes:
-            return 0.0
-        rounds = math.ceil(math.log2(full_bytes / first_bytes + 1) - 1e-12)
-        carried_bytes = min(first_bytes * (2**rounds - 1), size_bytes)
-        return float(max(0.0, rounds * self._round_trip_s - 8 * carried_bytes / rate_bps))

@@ -57,7 +57,8 @@ def find_routes(pairs: Sequence[tuple[str, str]], scenario: Scenario, connection
     cluster = scenario.cluster
     paths = [cluster.path(source, target) for source, target in pairs]
     counts = [connections if cluster.crosses_regions(*pair) else 1 for pair in pairs]
-    efficiency = scenario.effects.network.payload_efficiency
+    network = scenario.effects.network
+    efficiency = network.payload_efficiency
     ceilings = [connections_ceiling_bps(scenario, source, target, 1) / efficiency for source, target in pairs]
     links = {link.name: link for path in paths for link in path}
     tables = {name: link_rates(link, scenario) for name, link in links.items()}
@@ -70,7 +71,9 @@ def find_routes(pairs: Sequence[tuple[str, str]], scenario: Scenario, connection
         demand_bps = 0.0
         for line in lines:
             elsewhere = [max(tables[link.name].rates) for link in binding[line] if link.name != name]
-            demand_bps += min([*elsewhere, counts[line] * ceilings[line]], default=math.inf) if elsewhere else math.inf
+            # Where windows open and close, what is left of them goes at any rate.
+            ceiling_bps = math.inf if network.cold_start else counts[line] * ceilings[line]
+            demand_bps += min([*elsewhere, ceiling_bps], default=math.inf) if elsewhere else math.inf
         if demand_bps <= min(tables[name].rates) and links[name].size_curve is None:
             for line in lines:
                 binding[line] = [link for link in binding[line] if link.name != name]

@@ -105,7 +105,7 @@ def train_in_one_process(scenario: Scenario, steps: int) -> Trained:
     mixed = training.precision == "bf16-mixed"
     losses = []
     for step in range(steps):
-        inputs, targets = _batch(model, step, training)
+        inputs, targets = batch(model, step, training)
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
             loss = model.loss(layers(inputs), targets)
@@ -126,8 +126,8 @@ def _optimizer(rule: Optimizer, layers: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, momentum=rule.momentum if rule.name == "momentum" else 0.0, **settings)
 
 
-def _batch(model: TrainableModel, step: int, training: Training) -> tuple[torch.Tensor, torch.Tensor]:
-    """The samples of a step, one by one: those of a data set in the order of its epochs' permutations."""
+def batch(model: TrainableModel, step: int, training: Training) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the samples of a step, one by one: those of a data set in the order of its epochs' permutations."""
     first = step * training.global_batch
     if not hasattr(model, "select"):
         return model.samples(first, training.global_batch)

@@ -47,7 +47,7 @@ class RankGroup(Group, Protocol):
         """Return the first rank's number."""
 
     def sum_number(self, number: float) -> float:
-        """Return the sum of all ranks' numbers."""
+        """Return the sum of every rank's ``number``."""
 
 
 class CutLinear(nn.Module):

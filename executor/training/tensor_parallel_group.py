@@ -44,7 +44,8 @@ class TensorGroup:
     def total(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' outputs; in backward, its gradient."""
         addends = DTensor.from_local(outputs, self._mesh, [Partial()], run_check=False)
-        return addends.redistribute(placements=[Replicate()]).to_local()
+        with blaming(self._peers):
+            return addends.redistribute(placements=[Replicate()]).to_local()
 
     def whole(self, shard: torch.Tensor, dimension: int) -> torch.Tensor:
         """Return the tensor that the ranks' shards were cut from, on the CPU."""
@@ -66,7 +67,7 @@ class TensorGroup:
         return int(told)
 
     def sum_number(self, number: float) -> float:
-        """Return the sum of all ranks' numbers."""
+        """Return the sum of every rank's ``number``."""
         total = torch.tensor([number], dtype=torch.float64)
         with blaming(self._peers):
             dist.all_reduce(total, group=self._group)

@@ -9,8 +9,9 @@ from executor.wan.rate_curve import RateCurve
 from planner.cluster import LONGEST_OUTAGE_S, Link
 from traces.errors import RunError
 
-# A router holds about what its link carries in a round trip; short links get so much, which TCP needs to fill them.
-LEAST_QUEUE_S = 0.05
+# What waits for a link, in seconds at its planned rate: as deep as the buffers before cellular and cable links (Gettys
+# and Nichols, Bufferbloat, 2011), so that packets are lost where the scenario says so, and not to TCP's own probing.
+LEAST_QUEUE_S = 1.0
 
 # Several super-packets, so that a slow link does not lose each second one.
 LEAST_QUEUE_BYTES = 256 * 1024

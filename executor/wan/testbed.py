@@ -12,6 +12,7 @@ from typing import Self
 from executor.job import JobFolder
 from executor.wan.hosts import INTERFACE
 from executor.wan.namespaces import enter_network
+from executor.wan.tcp_settings import set_tcp
 from traces.errors import RunError
 
 # A rank's environment holds the network namespaces of all ranks, a JSON list of paths.
@@ -43,6 +44,7 @@ def enter_device_network() -> None:
     if networks is not None:
         enter_network(json.loads(networks)[int(os.environ["RANK"])])
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+        set_tcp()
 
 
 class TestBed:

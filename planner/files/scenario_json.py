@@ -121,7 +121,7 @@ def _effects(data: dict[str, Any]) -> Effects:
             for slowdown in compute["slowdowns"]
         ),
     }
-    network = NetworkEffects(**_infinite_where_null(data["network"], "window_bytes"))
+    network = NetworkEffects(**_infinite_where_null(data["network"], "window_bytes", "idle_s"))
     return Effects(network, ComputeEffects(**{**compute, **made}), MemoryEffects(**data.get("memory", {})))
 
 

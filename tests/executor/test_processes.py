@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -102,6 +103,7 @@ def test_a_rank_whose_model_fails_ends_the_run_with_the_cause(tmp_path: Path) ->
         output, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
         assert output == ""
-        assert errors.splitlines()[0] == "ropebridge: rank 1 (device 'right'): the layer breaks down"
+        name = f"rank 1 (device 'right', host {socket.gethostname()})"
+        assert errors.splitlines()[0] == f"ropebridge: {name}: the layer breaks down"
     assert left_behind(tmp_path) == []
     assert not (tmp_path / "run").exists()

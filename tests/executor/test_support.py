@@ -1,7 +1,6 @@
 """What only the simulator can do is refused before a process starts, through the real command."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +8,11 @@ import pytest
 from builders import chain_plan, chain_scenario
 from command import ropebridge
 
+from executor.job import ComputeMode, Emulator
 from executor.support import check_supported
 from planner.actions import parse_action
-from planner.faults import Absence
+from planner.effects import ComputeEffects
+from planner.faults import Absence, LinkOutage
 from planner.files.plan_file import write_plan
 from planner.files.scenario_json import write_resolved_scenario
 from planner.plan import Pipeline, Plan, Replica, Stage, Synchronisation
@@ -20,6 +21,7 @@ from traces.errors import InputError
 
 SCENARIO = chain_scenario([1e-3, 1e-3], [1e-3, 1e-3], global_batch=2)
 PLAN = chain_plan(SCENARIO)
+FOUR = chain_scenario([1e-3] * 4, [1e-3] * 4, global_batch=2)
 
 
 def explicit(*orders: str) -> Plan:
@@ -34,75 +36,124 @@ def on_one_device() -> Plan:
     return replace(PLAN, schedule="explicit", pipelines=(Pipeline(stages, (2,), (orders,)),))
 
 
-def two_pipelines(how: Synchronisation) -> Plan:
-    pipelines = tuple(Pipeline((Stage(0, 2, (Replica(f"device-{n}"),), 1),), (1,)) for n in range(2))
-    return replace(PLAN, pipelines=pipelines, synchronisation=how)
+def two_pipelines(how: Synchronisation, replicas: int = 1) -> Plan:
+    names = iter(device.name for device in FOUR.cluster.devices)
+    pipelines = tuple(
+        Pipeline((Stage(0, 4, tuple(Replica(next(names)) for _ in range(replicas)), 1),), (1,)) for _ in range(2)
+    )
+    return replace(chain_plan(FOUR), pipelines=pipelines, synchronisation=how)
 
 
-WITH_FAULTS = replace(SCENARIO, faults=(Absence("device-0", 1.0, 2.0),))
+def outage(scenario: Scenario) -> Scenario:
+    return replace(scenario, faults=(LinkOutage("region-0->region-1", 0.1, 0.2),))
 
-REFUSED: dict[str, tuple[Plan, Scenario, str, str]] = {
-    "split backward": (
-        explicit("0F0 0F1 0B0 0B1", "1F0 1I0 1F1 1B1 1W0"),
-        SCENARIO,
-        "pipelines[0].orders: action 1I0, a part of a backward",
-        "explicit orders of F and B",
+
+def with_effects(**effects: object) -> Scenario:
+    return replace(SCENARIO, effects=replace(SCENARIO.effects, compute=ComputeEffects(**effects)))
+
+
+NOISE = replace(SCENARIO, training=replace(SCENARIO.training, noise_scale=True))
+DATA_PARALLEL = Pipeline((Stage(0, 2, (Replica("device-0"), Replica("device-1")), 1),), (2,))
+ALONE = Pipeline((Stage(0, 2, (Replica("device-0"),), 1),), (2,))
+
+REFUSED: dict[str, tuple[Plan, Scenario, ComputeMode, Emulator, str, str, str]] = {
+    "averaging replicas": (
+        two_pipelines(Synchronisation("ma", every=4), replicas=2),
+        FOUR,
+        "paced",
+        "none",
+        "pipelines[0].stages[0].replicas",
+        "averaging of the parameters of replicas",
+        "give the stage one replica",
     ),
-    "several stages": (on_one_device(), SCENARIO, "pipelines[0].stages: several stages on one device", "its own"),
-    "dynamic order": (replace(PLAN, order="dynamic"), SCENARIO, "order: order 'dynamic'", "run with 'scheduled'"),
-    "no waiting": (
-        two_pipelines(Synchronisation("ma", every=4)),
-        SCENARIO,
-        "synchronisation.method: method 'ma'",
-        "run with 'allreduce'",
+    "a device that goes": (
+        PLAN,
+        replace(SCENARIO, faults=(Absence("device-0", 1.0, 2.0),)),
+        "paced",
+        "relay",
+        "faults[0]",
+        "a fault of the kind 'Absence'",
+        "keep only outages of links",
     ),
-    "connections": (
-        replace(PLAN, connections=4),
-        SCENARIO,
-        "connections: 4 connections between two devices",
-        "run with 1",
+    "an outage without the relay": (
+        PLAN,
+        outage(SCENARIO),
+        "paced",
+        "shaper",
+        "faults[0]",
+        "a fault of the kind 'LinkOutage'",
+        "with the relay",
     ),
-    "faults": (PLAN, WITH_FAULTS, "faults: faults that a scenario foresees", "remove them"),
+    "jitter": (PLAN, with_effects(jitter=0.1), "paced", "none", "effects.compute", "effects on compute", "remove them"),
+    "noise of a pipeline": (
+        PLAN,
+        NOISE,
+        "real",
+        "none",
+        "training.noise_scale",
+        "the noise scale of a pipeline of several stages",
+        "the strategy 'ddp'",
+    ),
+    "noise of one device": (
+        replace(PLAN, pipelines=(ALONE,)),
+        NOISE,
+        "real",
+        "none",
+        "training.noise_scale",
+        "the noise scale of a single device's gradients",
+        "two at least",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_it_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
-    plan, scenario, problem, valid = REFUSED[case]
-    write_resolved_scenario(scenario, tmp_path / "scenario.json")
-    write_plan(plan, tmp_path / "plan.json")
+def test_what_cannot_be_run(case: str) -> None:
+    plan, scenario, compute, emulator, where, problem, valid = REFUSED[case]
+    with pytest.raises(InputError) as refused:
+        check_supported(plan, scenario, compute, emulator)
+    assert refused.value.where == where
+    assert problem in str(refused.value)
+    assert valid in str(refused.value)
+
+
+def test_it_is_refused_in_one_line_before_a_process_starts(tmp_path: Path) -> None:
+    write_resolved_scenario(replace(SCENARIO, faults=(Absence("device-0", 1.0, 2.0),)), tmp_path / "scenario.json")
+    write_plan(PLAN, tmp_path / "plan.json")
     arguments = ["run", "scenario.json", "--plan", "plan.json", "--compute", "paced", "-o", "out"]
     done = ropebridge(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert f"{problem} cannot be run yet; " in done.stderr
-    assert valid in done.stderr
+    assert "cannot be run yet; " in done.stderr
+    assert "'ropebridge simulate' knows how" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("schedule", ["zb-h1", "portfolio"])
-def test_a_schedule_that_splits_backward_is_refused(schedule: str) -> None:
-    with pytest.raises(InputError, match=f"schedule '{schedule}' cannot be run yet; run with one of gpipe, 1f1b"):
-        check_supported(replace(PLAN, schedule=schedule), SCENARIO)
-
-
-def test_tensor_parallelism_is_refused() -> None:
-    group = (Stage(0, 2, (Replica("device-0", 1.0, ("device-1",)),), 1),)
-    with pytest.raises(InputError, match=r"replicas\[0\].partners: tensor parallelism cannot be run yet"):
-        check_supported(replace(PLAN, pipelines=(Pipeline(group, (2,)),)), SCENARIO)
-
-
+@pytest.mark.parametrize("compute", ["paced", "real"])
 @pytest.mark.parametrize(
-    "make",
+    ("plan", "scenario", "emulator"),
     [
-        lambda: PLAN,
-        lambda: replace(PLAN, schedule="gpipe"),
-        lambda: explicit("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"),
-        lambda: two_pipelines(Synchronisation(algorithm="tree")),
+        pytest.param(PLAN, SCENARIO, "none", id="scheduled"),
+        pytest.param(replace(PLAN, schedule="zb-h1"), SCENARIO, "shaper", id="split-backward"),
+        pytest.param(explicit("0F0 0F1 0B0 0B1", "1F0 1I0 1F1 1B1 1W0"), SCENARIO, "none", id="explicit"),
+        pytest.param(on_one_device(), SCENARIO, "none", id="several-stages-on-a-device"),
+        pytest.param(replace(PLAN, order="dynamic"), SCENARIO, "none", id="dynamic"),
+        pytest.param(replace(PLAN, connections=4, compression="int8"), SCENARIO, "relay", id="wide-area"),
+        pytest.param(two_pipelines(Synchronisation(algorithm="tree"), replicas=2), FOUR, "none", id="tree"),
+        pytest.param(two_pipelines(Synchronisation("asgd-ga", every=4), replicas=2), FOUR, "none", id="no-waiting"),
+        pytest.param(two_pipelines(Synchronisation("ma", every=4)), FOUR, "none", id="averaging"),
+        pytest.param(PLAN, outage(SCENARIO), "relay", id="an-outage-with-the-relay"),
+        pytest.param(PLAN, with_effects(launch_overhead_s=1e-4), "none", id="launches"),
+        pytest.param(replace(PLAN, pipelines=(DATA_PARALLEL,)), NOISE, "none", id="noise-scale"),
+        pytest.param(
+            replace(PLAN, pipelines=(Pipeline((Stage(0, 2, (Replica("device-0", 1.0, ("device-1",)),), 1),), (2,)),)),
+            replace(SCENARIO, model=replace(SCENARIO.model, sharded={2: SCENARIO.model})),
+            "none",
+            id="tensor-parallelism",
+        ),
     ],
 )
-def test_what_can_be_run(make: Callable[[], Plan]) -> None:
-    check_supported(make(), SCENARIO)
+def test_what_can_be_run(plan: Plan, scenario: Scenario, emulator: Emulator, compute: ComputeMode) -> None:
+    check_supported(plan, scenario, compute, emulator)
 
 
 def test_a_plan_file_of_before_can_be_run(tmp_path: Path) -> None:

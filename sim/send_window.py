@@ -1,0 +1,83 @@
+"""The window of a TCP sender that starts small, opens as bytes are acknowledged, and closes while it is idle.
+
+At most a window of bytes is unacknowledged; bytes are acknowledged a round trip after they left. In slow start each
+acknowledged byte opens the window by another one (RFC 5681), as long as the sender makes use of it; for each
+retransmission timeout of idleness the window halves (RFC 2861, as Linux does it).
+"""
+
+import math
+from collections import deque
+
+# A window leaves in so many parts, each acknowledged by itself: acknowledgements come while it is still leaving.
+_PARTS = 8
+
+# More than take any window down to its first size.
+_MOST_HALVINGS = 64
+
+
+class SendWindow:
+    """Of all connections of one direction together.
+
+    Args:
+        initial_bytes: With which connections start.
+        most_bytes: What their buffers hold at most.
+        round_trip_s: Latency there and back, seconds.
+        timeout_s: Least retransmission timeout, to which a round trip comes, seconds.
+    """
+
+    def __init__(self, initial_bytes: float, most_bytes: float, round_trip_s: float, timeout_s: float) -> None:
+        self._initial_bytes = initial_bytes
+        self._most_bytes = most_bytes
+        self._round_trip_s = round_trip_s
+        self._timeout_s = timeout_s + round_trip_s
+        self._window_bytes = initial_bytes
+        self._idle_since_s = 0.0
+        # When parts will be acknowledged, and their bytes.
+        self._unacknowledged: deque[tuple[float, float]] = deque()
+        self._flying_bytes = 0.0
+
+    def waiting_s(self, now_s: float, size_bytes: int, rate_bps: float) -> float:
+        """Send a message; return how much longer than its bytes take on the path that lasts, seconds.
+
+        Args:
+            now_s: When it could start; times rise from message to message.
+            size_bytes: Of the message.
+            rate_bps: Of the path, payload bits per second.
+        """
+        if not size_bytes or not self._round_trip_s or not rate_bps:
+            return 0.0
+        self._cool(now_s)
+        path_bytes = rate_bps * self._round_trip_s / 8
+        clock_s, left_bytes = now_s, float(size_bytes)
+        while left_bytes > 0:
+            self._acknowledge(clock_s, path_bytes)
+            usable_bytes = min(self._window_bytes, self._most_bytes) - self._flying_bytes
+            if usable_bytes < min(left_bytes, self._initial_bytes / _PARTS) and self._unacknowledged:
+                clock_s = max(clock_s, self._unacknowledged[0][0])
+                continue
+            part_bytes = min(left_bytes, max(usable_bytes / _PARTS, self._initial_bytes / _PARTS))
+            clock_s += 8 * part_bytes / rate_bps
+            self._unacknowledged.append((clock_s + self._round_trip_s, part_bytes))
+            self._flying_bytes += part_bytes
+            left_bytes -= part_bytes
+        self._idle_since_s = clock_s
+        return max(0.0, clock_s - now_s - 8 * size_bytes / rate_bps)
+
+    def _acknowledge(self, now_s: float, path_bytes: float) -> None:
+        while self._unacknowledged and self._unacknowledged[0][0] <= now_s:
+            _, part_bytes = self._unacknowledged.popleft()
+            # Who fills the path has as much again in the buffer before it; more would be lost there.
+            useful_bytes = min(2 * self._flying_bytes, 2 * max(path_bytes, self._initial_bytes))
+            self._window_bytes = max(self._window_bytes, min(self._window_bytes + part_bytes, useful_bytes))
+            self._flying_bytes -= part_bytes
+        if not self._unacknowledged:
+            self._flying_bytes = 0.0
+
+    def _cool(self, now_s: float) -> None:
+        idle_s = now_s - self._idle_since_s
+        if idle_s < self._timeout_s:
+            return
+        # Everything of before has been acknowledged by then, and opened the window.
+        self._acknowledge(now_s, math.inf)
+        halvings = math.floor(min(idle_s / self._timeout_s, _MOST_HALVINGS))
+        self._window_bytes = max(self._initial_bytes, self._window_bytes / 2**halvings)
