@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from executor.compute_device import compute_device
 from executor.job import JobFolder
 from executor.model import load_with_sizes
 from executor.parent import die_with_parent
@@ -34,6 +35,7 @@ def main(agent: str, folder: str) -> None:
     assert scenario.code is not None, "there is something to measure"
     loaded = load_with_sizes(scenario.code, scenario.training.seed)
     device = plan.devices[rank]
+    where = compute_device(scenario.cluster.by_name[device].kind, "real")
     measured = []
     # Together, so that each measures while the others compute, as they will.
     dist.barrier()
@@ -42,7 +44,7 @@ def main(agent: str, folder: str) -> None:
             for replica, samples in zip(stage.replicas, stage.most_samples(pipeline.microbatches), strict=True):
                 if replica.device == device:
                     layers = range(stage.first_layer, stage.end_layer)
-                    measured += measure_layers(loaded, layers, samples, scenario.training, REPEATS)
+                    measured += measure_layers(loaded, layers, samples, scenario.training, REPEATS, where)
     dist.barrier()
     (job.path / f"layers-{rank}.json").write_text(json.dumps([asdict(each) for each in measured]))
     dist.destroy_process_group()

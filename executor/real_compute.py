@@ -10,6 +10,7 @@ from torch import nn
 
 from executor.clock import RunClock
 from executor.compute import Performed
+from executor.compute_device import CPU, settle
 from executor.model import LoadedModel, SampleShape
 from executor.training.data_order import DataOrder
 from executor.training.layer_rows import LayerRows
@@ -24,8 +25,6 @@ from planner.plan import Plan, Stage
 from planner.program import DeviceProgram, Work
 from planner.scenario import Training
 from planner.update_exchange import samples_of_an_update
-
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class RealCompute:
         program: DeviceProgram,
         training: Training,
         clock: RunClock,
-        device: torch.device = _CPU,
+        device: torch.device = CPU,
         group: RankGroup | None = None,
     ) -> None:
         self._loaded = loaded
@@ -150,8 +149,7 @@ class RealCompute:
         for send in work.sends:
             assert result is not None
             outputs.append(to_payload(result[send.first - work.first : send.end - work.first]))
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)
+        settle(self._device)
         return Performed(outputs, start_s, self._clock.now_s())
 
     def _carry_out(self, work: Work, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -203,7 +201,7 @@ class RealCompute:
         if self._group is None:
             return from_payloads(payloads, shape.sizes, shape.dtype, self._device)
         if self._group.leads:
-            entering = from_payloads(payloads, shape.sizes, shape.dtype, _CPU)
+            entering = from_payloads(payloads, shape.sizes, shape.dtype, CPU)
         else:
             entering = torch.empty(work.end - work.first, *shape.sizes, dtype=shape.dtype)
         self._group.share(entering)
@@ -236,6 +234,8 @@ class RealCompute:
     def finish_step(self, step: int, squared_norm: float | None) -> float | None:
         """Update the parameters, clipping by ``squared_norm``; return this rank's part of the loss, if it has one."""
         self._rule.update(step, squared_norm)
+        # Else the next action would seem to take the time of what the optimizer has begun.
+        settle(self._device)
         if all(held.put_out is not None for held in self._stages.values()):
             return None
         # The partners of a tensor-parallel group have computed the same loss.

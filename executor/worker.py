@@ -13,10 +13,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from executor.checked_wire import CheckedWire
 from executor.clock import RunClock
 from executor.compute import Compute, PacedCompute
+from executor.compute_device import compute_device
 from executor.control import PlanFeed, store_address
 from executor.fingerprint import Job, check_ranks, job_facts, model_facts
 from executor.handshake import Handshake
@@ -59,7 +61,7 @@ _ARRIVAL_S = 45.0
 _ARRIVAL_OF_EACH_S = 3.0
 
 # From agreeing on the start of the run to the start: enough for everybody to hear of it and get ready.
-_HEAD_START_S = 0.5
+HEAD_START_S = 0.5
 _HEAD_START_LATENCIES = 8
 
 
@@ -72,16 +74,24 @@ class Worker:
         given: What the files say.
         handshake: With the other ranks.
         give_up: Ends this process.
+        head_start_s: From agreeing on the start of the run to the start, besides what the links' latency asks for.
     """
 
     def __init__(
-        self, job: JobFolder, rank: int, given: Job, handshake: Handshake, give_up: Callable[[Exception], None]
+        self,
+        job: JobFolder,
+        rank: int,
+        given: Job,
+        handshake: Handshake,
+        give_up: Callable[[Exception], None],
+        head_start_s: float,
     ) -> None:
         self._job = job
         self._rank = rank
         self._scenario, self._plan, self._orders = given
         self._handshake = handshake
         self._give_up = give_up
+        self._head_start_s = head_start_s
         self._device = self._plan.devices[rank]
         self._samples: list[ResourceSample] = []
         self._losses: list[float] = []
@@ -97,9 +107,12 @@ class Worker:
         if self._orders.emulator == "shaper":
             local_delivery_s = measure_local_delivery_s(self._rank, len(self._plan.devices))
         groups = _connections(self._plan.connections)
-        program, where = self._program(self._plan), _compute_device(self._scenario, self._device)
+        program, where = (
+            self._program(self._plan),
+            compute_device(self._scenario.cluster.by_name[self._device].kind, self._orders.compute),
+        )
         group = self._tensor_group(where) if model else None
-        clock = _agree_on_clock(self._rank, self._job, self._scenario.cluster)
+        clock = _agree_on_clock(self._rank, self._job, self._scenario.cluster, self._head_start_s)
         training = self._scenario.training
         kind = NoiseMeasuringCompute if training.noise_scale else RealCompute
         trained = kind(model, self._plan, program, training, clock, where, group) if model else None
@@ -218,13 +231,6 @@ class Worker:
             write_norms(trained.norms, self._job, self._rank)
 
 
-def _compute_device(scenario: Scenario, device: str) -> torch.device:
-    """Where a device's layers are computed: on a GPU of this machine, which ranks may share, if it stands for one."""
-    if scenario.cluster.by_name[device].kind == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-
-
 def _connections(count: int) -> list[dist.ProcessGroup]:
     """Process groups over all ranks; gloo has a connection between every two of them in each."""
     everybody = dist.group.WORLD
@@ -232,11 +238,11 @@ def _connections(count: int) -> list[dist.ProcessGroup]:
     return [everybody, *(dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(count - 1))]
 
 
-def _agree_on_clock(rank: int, job: JobFolder, cluster: Cluster) -> RunClock:
+def _agree_on_clock(rank: int, job: JobFolder, cluster: Cluster, head_start_s: float) -> RunClock:
     """The clock of the run: rank 0 says when it starts, a little after everyone has heard."""
     # Models take unequal times to load; and the news travels over connections that are warm.
     dist.barrier()
-    head_start_s = _HEAD_START_S + _HEAD_START_LATENCIES * max((link.latency_s for link in cluster.links), default=0.0)
+    head_start_s += _HEAD_START_LATENCIES * max((link.latency_s for link in cluster.links), default=0.0)
     origin = torch.tensor([time.monotonic() + head_start_s if rank == 0 else 0.0], dtype=torch.float64)
     dist.broadcast(origin, 0)
     if rank == 0:
@@ -248,14 +254,30 @@ def main(agent: str, folder: str) -> None:
     """Run this process's rank of the job in ``folder``."""
     die_with_parent(int(agent))
     enter_device_network()
-    job, rank, ranks = JobFolder(Path(folder)), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
+    run_rank(JobFolder(Path(folder)), rank, int(os.environ["WORLD_SIZE"]), lambda: reach_store(rank))
+
+
+def run_rank(
+    job: JobFolder, rank: int, ranks: int, reach: Callable[[], Store], head_start_s: float = HEAD_START_S
+) -> None:
+    """Run one rank of a job, from the handshake to what it leaves; end this process if that fails.
+
+    Args:
+        job: Its files.
+        rank: This one.
+        ranks: Their number.
+        reach: Returns the store in which the ranks of this job, and of no other, meet.
+        head_start_s: From agreeing on the start of the run to the start; less is for runs of which nobody asks when
+            things happened, seconds.
+    """
     name = rank_name(rank, _device(job, rank))
     end = partial(give_up, job, rank, name)
     try:
-        handshake = Handshake(reach_store(rank), rank, ranks, name, holds_store=holds_store(rank))
+        handshake = Handshake(reach(), rank, ranks, name, holds_store=holds_store(rank))
         given = handshake.agree("job", lambda: _read(job), _ARRIVAL_S + _ARRIVAL_OF_EACH_S * ranks)
         check_ranks(given[1], ranks)
-        Worker(job, rank, given, handshake, end).run()
+        Worker(job, rank, given, handshake, end, head_start_s).run()
     except Exception as error:
         end(error)
 

@@ -73,12 +73,13 @@ class Connection:
         self._latency_s = sum(link.latency_s for link in route.path)
         self._jitter_s = sum(link.jitter_s for link in route.path)
         self._curves = [link.size_curve for link in route.path if link.size_curve is not None]
-        self._lossy = any(link.loss for link in route.path)
         self._links = tuple(link.name for link in route.binding)
         self._round_trip_s = self._latency_s + back_s
+        self._lossy = any(link.loss for link in route.path)
         self._window = None
         if effects.cold_start:
-            most_bytes = effects.window_bytes * route.connections
+            # Where packets are lost, what windows let through in the long run is in the route's ceiling.
+            most_bytes = math.inf if self._lossy else effects.window_bytes * route.connections
             first_bytes = min(effects.initial_window_bytes * route.connections, most_bytes)
             self._window = SendWindow(first_bytes, most_bytes, self._round_trip_s, effects.idle_s)
         self._queue: deque[Parcel] = deque()

@@ -9,7 +9,7 @@ import math
 from collections import deque
 
 # A window leaves in so many parts, each acknowledged by itself: acknowledgements come while it is still leaving.
-_PARTS = 8
+_PARTS = 16
 
 # More than take any window down to its first size.
 _MOST_HALVINGS = 64
@@ -32,8 +32,8 @@ class SendWindow:
         self._timeout_s = timeout_s + round_trip_s
         self._window_bytes = initial_bytes
         self._idle_since_s = 0.0
-        # When parts will be acknowledged, and their bytes.
-        self._unacknowledged: deque[tuple[float, float]] = deque()
+        # When parts will be acknowledged, their bytes, and how many were unacknowledged when they left.
+        self._unacknowledged: deque[tuple[float, float, float]] = deque()
         self._flying_bytes = 0.0
 
     def waiting_s(self, now_s: float, size_bytes: int, rate_bps: float) -> float:
@@ -51,23 +51,29 @@ class SendWindow:
         clock_s, left_bytes = now_s, float(size_bytes)
         while left_bytes > 0:
             self._acknowledge(clock_s, path_bytes)
-            usable_bytes = min(self._window_bytes, self._most_bytes) - self._flying_bytes
-            if usable_bytes < min(left_bytes, self._initial_bytes / _PARTS) and self._unacknowledged:
+            open_bytes = min(self._window_bytes, self._most_bytes)
+            part_bytes = min(left_bytes, open_bytes / _PARTS)
+            # Rounding must not cost a part.
+            if open_bytes - self._flying_bytes < part_bytes * (1 - 1e-9) and self._unacknowledged:
                 clock_s = max(clock_s, self._unacknowledged[0][0])
                 continue
-            part_bytes = min(left_bytes, max(usable_bytes / _PARTS, self._initial_bytes / _PARTS))
-            clock_s += 8 * part_bytes / rate_bps
-            self._unacknowledged.append((clock_s + self._round_trip_s, part_bytes))
+            part_s = 8 * part_bytes / rate_bps
+            clock_s += part_s
+            # Each byte is acknowledged by itself; a part in the middle of its bytes' times.
             self._flying_bytes += part_bytes
+            acknowledged_s = clock_s - part_s / 2 + self._round_trip_s
+            self._unacknowledged.append((acknowledged_s, part_bytes, self._flying_bytes))
             left_bytes -= part_bytes
         self._idle_since_s = clock_s
         return max(0.0, clock_s - now_s - 8 * size_bytes / rate_bps)
 
     def _acknowledge(self, now_s: float, path_bytes: float) -> None:
         while self._unacknowledged and self._unacknowledged[0][0] <= now_s:
-            _, part_bytes = self._unacknowledged.popleft()
-            # Who fills the path has as much again in the buffer before it; more would be lost there.
-            useful_bytes = min(2 * self._flying_bytes, 2 * max(path_bytes, self._initial_bytes))
+            latest_bytes = self._unacknowledged[-1][2]
+            _, part_bytes, flying_bytes = self._unacknowledged.popleft()
+            # Linux opens a window no further than to twice what is made use of. Who fills the path has as much again in
+            # the buffer before it.
+            useful_bytes = 2 * min(max(flying_bytes, latest_bytes), max(path_bytes, self._initial_bytes))
             self._window_bytes = max(self._window_bytes, min(self._window_bytes + part_bytes, useful_bytes))
             self._flying_bytes -= part_bytes
         if not self._unacknowledged:

@@ -7,7 +7,11 @@ import torch
 
 def to_payload(samples: torch.Tensor) -> torch.Tensor:
     """Return the samples as a one-dimensional uint8 tensor on the CPU, which shares memory where it can."""
-    return samples.contiguous().view(-1).view(torch.uint8).cpu()
+    row = samples.contiguous().view(-1).view(torch.uint8)
+    if row.device.type != "cuda":
+        return row.cpu()
+    # Page-locked memory, which a GPU writes to directly and torch keeps for the next payload; the copy is waited for.
+    return torch.empty(row.numel(), dtype=torch.uint8, pin_memory=True).copy_(row)
 
 
 def from_payloads(

@@ -6,7 +6,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from executor.peers import blaming
 from planner.plan import Plan
@@ -28,13 +28,14 @@ class TensorGroup:
         self._group = group
         self._mesh = DeviceMesh.from_group(group, kind)
         self._degree = len(devices)
+        self._place = devices.index(device)
         self.leads = device == devices[0]
         self._peers = ", ".join(name for name in devices if name != device)
 
     def shard(self, whole: torch.Tensor, dimension: int) -> torch.Tensor:
         """Return this rank's part of a tensor that all ranks hold, cut along a dimension."""
-        # Every rank has built the model from the same seed: nothing needs to be sent.
-        return distribute_tensor(whole, self._mesh, [Shard(dimension)], src_data_rank=None).to_local()
+        # Every rank has built the model from the same seed: nothing needs to be sent, or to be on the mesh's device.
+        return whole.chunk(self._degree, dimension)[self._place]
 
     def enter(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the inputs, which all ranks hold; in backward, the sum of their gradients."""
