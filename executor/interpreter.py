@@ -19,7 +19,7 @@ from executor.training.tensor_parallel_order import group_order
 from executor.transport import Transport
 from executor.updates import PipelineUpdates
 from executor.wire import Wire
-from planner.events import EventKind
+from planner.events import Event, EventKind
 from planner.program import Transfer, Work
 from planner.scenario import Scenario
 
@@ -95,9 +95,7 @@ class Interpreter:
             inputs, arrived_s = self._take(current, work, posted, idle_since_s)
             done = self._compute.run(work, inputs, ready_s=max(ready_s, arrived_s))
             posted.order.finish(work)
-            row = current.program.compute_event(current.step, work.action, done.start_s, done.end_s)
-            for device in (row.device, *current.program.partners):
-                self._rows.log(replace(row, device=device))
+            self._log(current, current.program.compute_event(current.step, work.action, done.start_s, done.end_s))
             for transfer, payload in zip(work.sends, done.outputs, strict=True):
                 self._send(current, transfer, payload, done.end_s)
         self._post_ahead(current.step + 1, following)
@@ -107,6 +105,11 @@ class Interpreter:
         self._unfinished = current
         if not self._norms.wanted:
             self.update()
+
+    def _log(self, current: StepProgram, row: Event) -> None:
+        """A row of compute, in which the partners of a tensor-parallel group take part."""
+        for device in (row.device, *current.program.partners):
+            self._rows.log(replace(row, device=device))
 
     def close(self) -> None:
         """Finish the last step, and apply what other pipelines still send."""
@@ -119,7 +122,11 @@ class Interpreter:
         if self._unfinished is None:
             return
         current, self._unfinished, self._last = self._unfinished, None, self._unfinished
-        loss = self._compute.finish_step(current.step, self._norms.total(current))
+        squared_norm = self._norms.total(current)
+        start_s = self._compute.free_s()
+        loss = self._compute.finish_step(current.step, squared_norm)
+        if current.program.update_s:
+            self._log(current, current.program.update_event(current.step, start_s, self._compute.free_s()))
         if loss is not None:
             self._finished(loss)
         if self._updates is not None:

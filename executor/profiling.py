@@ -145,9 +145,7 @@ def _measure(work: _StageLayer, repeats: int) -> LayerTimes:
                 update_s.append(_seconds(lambda: work.rule.update(0, 0.0), device))
     module.start_step(recompute=False, splits=False)
     work.rule.clear_gradients()
-    return LayerTimes(
-        work.layer, work.samples, *map(median, (forward_s, backward_s, input_s, weight_s, update_s))
-    )
+    return LayerTimes(work.layer, work.samples, *map(median, (forward_s, backward_s, input_s, weight_s, update_s)))
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:

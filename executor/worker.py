@@ -49,7 +49,6 @@ from planner.events import EventWriter
 from planner.files.plan_file import read_plan
 from planner.plan import Plan
 from planner.program import DeviceProgram, compile_plan, device_program
-from planner.scenario import Scenario
 from planner.update_exchange import update_edges
 from traces.errors import InputError
 

@@ -161,7 +161,7 @@ def run(
 
     def backend(folder: Path | None) -> TorchBackend:
         parameters = folder / "parameters.safetensors" if folder is not None else None
-        return TorchBackend(compute.value, emulator=chosen, parameters=parameters, tell=_tell)
+        return TorchBackend(compute.value, emulator=chosen, parameters=parameters, resources=folder, tell=_tell)
 
     ordering = Ordering(schedule, dynamic, orders)
     record = carry_out(scenario, plan, strategy, ordering, policy, steps, output, backend)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from planner.actions import Action, Kind
 from planner.compiled_step import CompiledStep, compile_step
-from planner.events import SYNC_ACTION, Event, EventKind
+from planner.events import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.gradient_sync import GradientSync
 from planner.plan import Plan, Replica
 from planner.scenario import Scenario
@@ -103,6 +103,10 @@ class DeviceProgram:
         return self._event(
             EventKind.COMPUTE, step, str(action.kind), start_s, end_s, stage=stage, microbatch=microbatch
         )
+
+    def update_event(self, step: int, start_s: float, end_s: float) -> Event:
+        """Return the row for the optimizer's update."""
+        return self._event(EventKind.COMPUTE, step, UPDATE_ACTION, start_s, end_s)
 
     def transfer_event(self, kind: EventKind, step: int, transfer: Transfer, start_s: float, end_s: float) -> Event:
         """Return the row for sending or receiving a transfer."""

@@ -49,7 +49,7 @@ def train_one_by_one(runs: Mapping[str, tuple[Scenario, Plan]], steps: int) -> d
                 ranks = len(runs[name][1].devices)
                 if not _finished(jobs[name], ranks):
                     # The others come after it: they get processes of their own.
-                    outcomes[name] = read_cause(jobs[name], ranks) or error or RunError("not carried out")
+                    outcomes[name] = _failure(jobs[name], ranks, error)
                     break
                 outcomes[name] = _outcome(jobs[name], ranks)
     return outcomes
@@ -89,6 +89,13 @@ def _outcome(job: JobFolder, ranks: int) -> Outcome:
             if not torch.equal(parameters.setdefault(name, value), value):
                 return AssertionError(f"replicas of {name} differ")
     return Trained([sum(step) for step in zip(*losses, strict=True)], parameters)
+
+
+def _failure(job: JobFolder, ranks: int, ended: Exception | None) -> Exception:
+    """Why a job was not finished: how the processes ended, caused by what a rank said."""
+    failure = ended or RunError("not carried out")
+    failure.__cause__ = read_cause(job, ranks)
+    return failure
 
 
 def _mark(job: JobFolder, rank: int) -> Path:

@@ -1,10 +1,10 @@
-"""Real compute predicted: the layers of the example GPT are measured first, then a run is simulated, then it runs."""
+"""Real compute predicted: the layers of a model are measured first, then a run is simulated, then it runs."""
 
 import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from executor.backend import TorchBackend
@@ -15,7 +15,7 @@ from executor.profiling import LayerTimes
 from executor.shaper import create_ledger
 from executor.wan.origin import create_origin
 from experiments.benches.result import Row
-from experiments.benches.two_stages import DEVICES, trained_scenario, two_stage_plan
+from experiments.benches.two_stages import trained_scenario, two_stage_plan
 from experiments.models import gpt
 from planner.metrics import measure
 from planner.plan import Plan
@@ -24,26 +24,66 @@ from planner.scenario import ModelCode, Scenario
 from planner.schedules import WHOLE
 from sim.simulator import Simulator
 
-MODEL = {"vocabulary": 256, "width": 192, "heads": 4, "blocks": 8, "length": 64}
-SAMPLES, MICROBATCHES = 4, 8
-STEPS = 40
+
+@dataclass(frozen=True, slots=True)
+class TrainedCase:
+    """What two ranks train.
+
+    Attributes:
+        name: Of the model, in rows.
+        code: Of the model.
+        samples: Of a microbatch.
+        microbatches: Of a step.
+        steps: Of the run.
+        kind: Of both devices: ``cpu`` keeps their layers there, others take a GPU where there is one.
+    """
+
+    name: str
+    code: ModelCode
+    samples: int
+    microbatches: int
+    steps: int
+    kind: str
+
+    @property
+    def scenario(self) -> Scenario:
+        """Two devices, and the model with times that nobody has measured."""
+        blank = TimeTable((self.samples,), (1.0,), (1.0,), (1.0,))
+        scenario = trained_scenario(
+            profile_of(self.code, {self.kind: blank}), self.code, self.samples * self.microbatches
+        )
+        devices = tuple(replace(device, kind=self.kind) for device in scenario.cluster.devices)
+        return replace(scenario, cluster=replace(scenario.cluster, devices=devices))
+
+    def plan(self, scenario: Scenario, schedule: str) -> Plan:
+        """Return the plan that cuts the model in the middle."""
+        depth = min(4, self.microbatches)
+        return two_stage_plan(scenario, schedule, (self.samples,) * self.microbatches, (depth, depth), "scheduled")
 
 
-def predict_real_compute(schedule: str, tell: Callable[[str], None]) -> Row:
-    """Profile two ranks of the example GPT on this machine, simulate them, run them, and compare.
+EXAMPLE = TrainedCase(
+    "gpt",
+    ModelCode(Path(gpt.__file__), {"vocabulary": 256, "width": 192, "heads": 4, "blocks": 8, "length": 64}),
+    samples=4,
+    microbatches=8,
+    steps=40,
+    kind="this-machine",
+)
+
+
+def predict_real_compute(schedule: str, tell: Callable[[str], None], case: TrainedCase = EXAMPLE) -> Row:
+    """Profile two ranks that train a model on this machine, simulate them, run them, and compare.
 
     The links are this machine's own, which take no time that counts.
     """
-    tell(f"real compute, {schedule}")
-    code = ModelCode(Path(gpt.__file__), MODEL)
-    blank = TimeTable((SAMPLES,), (1.0,), (1.0,), (1.0,))
-    unmeasured = trained_scenario(profile_of(code, dict.fromkeys(DEVICES, blank)), code, SAMPLES * MICROBATCHES)
-    plan = two_stage_plan(unmeasured, schedule, (SAMPLES,) * MICROBATCHES, (4, 4), "scheduled")
+    tell(f"real compute, {case.name}, {schedule}")
+    unmeasured = case.scenario
+    plan = case.plan(unmeasured, schedule)
     scenario = replace(unmeasured, model=measured_profile(unmeasured, plan))
-    simulated = measure(Simulator().run(scenario, plan, None, STEPS))
-    real = measure(TorchBackend("real", emulator="none").run(scenario, plan, None, STEPS))
+    simulated = measure(Simulator().run(scenario, plan, None, case.steps))
+    real = measure(TorchBackend("real", emulator="none").run(scenario, plan, None, case.steps))
     return {
-        "case": f"real-gpt-{schedule}",
+        "case": f"real-{case.name}-{schedule}",
         "ranks": 2,
         "policy": "none",
         "simulated_step_s": simulated.step_s,

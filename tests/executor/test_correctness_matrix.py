@@ -1,10 +1,12 @@
 """Every schedule with every kind of stage, replica, microbatch, update rule and model trains as one process does."""
 
 import importlib.util
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import combinations, product
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +17,8 @@ from training import CONVOLUTIONAL, GPT, Trained, placed_plan, train_in_one_proc
 
 from planner.actions import parse_action
 from planner.plan import EXPLICIT, Plan
-from planner.scenario import Optimizer, Scenario
+from planner.scenario import ModelCode, Optimizer, Scenario
+from traces.errors import RunError
 
 STEPS = 5
 TOLERANCE = 1e-6
@@ -194,7 +197,8 @@ class Matrix:
     def trained(self, case: Case) -> Trained:
         if case not in self._outcomes:
             alike = [other for other in self._selected if other.ranks == case.ranks and other not in self._outcomes]
-            cases = {str(each): each for each in dict.fromkeys([case, *alike][:CASES_PER_START])}
+            first = sorted(alike, key=lambda other: other != case)[:CASES_PER_START]
+            cases = {str(each): each for each in first}
             outcomes = train_one_by_one({name: built(each) for name, each in cases.items()}, STEPS)
             self._outcomes |= {cases[name]: outcome for name, outcome in outcomes.items()}
         outcome = self._outcomes[case]
@@ -245,3 +249,29 @@ def test_a_covering_shows_what_all_cases_show(cases: set[Case]) -> None:
     # None of them is there for nothing.
     for index, case in enumerate(found):
         assert pairs(case) - set().union(*map(pairs, found[:index]), set())
+
+
+# --- a case that fails ------------------------------------------------------------------------------------------
+
+DEADLY = """
+import os, signal
+
+def model():
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_rank_that_dies_takes_no_other_case_along(tmp_path: Path) -> None:
+    path = tmp_path / "deadly.py"
+    path.write_text(DEADLY)
+    good = next(case for case in FEW if case.ranks == 2)
+    scenario, plan = built(good)
+    deadly = replace(scenario, code=ModelCode(path, {}))
+    outcomes = train_one_by_one({"before": (scenario, plan), "dies": (deadly, plan), "after": (scenario, plan)}, STEPS)
+    for name in ("before", "after"):
+        trained = outcomes[name]
+        assert isinstance(trained, Trained)
+        assert_equal(trained, good)
+    assert isinstance(outcomes["dies"], RunError)
+    assert re.fullmatch(r"rank 1 \(device 'device-1', host .*\) was ended by SIGKILL", str(outcomes["dies"]))
