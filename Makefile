@@ -1,12 +1,14 @@
 # make demo    install into .venv and run the demo
 # make test    install into .venv and run the tests
 # make check   format, lint, types, house rules
+# make gpu     check and measure on a GPU
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+INSTALLED_GPU := .venv/gpu/.installed
 
-.PHONY: demo test test-slow check bench schemas clean
+.PHONY: demo test test-slow check bench gpu schemas clean
 
 demo: $(INSTALLED)
 	$(BIN)/ropebridge demo
@@ -30,8 +32,13 @@ bench: $(INSTALLED)
 	$(BIN)/ropebridge bench simulator
 	$(BIN)/ropebridge bench schedules
 	$(BIN)/ropebridge bench accuracy
+	$(BIN)/ropebridge bench executor
 	$(BIN)/ropebridge bench fidelity
 	$(BIN)/ropebridge bench adaptation
+
+# On CUDA: training checked, layers timed, steps predicted. The page names the hardware.
+gpu: $(INSTALLED_GPU)
+	.venv/gpu/bin/python -m experiments.gpu_check -o docs/measurements-gpu.md
 
 # JSON Schema of the files that people write, for editors.
 schemas: $(INSTALLED)
@@ -42,6 +49,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[executor,solve,dev]'
 	touch $(INSTALLED)
+
+# The constraints are for machines without a GPU; a torch that the machine has already is used if it is new enough.
+$(INSTALLED_GPU): pyproject.toml
+	@command -v nvidia-smi >/dev/null || { echo 'make gpu: this machine has no GPU (there is no nvidia-smi)' >&2; exit 2; }
+	$(PYTHON) -m venv --system-site-packages .venv/gpu
+	.venv/gpu/bin/pip install --quiet --editable '.[executor]'
+	touch $(INSTALLED_GPU)
 
 clean:
 	rm -rf .venv

@@ -28,11 +28,15 @@ from planner.scenario import ModelCode
 from traces.atomic import write_text_atomically
 from traces.errors import InputError, RopebridgeError
 
-# The ranks' own setting; this process has the one of torch. Convolutions would else round their inputs to 10 bits.
+# Else convolutions, and in some containers products of matrices, would round their inputs to 10 bits. It comes before
+# any program's own settings, and must be there when NVIDIA's libraries are loaded (NVIDIA, "Accelerating AI Training
+# with NVIDIA TF32 Tensor Cores").
 _NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}
 
 _GPT, _CONVOLUTIONAL = Path(gpt.__file__), Path(convolutional.__file__)
 _GPU = "this-gpu"
+# Assumed, and said on the page: memory to memory through a connection of this machine with itself.
+_LOOPBACK_BPS = 20e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +81,12 @@ FULL = GpuCheck(
     timed=(
         TrainedCase(
             "gpt",
-            ModelCode(_GPT, {"vocabulary": 8192, "width": 1024, "heads": 16, "blocks": 8, "length": 512}),
+            ModelCode(_GPT, {"vocabulary": 8192, "width": 1024, "heads": 16, "blocks": 8, "length": 256}),
             samples=8,
             microbatches=8,
             steps=20,
             kind=_GPU,
+            bandwidth_bps=_LOOPBACK_BPS,
         ),
         TrainedCase(
             "convolutional",
@@ -90,6 +95,7 @@ FULL = GpuCheck(
             microbatches=8,
             steps=20,
             kind=_GPU,
+            bandwidth_bps=_LOOPBACK_BPS,
         ),
     ),
     schedules=("1f1b", "zb-h1"),
@@ -119,8 +125,9 @@ _EQUAL = """Two ranks through gloo, momentum, float32 without TF32. The figure i
 parameter after all steps, over 1 + the value that one process on the same device has; with bf16-mixed, of a loss.
 """
 
-_PREDICTED = """Two ranks on this machine, which take its GPUs in turn: with one GPU they share it, and each layer was
-timed while the other rank timed its own. Payloads are staged through the CPU and gloo. The simulation ran first.
+_PREDICTED = f"""Two ranks on this machine, which take its GPUs in turn: with one GPU they share it, and each layer was
+timed while the other rank timed its own. Payloads are staged through the CPU and gloo; in the simulation the connection
+between the ranks carries {_LOOPBACK_BPS / 1e9:g} Gbit/s, which is assumed. The simulation ran first.
 """
 
 
@@ -173,7 +180,7 @@ def _step_row(row: Row) -> Row:
 
 def _size_of(case: TrainedCase) -> str:
     arguments = ", ".join(f"{name} {value}" for name, value in case.code.arguments.items())
-    return f"{arguments}; float32, microbatches of {case.samples} samples.\n"
+    return f"{arguments}; float32 without TF32, microbatches of {case.samples} samples.\n"
 
 
 def _checks(checks: Sequence[Check]) -> str:
@@ -211,8 +218,9 @@ def main(arguments: Sequence[str]) -> int:
                 "this machine has no GPU that torch can use",
                 valid="run 'make gpu' where 'torch.cuda.is_available()' is true; everything else is tested on the CPU",
             )
-        os.environ.update(_NO_TF32)
-        torch.backends.cudnn.allow_tf32 = False
+        if not os.environ.items() >= _NO_TF32.items():
+            command = [sys.executable, "-m", "experiments.gpu_check", *arguments]
+            os.execve(sys.executable, command, {**os.environ, **_NO_TF32})
         page, equal = run_gpu_check(FULL, torch.device("cuda", 0), lambda line: print(line, file=sys.stderr))
         write_text_atomically(output, page)
     except RopebridgeError as error:

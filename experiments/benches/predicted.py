@@ -36,6 +36,7 @@ class TrainedCase:
         microbatches: Of a step.
         steps: Of the run.
         kind: Of both devices: ``cpu`` keeps their layers there, others take a GPU where there is one.
+        bandwidth_bps: Of the links in the simulation, either way; assumed, since the real ones are this machine's own.
     """
 
     name: str
@@ -44,6 +45,7 @@ class TrainedCase:
     microbatches: int
     steps: int
     kind: str
+    bandwidth_bps: float = 1e9
 
     @property
     def scenario(self) -> Scenario:
@@ -53,7 +55,8 @@ class TrainedCase:
             profile_of(self.code, {self.kind: blank}), self.code, self.samples * self.microbatches
         )
         devices = tuple(replace(device, kind=self.kind) for device in scenario.cluster.devices)
-        return replace(scenario, cluster=replace(scenario.cluster, devices=devices))
+        links = tuple(replace(link, bandwidth_bps=self.bandwidth_bps) for link in scenario.cluster.links)
+        return replace(scenario, cluster=replace(scenario.cluster, devices=devices, links=links))
 
     def plan(self, scenario: Scenario, schedule: str) -> Plan:
         """Return the plan that cuts the model in the middle."""

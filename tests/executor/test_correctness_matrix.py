@@ -253,22 +253,22 @@ def test_a_covering_shows_what_all_cases_show(cases: set[Case]) -> None:
 
 # --- a case that fails ------------------------------------------------------------------------------------------
 
-DEADLY = """
+DIES = """
 import os, signal
 
-def model():
-    if os.environ["RANK"] == "1":
-        os.kill(os.getpid(), signal.SIGKILL)
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_takes_no_other_case_along(tmp_path: Path) -> None:
-    path = tmp_path / "deadly.py"
-    path.write_text(DEADLY)
-    good = next(case for case in FEW if case.ranks == 2)
+    deadly = tmp_path / "deadly.py"
+    deadly.write_text(GPT.path.read_text() + DIES)
+    good = next(case for case in FEW if case.ranks == 2 and case.model == "gpt")
     scenario, plan = built(good)
-    deadly = replace(scenario, code=ModelCode(path, {}))
-    outcomes = train_one_by_one({"before": (scenario, plan), "dies": (deadly, plan), "after": (scenario, plan)}, STEPS)
+    dies = replace(scenario, code=ModelCode(deadly, GPT.arguments))
+    outcomes = train_one_by_one({"before": (scenario, plan), "dies": (dies, plan), "after": (scenario, plan)}, STEPS)
     for name in ("before", "after"):
         trained = outcomes[name]
         assert isinstance(trained, Trained)
