@@ -1,4 +1,4 @@
-"""Many jobs for the same number of ranks, one after the other in the same processes: starting those takes seconds.
+"""Many jobs, one after the other in the same processes: starting those takes seconds.
 
 Ranks run it as ``python -m many_jobs AGENT_PID FOLDER``, by the list of jobs in the folder. Each job is carried out as
 the executor does it, from the handshake to the end of its process groups.
@@ -39,11 +39,13 @@ Outcome = Trained | Exception
 
 
 def train_one_by_one(runs: Mapping[str, tuple[Scenario, Plan]], steps: int) -> dict[str, Outcome]:
-    """Train by each plan, all for the same number of devices; return what each run left or why it failed."""
+    """Train by each plan; return what each run left or why it failed."""
+    # Those of most ranks first: the last ranks end when there is nothing left for them, and nobody waits in between.
+    order = sorted(runs, key=lambda name: -len(runs[name][1].devices))
     outcomes: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="many-jobs-") as folder:
         jobs = {name: _written(run, steps, Path(folder) / f"job-{n}") for n, (name, run) in enumerate(runs.items())}
-        while left := [name for name in runs if name not in outcomes]:
+        while left := [name for name in order if name not in outcomes]:
             error = _start([jobs[name] for name in left], Path(folder) / f"start-{len(outcomes)}")
             for name in left:
                 ranks = len(runs[name][1].devices)
@@ -69,7 +71,7 @@ def _written(run: tuple[Scenario, Plan], steps: int, folder: Path) -> JobFolder:
 def _start(jobs: Sequence[JobFolder], folder: Path) -> Exception | None:
     """Carry out jobs in new processes until one fails; return why the processes ended, if not as they should."""
     folder.mkdir()
-    # The launcher and its agent look at the first one, to know what to start.
+    # The launcher and its agent look at the first one, which has most ranks, to know what to start.
     scenario, plan, orders = jobs[0].read()
     started = JobFolder(folder)
     started.write(scenario, plan, orders)
@@ -110,10 +112,13 @@ def _finished(job: JobFolder, ranks: int) -> bool:
 def main(agent: str, folder: str) -> None:
     """Carry out this process's rank of all jobs listed in ``folder``."""
     die_with_parent(int(agent))
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
     store = reach_store(rank)
     for path in map(Path, json.loads((Path(folder) / _JOBS).read_text())):
         job = JobFolder(path)
+        ranks = len(job.read()[1].devices)
+        if rank >= ranks:
+            break
         late = RunError(f"did not finish within {LIMIT_S:.0f} s")
         timer = threading.Timer(LIMIT_S, give_up, (job, rank, f"rank {rank}", late))
         timer.daemon = True

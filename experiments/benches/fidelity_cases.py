@@ -24,7 +24,8 @@ BROADBAND = "fcc_mba_2016/traces"
 
 # The hosts of the test bed keep idle windows open, see executor/wan/tcp_settings.py.
 EFFECTS = Effects(network=replace(TCP, idle_s=math.inf))
-STEPS = 16
+STEPS = 12
+STEPS_ON_TRACES = 20
 LOCAL = (1e9, 0.0005)
 
 
@@ -136,8 +137,10 @@ def _swaying() -> Iterator[Case]:
     for name, mean_bps in (("lte", 60e6), ("5g", 120e6)):
         trace = _played(preset(name, duration_s=60.0, seed=5), mean_bps)
         stages = Stages([0.03, 0.02, 0.03], [(trace, 0.02), (200e6, 0.01)])
-        yield _case(f"swaying-{name}", stages, (1,) * 10, [8, 6, 3], "1f1b", steps=30)
-        yield _case(f"swaying-{name}-dynamic", stages, (1,) * 10, [8, 6, 3], "zb-h1", order="dynamic", steps=30)
+        yield _case(f"swaying-{name}", stages, (1,) * 10, [8, 6, 3], "1f1b", steps=STEPS_ON_TRACES)
+        yield _case(
+            f"swaying-{name}-dynamic", stages, (1,) * 10, [8, 6, 3], "zb-h1", order="dynamic", steps=STEPS_ON_TRACES
+        )
 
 
 def _recorded() -> Iterator[Case]:
@@ -148,8 +151,10 @@ def _recorded() -> Iterator[Case]:
     for number, path in enumerate(sorted(folder.iterdir())[5:20:5]):
         trace = _played(read_trace(path), 60e6, speed=10)
         stages = Stages([0.03, 0.03], [(trace, 0.015 * (number + 1))])
-        yield _case(f"recorded-{number}-1f1b", stages, (1,) * 8, [6, 3], "1f1b", steps=30)
-        yield _case(f"recorded-{number}-dynamic", stages, (1,) * 8, [6, 6], "compact-zb", order="dynamic", steps=30)
+        yield _case(f"recorded-{number}-1f1b", stages, (1,) * 8, [6, 3], "1f1b", steps=STEPS_ON_TRACES)
+        yield _case(
+            f"recorded-{number}-dynamic", stages, (1,) * 8, [6, 6], "compact-zb", order="dynamic", steps=STEPS_ON_TRACES
+        )
 
 
 def _played(trace: LinkTrace, mean_bps: float, speed: float = 1) -> LinkTrace:
@@ -168,7 +173,9 @@ def _planned() -> Iterator[Case]:
         ("cloud-edge-end", "ddp", "none"),
     ):
         scenario = replace(choose_scenario(scenario_name), effects=EFFECTS)
-        yield Case(f"{scenario_name}-{strategy}-{policy}", scenario, make_plan(strategy, scenario), policy, 30)
+        yield Case(
+            f"{scenario_name}-{strategy}-{policy}", scenario, make_plan(strategy, scenario), policy, STEPS_ON_TRACES
+        )
 
 
 def _case(

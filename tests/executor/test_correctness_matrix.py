@@ -196,9 +196,10 @@ class Matrix:
 
     def trained(self, case: Case) -> Trained:
         if case not in self._outcomes:
-            alike = [other for other in self._selected if other.ranks == case.ranks and other not in self._outcomes]
-            first = sorted(alike, key=lambda other: other != case)[:CASES_PER_START]
-            cases = {str(each): each for each in first}
+            rest = [other for other in self._selected if other not in self._outcomes]
+            # The one asked for is among them, in whatever order they come.
+            rest.sort(key=lambda other: other != case)
+            cases = {str(each): each for each in rest[:CASES_PER_START]}
             outcomes = train_one_by_one({name: built(each) for name, each in cases.items()}, STEPS)
             self._outcomes |= {cases[name]: outcome for name, outcome in outcomes.items()}
         outcome = self._outcomes[case]
