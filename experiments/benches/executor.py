@@ -31,7 +31,7 @@ ACTION_S = 0.02
 FLOOR_S = 3 * MICROBATCHES * ACTION_S
 LATENCIES_S = (0.0, 0.010, 0.025, 0.050)
 QUICK_LATENCIES_S = (0.050,)
-STEPS, ROUNDS = 8, 3
+STEPS, ROUNDS = 6, 2
 
 TORCH: tuple[Literal["gpipe", "1f1b", "zb-v"], ...] = ("gpipe", "1f1b", "zb-v")
 BASELINE = "torch 1f1b"
@@ -50,7 +50,7 @@ MOST_CPU = 1.02
 
 REAL_MODEL = {"vocabulary": 256, "width": 128, "heads": 4, "blocks": 6, "length": 64}
 REAL_SAMPLES = 4
-REAL_STEPS, REAL_WARMUP, REAL_ROUNDS = 24, 4, 7
+REAL_STEPS, REAL_WARMUP, REAL_ROUNDS = 20, 4, 5
 
 
 def measure_executor(quick: bool, tell: Callable[[str], None]) -> BenchResult:
@@ -102,7 +102,7 @@ def _paced_rounds(latency_s: float, rounds: int, tell: Callable[[str], None]) ->
         tell(f"{1000 * latency_s:.0f} ms one way, round {number + 1} of {rounds}")
         for way, (schedule, order, depth) in OURS.items():
             plan = two_stage_plan(scenario, schedule, (1,) * MICROBATCHES, (depth, min(depth, MICROBATCHES)), order)
-            record = TorchBackend("paced", emulator="relay").run(scenario, plan, None, 3 * STEPS)
+            record = TorchBackend("paced", emulator="relay").run(scenario, plan, None, 2 * STEPS)
             step_s[way].append(measure(record).step_s)
         plan = two_stage_plan(scenario, "1f1b", (1,) * MICROBATCHES, (2, 1), "scheduled")
         for name in TORCH:
