@@ -11,7 +11,7 @@ from scipy.stats import kendalltau
 
 from executor.backend import TorchBackend, choose_emulator
 from experiments.benches.fidelity_cases import Case, fidelity_cases
-from experiments.benches.predicted import predict_real_compute
+from experiments.benches.predicted import ROUNDS, predict_real_compute
 from experiments.benches.result import BenchResult, Check, Row
 from planner.metrics import measure
 from planner.policies import make_policy
@@ -38,7 +38,7 @@ def measure_fidelity(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     for case in cases[::QUICK_EVERY] if quick else cases:
         rows.append(_compare(case, backend))
         tell(f"{case.name}: {100 * float(rows[-1]['step_error']):+.1f} %")
-    predicted = [predict_real_compute(schedule, tell) for schedule in REAL_SCHEDULES]
+    predicted = [predict_real_compute(schedule, tell, rounds=1 if quick else ROUNDS) for schedule in REAL_SCHEDULES]
     errors = np.abs([float(row["step_error"]) for row in rows])
     simulated, real = ([float(row[side]) for row in rows] for side in ("simulated_step_s", "real_step_s"))
     real_error = max(abs(float(row["step_error"])) for row in predicted)

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from executor.backend import TorchBackend
 from executor.job import JobFolder, Orders
@@ -23,6 +24,8 @@ from planner.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario import ModelCode, Scenario
 from planner.schedules import WHOLE
 from sim.simulator import Simulator
+
+ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class TrainedCase:
     microbatches: int
     steps: int
     kind: str
-    bandwidth_bps: float = 1e9
+    bandwidth_bps: float = 10e9
 
     @property
     def scenario(self) -> Scenario:
@@ -74,26 +77,32 @@ EXAMPLE = TrainedCase(
 )
 
 
-def predict_real_compute(schedule: str, tell: Callable[[str], None], case: TrainedCase = EXAMPLE) -> Row:
+def predict_real_compute(
+    schedule: str, tell: Callable[[str], None], case: TrainedCase = EXAMPLE, rounds: int = ROUNDS
+) -> Row:
     """Profile two ranks that train a model on this machine, simulate them, run them, and compare.
 
-    The links are this machine's own, which take no time that counts.
+    Time after time, since two processes get more or less of this machine from one moment to the next; the row has the
+    medians. The links are this machine's own, which take no time that counts.
     """
-    tell(f"real compute, {case.name}, {schedule}")
     unmeasured = case.scenario
     plan = case.plan(unmeasured, schedule)
-    scenario = replace(unmeasured, model=measured_profile(unmeasured, plan))
-    simulated = measure(Simulator().run(scenario, plan, None, case.steps))
-    real = measure(TorchBackend("real", emulator="none").run(scenario, plan, None, case.steps))
+    simulated, real = [], []
+    for number in range(rounds):
+        tell(f"real compute, {case.name}, {schedule}, round {number + 1} of {rounds}")
+        scenario = replace(unmeasured, model=measured_profile(unmeasured, plan))
+        simulated.append(measure(Simulator().run(scenario, plan, None, case.steps)))
+        real.append(measure(TorchBackend("real", emulator="none").run(scenario, plan, None, case.steps)))
+    pairs = list(zip(simulated, real, strict=True))
     return {
         "case": f"real-{case.name}-{schedule}",
         "ranks": 2,
         "policy": "none",
-        "simulated_step_s": simulated.step_s,
-        "real_step_s": real.step_s,
-        "step_error": simulated.step_s / real.step_s - 1,
-        "throughput_error": simulated.samples_per_s / real.samples_per_s - 1,
-        "wan_byte_difference": simulated.wan_bytes - real.wan_bytes,
+        "simulated_step_s": median(each.step_s for each in simulated),
+        "real_step_s": median(each.step_s for each in real),
+        "step_error": median(one.step_s / other.step_s - 1 for one, other in pairs),
+        "throughput_error": median(one.samples_per_s / other.samples_per_s - 1 for one, other in pairs),
+        "wan_byte_difference": simulated[0].wan_bytes - real[0].wan_bytes,
     }
 
 
