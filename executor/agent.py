@@ -34,7 +34,7 @@ def main(parent: str, folder: str, module: str, telemetry: str, plans: str) -> i
         host = "127.0.0.1"
         if orders.emulator == "relay":
             host = control_address()
-            stack.enter_context(TestBed(job))
+            stack.enter_context(TestBed(job, orders.tcp))
         bridge = None
         if orders.adapts:
             bridge = Bridge(host, ranks, orders.steps, outbound, inbound)

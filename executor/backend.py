@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from executor.control import Controller
 from executor.departures import settling
-from executor.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, Orders
+from executor.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, Orders, Tcp
 from executor.launcher import run_job
 from executor.model import check_model
 from executor.noise_files import gather_norms
@@ -39,6 +39,7 @@ class TorchBackend:
         emulator: What makes this machine's network behave as the scenario's links and traces say: ``relay`` carries
             the packets of real TCP connections, ``shaper`` holds messages back in the sending process, ``auto`` is
             the relay where this machine allows it and the shaper elsewhere, ``none`` leaves the network as it is.
+        tcp: How the relay's hosts are set, see executor/wan/tcp_settings.py.
         parameters: Where the trained parameters go, as one safetensors file; None drops them. Where pipelines do not
             wait for each other's updates it has those of the last one.
         resources: The folder where each rank's ``resources-RANK.jsonl`` goes; None drops them.
@@ -50,12 +51,14 @@ class TorchBackend:
         compute: ComputeMode,
         *,
         emulator: EmulatorChoice = "none",
+        tcp: Tcp = "wide-area",
         parameters: Path | None = None,
         resources: Path | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._compute: ComputeMode = compute
         self._emulator: EmulatorChoice = emulator
+        self._tcp: Tcp = tcp
         self._parameters = parameters
         self._resources = resources
         self._tell = tell
@@ -80,7 +83,7 @@ class TorchBackend:
         folder = Path(tempfile.mkdtemp(prefix="ropebridge-"))
         try:
             job = JobFolder(folder)
-            job.write(scenario, plan, Orders(self._compute, steps, emulator, policy is not None))
+            job.write(scenario, plan, Orders(self._compute, steps, emulator, policy is not None, self._tcp))
             create_ledger(job.ledger, scenario.cluster)
             create_origin(job.origin)
             run_job(job, plan.devices, controller.answer if controller is not None else None)

@@ -13,6 +13,7 @@ from planner.scenario import Scenario
 ComputeMode = Literal["paced", "real"]
 Emulator = Literal["none", "shaper", "relay"]
 EmulatorChoice = Literal["none", "shaper", "relay", "auto"]
+Tcp = Literal["wide-area", "as-is"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,14 @@ class Orders:
         steps: Training steps.
         emulator: What emulates the links: nothing; a `LinkShaper` in each process; a relay between namespaces.
         adapts: Whether a policy may change the plan.
+        tcp: How the relay's hosts are set: as hosts for wide-area links should be, or as this machine is.
     """
 
     compute: ComputeMode
     steps: int
     emulator: Emulator
     adapts: bool
+    tcp: Tcp = "wide-area"
 
 
 class JobFolder:

@@ -116,7 +116,9 @@ def run_gpu_check(check: GpuCheck, device: torch.device, tell: Callable[[str], N
     for case in check.timed:
         tell(f"layers of {case.name}")
         parts += [f"## Layers of the example {case.name}\n", _size_of(case), _table(_layer_rows(case, check, device))]
-    rows = [predict_real_compute(schedule, tell, case, rounds=3) for case in check.timed for schedule in check.schedules]
+    rows = [
+        predict_real_compute(schedule, tell, case, rounds=3) for case in check.timed for schedule in check.schedules
+    ]
     parts += ["## Predicted and measured steps\n", _PREDICTED, _table([_step_row(row) for row in rows])]
     return "\n".join(parts), all(each.holds for each in checks)
 

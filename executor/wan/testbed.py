@@ -9,7 +9,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from executor.job import JobFolder
+from executor.job import JobFolder, Tcp
 from executor.wan.hosts import INTERFACE
 from executor.wan.namespaces import enter_network
 from executor.wan.tcp_settings import set_tcp
@@ -17,6 +17,8 @@ from traces.errors import RunError
 
 # A rank's environment holds the network namespaces of all ranks, a JSON list of paths.
 _NETWORKS = "ROPEBRIDGE_NETWORKS"
+# And how their TCP is set: `executor.job.Tcp`.
+_TCP = "ROPEBRIDGE_TCP"
 
 # The relay has little to do at its end; whoever waits longer ends it.
 _GRACE_S = 2.0
@@ -44,7 +46,8 @@ def enter_device_network() -> None:
     if networks is not None:
         enter_network(json.loads(networks)[int(os.environ["RANK"])])
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
-        set_tcp()
+        if os.environ[_TCP] == "wide-area":
+            set_tcp()
 
 
 class TestBed:
@@ -60,8 +63,9 @@ class TestBed:
     # Not a class of tests.
     __test__ = False
 
-    def __init__(self, job: JobFolder) -> None:
+    def __init__(self, job: JobFolder, tcp: Tcp = "wide-area") -> None:
         self._job = job
+        self._tcp = tcp
         self._wanted = True
 
     def __enter__(self) -> Self:
@@ -72,6 +76,7 @@ class TestBed:
         if not networks:
             raise RunError(f"the relay of the emulated links did not start: status {self._relay.wait()}")
         os.environ[_NETWORKS] = networks
+        os.environ[_TCP] = self._tcp
         threading.Thread(target=self._watch, daemon=True).start()
         return self
 

@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from executor.job import Emulator, JobFolder, Orders
+from executor.job import Emulator, JobFolder, Orders, Tcp
 from executor.launcher import run_job
 from executor.shaper import create_ledger
 from executor.wan.origin import create_origin
@@ -15,7 +15,9 @@ from planner.plan import Plan
 from planner.scenario import Scenario
 
 
-def run_torch_pipelining(run: PipeliningRun, scenario: Scenario, plan: Plan, emulator: Emulator) -> list[Measured]:
+def run_torch_pipelining(
+    run: PipeliningRun, scenario: Scenario, plan: Plan, emulator: Emulator, tcp: Tcp
+) -> list[Measured]:
     """Return what each rank measured.
 
     Args:
@@ -23,11 +25,12 @@ def run_torch_pipelining(run: PipeliningRun, scenario: Scenario, plan: Plan, emu
         scenario: Gives the links.
         plan: Gives the devices; torch makes its own schedule.
         emulator: ``none`` or ``relay``.
+        tcp: How the relay's hosts are set.
     """
     folder = Path(tempfile.mkdtemp(prefix="ropebridge-"))
     try:
         job = JobFolder(folder)
-        job.write(scenario, plan, Orders(run.compute, run.steps, emulator, adapts=False))
+        job.write(scenario, plan, Orders(run.compute, run.steps, emulator, adapts=False, tcp=tcp))
         create_ledger(job.ledger, scenario.cluster)
         create_origin(job.origin)
         (folder / "parameters.json").write_text(json.dumps(asdict(run)))

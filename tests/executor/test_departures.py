@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from builders import mesh_scenario
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from run_strategies import chains
 
 from executor.departures import settle_departures, settling
