@@ -188,16 +188,24 @@ def test_a_stage_of_one_layer_cannot_be_cut_in_two(scenario: Path) -> None:
     assert_refused(["plan", scenario, "--schedule", "zb-v"], "pipelines[0].stages[", "has one layer", "'zb-v'")
 
 
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [(["--schedule", "zb-h1"], "schedule 'zb-h1'"), (["--dynamic"], "order 'dynamic'")],
-)
-def test_what_only_the_simulator_can_do_is_not_run(
-    more: list[str], expected: str, scenario: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("more", [["--schedule", "zb-h1"], ["--schedule", "zb-h1", "--dynamic"]])
+def test_a_schedule_is_run_as_it_is_simulated(more: list[str], scenario: Path, tmp_path: Path) -> None:
+    succeed("run", scenario, *more, "--compute", "paced", "--steps", 2, "-o", tmp_path / "real")
+    succeed("simulate", scenario, *more, "--steps", 2, "-o", tmp_path / "simulated")
+    done = {}
+    for run in ("real", "simulated"):
+        events = read_events(tmp_path / run / "events.parquet")
+        rows = [(e.step, e.device, e.action, e.stage, e.microbatch) for e in events if e.kind is EventKind.COMPUTE]
+        done[run] = sorted(rows)
+    assert done["real"] == done["simulated"]
+    assert {action for _, _, action, _, _ in done["real"]} == {"F", "I", "W"}
+
+
+def test_what_only_the_simulator_can_do_is_not_run(scenario: Path, tmp_path: Path) -> None:
+    scenario.write_text(scenario.read_text() + "effects: {compute: {jitter: 0.1}}\n")
     before = sorted(tmp_path.iterdir())
-    arguments = ["run", scenario, *more, "-o", tmp_path / "run"]
-    assert_refused(arguments, expected, "cannot be run yet", "'ropebridge simulate' knows how")
+    arguments = ["run", scenario, "--compute", "paced", "-o", tmp_path / "run"]
+    assert_refused(arguments, "effects.compute", "cannot be run yet", "'ropebridge simulate' knows how")
     assert sorted(tmp_path.iterdir()) == before
 
 
