@@ -9,7 +9,7 @@ from executor.receipt import Receipt
 from executor.step_program import StepProgram
 from planner.actions import Action
 from planner.dynamic_choice import DynamicChoice
-from planner.pipeline_costs import scheduling_problem
+from planner.pipeline_costs import scheduling_problems
 from planner.program import Work
 from planner.scenario import Scenario
 
@@ -58,7 +58,7 @@ class DynamicOrder:
         work = current.program.work
         self._work: Mapping[Action, Work] = {each.action: each for each in work}
         self._choice = DynamicChoice(
-            scheduling_problem(pipeline, scenario),
+            scheduling_problems(current.plan, scenario)[current.program.pipeline],
             pipeline.workers[current.program.stage],
             {each.action: len(each.receives) for each in work},
         )

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,10 +14,9 @@ from executor.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, Order
 from executor.launcher import run_job
 from executor.model import check_model
 from executor.noise_files import gather_norms
-from executor.shaper import create_ledger
+from executor.prepared_job import prepared_job
 from executor.support import check_supported
 from executor.training.tensor_parallel_layout import check_layouts
-from executor.wan.origin import create_origin
 from executor.wan.testbed import missing
 from planner.adaptation import Adaptation
 from planner.backend import RunRecord
@@ -80,12 +78,8 @@ class TorchBackend:
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
         settle = settling(emulator, scenario.cluster)
         controller = Controller(adaptation, settle) if adaptation is not None else None
-        folder = Path(tempfile.mkdtemp(prefix="ropebridge-"))
-        try:
-            job = JobFolder(folder)
-            job.write(scenario, plan, Orders(self._compute, steps, emulator, policy is not None, self._tcp))
-            create_ledger(job.ledger, scenario.cluster)
-            create_origin(job.origin)
+        orders = Orders(self._compute, steps, emulator, policy is not None, self._tcp)
+        with prepared_job(scenario, plan, orders) as job:
             run_job(job, plan.devices, controller.answer if controller is not None else None)
             decided = controller.decision_events if controller is not None else []
             if self._parameters is not None and self._compute == "real":
@@ -102,8 +96,6 @@ class TorchBackend:
                 _total_losses([json.loads(job.losses(rank).read_text()) for rank in range(len(plan.devices))]),
                 gather_norms(job, len(plan.devices)),
             )
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def choose_emulator(choice: EmulatorChoice, tell: Callable[[str], None]) -> Emulator:

@@ -39,12 +39,10 @@ class NormChain:
         """Post the receives of a step."""
         if not self.wanted:
             return
-        place = _Place(current)
+        place, tag = _Place(current), norm_tag(current.step)
         if place.below is not None:
-            tag = norm_tag(current.step)
             self._from_below[current.step] = self._transport.post(place.below, tag, _SIZE_BYTES)
         if place.above is not None:
-            tag = norm_tag(current.step)
             self._from_above[current.step] = self._transport.post(place.above, tag, _SIZE_BYTES)
 
     def contribute(self, current: StepProgram, squared_norm: Callable[[], float]) -> None:
@@ -75,7 +73,7 @@ class NormChain:
 
     def _send(self, target: str, step: int, number: float) -> None:
         payload = torch.frombuffer(bytearray(struct.pack("d", number)), dtype=torch.uint8)
-        self._transport.send(target, norm_tag(step), payload, 0.0, _nobody_asks)
+        self._transport.send(target, norm_tag(step), payload, 0.0)
 
 
 class _Place:
@@ -104,7 +102,3 @@ class _Place:
 def _number(payload: torch.Tensor) -> float:
     number: float = struct.unpack("d", payload.numpy().tobytes())[0]
     return number
-
-
-def _nobody_asks(departed_s: float) -> None:
-    """The departure of a few bytes is no row."""

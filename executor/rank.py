@@ -186,7 +186,7 @@ class Rank:
             rows.end_step()
             self._samples.append(sample_resources(step, clock.now_s()))
 
-        run_steps(steps, source.known, source.wait, interpreter, clock, finish)
+        run_steps(source, interpreter, clock, finish)
         return rows
 
     @property

@@ -10,38 +10,6 @@ from planner.plan import Plan
 from planner.program import DeviceProgram
 
 
-def run_steps(
-    steps: int,
-    program_of: Callable[[int], StepProgram | None],
-    wait_for: Callable[[int], StepProgram],
-    interpreter: Interpreter,
-    clock: RunClock,
-    finish: Callable[[int], None],
-) -> None:
-    """Carry out all steps.
-
-    Args:
-        steps: How many.
-        program_of: Gives a step if its plan is known, and it is one of them.
-        wait_for: Gives a step as soon as its plan is known.
-        interpreter: Carries it out.
-        clock: Of the run.
-        finish: Told of every step whose actions are done.
-    """
-    for step in range(steps):
-        current, ready_s = program_of(step), float("-inf")
-        if current is None:
-            current = wait_for(step)
-            ready_s = clock.now_s()
-        if step == 0:
-            interpreter.post(current)
-            clock.sleep_until(0.0)
-            ready_s = clock.now_s()
-        interpreter.run(current, program_of, ready_s)
-        finish(step)
-    interpreter.close()
-
-
 class StepSource:
     """Knows a device's program in each step.
 
@@ -57,13 +25,13 @@ class StepSource:
     ) -> None:
         self._program_of = program_of
         self._plan = plan
-        self._steps = steps
+        self.steps = steps
         self._feed = feed
 
     def known(self, step: int) -> StepProgram | None:
         """Return a step if its plan is known already; None after the last one."""
         plan = self._plan if self._feed is None else self._feed.known(step)
-        return None if step >= self._steps or plan is None else self._under(plan, step)
+        return None if step >= self.steps or plan is None else self._under(plan, step)
 
     def wait(self, step: int) -> StepProgram:
         """Return a step, once its plan is known."""
@@ -72,3 +40,26 @@ class StepSource:
 
     def _under(self, plan: Plan, step: int) -> StepProgram:
         return StepProgram(step, plan, self._program_of(plan))
+
+
+def run_steps(source: StepSource, interpreter: Interpreter, clock: RunClock, finish: Callable[[int], None]) -> None:
+    """Carry out all steps.
+
+    Args:
+        source: Gives them.
+        interpreter: Carries them out.
+        clock: Of the run.
+        finish: Told of every step whose actions are done.
+    """
+    for step in range(source.steps):
+        current, ready_s = source.known(step), float("-inf")
+        if current is None:
+            current = source.wait(step)
+            ready_s = clock.now_s()
+        if step == 0:
+            interpreter.post(current)
+            clock.sleep_until(0.0)
+            ready_s = clock.now_s()
+        interpreter.run(current, source.known, ready_s)
+        finish(step)
+    interpreter.close()

@@ -19,6 +19,10 @@ from planner.cluster import Cluster
 _MOST_WAITING = 1 << 14
 
 
+def _nobody_asks(departed_s: float) -> None:
+    """What is no part of a step has no row."""
+
+
 class Transport:
     """One rank's connections.
 
@@ -73,7 +77,12 @@ class Transport:
         return receipt
 
     def send(
-        self, target: str, tag: int, payload: torch.Tensor, ready_s: float, departed: Callable[[float], None]
+        self,
+        target: str,
+        tag: int,
+        payload: torch.Tensor,
+        ready_s: float,
+        departed: Callable[[float], None] = _nobody_asks,
     ) -> None:
         """Hand over ``payload`` (uint8, one-dimensional), which was ready at run second ``ready_s``.
 

@@ -197,7 +197,7 @@ class PipelineUpdates:
             return
         row = self._rows(layers).gradients().view(torch.uint8)
         for other in others:
-            self._transport.send(other, tag, row, self._clock.now_s(), _nobody_asks)
+            self._transport.send(other, tag, row, self._clock.now_s())
 
     def _rows(self, layers: tuple[int, int]) -> Rows:
         return self._compute.rows(*layers, self._elements(*layers))
@@ -239,7 +239,3 @@ def _send_row(edge: UpdateEdge, step: int) -> Callable[[float, float], Event]:
 def _update_row(edge: UpdateEdge, step: int, arrived_s: float, applied_s: float, staleness: int) -> Event:
     place = (edge.receiver, edge.sender, edge.pipelines[1], edge.stage, -1, step)
     return Event(EventKind.UPDATE, *place, "", arrived_s, applied_s, edge.size_bytes, staleness)
-
-
-def _nobody_asks(departed_s: float) -> None:
-    """The departure is no row."""

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.compression import compression_between, wire_bytes
 from planner.memory import kept_bytes, recomputed_bytes, standing_bytes, state_bytes
-from planner.plan import Pipeline, Replica, Stage
+from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.profile import ComputeTimes
 from planner.scenario import Scenario
 from planner.schedules.problem import SchedulingProblem
@@ -31,6 +32,13 @@ def replica_times(scenario: Scenario, stage: Stage, replica: Replica, samples: i
     if not stage.recompute:
         return times
     return replace(times, backward_input_s=times.forward_s + times.backward_input_s)
+
+
+# A step asks for those of its plan.
+@lru_cache(maxsize=32)
+def scheduling_problems(plan: Plan, scenario: Scenario) -> tuple[SchedulingProblem, ...]:
+    """Return the pipelines of a plan as scheduling problems, on the declared links."""
+    return tuple(scheduling_problem(pipeline, scenario, plan.compression) for pipeline in plan.pipelines)
 
 
 def scheduling_problem(

@@ -1,6 +1,6 @@
 """The orders in which the workers of a plan act."""
 
-from planner.pipeline_costs import scheduling_problem
+from planner.pipeline_costs import scheduling_problems
 from planner.plan import EXPLICIT, Plan
 from planner.scenario import Scenario
 from planner.schedules import SCHEDULES, WHOLE
@@ -11,13 +11,11 @@ from planner.schedules.problem import SchedulingProblem
 
 def plan_orders(plan: Plan, scenario: Scenario) -> list[Orders]:
     """Return the orders of each pipeline; with ``order: dynamic`` what its rule comes to on steady links."""
+    if plan.schedule == EXPLICIT:
+        return [Orders.from_actions(pipeline.orders) for pipeline in plan.pipelines]
     made: dict[tuple[object, ...], Orders] = {}
     orders = []
-    for pipeline in plan.pipelines:
-        if plan.schedule == EXPLICIT:
-            orders.append(Orders.from_actions(pipeline.orders))
-            continue
-        problem = scheduling_problem(pipeline, scenario, plan.compression)
+    for problem in scheduling_problems(plan, scenario):
         # Pipelines that are copies of each other have one order.
         key = _content(problem)
         if key not in made:

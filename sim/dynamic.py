@@ -11,7 +11,7 @@ import simpy
 
 from planner.actions import Action
 from planner.dynamic_choice import DynamicChoice
-from planner.pipeline_costs import scheduling_problem
+from planner.pipeline_costs import scheduling_problems
 from planner.plan import Plan
 from planner.scenario import Scenario
 from planner.schedules.orders import KINDS
@@ -64,7 +64,7 @@ class DynamicStep:
         self._devices = devices
         self._hand_over = hand_over
         self._finished = finished
-        problems = [scheduling_problem(pipeline, scenario, plan.compression) for pipeline in plan.pipelines]
+        problems = scheduling_problems(plan, scenario)
         actions = under_way.compiled.actions
         kinds, places = actions.kind.tolist(), zip(actions.stage.tolist(), actions.microbatch.tolist(), strict=True)
         # Sums of gradients and updates come in a fixed order, and are not chosen.

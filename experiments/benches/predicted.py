@@ -1,20 +1,17 @@
 """Real compute predicted: the layers of a model are measured first, then a run is simulated, then it runs."""
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from executor.backend import TorchBackend
-from executor.job import JobFolder, Orders
+from executor.job import Orders
 from executor.launcher import run_job
 from executor.model import load_with_sizes
+from executor.prepared_job import prepared_job
 from executor.profiling import LayerTimes
-from executor.shaper import create_ledger
-from executor.wan.origin import create_origin
 from experiments.benches.result import Row
 from experiments.benches.two_stages import trained_scenario, two_stage_plan
 from experiments.models import gpt
@@ -118,17 +115,12 @@ def profile_of(code: ModelCode, times: Mapping[str, TimeTable]) -> ModelProfile:
 
 def measured_profile(scenario: Scenario, plan: Plan) -> ModelProfile:
     """Return the scenario's model with the times that the plan's ranks measure, all at once, on this machine."""
-    folder = Path(tempfile.mkdtemp(prefix="ropebridge-"))
-    try:
-        job = JobFolder(folder)
-        job.write(scenario, plan, Orders("real", 1, "none", adapts=False))
-        create_ledger(job.ledger, scenario.cluster)
-        create_origin(job.origin)
+    with prepared_job(scenario, plan, Orders("real", 1, "none", adapts=False)) as job:
         run_job(job, plan.devices, module="executor.profile_worker")
         layers = list(scenario.model.layers)
         for rank, device in enumerate(plan.devices):
             kind = scenario.cluster.by_name[device].kind
-            for entry in json.loads((folder / f"layers-{rank}.json").read_text()):
+            for entry in json.loads((job.path / f"layers-{rank}.json").read_text()):
                 times = LayerTimes(**entry)
                 old = layers[times.layer]
                 table = _table(times, split=plan.schedule not in WHOLE)
@@ -136,8 +128,6 @@ def measured_profile(scenario: Scenario, plan: Plan) -> ModelProfile:
                     old, times={**old.times, kind: table}, update_s={**old.update_s, kind: times.update_s}
                 )
         return replace(scenario.model, layers=tuple(layers))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _table(times: LayerTimes, split: bool) -> TimeTable:

@@ -1,15 +1,11 @@
 """Runs torch.distributed.pipelining as a job of the executor's launcher: on the same emulated links."""
 
 import json
-import shutil
-import tempfile
 from dataclasses import asdict
-from pathlib import Path
 
-from executor.job import Emulator, JobFolder, Orders, Tcp
+from executor.job import Emulator, Orders, Tcp
 from executor.launcher import run_job
-from executor.shaper import create_ledger
-from executor.wan.origin import create_origin
+from executor.prepared_job import prepared_job
 from experiments.benches.torch_pipelining import Measured, PipeliningRun
 from planner.plan import Plan
 from planner.scenario import Scenario
@@ -27,15 +23,8 @@ def run_torch_pipelining(
         emulator: ``none`` or ``relay``.
         tcp: How the relay's hosts are set.
     """
-    folder = Path(tempfile.mkdtemp(prefix="ropebridge-"))
-    try:
-        job = JobFolder(folder)
-        job.write(scenario, plan, Orders(run.compute, run.steps, emulator, adapts=False, tcp=tcp))
-        create_ledger(job.ledger, scenario.cluster)
-        create_origin(job.origin)
-        (folder / "parameters.json").write_text(json.dumps(asdict(run)))
+    with prepared_job(scenario, plan, Orders(run.compute, run.steps, emulator, adapts=False, tcp=tcp)) as job:
+        (job.path / "parameters.json").write_text(json.dumps(asdict(run)))
         run_job(job, plan.devices, module="experiments.benches.torch_pipelining")
         ranks = range(len(plan.devices))
-        return [Measured(**json.loads((folder / f"rank-{rank}.json").read_text())) for rank in ranks]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        return [Measured(**json.loads((job.path / f"rank-{rank}.json").read_text())) for rank in ranks]
