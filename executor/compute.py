@@ -1,6 +1,6 @@
 """What a rank computes with, and the paced way: every action lasts what the profile says."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,13 +49,16 @@ class Compute(Protocol):
     def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
         """Prepare for a step."""
 
-    def run(self, work: Work, inputs: Sequence[torch.Tensor], *, ready_s: float) -> Performed:
+    def run(
+        self, work: Work, inputs: Sequence[torch.Tensor], *, ready_s: float, complete: Callable[[int], None]
+    ) -> Performed:
         """Carry out one action.
 
         Args:
             work: The action.
             inputs: Payloads of ``work.receives``.
             ready_s: When everything that it needs of others was there, run seconds.
+            complete: Told which of the program's sums may begin, for each of ``work.completes``.
         """
 
     def gradient(self, sync: GradientSync) -> torch.Tensor:
@@ -63,6 +66,9 @@ class Compute(Protocol):
 
     def put_gradient(self, sync: GradientSync, gradient: torch.Tensor) -> None:
         """Take the summed gradient back."""
+
+    def wait_until(self, time_s: float) -> None:
+        """Take note that the device had nothing to do before this second of the run."""
 
     def rows(self, first_layer: int, end_layer: int, elements: int) -> Rows:
         """Return the rows of some of this rank's layers, which hold so many numbers."""
@@ -129,9 +135,14 @@ class PacedCompute:
         if largest > self._blank.numel():
             self._blank = torch.zeros(largest, dtype=torch.uint8)
 
-    def run(self, work: Work, inputs: Sequence[torch.Tensor], *, ready_s: float) -> Performed:
+    def run(
+        self, work: Work, inputs: Sequence[torch.Tensor], *, ready_s: float, complete: Callable[[int], None]
+    ) -> Performed:
         """Sleep for the action's profiled duration."""
         start_s = max(ready_s, self._due_s)
+        for each in work.completes:
+            self._clock.sleep_until(start_s + each.after_s)
+            complete(each.sync)
         self._due_s = start_s + work.duration_s
         self._clock.sleep_until(self._due_s)
         return Performed([self._blank[: transfer.size_bytes] for transfer in work.sends], start_s, self._due_s)
@@ -141,8 +152,11 @@ class PacedCompute:
         return torch.zeros(sync.elements)
 
     def put_gradient(self, sync: GradientSync, gradient: torch.Tensor) -> None:
-        """Drop the sum; the device has been waiting for it."""
-        self._due_s = self._clock.now_s()
+        """Drop the sum."""
+
+    def wait_until(self, time_s: float) -> None:
+        """Begin nothing before that."""
+        self._due_s = max(self._due_s, time_s)
 
     def rows(self, first_layer: int, end_layer: int, elements: int) -> Rows:
         """Return rows of zeros."""

@@ -13,6 +13,7 @@ from executor.gradient_exchange import GradientExchange
 from executor.posted import PostedStep
 from executor.row_log import RowLog
 from executor.step_program import StepProgram
+from executor.sync_lane import SyncLane
 from executor.tags import transfer_tag
 from executor.training.tensor_parallel import RankGroup
 from executor.training.tensor_parallel_order import group_order
@@ -89,17 +90,22 @@ class Interpreter:
         if self._updates is not None:
             ready_s = max(ready_s, self._updates.begin(current.step))
         self._compute.start_step(current.step, current.plan, current.program)
+        lane = SyncLane(self._exchange, self._clock, current, posted) if current.program.overlaps else None
+        complete = lane.complete if lane is not None else _nothing_overlaps
         while (upcoming := posted.order.next()) is not None:
             work, idle_since_s = upcoming
             self._post_ahead(current.step + 1, following)
             inputs, arrived_s = self._take(current, work, posted, idle_since_s)
-            done = self._compute.run(work, inputs, ready_s=max(ready_s, arrived_s))
+            done = self._compute.run(work, inputs, ready_s=max(ready_s, arrived_s), complete=complete)
             posted.order.finish(work)
             self._log(current, current.program.compute_event(current.step, work.action, done.start_s, done.end_s))
             for transfer, payload in zip(work.sends, done.outputs, strict=True):
                 self._send(current, transfer, payload, done.end_s)
         self._post_ahead(current.step + 1, following)
-        self._synchronise(current, posted)
+        if lane is not None:
+            self._compute.wait_until(lane.finish())
+        else:
+            self._synchronise(current, posted)
         del self._posted[current.step]
         self._norms.contribute(current, self._compute.squared_norm)
         self._unfinished = current
@@ -144,6 +150,7 @@ class Interpreter:
             self._updates.add(current.step)
         for sync in current.program.synchronisations:
             self._exchange.synchronise(current, sync, posted)
+            self._compute.wait_until(self._clock.now_s())
         if self._updates is not None:
             self._updates.accumulate()
 
@@ -170,3 +177,7 @@ class Interpreter:
         assert packed.numel() == transfer.size_bytes, (transfer, packed.numel())
         departed = self._rows.sending(current.step, row, start_s)
         self._transport.send(transfer.target, transfer_tag(current.step, transfer), packed, start_s, departed)
+
+
+def _nothing_overlaps(sync: int) -> None:
+    """Sums begin when all actions are done."""

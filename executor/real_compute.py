@@ -1,6 +1,6 @@
 """Trains the user's model: this rank's stages, forward and backward by autograd, torch's optimizers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -13,6 +13,7 @@ from executor.compute import Performed
 from executor.compute_device import CPU, settle
 from executor.model import LoadedModel, SampleShape
 from executor.training.data_order import DataOrder
+from executor.training.gradient_watch import GradientWatch
 from executor.training.layer_rows import LayerRows
 from executor.training.payloads import from_payloads, to_payload
 from executor.training.stage_module import Loss, StageModule
@@ -82,6 +83,7 @@ class RealCompute:
         self._losses: dict[int, torch.Tensor] = {}
         self._step = 0
         self._first_samples: list[int] = []
+        self._syncs: tuple[GradientSync, ...] = ()
         self._samples_of_an_update = training.global_batch
 
     def _hold(self, stage: Stage) -> _HeldStage:
@@ -123,6 +125,9 @@ class RealCompute:
         assert rows.elements == elements, (first_layer, end_layer, rows.elements, elements)
         return rows
 
+    def wait_until(self, time_s: float) -> None:
+        """Nothing follows: what is measured is when things happen."""
+
     def free_s(self) -> float:
         """Return the time: the last action has ended."""
         return self._clock.now_s()
@@ -134,6 +139,7 @@ class RealCompute:
         before = sum(earlier.samples for earlier in plan.pipelines[: self._pipeline])
         self._first_samples = list(accumulate(pipeline.microbatches, initial=before))
         self._samples_of_an_update = samples_of_an_update(plan, self._pipeline)
+        self._syncs = program.synchronisations
         split = {work.action.stage for work in program.work if work.action.kind is Kind.BACKWARD_INPUT}
         for index, held in self._stages.items():
             held.module.start_step(recompute=pipeline.stages[index].recompute, splits=index in split)
@@ -141,10 +147,15 @@ class RealCompute:
         self._losses.clear()
         self._rule.clear_gradients()
 
-    def run(self, work: Work, inputs: Sequence[torch.Tensor], *, ready_s: float) -> Performed:
+    def run(
+        self, work: Work, inputs: Sequence[torch.Tensor], *, ready_s: float, complete: Callable[[int], None]
+    ) -> Performed:
         """Run a stage's layers forward, backward, or through a part of backward, for one microbatch."""
         start_s = self._clock.now_s()
-        result = self._carry_out(work, inputs)
+        watch = self._watch(work, complete) if work.completes else None
+        result = self._carry_out(work, inputs, watch)
+        if watch is not None:
+            watch.close()
         outputs = []
         for send in work.sends:
             assert result is not None
@@ -152,11 +163,24 @@ class RealCompute:
         settle(self._device)
         return Performed(outputs, start_s, self._clock.now_s())
 
-    def _carry_out(self, work: Work, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    def _watch(self, work: Work, complete: Callable[[int], None]) -> GradientWatch:
+        syncs = {each.sync: self._syncs[each.sync] for each in work.completes}
+        layers = {number: range(sync.first_layer, sync.end_layer) for number, sync in syncs.items()}
+        return GradientWatch(
+            {
+                number: [each for index in own for each in self._layers[index].parameters()]
+                for number, own in layers.items()
+            },
+            complete,
+        )
+
+    def _carry_out(
+        self, work: Work, inputs: Sequence[torch.Tensor], watch: GradientWatch | None
+    ) -> torch.Tensor | None:
         stage, kind, microbatch = work.action.stage, work.action.kind, work.action.microbatch
         held = self._stages[stage]
         if kind is Kind.BACKWARD_WEIGHT:
-            held.module.backward_weight(microbatch)
+            held.module.backward_weight(microbatch, watch)
             return None
         if kind is Kind.FORWARD:
             result: torch.Tensor | None = self._forward(work, held, inputs)
@@ -165,8 +189,10 @@ class RealCompute:
             gradient = None
             if held.put_out is not None:
                 gradient = self._incoming((stage, Kind.BACKWARD, microbatch), held.put_out, work, inputs)
-            backward = held.module.backward if kind is Kind.BACKWARD else held.module.backward_input
-            result = backward(microbatch, gradient)
+            if kind is Kind.BACKWARD:
+                result = held.module.backward(microbatch, gradient, watch)
+            else:
+                result = held.module.backward_input(microbatch, gradient)
             key = (stage - 1, Kind.BACKWARD, microbatch)
         if key[0] in self._stages and result is not None:
             self._handed_over[key] = result

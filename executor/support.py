@@ -59,6 +59,12 @@ def _check_noise_scale(plan: Plan) -> None:
             "training.noise_scale",
             "run a plan of the strategy 'ddp'",
         )
+    if plan.synchronisation.bucket_bytes:
+        raise _unsupported(
+            "the noise scale of gradients whose sums begin before all of them are there",
+            "synchronisation.bucket_bytes",
+            "remove it",
+        )
     if sum(map(len, devices)) < 2:
         raise InputError(
             "the noise scale of a single device's gradients",

@@ -57,6 +57,7 @@ class Transport:
         self._watches = watches
         self._failed = failed
         self._connections: dict[tuple[str, int], Connection] = {}
+        self._connecting = threading.Lock()
         self._waiting = ThreadPoolExecutor(_MOST_WAITING, "receive")
 
     def post(self, source: str, tag: int, size_bytes: int, arrived: Callable[[Receipt], None] | None = None) -> Receipt:
@@ -105,14 +106,16 @@ class Transport:
 
     def _connection(self, target: str, index: int) -> Connection:
         key = (target, index)
-        if key not in self._connections:
-            emulated = None
-            if self._shaper is not None:
-                emulated = EmulatedPath(self._shaper, self._cluster.path(self._device, target))
-            self._connections[key] = Connection(
-                target, self._ranks[target], self._groups[index], self._clock, emulated, self._failed
-            )
-        return self._connections[key]
+        # Sums of gradients may be sent from another thread.
+        with self._connecting:
+            if key not in self._connections:
+                emulated = None
+                if self._shaper is not None:
+                    emulated = EmulatedPath(self._shaper, self._cluster.path(self._device, target))
+                self._connections[key] = Connection(
+                    target, self._ranks[target], self._groups[index], self._clock, emulated, self._failed
+                )
+            return self._connections[key]
 
 
 def _when_all_have(parts: int, departed: Callable[[float], None]) -> Callable[[float], None]:

@@ -137,7 +137,8 @@ class Cluster:
         """Return the links that bytes take from one device to another.
 
         A link between the two devices if there is one, or between their hosts, or inside their host; else the fewest
-        links between their regions. Between hosts, their network interfaces are the first and the last link.
+        links between their regions. Between hosts, their network interfaces are the first and the last link. There are
+        none from a device to itself.
 
         Raises:
             InputError: No link leads there.
@@ -148,6 +149,8 @@ class Cluster:
         return self._paths[key]
 
     def _find_path(self, source: str, target: str) -> tuple[Link, ...]:
+        if source == target:
+            return ()
         start_host, goal_host = self.by_name[source].machine, self.by_name[target].machine
         direct = self._links.get((source, target)) or self._links.get((start_host, goal_host))
         if start_host == goal_host:

@@ -9,10 +9,12 @@ import numpy as np
 from planner.compression import wire_bytes
 from planner.gradient_sync import gradient_syncs
 from planner.graph_building import Origins, Workers, connect, trace_origins
+from planner.overlap import cut, lane_actions, lanes_of
 from planner.pipeline_costs import replica_times
 from planner.plan import Plan, Stage
 from planner.plan_orders import plan_orders
 from planner.plan_workers import plan_workers, starts
+from planner.releases import releases
 from planner.scenario import Scenario
 from planner.schedules.orders import FORWARD
 from planner.step_graph import Floats, Ints, StepGraph
@@ -24,8 +26,10 @@ from planner.sync_actions import SyncSpan, sync_actions
 class CompiledStep:
     """A step in arrays. An actor is a device, or the devices of a tensor-parallel group, named by its first.
 
+    Where sums of gradients overlap with backward there are lanes besides, which carry these out: see `planner.overlap`.
+
     Attributes:
-        actors: Device names in rank order.
+        actors: Device names in rank order; then those of the devices that have lanes.
         pipeline: Which each actor works for, [actors].
         stage: The first one that each holds, [actors].
         graph: What waits for what.
@@ -53,15 +57,26 @@ def compile_step(plan: Plan, scenario: Scenario) -> CompiledStep:
     _, origins = trace_origins(workers)
     places = _places(plan)
     actors = tuple(places)
-    sums, exchanged, spans = sync_actions(gradient_syncs(plan, scenario), actors, scenario.training.element_bytes)
-    later = join_actions(sums, _updates(plan, scenario, places))
+    done = _actions(plan, scenario, workers, origins)
     between = _messages(plan, scenario, workers, origins, actors)
-    actions, messages, numbers = append(_actions(plan, scenario, workers, origins), between, later, exchanged)
-    first_action = starts(np.bincount(actions.actor, minlength=len(actors)).tolist())
+    syncs, element_bytes = gradient_syncs(plan, scenario), scenario.training.element_bytes
+    doers = list(range(len(actors)))
+    if plan.synchronisation.bucket_bytes:
+        released = releases(syncs, done, actors, plan, scenario)
+        pieces = cut(done, released)
+        done, between = pieces.actions, between.between(pieces.first_piece[1:] - 1, pieces.first_piece)
+        sums, exchanged, spans = lane_actions(syncs, released, actors, pieces, element_bytes)
+        doers += lanes_of(released, len(actors))
+    else:
+        sums, exchanged, spans = sync_actions(syncs, {name: actor for actor, name in enumerate(actors)}, element_bytes)
+        exchanged = exchanged.later(len(done.actor))
+    later = join_actions(sums, _updates(plan, scenario, places))
+    actions, messages, numbers = append(done, between, later, exchanged)
+    first_action = starts(np.bincount(actions.actor, minlength=len(doers)).tolist())
     return CompiledStep(
-        actors,
-        np.array([pipeline for pipeline, _ in places.values()], np.int64),
-        np.array([stage for _, stage in places.values()], np.int64),
+        tuple(actors[actor] for actor in doers),
+        np.array([pipeline for pipeline, _ in places.values()], np.int64)[doers],
+        np.array([stage for _, stage in places.values()], np.int64)[doers],
         connect(first_action, actions.actor, messages.sender, messages.receiver),
         actions,
         messages,

@@ -104,7 +104,7 @@ def blocking_messages(step: CompiledStep, scenario: Scenario) -> Flags:
     """Return for which messages sender and receiver wait, [messages]: transfers between stages, if they block."""
     if not scenario.effects.compute.transfers_block:
         return np.zeros(step.graph.messages, np.bool_)
-    return np.asarray(step.actions.kind[step.messages.sender] != SYNC, np.bool_)
+    return np.asarray(step.actions.kind[step.messages.receiver] != SYNC, np.bool_)
 
 
 def _durations_s(step: CompiledStep, slowdown: Mapping[str, float] | None) -> Floats:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from planner.collectives import Exchange, all_reduce
-from planner.plan import Pipeline, Plan
+from planner.plan import Pipeline, Plan, Replica
 from planner.scenario import Scenario
 
 
@@ -42,21 +42,21 @@ def gradient_syncs(plan: Plan, scenario: Scenario) -> tuple[GradientSync, ...]:
     """Return the runs of layers that the same devices hold, where those are more than one.
 
     Replicas of a stage always sum their gradients; pipelines do among each other if the plan's method is
-    ``allreduce``.
+    ``allreduce``. Where sums overlap with backward a run is cut into buckets, and the last layers come first, as their
+    gradients do.
     """
+    if plan.synchronisation.bucket_bytes:
+        return tuple(reversed([*_syncs_over(plan.pipelines, plan, scenario)]))
     if plan.synchronisation.method == "allreduce":
         return tuple(_syncs_over(plan.pipelines, plan, scenario))
     return tuple(sync for pipeline in plan.pipelines for sync in _syncs_over([pipeline], plan, scenario))
 
 
 def _syncs_over(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -> Iterator[GradientSync]:
-    def holders(layer: int) -> tuple[str, ...]:
-        return tuple(_holders(pipelines, layer))
-
-    for devices, layers in groupby(range(len(scenario.model.layers)), key=holders):
-        run = list(layers)
+    for run in _runs(pipelines, plan, scenario):
+        devices = tuple(replica.device for _, _, replica in _holders(pipelines, run[0]))
         # Each device of a tensor-parallel group sums its shard at the same time: the first one's stands for all.
-        degree = min(_degrees(pipelines, run[0]))
+        degree = min(replica.tensor_parallel for _, _, replica in _holders(pipelines, run[0]))
         shard_bytes = scenario.model.at_degree(degree).parameter_bytes(run[0], run[-1] + 1)
         elements = shard_bytes // scenario.training.element_bytes
         if len(devices) > 1 and elements > 0:
@@ -64,15 +64,36 @@ def _syncs_over(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -
             yield GradientSync(run[0], run[-1] + 1, devices, elements, plan.synchronisation.algorithm, regions)
 
 
-def _holders(pipelines: Iterable[Pipeline], layer: int) -> Iterable[str]:
-    for pipeline in pipelines:
-        for stage in pipeline.stages:
-            if stage.first_layer <= layer < stage.end_layer:
-                yield from (replica.device for replica in stage.replicas)
+def _runs(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -> Iterator[list[int]]:
+    """Consecutive layers that are summed together."""
+    bucket_bytes = plan.synchronisation.bucket_bytes
+
+    def holders(layer: int) -> tuple[tuple[str, int], ...]:
+        # The stages of a device have done their last backward at different times.
+        held = _holders(pipelines, layer)
+        return tuple((replica.device, stage if bucket_bytes else 0) for _, stage, replica in held)
+
+    for _, layers in groupby(range(len(scenario.model.layers)), key=holders):
+        run = list(layers)
+        yield from _buckets(run, scenario, bucket_bytes) if bucket_bytes else [run]
 
 
-def _degrees(pipelines: Iterable[Pipeline], layer: int) -> Iterator[int]:
-    for pipeline in pipelines:
-        for stage in pipeline.stages:
+def _buckets(run: Sequence[int], scenario: Scenario, bucket_bytes: int) -> list[list[int]]:
+    """A run of layers in parts of at least so many bytes, filled from its end; the first part may have fewer."""
+    buckets: list[list[int]] = []
+    room_bytes = 0
+    for layer in reversed(run):
+        if room_bytes <= 0:
+            buckets.insert(0, [])
+            room_bytes = bucket_bytes
+        buckets[0].insert(0, layer)
+        room_bytes -= scenario.model.layers[layer].parameter_bytes
+    return buckets
+
+
+def _holders(pipelines: Iterable[Pipeline], layer: int) -> Iterator[tuple[int, int, Replica]]:
+    """Who holds a layer, each with its pipeline and its stage."""
+    for number, pipeline in enumerate(pipelines):
+        for index, stage in enumerate(pipeline.stages):
             if stage.first_layer <= layer < stage.end_layer:
-                yield from (replica.tensor_parallel for replica in stage.replicas)
+                yield from ((number, index, replica) for replica in stage.replicas)

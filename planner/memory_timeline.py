@@ -64,7 +64,8 @@ def _segments(record: RunRecord) -> Iterator[tuple[Plan, int, float]]:
 
 def _standing(record: RunRecord) -> dict[str, float]:
     """States and framework of each device; partners of a tensor-parallel group hold what its first one does."""
-    step, use = compile_step(record.plan, record.scenario), memory_use(record.plan, record.scenario)
+    plan = record.plan.without_overlap
+    step, use = compile_step(plan, record.scenario), memory_use(plan, record.scenario)
     of_actor = dict(zip(step.actors, use.standing.tolist(), strict=True))
     return {device: of_actor[leader] for device, leader in leaders(record.plan).items()}
 
@@ -82,6 +83,7 @@ def _changes(
 
     What ends at a moment comes first, then what takes no time, in the order of actions, then what starts.
     """
+    plan = plan.without_overlap
     step, use = compile_step(plan, record.scenario), memory_use(plan, record.scenario)
     rows = (compute.columns["step"] >= first_step) & (compute.columns["step"] < end_step)
     rows &= compute.columns["microbatch"] >= 0

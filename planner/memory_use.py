@@ -48,6 +48,8 @@ def memory_use(plan: Plan, scenario: Scenario, effects: MemoryEffects | None = N
         effects: What the framework takes; as the scenario says if None.
     """
     taken_by = effects or scenario.effects.memory
+    # When gradients are summed changes nothing.
+    plan = plan.without_overlap
     step = compile_step(plan, scenario)
     each, standing = _stage_bytes(step, plan, scenario)
     kind, stage = step.actions.kind, _stage_numbers(step, plan)
@@ -67,7 +69,7 @@ def memory_use(plan: Plan, scenario: Scenario, effects: MemoryEffects | None = N
 
 def peak_bytes(plan: Plan, scenario: Scenario, effects: MemoryEffects | None = None) -> dict[str, int]:
     """Return the most bytes that each actor's devices hold at once in a step of the plan."""
-    step, use = compile_step(plan, scenario), memory_use(plan, scenario, effects)
+    step, use = compile_step(plan.without_overlap, scenario), memory_use(plan, scenario, effects)
     peaks = {}
     for actor, name in enumerate(step.actors):
         own = slice(int(step.graph.first_action[actor]), int(step.graph.first_action[actor + 1]))

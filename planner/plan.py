@@ -112,12 +112,15 @@ class Synchronisation:
         every: Steps between two exchanges; 1 for ``allreduce`` and ``asgd``.
         staleness_bound: Steps that a pipeline may run ahead of the slowest other one's last update that it
             has received, besides those that nobody sends before ``every`` are done; None for no bound.
+        bucket_bytes: Sums of ``allreduce`` begin while backward goes on, as soon as the gradients of so many bytes of
+            whole layers are complete; 0 for sums that begin after a device's last action.
     """
 
     method: str = "allreduce"
     algorithm: str = "ring"
     every: int = 1
     staleness_bound: int | None = None
+    bucket_bytes: int = 0
 
 
 METHODS = ("allreduce", "asgd", "asgd-ga", "ma")
@@ -180,6 +183,13 @@ class Plan:
         """Devices in the order of pipelines, stages and replicas, each once: the rank order of an execution."""
         replicas = (replica for pipeline in self.pipelines for stage in pipeline.stages for replica in stage.replicas)
         return tuple(dict.fromkeys(device for replica in replicas for device in replica.devices))
+
+    @property
+    def without_overlap(self) -> "Plan":
+        """The plan in which sums of gradients wait until a device has done its last action."""
+        if not self.synchronisation.bucket_bytes:
+            return self
+        return replace(self, synchronisation=replace(self.synchronisation, bucket_bytes=0))
 
     def with_microbatches(self, pipeline: int, microbatches: tuple[int, ...], in_flight: tuple[int, ...]) -> "Plan":
         """Return the plan with other microbatch sizes and per-stage depths in one pipeline."""

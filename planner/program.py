@@ -3,16 +3,18 @@
 Both backends carry out these programs, so that a plan means the same work and the same bytes in both.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 from types import MappingProxyType
 
 from planner.actions import Action, Kind
 from planner.compiled_step import CompiledStep, compile_step
 from planner.events import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
-from planner.gradient_sync import GradientSync
+from planner.gradient_sync import GradientSync, gradient_syncs
 from planner.plan import Plan, Replica
+from planner.releases import releases
 from planner.scenario import Scenario
 from planner.schedules.orders import KINDS
 from planner.step_tables import SYNC, UPDATE
@@ -51,6 +53,19 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class Completed:
+    """Gradients of a bucket of layers that are complete before an action ends.
+
+    Attributes:
+        sync: Which of the device's sums may begin.
+        after_s: How long after the action's beginning, by its profile, seconds.
+    """
+
+    sync: int
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """One action of a device.
 
@@ -62,6 +77,7 @@ class Work:
         duration_s: What the profile says it lasts, seconds.
         receives: What must have arrived before it starts.
         sends: What leaves when it ends.
+        completes: Gradients whose sums overlap with it, in order.
     """
 
     action: Action
@@ -71,6 +87,7 @@ class Work:
     duration_s: float
     receives: tuple[Transfer, ...]
     sends: tuple[Transfer, ...]
+    completes: tuple[Completed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +99,9 @@ class DeviceProgram:
         pipeline: Index of the pipeline it works for.
         stage: Index of its stage, of the first one if it holds several.
         work: Its actions in order.
-        synchronisations: Gradient sums after the last action, in order.
+        synchronisations: Gradient sums, in order: after the last action, or besides them where they overlap.
+        overlaps: Whether they overlap with actions: each begins when an action completes its gradients, or with the
+            step where none does.
         update_s: What the profile says of the optimizer's update after them, seconds.
         partners: Who computes every action with it, and has the same rows of them.
     """
@@ -94,6 +113,7 @@ class DeviceProgram:
     synchronisations: tuple[GradientSync, ...]
     update_s: float = 0.0
     partners: tuple[str, ...] = ()
+    overlaps: bool = False
 
     # Both backends make their rows here, so that they are the same rows. Times come last, in seconds of the run.
 
@@ -156,18 +176,20 @@ def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
 
     The plan must have passed `planner.check.check_plan` for this scenario.
     """
-    step = compile_step(plan, scenario)
+    step, syncs = compile_step(plan.without_overlap, scenario), gradient_syncs(plan, scenario)
     partners = {replica.device: replica.partners for replica in _replicas(plan)}
-    transfers = _transfers(step)
-    work = _work(step, transfers)
+    overlaps = plan.synchronisation.bucket_bytes > 0
+    work = _work(step, _transfers(step), _completes(step, syncs, plan, scenario) if overlaps else {})
     programs = {}
     for actor, device in enumerate(step.actors):
         first, end = step.graph.first_action[actor : actor + 2].tolist()
         own = [work[action] for action in range(first, end) if action in work]
         pipeline, stage = int(step.pipeline[actor]), int(step.stage[actor])
-        syncs = tuple(span.sync for span in step.spans if span.actor == actor)
+        own_syncs = tuple(sync for sync in syncs if device in sync.devices)
         update_s = sum(step.actions.duration_s[first:end][step.actions.kind[first:end] == UPDATE].tolist())
-        programs[device] = DeviceProgram(device, pipeline, stage, tuple(own), syncs, update_s, partners[device])
+        programs[device] = DeviceProgram(
+            device, pipeline, stage, tuple(own), own_syncs, update_s, partners[device], overlaps
+        )
     return MappingProxyType(programs)
 
 
@@ -223,7 +245,20 @@ def _transfers(step: CompiledStep) -> dict[int, Transfer]:
     }
 
 
-def _work(step: CompiledStep, transfers: Mapping[int, Transfer]) -> dict[int, Work]:
+def _completes(
+    step: CompiledStep, syncs: Sequence[GradientSync], plan: Plan, scenario: Scenario
+) -> dict[int, list[Completed]]:
+    """Which of its device's sums may begin during an action, by its number."""
+    found: dict[int, list[Completed]] = {}
+    for _, released in groupby(releases(syncs, step.actions, step.actors, plan, scenario), lambda each: each.actor):
+        for place, each in enumerate(released):
+            found.setdefault(each.action, []).append(Completed(place, each.after_s))
+    return found
+
+
+def _work(
+    step: CompiledStep, transfers: Mapping[int, Transfer], completes: Mapping[int, Sequence[Completed]]
+) -> dict[int, Work]:
     """Work by the number of its action; the exchanges of gradient sums are not among it."""
     graph = step.graph
     first_received, received = graph.first_received.tolist(), graph.received.tolist()
@@ -236,5 +271,6 @@ def _work(step: CompiledStep, transfers: Mapping[int, Transfer]) -> dict[int, Wo
         receives = tuple(transfers[each] for each in received[first_received[action] : first_received[action + 1]])
         sends = tuple(transfers[each] for each in range(first_sent[action], first_sent[action + 1]))
         done = Action(stage, KINDS[kind], microbatch)
-        work[action] = Work(done, pipeline, first, end, duration_s, receives, sends)
+        completed = tuple(completes.get(action, ()))
+        work[action] = Work(done, pipeline, first, end, duration_s, receives, sends, completed)
     return work

@@ -52,6 +52,14 @@ class Messages(NamedTuple):
     first_sample: Ints
     end_sample: Ints
 
+    def between(self, sender: Ints, receiver: Ints) -> "Messages":
+        """Return the messages between actions that have other numbers as senders and as receivers, [actions] each."""
+        return self._replace(sender=sender[self.sender], receiver=receiver[self.receiver])
+
+    def later(self, shift: int) -> "Messages":
+        """Return the messages between actions whose numbers are by so much higher."""
+        return self._replace(sender=self.sender + shift, receiver=self.receiver + shift)
+
 
 def join_actions(one: Actions, other: Actions) -> Actions:
     """Return both tables as one, the first before the second."""
@@ -66,7 +74,7 @@ def append(
 ) -> tuple[Actions, Messages, Ints]:
     """Put each actor's later actions after its own; return both tables, and the new number of each later action.
 
-    The later messages count the later actions from 0.
+    The later messages count through all actions, the later ones after the others.
     """
     if not len(later.actor):
         return actions, messages, np.empty(0, np.int64)
@@ -76,8 +84,8 @@ def append(
     numbers[by_actor] = np.arange(len(by_actor))
     shift = len(actions.actor)
     columns = [np.concatenate(pair) for pair in zip(messages[2:], later_messages[2:], strict=True)]
-    sender = numbers[np.concatenate((messages.sender, later_messages.sender + shift))]
-    receiver = numbers[np.concatenate((messages.receiver, later_messages.receiver + shift))]
+    sender = numbers[np.concatenate((messages.sender, later_messages.sender))]
+    receiver = numbers[np.concatenate((messages.receiver, later_messages.receiver))]
     by_sender = np.argsort(sender, kind="stable")
     return (
         Actions._make([column[by_actor] for column in every]),

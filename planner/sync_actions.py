@@ -1,6 +1,6 @@
 """Sums of gradients as actions that take no time themselves, and the messages between them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,40 +35,40 @@ class SyncSpan:
 
 
 def sync_actions(
-    syncs: Sequence[GradientSync], actors: Sequence[str], element_bytes: int
+    syncs: Sequence[GradientSync], actors: Mapping[str, int], element_bytes: int
 ) -> tuple[Actions, Messages, list[SyncSpan]]:
-    """Return the actions and messages of all sums, actor by actor.
+    """Return the actions and messages of all sums, actor by actor; ``actors`` says which one sums for a device.
 
     An exchange hands its part over at once and then waits, so what it waits for is received by the action after it;
     an actor has one action more than exchanges.
     """
-    index = {actor: number for number, actor in enumerate(actors)}
-    of_actor: list[list[GradientSync]] = [[] for _ in actors]
+    of_device: dict[str, list[GradientSync]] = {device: [] for device in actors}
     for sync in syncs:
         for device in sync.devices:
-            of_actor[index[device]].append(sync)
+            of_device[device].append(sync)
     acting: list[int] = []
     sent: list[tuple[int, tuple[int, int, int, int], int]] = []
     waiting: dict[tuple[int, int, int, int], int] = {}
     spans = []
-    for actor, name in enumerate(actors):
-        for sync in of_actor[actor]:
-            exchanges = sync.exchanges(name)
+    for device, actor in actors.items():
+        for sync in of_device[device]:
+            exchanges = sync.exchanges(device)
             first = len(acting)
             for action, exchange in enumerate(exchanges, start=first):
                 if exchange.send_to is not None:
-                    key = (sync.first_layer, exchange.round, actor, index[sync.devices[exchange.send_to]])
+                    key = (sync.first_layer, exchange.round, actor, actors[sync.devices[exchange.send_to]])
                     sent.append((action, key, exchange.send_elements * element_bytes))
                 if exchange.receive_from is not None:
-                    source = index[sync.devices[exchange.receive_from]]
+                    source = actors[sync.devices[exchange.receive_from]]
                     waiting[sync.first_layer, exchange.round, source, actor] = action + 1
             acting += [actor] * (len(exchanges) + 1)
             sent_bytes = sum(exchange.send_elements for exchange in exchanges) * element_bytes
             spans.append(SyncSpan(sync, actor, first, len(acting), sent_bytes))
-    return _actions(acting), _messages(sent, waiting), spans
+    return no_actions(acting), _messages(sent, waiting), spans
 
 
-def _actions(acting: list[int]) -> Actions:
+def no_actions(acting: list[int]) -> Actions:
+    """Return an action for each of these actors that takes no time."""
     count = len(acting)
     nothing = np.full(count, -1, np.int64)
     none = np.zeros(count, np.int64)

@@ -80,7 +80,8 @@ def _exclusive_lines(routes: Sequence[Route], exclusive: Sequence[bool], scenari
         swaying = [link for link in route.path if link.trace is not None and link.trace.latency_s is not None]
         curved = any(link.size_curve is not None for link in route.path)
         rate_number = latency_number = -1
-        events = not alone or effects.ready_notice or effects.cold_start
+        # A device and its lane are one.
+        events = bool(route.path) and (not alone or effects.ready_notice or effects.cold_start)
         if events or len(changing) > 1 or len(swaying) > 1 or (changing and curved):
             mode = SHARED
         else:

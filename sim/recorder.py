@@ -63,6 +63,11 @@ class Recorder:
     def _compute(self, step: int, compiled: CompiledStep, state: StepState) -> Columns:
         actions, device = compiled.actions, self._devices(compiled)
         rows = np.flatnonzero(actions.kind != SYNC)
+        # Where sums overlap with an action, it is in pieces.
+        identity = np.stack([actions.actor, actions.kind, actions.pipeline, actions.stage, actions.microbatch])[:, rows]
+        begins = np.append(True, (identity[:, 1:] != identity[:, :-1]).any(axis=0))[: len(rows)]
+        ends = np.append(begins[1:], True)[: len(rows)]
+        last_rows, rows = rows[ends], rows[begins]
         columns = self._columns(
             EventKind.COMPUTE,
             step,
@@ -72,7 +77,7 @@ class Recorder:
             microbatch=actions.microbatch[rows],
             action=self._action[actions.kind[rows]],
             start_s=state.start_s[rows],
-            end_s=state.end_s[rows],
+            end_s=state.end_s[last_rows],
         )
         parts = [columns]
         for leader, partners in self._partners.items():
@@ -85,7 +90,8 @@ class Recorder:
 
     def _sends(self, step: int, compiled: CompiledStep, state: StepState) -> Columns:
         actions, messages, device = compiled.actions, compiled.messages, self._devices(compiled)
-        sender, receiver = messages.sender, messages.receiver
+        away = np.flatnonzero(device[actions.actor[messages.sender]] != device[actions.actor[messages.receiver]])
+        sender, receiver = messages.sender[away], messages.receiver[away]
         exchanged = actions.kind[sender] == SYNC
         return self._columns(
             EventKind.SEND,
@@ -96,9 +102,9 @@ class Recorder:
             stage=np.where(exchanged, compiled.stage[actions.actor[sender]], actions.stage[sender]),
             microbatch=actions.microbatch[sender],
             action=self._action[actions.kind[receiver]],
-            start_s=state.handed_s,
-            end_s=state.departed_s,
-            size_bytes=messages.size_bytes,
+            start_s=state.handed_s[away],
+            end_s=state.departed_s[away],
+            size_bytes=messages.size_bytes[away],
         )
 
     def _receives(self, step: int, compiled: CompiledStep, state: StepState) -> Columns:

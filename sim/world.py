@@ -289,6 +289,7 @@ def _pairs(plan: Plan, scenario: Scenario, adaptation: Adaptation | None) -> dic
         for left, right in zip(pipeline.stages, pipeline.stages[1:], strict=False):
             for one in left.replicas:
                 for other in right.replicas:
-                    pairs |= {(one.device, other.device): False, (other.device, one.device): False}
+                    if one.device != other.device:
+                        pairs |= {(one.device, other.device): False, (other.device, one.device): False}
     pairs |= {(edge.sender, edge.receiver): True for edge in update_edges(plan, scenario)}
-    return {pair: eventful for pair, eventful in pairs.items() if pair[0] != pair[1]}
+    return pairs

@@ -82,9 +82,16 @@ def replicated(draw: st.DrawFn) -> tuple[Scenario, Plan]:
     regions = draw(st.lists(st.sampled_from("abc"), min_size=devices, max_size=devices))
     scenario = draw(meshes(devices, layers, sum(sum(sizes) for _, sizes in pipelines), regions))
     shares = draw(st.lists(st.floats(0.2, 5), min_size=devices, max_size=devices))
-    synchronisation = Synchronisation(algorithm=draw(st.sampled_from(ALGORITHMS)))
+    # Sums after the last action, and sums of one layer or of several that overlap with backward.
+    bucket_bytes = draw(st.sampled_from([0, 1, 6000]))
+    synchronisation = Synchronisation(algorithm=draw(st.sampled_from(ALGORITHMS)), bucket_bytes=bucket_bytes)
     plan = draw(recomputing(layered_plan(scenario, pipelines, shares=shares)))
     return scenario, replace(plan, synchronisation=synchronisation, compression=draw(st.sampled_from(COMPRESSIONS)))
+
+
+def in_order(plan: Plan, order: str) -> Plan:
+    """The plan in one of `planner.plan.ORDERS`; only what is scheduled can overlap with sums."""
+    return replace(plan if order == "scheduled" else plan.without_overlap, order=order)
 
 
 @st.composite
@@ -201,5 +208,6 @@ def without_waiting(draw: st.DrawFn, cases: st.SearchStrategy[tuple[Scenario, Pl
     method = draw(st.sampled_from(["asgd", "asgd-ga", "ma"]))
     every = 1 if method == "asgd" else draw(st.integers(1, 3))
     bound = draw(st.none() | st.integers(0, 2))
-    synchronisation = replace(plan.synchronisation, method=method, every=every, staleness_bound=bound)
+    algorithm = plan.synchronisation.algorithm
+    synchronisation = Synchronisation(method, algorithm, every, bound)
     return scenario, replace(plan, synchronisation=synchronisation)

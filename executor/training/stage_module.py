@@ -1,6 +1,7 @@
 """The layers of one stage: forward, and backward in one part or in two, of several microbatches at a time."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
+from executor.training.gradient_watch import GradientWatch
 from executor.training.precision import computing_in
 from executor.training.weight_store import WeightStore
 
@@ -84,18 +86,22 @@ class StageModule:
         self._held[microbatch] = _Held(inputs, edge, outputs.shape)
         return outputs.detach()
 
-    def backward(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def backward(
+        self, microbatch: int, gradient: torch.Tensor | None, watch: GradientWatch | None = None
+    ) -> torch.Tensor | None:
         """Add to the parameters' gradients; return that of the inputs if they require it.
 
         Args:
             microbatch: Index; it is forgotten.
             gradient: Of the outputs; None if they are the loss.
+            watch: Hears of every gradient.
         """
         held = self._held.pop(microbatch)
         if held.edge is not None:
             if gradient is None:
                 gradient = torch.ones(held.shape, device=self._device)
-            torch.autograd.backward([held.edge], [gradient])
+            with watch.autograd() if watch is not None else nullcontext():
+                torch.autograd.backward([held.edge], [gradient])
         if not held.inputs.requires_grad:
             return None
         # Nothing flows back through layers whose outputs do not depend on their inputs.
@@ -106,9 +112,9 @@ class StageModule:
         with self._store.putting_off(microbatch):
             return self.backward(microbatch, gradient)
 
-    def backward_weight(self, microbatch: int) -> None:
-        """Add what `backward_input` has left."""
-        self._store.compute(microbatch)
+    def backward_weight(self, microbatch: int, watch: GradientWatch | None = None) -> None:
+        """Add what `backward_input` has left; ``watch`` hears of every gradient."""
+        self._store.compute(microbatch, watch)
 
     def _run(self, inputs: torch.Tensor, loss: Loss | None) -> torch.Tensor:
         with self._store.paused():

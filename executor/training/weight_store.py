@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from executor.training.gradient_watch import GradientWatch
 from executor.training.splittable import Splittable, splittable
 
 # A module, the gradient of its outputs, and its inputs.
@@ -61,13 +62,18 @@ class WeightStore:
         finally:
             self._current = before
 
-    def compute(self, microbatch: int) -> None:
+    def compute(self, microbatch: int, watch: GradientWatch | None = None) -> None:
         """Add the weight gradients that were put off for a microbatch, and let go of what they are made from."""
-        waiting = self._put_off.pop(microbatch)
+        # Those of the last layers were put off first.
+        waiting = self._put_off.pop(microbatch)[::-1]
+        if watch is not None:
+            watch.expect(parts.weight for parts, _, _ in waiting)
         with torch.no_grad():
             while waiting:
                 parts, gradient, inputs = waiting.pop()
                 parts.add_weight_gradient(gradient, inputs)
+                if watch is not None:
+                    watch.arrived(parts.weight)
 
     def clear(self) -> None:
         """Forget everything that was put off."""

@@ -127,6 +127,7 @@ def _several_pipelines() -> Iterator[Case]:
     stages = Stages([0.05], [], parameter_bytes=3_000_000)
     for algorithm in ("ring", "hierarchical"):
         yield _pipelines(f"data-parallel-{algorithm}", stages, Synchronisation(algorithm=algorithm))
+    yield _pipelines("data-parallel-overlapping", stages, Synchronisation(bucket_bytes=1), layers=3)
     slow = Stages([0.1], [], parameter_bytes=1_500_000)
     yield _pipelines("asgd", slow, Synchronisation("asgd", staleness_bound=2), regions=2)
     yield _pipelines("asgd-ga", slow, Synchronisation("asgd-ga", every=4, staleness_bound=4), regions=2)
@@ -241,28 +242,31 @@ def _table(forward_s: float) -> TimeTable:
     return TimeTable((1,), (forward_s,), (forward_s,), (0.8 * forward_s,))
 
 
-def _pipelines(name: str, stages: Stages, how: Synchronisation, regions: int = 2) -> Case:
-    """Four devices in two regions, or one in each: a pipeline of one stage on every device, of unequal batches."""
+def _pipelines(name: str, stages: Stages, how: Synchronisation, regions: int = 2, layers: int = 1) -> Case:
+    """Four devices in two regions, or one in each: a pipeline of one stage on every device, of unequal batches.
+
+    The stage is of equal ``layers``.
+    """
     per_region = 2 if how.method == "allreduce" else 1
     (forward_s,) = stages.forward_s
     devices, times = [], {}
     for index in range(regions * per_region):
         kind = f"kind-{index}"
         devices.append(Device(f"device-{index}", kind, f"region-{index // per_region}", 2**36))
-        times[kind] = _table(forward_s * (1 + 0.25 * index))
+        times[kind] = _table(forward_s / layers * (1 + 0.25 * index))
     links = [Link(f"region-{index}", f"region-{index}", *LOCAL) for index in range(regions)]
     links += _both_ways("region-0", "region-1", 100e6, 0.02)
-    layers = (LayerProfile("layer", stages.parameter_bytes, 1000, 1000, times),)
+    layer = LayerProfile("layer", stages.parameter_bytes // layers, 1000, 1000, times)
     batches = [4, 3, 3, 2][: len(devices)]
     scenario = Scenario(
         name,
         Cluster(tuple(devices), tuple(links)),
-        ModelProfile(name, layers),
+        ModelProfile(name, (layer,) * layers),
         Training(sum(batches)),
         effects=EFFECTS,
     )
     built = tuple(
-        Pipeline((Stage(0, 1, (Replica(device.name),), 1),), (batch,))
+        Pipeline((Stage(0, layers, (Replica(device.name),), 1),), (batch,))
         for device, batch in zip(devices, batches, strict=True)
     )
     return Case(name, scenario, Plan(name, name, "by hand", "1f1b", built, synchronisation=how))

@@ -38,6 +38,8 @@ def check_synchronisation(plan: Plan) -> None:
             where=f"{_WHERE}.staleness_bound",
             valid="a number of steps, 0 or more; leave it out for no bound",
         )
+    if how.bucket_bytes:
+        _check_overlap(plan)
     if how.method != WAITS and len(plan.pipelines) == 1:
         raise InputError(
             f"method '{how.method}' with a single pipeline, which has nobody to exchange with",
@@ -46,3 +48,25 @@ def check_synchronisation(plan: Plan) -> None:
         )
     if plan.connections < 1:
         raise InputError(f"{plan.connections} connections", where="connections", valid="1 or more")
+
+
+def _check_overlap(plan: Plan) -> None:
+    how, where = plan.synchronisation, f"{_WHERE}.bucket_bytes"
+    if how.bucket_bytes < 0:
+        raise InputError(
+            f"buckets of {how.bucket_bytes} bytes",
+            where=where,
+            valid="1 or more; 0 for sums that begin after the last action",
+        )
+    if how.method != WAITS:
+        raise InputError(
+            f"buckets of {how.bucket_bytes} bytes with method '{how.method}', whose exchanges nobody waits for",
+            where=where,
+            valid=f"remove it, or write method '{WAITS}'",
+        )
+    if plan.order == "dynamic":
+        raise InputError(
+            f"buckets of {how.bucket_bytes} bytes with order 'dynamic', in which nobody knows which action is the last",
+            where=where,
+            valid="remove it, or write order 'scheduled'",
+        )

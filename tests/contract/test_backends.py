@@ -119,14 +119,20 @@ def test_both_write_the_same_rows() -> None:
     assert rows(recorded("simulated")) == rows(recorded("paced"))
 
 
-@pytest.mark.parametrize("algorithm", ["tree", "hierarchical"])
-def test_both_sum_gradients_in_the_same_messages(algorithm: str) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [Synchronisation(algorithm="tree"), Synchronisation(algorithm="hierarchical"), Synchronisation(bucket_bytes=1)],
+)
+def test_both_sum_gradients_in_the_same_messages(how: Synchronisation) -> None:
     scenario = mesh_scenario(
-        3, [0.002], [0.004], link=lambda a, b: (200e6, 0.004), parameter_bytes=[40000], regions=["a", "a", "b"]
+        3,
+        [0.002] * 2,
+        [0.004] * 2,
+        link=lambda a, b: (200e6, 0.004),
+        parameter_bytes=[40000, 20000],
+        regions=["a", "a", "b"],
     )
-    plan = replace(
-        layered_plan(scenario, [([(1, 3, 1)], [6, 2])]), synchronisation=Synchronisation(algorithm=algorithm)
-    )
+    plan = replace(layered_plan(scenario, [([(2, 3, 1)], [6, 2])]), synchronisation=how)
     simulated, paced = (backend().run(scenario, plan, None, 2) for backend in BACKENDS.values())
     assert rows(simulated) == rows(paced)
 

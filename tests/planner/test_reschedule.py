@@ -9,7 +9,7 @@ import pytest
 from builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from run_strategies import chains, replicated
+from run_strategies import chains, in_order, replicated
 
 from planner.actions import Kind
 from planner.check import check_plan
@@ -56,7 +56,7 @@ def layers_per_device(plan: Plan) -> list[dict[tuple[str, ...], int]]:
 @settings(deadline=None, max_examples=150)
 @given(CASES, st.sampled_from(sorted(set(QUICK) - set(TWO_ROUNDS))), st.sampled_from(ORDERS))
 def test_layers_devices_and_microbatches_stay(case: tuple[Scenario, Plan], schedule: str, order: str) -> None:
-    scenario, plan = case
+    scenario, plan = case[0], in_order(case[1], order)
     made = with_schedule(plan, scenario, schedule, order)
     check_plan(made, scenario)
     assert (made.schedule, made.order) == (schedule, order)
@@ -77,7 +77,7 @@ def test_layers_devices_and_microbatches_stay(case: tuple[Scenario, Plan], sched
 def test_two_rounds_cover_all_layers_once_on_the_same_devices(
     case: tuple[Scenario, Plan], schedule: str, order: str
 ) -> None:
-    scenario, plan = case
+    scenario, plan = case[0], in_order(case[1], order)
     thin = min(stage.end_layer - stage.first_layer for pipeline in plan.pipelines for stage in pipeline.stages)
     if thin < 2:
         with pytest.raises(InputError, match=rf"stages\[\d\]: stage \d has one layer; schedule '{schedule}'"):

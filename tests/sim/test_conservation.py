@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_strategies import (
     chains,
+    in_order,
     on_shared_links,
     on_traces,
     replicated,
@@ -21,7 +22,7 @@ from run_strategies import (
 
 from planner.backend import RunRecord
 from planner.cluster import Link
-from planner.compiled_step import compile_step
+from planner.compiled_step import CompiledStep, compile_step
 from planner.effects import ComputeEffects, Effects
 from planner.events import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.faults import Absence, LinkOutage
@@ -41,7 +42,7 @@ SWAYING = st.one_of(on_traces(BASE), on_traces(on_shared_links(replicated())))
 @st.composite
 def orders(draw: st.DrawFn, cases: st.SearchStrategy[tuple[Scenario, Plan]]) -> tuple[Scenario, Plan]:
     scenario, plan = draw(cases)
-    return scenario, replace(plan, order=draw(st.sampled_from(["scheduled", "dynamic"])))
+    return scenario, in_order(plan, draw(st.sampled_from(["scheduled", "dynamic"])))
 
 
 def of_kind(record: RunRecord, *kinds: EventKind) -> list[Event]:
@@ -56,15 +57,23 @@ def by_pair(record: RunRecord) -> dict[tuple[str, str], list[Event]]:
     return pairs
 
 
+def ends(step: CompiledStep) -> list[tuple[int, int]]:
+    """The actors that hand over and receive each message."""
+    columns = (step.actions.actor[step.messages.sender], step.actions.actor[step.messages.receiver])
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
 # --- bytes ----------------------------------------------------------------------------------------------------
 
 
 def every_message_of_every_step_departs_once_and_is_waited_for_once_at_most(record: RunRecord) -> None:
     steps = 1 + max(event.step for event in record.events)
-    messages = compile_step(record.plan, record.scenario).messages
+    step = compile_step(record.plan, record.scenario)
+    # A device and its lane are one.
+    away = step.messages.size_bytes[[step.actors[a] != step.actors[b] for a, b in ends(step)]]
     sent = [event for event in of_kind(record, EventKind.SEND) if event.action != UPDATE_ACTION]
-    assert len(sent) == steps * len(messages.size_bytes)
-    assert sum(event.size_bytes for event in sent) == steps * int(messages.size_bytes.sum())
+    assert len(sent) == steps * len(away)
+    assert sum(event.size_bytes for event in sent) == steps * int(away.sum())
     assert all(np.isfinite(event.end_s) for event in sent)
     key = {(e.device, e.peer, e.action, e.microbatch, e.step, e.size_bytes) for e in sent if e.action != SYNC_ACTION}
     waits = of_kind(record, EventKind.RECEIVE)
@@ -157,8 +166,11 @@ def busy_times(over: Iterable[Passage]) -> list[tuple[float, float, float]]:
 
 
 def a_device_does_one_thing_at_a_time(record: RunRecord) -> None:
-    for device in record.plan.devices:
-        own = [event for event in of_kind(record, EventKind.COMPUTE, EventKind.SYNC) if event.device == device]
+    hands = [[EventKind.COMPUTE, EventKind.SYNC]]
+    if record.plan.synchronisation.bucket_bytes:
+        hands = [[EventKind.COMPUTE], [EventKind.SYNC]]
+    for device, kinds in product(record.plan.devices, hands):
+        own = [event for event in of_kind(record, *kinds) if event.device == device]
         times_s = sorted((event.start_s, event.end_s) for event in own)
         assert all(earlier[1] <= later[0] for earlier, later in pairwise(times_s))
 
@@ -178,9 +190,15 @@ def nothing_begins_before_what_it_needs(record: RunRecord) -> None:
         assert event.start_s >= max(messages, default=0.0) * (1 - 1e-14)
         for needed in {"F": [], "B": ["F"], "I": ["F"], "W": ["I"]}[event.action]:
             assert event.start_s >= done_s[event.device, needed, *place]
+    overlap = record.plan.synchronisation.bucket_bytes > 0
     for event in of_kind(record, EventKind.SYNC):
-        own = [end_s for key, end_s in done_s.items() if key[0] == event.device and key[-1] == event.step]
-        assert event.start_s >= max(own, default=0.0)
+        own = [each for each in of_kind(record, EventKind.COMPUTE) if each.device == event.device]
+        same = [each for each in own if each.step == event.step]
+        # What overlaps begins while the last backward of one of the device's stages goes on.
+        last_s = {each.stage: each.start_s for each in sorted(same, key=lambda each: each.start_s)}
+        ready_s = min(last_s.values(), default=0.0) if overlap else max((each.end_s for each in same), default=0.0)
+        assert event.start_s >= ready_s
+        assert all(each.start_s >= event.end_s for each in own if each.step > event.step)
 
 
 def arrivals(record: RunRecord) -> dict[tuple[str, str, int, int, int, int], list[float]]:
@@ -299,7 +317,7 @@ def test_a_shared_link_is_full_as_long_as_anything_waits_for_it(case: tuple[Scen
 @given(orders(st.one_of(STEADY, SWAYING)))
 def test_every_action_takes_what_the_profile_says(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case
-    actions = compile_step(plan, scenario).actions
+    actions = compile_step(plan.without_overlap, scenario).actions
     expected = sorted(actions.duration_s[actions.microbatch >= 0].tolist())
     record = Simulator().run(scenario, plan, None, steps=1)
     computed = [event.end_s - event.start_s for event in of_kind(record, EventKind.COMPUTE)]

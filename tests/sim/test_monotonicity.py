@@ -14,7 +14,7 @@ import pytest
 from builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_strategies import chains, on_shared_links, on_traces, replicated, with_links
+from run_strategies import chains, in_order, on_shared_links, on_traces, replicated, with_links
 
 from planner.cluster import Link
 from planner.compiled_step import compile_step
@@ -154,7 +154,7 @@ def test_blocking_transfers_leave_it_so_on_steady_links(case: Case, data: st.Dat
     st.sampled_from([0.125, 0.25, 0.5, 2.0, 4.0, 8.0]),
 )
 def test_all_faster_by_one_factor_is_faster_by_that_factor(case: Case, order: str, factor: float) -> None:
-    scenario, plan = case[0], replace(case[1], order=order)
+    scenario, plan = case[0], in_order(case[1], order)
     links = [
         replace(link, bandwidth_bps=link.bandwidth_bps * factor, latency_s=link.latency_s / factor)
         for link in scenario.cluster.links
@@ -196,7 +196,7 @@ def test_what_helps_hurts_at_most_by_the_number_of_devices_and_links(
     # its path. What holds for those: as long as a step lasts, something works, a device or (without latency) a link
     # at its full rate. So it lasts no longer than all of their work one after the other, which what helps only
     # shortens; and no shorter than the work of any one of them.
-    scenario, plan = case[0], replace(case[1], order=order)
+    scenario, plan = case[0], in_order(case[1], order)
     scenario = with_links(scenario, [replace(link, latency_s=0.0) for link in scenario.cluster.links])
     better = data.draw(better_links(scenario))
     after_s, works_s = simulated_s(better, plan), loads_s(better, plan)
@@ -286,7 +286,7 @@ def test_jitter_costs_a_single_device_nothing_in_the_mean() -> None:
 @settings(deadline=None, max_examples=20)
 @given(st.one_of(BASE, on_shared_links(replicated())), st.integers(0, 2**63), st.sampled_from(["scheduled", "dynamic"]))
 def test_the_same_seed_gives_the_same_log_and_another_one_another(case: Case, seed: int, order: str) -> None:
-    scenario, plan = case[0], replace(case[1], order=order)
+    scenario, plan = case[0], in_order(case[1], order)
     first, again, other = (
         Simulator().run(jittered(scenario, each), plan, None, steps=2).events for each in (seed, seed, seed + 1)
     )

@@ -1,0 +1,84 @@
+"""A step whose sums of gradients overlap with backward, for those who time it.
+
+Actions in which sums begin are cut where they do, and each device that takes part in sums has a second actor, its lane,
+which carries them out. Messages of no bytes say when a lane may begin a sum, and when it has done all of them.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.gradient_sync import GradientSync
+from planner.plan_workers import starts
+from planner.releases import AT_ONCE, Release
+from planner.step_graph import Ints
+from planner.step_tables import Actions, Messages, join_actions
+from planner.sync_actions import SyncSpan, no_actions, sync_actions
+
+
+class Cut(NamedTuple):
+    """Actions cut into pieces.
+
+    Attributes:
+        actions: The pieces.
+        first_piece: Of each action, and the number of pieces, [actions before + 1].
+    """
+
+    actions: Actions
+    first_piece: Ints
+
+
+def cut(actions: Actions, released: Sequence[Release]) -> Cut:
+    """Return the actions in pieces: one that ends with each release, and one for the rest."""
+    pieces = np.ones(len(actions.actor), np.int64)
+    cuts = {}
+    for action, group in groupby(sorted(released, key=lambda each: (each.action, each.sync)), lambda each: each.action):
+        if action != AT_ONCE:
+            cuts[action] = [0.0, *(each.after_s for each in group), float(actions.duration_s[action])]
+            pieces[action] = len(cuts[action]) - 1
+    first_piece = starts(pieces.tolist())
+    parts = Actions._make(np.repeat(column, pieces) for column in actions)
+    for action, times_s in cuts.items():
+        parts.duration_s[first_piece[action] : first_piece[action + 1]] = np.diff(times_s)
+    return Cut(parts, first_piece)
+
+
+def lanes_of(released: Sequence[Release], actors: int) -> dict[int, int]:
+    """Return the lane of each actor that has one: their numbers follow those of the actors."""
+    return {actor: actors + lane for lane, actor in enumerate(dict.fromkeys(each.actor for each in released))}
+
+
+def lane_actions(
+    syncs: Sequence[GradientSync], released: Sequence[Release], actors: Sequence[str], pieces: Cut, element_bytes: int
+) -> tuple[Actions, Messages, list[SyncSpan]]:
+    """Return the sums as actions of lanes, and what devices and lanes tell each other.
+
+    Messages count the pieces first, then these actions.
+    """
+    lanes = lanes_of(released, len(actors))
+    shift = len(pieces.actions.actor)
+    sums, exchanged, spans = sync_actions(syncs, {actors[actor]: lane for actor, lane in lanes.items()}, element_bytes)
+    # Where a device waits for its lane, with nothing to do.
+    closing = no_actions(list(lanes))
+    place = {(span.actor, span.sync): span for span in spans}
+    told = []
+    last: dict[int, SyncSpan] = {}
+    nth: dict[int, int] = {}
+    for each in released:
+        span = last[each.actor] = place[lanes[each.actor], syncs[each.sync]]
+        if each.action != AT_ONCE:
+            piece = int(pieces.first_piece[each.action]) + nth.get(each.action, 0)
+            nth[each.action] = nth.get(each.action, 0) + 1
+            told.append((piece, shift + span.first_action))
+    for number, actor in enumerate(lanes):
+        told.append((shift + last[actor].end_action - 1, shift + len(sums.actor) + number))
+    return join_actions(sums, closing), _messages(exchanged, shift, told), spans
+
+
+def _messages(exchanged: Messages, shift: int, told: Sequence[tuple[int, int]]) -> Messages:
+    sender, receiver = np.array(told, np.int64).reshape(-1, 2).T
+    none = np.zeros(len(told), np.int64)
+    news = Messages(sender, receiver, none, none, none)
+    return Messages._make(np.concatenate(pair) for pair in zip(news, exchanged.later(shift), strict=True))
