@@ -23,14 +23,19 @@ class CheckedWire:
         Raises:
             InputError: The model's output has not the size that its profile promised; names the stage.
         """
-        packed = self._wire.pack(transfer, payload)
-        if packed.numel() != transfer.size_bytes:
+        # Before it is packed: what has another size may not be divided into samples.
+        expected_bytes = self._wire.payload_bytes(transfer)
+        if payload.numel() != expected_bytes:
             raise InputError(
-                f"stage {transfer.sending_stage} sends {packed.numel()} bytes for samples {transfer.first} to "
-                f"{transfer.end - 1} of microbatch {transfer.microbatch}, and the plan says {transfer.size_bytes}",
+                f"stage {transfer.sending_stage} sends {payload.numel()} bytes for samples {transfer.first} to "
+                f"{transfer.end - 1} of microbatch {transfer.microbatch}, and the plan says {expected_bytes}",
                 valid="a layer must put out the same shape for every sample in every step",
             )
-        return packed
+        return self._wire.pack(transfer, payload)
+
+    def payload_bytes(self, transfer: Transfer) -> int:
+        """Return the size of the payload that travels as the transfer says."""
+        return self._wire.payload_bytes(transfer)
 
     def unpack(self, transfer: Transfer, packed: torch.Tensor) -> torch.Tensor:
         """Return the payload."""

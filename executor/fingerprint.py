@@ -9,12 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from executor.job import JobFolder, Orders
-from executor.model import LayerSize
+from executor.model import LayerSize, compare_sizes
 from planner.files.plan_file import plan_json
 from planner.plan import Plan
 from planner.profile import ModelProfile
 from planner.scenario import Scenario
-from traces.errors import InputError, RunError
+from traces.errors import RunError
 
 # Of a SHA-256: enough to tell two files apart.
 _DIGITS = 12
@@ -53,18 +53,7 @@ def model_facts(sizes: Sequence[LayerSize], profile: ModelProfile) -> dict[str, 
     Raises:
         InputError: A layer is not what the profile says, by which the plan was made.
     """
-    if len(sizes) != len(profile.layers):
-        raise InputError(f"the model has {len(sizes)} layers", valid=f"its profile has {len(profile.layers)}")
-    last = len(sizes) - 1
-    for index, (size, layer) in enumerate(zip(sizes, profile.layers, strict=True)):
-        # The last layer's output goes into the loss and crosses no link.
-        output_bytes = layer.output_bytes if index == last else size.output.size_bytes
-        found, expected = (size.parameter_bytes, output_bytes), (layer.parameter_bytes, layer.output_bytes)
-        if found != expected:
-            raise InputError(
-                f"layer {index} of the model has {found[0]} bytes of parameters and puts out {found[1]} for one sample",
-                valid=f"its profile, and so the plan, says {expected[0]} and {expected[1]}",
-            )
+    compare_sizes(profile, sizes)
     return {f"layer {index}": _layer_facts(size) for index, size in enumerate(sizes)}
 
 

@@ -86,7 +86,8 @@ def check_model(scenario: Scenario) -> None:
     """Refuse a scenario whose model code cannot be trained or does not match its profile.
 
     Raises:
-        InputError: Says which layer differs, by how much, and what the profile says.
+        InputError: Says which layer differs, by how much, and what the profile says; or what the loss is instead of a
+            number.
     """
     if scenario.code is None:
         raise InputError(
@@ -94,8 +95,9 @@ def check_model(scenario: Scenario) -> None:
             where="model.code",
             valid="add 'code: model.py' to the scenario, or run with '--compute paced'",
         )
-    sizes = load_with_sizes(scenario.code, scenario.training.seed).sizes
-    _compare(scenario.model, sizes, str(scenario.code.path))
+    loaded = load_with_sizes(scenario.code, scenario.training.seed)
+    compare_sizes(scenario.model, loaded.sizes, str(scenario.code.path))
+    _check_loss(loaded, scenario.code, scenario.training.seed)
 
 
 def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
@@ -132,6 +134,23 @@ def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
         output = SampleShape(tuple(outputs.shape[1:]), outputs.dtype)
         sizes.append(LayerSize(parameter_bytes, output, changes_inputs=entering._version > version))
     return LoadedModel(loaded, tuple(sizes))
+
+
+def _check_loss(loaded: LoadedModel, code: ModelCode, seed: int) -> None:
+    """Refuse a loss that is no single number, by that of one sample and an output of zeros.
+
+    With memory, unlike the layers: a loss may look at its numbers.
+    """
+    _, targets = DataOrder(loaded.model, global_batch=1, seed=seed).samples(0, 0, 1)
+    output = loaded.sizes[-1].output
+    with users_code(code.path, "'loss' fails for one sample"), torch.no_grad():
+        loss = loaded.model.loss(torch.zeros(1, *output.sizes, dtype=output.dtype), targets)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise InputError(
+            f"'loss' returns {_described(loss)} for one sample",
+            where=str(code.path),
+            valid="a tensor with one number, the mean over the samples",
+        )
 
 
 def _refuse_what_stages_cannot_hold(model: TrainableModel, where: str) -> None:
@@ -182,7 +201,17 @@ def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "no message")
 
 
-def _compare(profile: ModelProfile, sizes: Sequence[LayerSize], where: str) -> None:
+def compare_sizes(profile: ModelProfile, sizes: Sequence[LayerSize], where: str = "") -> None:
+    """Refuse layers that are not what the profile says, by which plans are made.
+
+    Args:
+        profile: Of the model.
+        sizes: Of its layers, as they were found.
+        where: The model's file; empty if whoever hears of it knows.
+
+    Raises:
+        InputError: Says which layer differs first, by how much, and what the profile says.
+    """
     if len(sizes) != len(profile.layers):
         raise InputError(
             f"the model has {len(sizes)} layers",

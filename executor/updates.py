@@ -7,8 +7,10 @@ next step: every pipeline that has sent some since the last average counts as mu
 newest ones.
 
 Under a staleness bound of 0 a step applies the updates of the steps before it and no others, so that training does not
-depend on when messages arrive. Nothing is lost at the end: a pipeline that has done its steps waits for what the others
-still send, and makes one more update of it.
+depend on when messages arrive. At the end nothing that was sent is lost: a pipeline that has done its steps waits for
+what the others still send, and makes one more update of it. But nothing more is sent: where the number of steps is no
+multiple of ``every``, the others never hear of the steps after the last exchange, neither of their gradients nor, with
+ma, of their parameters.
 """
 
 from bisect import bisect_right
@@ -143,8 +145,11 @@ class PipelineUpdates:
         self._compute.clear_gradients()
         for update in rest:
             self._rows(update.edge.layers).add_gradients(update.row)
-        for stage in self._stages:
-            self._share(stage)
+        sums = [self._shared(stage) for stage in self._stages]
+        # All replicas of a stage start from nothing and add the same row, also where that leaves no gradient.
+        self._compute.clear_gradients()
+        for stage, row in zip(self._stages, sums, strict=True):
+            self._rows((stage.first_layer, stage.end_layer)).add_gradients(row)
         self._log_applied(rest, self._clock.now_s())
         return True
 
@@ -183,21 +188,18 @@ class PipelineUpdates:
             rows.put_parameters(rows.parameters() + move)
         self._log_applied(updates, self._clock.now_s())
 
-    def _share(self, stage: Stage) -> None:
-        """Give the first replica's gradients to the others. They are no part of a step, and not logged."""
+    def _shared(self, stage: Stage) -> torch.Tensor:
+        """Return the first replica's gradients, on every replica. They are no part of a step, and not logged."""
         leader, *others = (replica.device for replica in stage.replicas)
         layers = (stage.first_layer, stage.end_layer)
         elements = self._elements(*layers)
-        if not others or not elements:
-            return
         tag = update_tag(self._exchanges, layers[0])
-        if self._device != leader:
-            receipt = self._transport.post(leader, tag, elements * _ELEMENT_BYTES)
-            self._rows(layers).add_gradients(receipt.wait().view(torch.float32))
-            return
-        row = self._rows(layers).gradients().view(torch.uint8)
-        for other in others:
-            self._transport.send(other, tag, row, self._clock.now_s())
+        if self._device != leader and elements:
+            return self._transport.post(leader, tag, elements * _ELEMENT_BYTES).wait().view(torch.float32)
+        row = self._rows(layers).gradients()
+        for other in others if elements else ():
+            self._transport.send(other, tag, row.view(torch.uint8), self._clock.now_s())
+        return row
 
     def _rows(self, layers: tuple[int, int]) -> Rows:
         return self._compute.rows(*layers, self._elements(*layers))

@@ -6,7 +6,11 @@ import torch
 
 from executor.compression import pack, unpack
 from planner.cluster import Cluster
+from planner.compression import wire_bytes
 from planner.program import Transfer
+
+# Payloads are float32.
+_ELEMENT_BYTES = 4
 
 
 class Wire(Protocol):
@@ -14,6 +18,9 @@ class Wire(Protocol):
 
     def pack(self, transfer: Transfer, payload: torch.Tensor) -> torch.Tensor:
         """Return what travels."""
+
+    def payload_bytes(self, transfer: Transfer) -> int:
+        """Return the size of the payload that travels as the transfer says."""
 
     def unpack(self, transfer: Transfer, packed: torch.Tensor) -> torch.Tensor:
         """Return what `pack` was given, or something near it."""
@@ -25,6 +32,10 @@ class AsItIs:
     def pack(self, transfer: Transfer, payload: torch.Tensor) -> torch.Tensor:
         """Return the payload."""
         return payload
+
+    def payload_bytes(self, transfer: Transfer) -> int:
+        """Return the transfer's size."""
+        return transfer.size_bytes
 
     def unpack(self, transfer: Transfer, packed: torch.Tensor) -> torch.Tensor:
         """Return the payload."""
@@ -48,6 +59,16 @@ class Compressing:
         if not self._crosses(transfer):
             return payload
         return pack(self._compression, payload.view(torch.float32), transfer.end - transfer.first)
+
+    def payload_bytes(self, transfer: Transfer) -> int:
+        """Return the size as float32: the inverse of `planner.compression.wire_bytes`."""
+        if not self._crosses(transfer) or not transfer.size_bytes:
+            return transfer.size_bytes
+        samples = transfer.end - transfer.first
+        # A sample's first element may bring a scale with it; each further one takes as much as the second.
+        one, two = (wire_bytes(self._compression, 1, elements * _ELEMENT_BYTES) for elements in (1, 2))
+        elements = 1 + (transfer.size_bytes // samples - one) // (two - one)
+        return samples * elements * _ELEMENT_BYTES
 
     def unpack(self, transfer: Transfer, packed: torch.Tensor) -> torch.Tensor:
         """Return the payload as float32 bytes."""

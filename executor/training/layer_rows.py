@@ -11,6 +11,11 @@ class LayerRows:
 
     Frozen parameters keep their place in a row, and are never written.
 
+    A parameter that took no part in a step has no gradient, and no update leaves its mark on it: neither weight decay
+    nor momentum. So that this is known after a sum too, its part of a row is all -0.0, which only -0.0 added to -0.0
+    gives; gradients of zero are +0.0 here. A part from which something was subtracted says it no more: then the
+    gradient is zero.
+
     Args:
         layers: In the order of the model.
     """
@@ -24,22 +29,29 @@ class LayerRows:
         return sum(parameter.numel() for parameter in self._parameters)
 
     def gradients(self) -> torch.Tensor:
-        """Return the gradients; zeros where a parameter has none."""
-        return _row([torch.zeros_like(each) if each.grad is None else each.grad for each in self._parameters])
+        """Return the gradients; -0.0 where a parameter has none."""
+        row = _row([torch.zeros_like(each) if each.grad is None else each.grad for each in self._parameters])
+        # Turns -0.0 into +0.0.
+        row += 0.0
+        for parameter, part in self._parts(row):
+            if parameter.grad is None:
+                part.fill_(-0.0)
+        return row
 
     def put_gradients(self, row: torch.Tensor) -> None:
-        """Replace the gradients."""
+        """Replace the gradients; a parameter without one gets none if the row has none."""
         for parameter, part in self._trained(row):
-            if parameter.grad is None:
-                parameter.grad = part.to(parameter.device, copy=True)
-            else:
+            if parameter.grad is not None:
                 parameter.grad.copy_(part)
+            elif not _is_none(part):
+                parameter.grad = part.to(parameter.device, copy=True)
 
     def add_gradients(self, row: torch.Tensor) -> None:
-        """Add to the gradients."""
+        """Add to the gradients; a parameter without one gets none if the row has none."""
         for parameter, part in self._trained(row):
             if parameter.grad is None:
-                parameter.grad = part.to(parameter.device, copy=True)
+                if not _is_none(part):
+                    parameter.grad = part.to(parameter.device, copy=True)
             else:
                 parameter.grad.add_(part.to(parameter.device))
 
@@ -55,10 +67,16 @@ class LayerRows:
 
     def _trained(self, row: torch.Tensor) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
         """The parameters that are trained, each with its part of the row in its shape."""
+        return ((parameter, part) for parameter, part in self._parts(row) if parameter.requires_grad)
+
+    def _parts(self, row: torch.Tensor) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
         parts = row.split_with_sizes([parameter.numel() for parameter in self._parameters])
         for parameter, part in zip(self._parameters, parts, strict=True):
-            if parameter.requires_grad:
-                yield parameter, part.view_as(parameter)
+            yield parameter, part.view_as(parameter)
+
+
+def _is_none(part: torch.Tensor) -> bool:
+    return not part.any() and bool(part.signbit().all())
 
 
 def _row(values: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -38,7 +38,7 @@ class StageModule:
         layers: In order.
         device: Where they are computed.
         precision: One of `planner.scenario.ELEMENT_BYTES`.
-        copies_inputs: Whether the first layer changes its inputs in place, so that it must get a copy.
+        copies_inputs: Whether a layer changes its inputs in place, so that the first one must get a copy.
     """
 
     def __init__(

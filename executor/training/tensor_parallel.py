@@ -12,6 +12,8 @@ from typing import ClassVar, Protocol
 import torch
 from torch import nn
 
+from executor.training import gradient_norm
+
 COLUMN, ROW = "column", "row"
 
 
@@ -150,12 +152,13 @@ def whole_parameters(layer: nn.Module, group: RankGroup | None) -> Iterator[tupl
 
 def squared_norm(layers: Iterable[nn.Module], group: RankGroup) -> float:
     """Return the squared Euclidean norm of the gradients of the layers: every shard's, and once what is whole."""
-    sums = {False: 0.0, True: 0.0}
+    whole: list[torch.Tensor] = []
+    shards: list[torch.Tensor] = []
     for layer in layers:
         for part in parts(layer):
             if part.parameter.grad is not None:
-                sums[part.dimension is not None] += float(torch.linalg.vector_norm(part.parameter.grad)) ** 2
-    return group.sum_number(sums[True]) + sums[False]
+                (whole if part.dimension is None else shards).append(part.parameter.grad)
+    return group.sum_number(gradient_norm.squared_norm(shards)) + gradient_norm.squared_norm(whole)
 
 
 def _cut(whole: torch.Tensor, dimension: int, group: Group) -> nn.Parameter:

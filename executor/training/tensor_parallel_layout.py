@@ -8,7 +8,8 @@ from torch import nn
 
 from executor.model import LoadedModel, load_model, load_with_sizes, users_code
 from executor.training.data_order import DataOrder
-from executor.training.tensor_parallel import COLUMN, ROW, cut_layer
+from executor.training.tensor_parallel import COLUMN, ROW, cut_layer, parts
+from executor.training.tensor_parallel_trace import TracingGroup
 from executor.training.trainable import CutModel
 from planner.plan import Plan
 from planner.scenario import ModelCode, Scenario
@@ -19,8 +20,8 @@ def check_layouts(scenario: Scenario, plan: Plan) -> None:
     """Refuse a plan whose tensor-parallel groups the scenario's model, which has code, cannot be cut for.
 
     Raises:
-        InputError: The model names no layout, or one that cannot be computed in so many parts, or its parts do not have
-            the sizes that the profile says.
+        InputError: The model names no layout, or one that cannot be computed in so many parts or would be trained
+            wrongly, or its parts do not have the sizes that the profile says.
     """
     stages = [(stage, replica) for each in plan.pipelines for stage in each.stages for replica in stage.replicas]
     cuts = {
@@ -49,25 +50,11 @@ def check_layouts(scenario: Scenario, plan: Plan) -> None:
             with users_code(code.path, f"'parallel_layout' fails for layer {index}"):
                 layout = dict(model.parallel_layout(index))
             _check_names(model.layers[index], layout, degree, where)
-            cut_layer(model.layers[index], layout, _OneOf(degree))
-            _check_forward(model.layers[index], index, loaded, code, seed, degree)
+            group = TracingGroup(degree)
+            cut_layer(model.layers[index], layout, group)
+            entering = _check_forward(model.layers[index], index, loaded, code, seed, degree)
+            _check_gradients(model.layers[index], group, entering, where)
             _check_size(model.layers[index], index, scenario, degree, where)
-
-
-class _OneOf:
-    """One of so many devices, of which the others are not there."""
-
-    def __init__(self, degree: int) -> None:
-        self._degree = degree
-
-    def shard(self, whole: torch.Tensor, dimension: int) -> torch.Tensor:
-        return whole.chunk(self._degree, dimension)[0]
-
-    def enter(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs
-
-    def total(self, outputs: torch.Tensor) -> torch.Tensor:
-        return outputs
 
 
 def _check_names(layer: nn.Module, layout: Mapping[str, str], degree: int, where: str) -> None:
@@ -109,16 +96,23 @@ def _refuse_second_names(layer: nn.Module, name: str, module: nn.Linear, where: 
             )
 
 
-def _check_forward(layer: nn.Module, index: int, loaded: LoadedModel, code: ModelCode, seed: int, degree: int) -> None:
-    """Parts that come out of the layer uncollected, and attention by heads that are no whole number, show in shapes."""
+def _check_forward(
+    layer: nn.Module, index: int, loaded: LoadedModel, code: ModelCode, seed: int, degree: int
+) -> torch.Tensor:
+    """Parts that come out of the layer uncollected, and attention by heads that are no whole number, show in shapes.
+
+    Returns:
+        The inputs that the layer got.
+    """
     if index:
         before = loaded.sizes[index - 1].output
-        inputs = torch.empty((1, *before.sizes), dtype=before.dtype, device="meta")
+        inputs = torch.empty((1, *before.sizes), dtype=before.dtype, device="meta", requires_grad=True)
     else:
         inputs = DataOrder(loaded.model, global_batch=1, seed=seed).samples(0, 0, 1)[0].to("meta")
     failure = f"layer {index} cannot be computed in {degree} parts by its parallel layout"
-    with users_code(code.path, failure), torch.no_grad():
-        outputs = layer(inputs)
+    with users_code(code.path, failure):
+        # A copy, which the layer may change in place.
+        outputs = layer(inputs.clone())
     expected = [1, *loaded.sizes[index].output.sizes]
     if list(outputs.shape) != expected:
         raise InputError(
@@ -126,6 +120,23 @@ def _check_forward(layer: nn.Module, index: int, loaded: LoadedModel, code: Mode
             where=str(code.path),
             valid=f"shape {expected}: what is cut by column is brought together by row in the same layer",
         )
+    return inputs
+
+
+def _check_gradients(layer: nn.Module, group: TracingGroup, inputs: torch.Tensor, where: str) -> None:
+    """What is whole and is used between a column and a row gets the gradient of one part, and nobody sums those."""
+    whole: dict[torch.Tensor, str] = {
+        part.parameter: f"parameter '{part.name}'" for part in parts(layer) if part.dimension is None
+    }
+    whole[inputs] = "input"
+    for leaf in group.gets_one_part():
+        if leaf in whole:
+            raise InputError(
+                f"the layer's {whole[leaf]} is used on a part, between '{COLUMN}' and '{ROW}'",
+                where=where,
+                valid="its gradient would be that of one device's part only: use what is whole before a column or "
+                "after a row, freeze it, or leave the layer uncut",
+            )
 
 
 def _check_size(layer: nn.Module, index: int, scenario: Scenario, degree: int, where: str) -> None:

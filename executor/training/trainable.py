@@ -52,7 +52,9 @@ class CutModel(Protocol):
         an equal part of the outputs; ``row`` takes those parts as inputs, and its outputs are summed over the devices.
         They come in pairs, a column before a row. What the layer does between the two must work on a part: activation
         functions do, and so does attention on some of the heads if their number is taken from the tensor's size. A
-        norm over the cut dimension does not.
+        norm over the cut dimension does not. No trained parameter may stand there (`torch.nn.PReLU`, a norm of queries
+        and keys with weights): each device would have its part's gradient only, and such a model is refused. Dropout
+        may, but all devices draw the same numbers: each drops the same places of its part.
         """
 
 

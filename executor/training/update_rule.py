@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from executor.training.gradient_norm import squared_norm
 from planner.scenario import Optimizer, Training
 
 # As in torch.nn.utils.clip_grad_norm_: clipping stops short of dividing by zero.
@@ -32,7 +33,7 @@ class UpdateRule:
 
     def squared_norm(self) -> float:
         """Return the squared Euclidean norm of this rank's gradients as they are now."""
-        return float(torch.nn.utils.get_total_norm(self._gradients())) ** 2
+        return squared_norm(self._gradients())
 
     def update(self, step: int, squared_norm: float | None) -> None:
         """Update the parameters from their gradients, which are scaled first if the scenario clips them.

@@ -228,6 +228,18 @@ def test_pipelines_in_step_do_not_depend_on_timing(
     assert record.losses == pytest.approx(expected.losses, rel=TOLERANCE)
 
 
+def test_replicas_stay_equal_where_nothing_comes_at_the_end(code: ModelCode, tmp_path: Path) -> None:
+    """The last round is applied before the last step: the update after it must not move those by momentum alone."""
+    found = []
+    for shares in ([1.0], [1.0, 2.0]):
+        scenario = scenario_of(code, 1 + len(shares))
+        training = replace(scenario.training, optimizer=Optimizer("momentum", 0.05, weight_decay=0.1))
+        scenario = replace(scenario, training=training)
+        plan = hybrid_plan(scenario, "1f1b", [([(4, [1.0])], [6]), ([(4, shares)], [6])])
+        found.append(trained(scenario, synchronised(plan, "asgd-ga", 2, bound=0), tmp_path, 5)[1])
+    assert_near(*found)
+
+
 def apart(step_s: Sequence[float], transfer_s: float, latency_s: float) -> tuple[Scenario, Plan]:
     """Two pipelines of one device; an update takes ``transfer_s`` to leave and ``latency_s`` to arrive."""
     size_bytes = 40_000

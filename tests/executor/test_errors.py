@@ -1,5 +1,6 @@
 """What is wrong between ranks ends the run on all of them at once, with one message that names rank, host and cause."""
 
+import json
 import os
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from builders import chain_plan, chain_scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from process_watch import PATIENCE_S, left_behind, started
-from torch.distributed import HashStore
+from torch.distributed import HashStore, Store
 
 from executor.fingerprint import model_facts
 from executor.handshake import Facts, Handshake
@@ -208,8 +210,8 @@ training: {global_batch: 4, microbatch: 1}
     [
         pytest.param(
             "x = x[:, :3] if RANK == '1' else x",
-            "rank 1 (device 'right', host HOST): layer 0 of the model has 0 bytes of parameters and puts out 12 for "
-            "one sample; its profile, and so the plan, says 0 and 16",
+            "rank 1 (device 'right', host HOST): layer 0 has 12 bytes of output for one sample; its profile 'first' "
+            "says 16: correct the profile or 'arguments'",
             id="other-sizes-on-one-rank",
         ),
         pytest.param(
@@ -308,6 +310,36 @@ def test_a_failure_of_one_rank_is_that_of_all(error: RopebridgeError, kind: type
     outcomes = meet([stating(0), failing(error), stating(0)])
     assert [str(each) for each in outcomes] == ["rank 1: no; yes"] * 3
     assert all(isinstance(each, kind) for each in outcomes)
+
+
+def test_an_error_that_nobody_foresaw_reaches_the_others_though_the_store_ends_with_it(tmp_path: Path) -> None:
+    broken, whole = job(tmp_path / "broken"), job(tmp_path / "whole")
+    (broken / "orders.json").unlink()
+    cause = f"[Errno 2] No such file or directory: '{broken / 'orders.json'}'"
+    name = f"ropebridge: rank 0 (device 'device-0', host {HOST}): {cause}"
+    assert run_ranks([broken, whole, whole], [{}] * 3) == [(1, name)] * 3
+
+
+class LateStore:
+    """A store to which the last rank comes between two looks at it."""
+
+    def __init__(self) -> None:
+        self._store = HashStore()
+        self.set, self.get, self.add = self._store.set, self._store.get, self._store.add
+
+    def check(self, keys: Sequence[str]) -> bool:
+        found: bool = self._store.check(list(keys))
+        if len(keys) > 1:
+            self.set("topic/1", json.dumps({"name": "rank 1"}))
+        return found
+
+
+def test_a_rank_that_comes_in_the_last_moment_is_not_missed() -> None:
+    store = LateStore()
+    handshake = Handshake(cast(Store, store), 0, 2, "rank 0", holds_store=False)
+    assert handshake.agree("topic", lambda: (7, {}), patience_s=0.0) == 7
+    # A third rank might look at this before it looks again who is there.
+    assert not store.check(["topic/absent"])
 
 
 def test_an_error_that_nobody_foresaw_stays_itself_and_is_told_to_the_others() -> None:

@@ -57,6 +57,19 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
     assert left_behind(tmp_path) == []
 
 
+def test_a_rank_that_stands_still_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    arguments = ["run", "two-regions", "--compute", "paced", "--steps", "500", "-o", str(tmp_path / "run")]
+    with started(arguments, tmp_path) as (process, mark):
+        wait_until(lambda: len(workers(mark)) == 2, "the workers do not start")
+        time.sleep(6.0)
+        os.kill(workers(mark)[1], signal.SIGSTOP)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert errors.startswith("ropebridge: rank ")
+    assert "its process was stopped by a signal, and did not go on for 10 s" in errors
+    assert left_behind(tmp_path) == []
+
+
 BROKEN_MODEL = """
 import torch
 class Broken(torch.nn.Module):
@@ -64,7 +77,7 @@ class Broken(torch.nn.Module):
     def forward(self, x):
         Broken.calls += 1
         if Broken.calls > 6:
-            raise RuntimeError("the layer breaks down")
+            {breakdown}
         return x
 class Model:
     def __init__(self):
@@ -95,8 +108,15 @@ training: {global_batch: 4, microbatch: 1}
 """
 
 
-def test_a_rank_whose_model_fails_ends_the_run_with_the_cause(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(BROKEN_MODEL)
+@pytest.mark.parametrize(
+    ("breakdown", "cause"),
+    [
+        ("raise RuntimeError('the layer breaks down')", "the layer breaks down"),
+        ("raise SystemExit(3)", "the model's code ended the process: SystemExit(3)"),
+    ],
+)
+def test_a_rank_whose_model_fails_ends_the_run_with_the_cause(breakdown: str, cause: str, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(BROKEN_MODEL.format(breakdown=breakdown))
     (tmp_path / "broken.yaml").write_text(BROKEN_SCENARIO)
     arguments = ["run", str(tmp_path / "broken.yaml"), "-o", str(tmp_path / "run")]
     with started(arguments, tmp_path) as (process, _):
@@ -104,6 +124,6 @@ def test_a_rank_whose_model_fails_ends_the_run_with_the_cause(tmp_path: Path) ->
         assert process.returncode == 1
         assert output == ""
         name = f"rank 1 (device 'right', host {socket.gethostname()})"
-        assert errors.splitlines()[0] == f"ropebridge: {name}: the layer breaks down"
+        assert errors.splitlines()[0] == f"ropebridge: {name}: {cause}"
     assert left_behind(tmp_path) == []
     assert not (tmp_path / "run").exists()

@@ -167,6 +167,18 @@ def test_update_rules(rule: Optimizer, clip_norm: float | None, tolerance: float
     assert_equal(train_on_all_ranks(scenario, plan, STEPS), train_in_one_process(scenario, STEPS), tolerance)
 
 
+def test_clipping_scales_alike_however_the_layers_are_cut() -> None:
+    """To the last bit: what stages add up to must not follow from where they are cut."""
+    scenario = training_scenario(GPT, 3)
+    scenario = replace(scenario, training=replace(scenario.training, clip_norm=0.05))
+    found = []
+    for stages in ([6], [2, 4], [1, 3, 2]):
+        plan = hybrid_plan(scenario, "1f1b", [([(layers, [1.0]) for layers in stages], [5, 4, 3])])
+        found.append(train_on_all_ranks(scenario, plan, STEPS).parameters)
+    for parameters in found[1:]:
+        torch.testing.assert_close(dict(parameters), dict(found[0]), rtol=0, atol=0)
+
+
 def mixed(scenario: Scenario) -> Scenario:
     return replace(scenario, training=replace(scenario.training, precision="bf16-mixed"))
 

@@ -1,5 +1,6 @@
 """Rows of gradients and parameters, their norm, and a step that is begun again."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from training import GPT, placed_plan, train_in_one_process, training_scenario
 from executor.clock import RunClock
 from executor.model import load_with_sizes
 from executor.real_compute import RealCompute
+from executor.training.gradient_norm import squared_norm
 from executor.training.layer_rows import LayerRows
 from planner.program import compile_plan
 
@@ -63,6 +65,33 @@ def test_rows_are_copies(change: Callable[[LayerRows, torch.Tensor], None]) -> N
     assert not rows.parameters()[6:].any()
 
 
+def test_a_sum_of_no_gradients_is_none_and_one_of_zeros_is_zero() -> None:
+    held, others = layers(), layers()
+    # On one side only, and zero; its sign is no sign.
+    others[2][1].weight.grad = torch.tensor([[-0.0]])
+    total = LayerRows(held).gradients() + LayerRows(others).gradients()
+    for own in (held, others):
+        LayerRows(own).put_gradients(total)
+        assert own[0].bias.grad.tolist() == [0.0, 2.0, 4.0]
+        assert own[2][1].weight.grad.tolist() == [[0.0]]
+        assert [each.grad for each in (own[0].weight, own[2][0].bias, own[2][1].bias)] == [None] * 3
+    fresh = layers()
+    LayerRows(fresh).add_gradients(total)
+    assert fresh[2][1].weight.grad.tolist() == [[0.0]]
+    assert fresh[2][1].bias.grad is None
+
+
+def test_the_norm_is_that_of_float64_however_layers_are_grouped() -> None:
+    generator = torch.Generator().manual_seed(1)
+    sizes = [10_000, 3, 400, 50_000, 7]
+    gradients = [torch.randn(size, generator=generator) * 10.0 ** (index - 2) for index, size in enumerate(sizes)]
+    exact = math.fsum(float(each) ** 2 for gradient in gradients for each in gradient)
+    whole = squared_norm(gradients)
+    assert whole == pytest.approx(exact, rel=1e-13)
+    for cut in range(len(gradients) + 1):
+        assert squared_norm(gradients[:cut]) + squared_norm(gradients[cut:]) == pytest.approx(whole, rel=1e-15)
+
+
 def test_layers_without_parameters_have_an_empty_row() -> None:
     rows = LayerRows([nn.ReLU()])
     rows.put_gradients(rows.gradients())
@@ -83,7 +112,7 @@ def test_a_step_that_broke_off_can_be_begun_again() -> None:
             rank.start_step(step, plan, program)
             assert not rows.gradients().any()
             for work in program.work[:done]:
-                assert rank.run(work, [], ready_s=0.0).outputs == []
+                assert rank.run(work, [], ready_s=0.0, complete=lambda sync: None).outputs == []
         assert rank.squared_norm() == pytest.approx(float(rows.gradients().double().square().sum()), rel=1e-5)
         assert rank.finish_step(step, None) == pytest.approx(expected.losses[step], rel=1e-6)
     for name, value in rank.named_parameters().items():

@@ -367,6 +367,10 @@ def test_a_run_over_emulated_links() -> None:
     record = TorchBackend("paced", emulator="relay").run(scenario, plan, Scripted(), 6)
     (decision,) = record.decisions
     assert decision.observed_step == 1
+    assert record.network is not None
+    assert record.network.emulator == "relay"
+    assert record.network.tcp["tcp_congestion_control"] in ("cubic", "reno")
+    assert record.network.tcp["tcp_slow_start_after_idle"] == "0"
     assert {event.step for event in record.events if event.kind is EventKind.COMPUTE} == set(range(6))
     # The line alone needs this long for a step's activations; a shaped loopback would take as long.
     least_s = 8 * 250_000 * 8 / 100e6

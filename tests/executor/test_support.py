@@ -11,6 +11,7 @@ from command import ropebridge
 from executor.job import ComputeMode, Emulator
 from executor.support import check_supported
 from planner.actions import parse_action
+from planner.cluster import Cluster
 from planner.effects import ComputeEffects
 from planner.faults import Absence, LinkOutage
 from planner.files.plan_file import write_plan
@@ -48,6 +49,12 @@ def outage(scenario: Scenario) -> Scenario:
     return replace(scenario, faults=(LinkOutage("region-0->region-1", 0.1, 0.2),))
 
 
+def over(**described: float) -> Scenario:
+    """The same over links that lose or delay packets."""
+    links = tuple(replace(link, **described) for link in SCENARIO.cluster.links)
+    return replace(SCENARIO, cluster=Cluster(SCENARIO.cluster.devices, links))
+
+
 def with_effects(**effects: object) -> Scenario:
     return replace(SCENARIO, effects=replace(SCENARIO.effects, compute=ComputeEffects(**effects)))
 
@@ -83,6 +90,33 @@ REFUSED: dict[str, tuple[Plan, Scenario, ComputeMode, Emulator, str, str, str]] 
         "faults[0]",
         "a fault of the kind 'LinkOutage'",
         "with the relay",
+    ),
+    "loss in the shaper": (
+        PLAN,
+        over(loss=0.01),
+        "paced",
+        "shaper",
+        "cluster.links[0].loss",
+        "'shaper' knows no loss of packets, which link region-0->region-1 has",
+        "use the emulator 'relay', or remove them",
+    ),
+    "loss and jitter in the shaper": (
+        PLAN,
+        over(loss=0.01, jitter_s=0.001),
+        "real",
+        "shaper",
+        "cluster.links[0].loss",
+        "no loss and no jitter of packets",
+        "or remove them",
+    ),
+    "jitter in the shaper": (
+        PLAN,
+        over(jitter_s=0.001),
+        "paced",
+        "shaper",
+        "cluster.links[0].jitter",
+        "knows no jitter",
+        "use the emulator 'relay'",
     ),
     "jitter": (PLAN, with_effects(jitter=0.1), "paced", "none", "effects.compute", "effects on compute", "remove them"),
     "noise of a pipeline": (
@@ -142,6 +176,8 @@ def test_it_is_refused_in_one_line_before_a_process_starts(tmp_path: Path) -> No
         pytest.param(two_pipelines(Synchronisation("asgd-ga", every=4), replicas=2), FOUR, "none", id="no-waiting"),
         pytest.param(two_pipelines(Synchronisation("ma", every=4)), FOUR, "none", id="averaging"),
         pytest.param(PLAN, outage(SCENARIO), "relay", id="an-outage-with-the-relay"),
+        pytest.param(PLAN, over(loss=0.01, jitter_s=0.001), "relay", id="packets-that-get-lost"),
+        pytest.param(replace(PLAN, pipelines=(ALONE,)), over(loss=0.01), "shaper", id="a-lossy-link-nobody-uses"),
         pytest.param(PLAN, with_effects(launch_overhead_s=1e-4), "none", id="launches"),
         pytest.param(replace(PLAN, pipelines=(DATA_PARALLEL,)), NOISE, "none", id="noise-scale"),
         pytest.param(

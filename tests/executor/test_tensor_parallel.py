@@ -24,6 +24,7 @@ from executor.training.tensor_parallel_layout import check_layouts
 from planner.cluster import Cluster
 from planner.files.plan_file import write_plan
 from planner.files.scenario_json import write_resolved_scenario
+from planner.observation import Observation
 from planner.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.profile import ModelProfile
 from planner.scenario import ModelCode, Optimizer, Scenario
@@ -120,6 +121,13 @@ def test_two_stages_clipped_by_every_shard_in_an_order_found_as_it_goes(tmp_path
     assert_equal(trained, train_in_one_process(scenario, STEPS))
 
 
+class FinerAfterTheFirstStep:
+    """Changes the plan once, whatever it sees."""
+
+    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
+        return plan.with_microbatches(0, (4, 4, 4), (1,)) if observation.step == 0 else None
+
+
 MODEL = """
 import torch
 from torch import nn
@@ -165,6 +173,17 @@ def own_scenario(code: ModelCode, devices: int = 2, *, shard_bytes: Mapping[int,
     return replace(scenario, model=replace(scenario.model, sharded={2: ModelProfile("shard", layers)}))
 
 
+def test_groups_that_sum_their_gradients_follow_a_policy(own_model: ModelCode, tmp_path: Path) -> None:
+    """Sends of partners have no rows, and none of their steps waits for one before the policy sees it."""
+    scenario = own_scenario(own_model, 4)
+    plan = grouped_plan(scenario, [(4, [(2, 1.0), (2, 1.0)])], (6, 6))
+    target = tmp_path / "parameters.safetensors"
+    backend = TorchBackend("real", parameters=target)
+    record = backend.run(scenario, plan, FinerAfterTheFirstStep(), STEPS)
+    assert [decision.first_step for decision in record.decisions] == [2]
+    assert_equal(Trained(list(record.losses), load_file(target)), train_in_one_process(scenario, STEPS))
+
+
 def test_adamw_on_the_shards_of_a_model_of_the_users_own(own_model: ModelCode, tmp_path: Path) -> None:
     scenario = own_scenario(own_model)
     training = replace(scenario.training, optimizer=Optimizer("adamw", 0.001, weight_decay=0.01), clip_norm=0.5)
@@ -199,6 +218,26 @@ def test_a_layout_that_cannot_be(
     assert where in (refused.value.where or "")
     assert problem in str(refused.value)
     assert valid in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("between", "whole"),
+    [
+        ("self.slope(self.wide(hidden))", "parameter 'slope.weight'"),
+        ("torch.tanh(self.wide(hidden)) * self.gain", "parameter 'gain'"),
+        # Zero, but autograd does not know.
+        ("self.wide(hidden) + hidden.mean() * 0", "input"),
+    ],
+)
+def test_what_is_whole_between_a_column_and_a_row_is_refused(between: str, whole: str, tmp_path: Path) -> None:
+    """Else it would be trained by one part's gradient, in silence."""
+    path = tmp_path / "model.py"
+    own = "super().__init__()\n        self.gain, self.slope = nn.Parameter(torch.ones(1)), nn.PReLU()"
+    path.write_text(MODEL.replace("super().__init__()", own).replace("torch.tanh(self.wide(hidden))", between))
+    scenario = own_scenario(ModelCode(path, {}))
+    with pytest.raises(InputError, match=f"the layer's {whole} is used on a part, between 'column' and 'row'") as found:
+        check_layouts(scenario, grouped_plan(scenario, [(4, PAIR)], (12,)))
+    assert found.value.where == f"{path}: parallel_layout(1)"
 
 
 def test_heads_that_cannot_be_shared_are_refused() -> None:

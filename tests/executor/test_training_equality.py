@@ -142,3 +142,32 @@ def test_a_model_of_the_users_own_whose_first_stage_has_no_parameters(tmp_path: 
     scenario = training_scenario(ModelCode(path, {"width": 5}), 3)
     plan = hybrid_plan(scenario, "1f1b", [([(1, [1.0]), (1, [1.0]), (1, [1.0])], [6, 6])])
     assert_equal(train(scenario, plan, tmp_path), train_in_one_process(scenario, STEPS))
+
+
+def test_weight_decay_takes_what_has_a_gradient_of_zero_but_not_what_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Odd(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.spare, self.mute = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))\n"
+        "    def forward(self, x):\n"
+        "        return x + 0 * self.mute\n"
+        "class Model:\n"
+        "    def __init__(self):\n"
+        "        self.layers = [nn.Linear(3, 3), Odd(), nn.Linear(3, 1)]\n"
+        "    def loss(self, outputs, targets):\n"
+        "        return nn.functional.mse_loss(outputs, targets)\n"
+        "    def samples(self, first, count):\n"
+        "        x = torch.arange(first, first + count).unsqueeze(1) * torch.tensor([0.1, 0.2, 0.3])\n"
+        "        return torch.sin(x), torch.cos(x).mean(1, keepdim=True)\n"
+        "def build():\n"
+        "    return Model()\n"
+    )
+    scenario = training_scenario(ModelCode(path, {}), 3, optimizer=Optimizer("adamw", 0.01, weight_decay=0.1))
+    trained = train(scenario, hybrid_plan(scenario, "1f1b", [([(3, [1.0, 2.0, 1.0])], [6, 6])]), tmp_path)
+    assert_equal(trained, train_in_one_process(scenario, STEPS))
+    assert torch.equal(trained.parameters["1.spare"], torch.ones(3))
+    assert (trained.parameters["1.mute"] < 1).all()

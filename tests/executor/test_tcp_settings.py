@@ -1,0 +1,84 @@
+"""The TCP of the relay's hosts: set as asked for, and what is otherwise is said."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from executor.wan import tcp_settings
+from executor.wan.tcp_settings import WIDE_AREA, as_on, read_tcp, set_tcp
+from executor.wan.testbed import missing
+
+HOST = {"tcp_congestion_control": "bbr", "tcp_slow_start_after_idle": "1", "tcp_wmem": "4096 16384 4194304"}
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tcp_settings, "_FOLDER", tmp_path)
+    for name, value in HOST.items():
+        (tmp_path / name).write_text(value.replace(" ", "\t") + "\n")
+    return tmp_path
+
+
+def test_a_host_that_may_be_set(host: Path) -> None:
+    assert read_tcp() == HOST
+    assert set_tcp(WIDE_AREA) == []
+    assert read_tcp() == {**HOST, "tcp_congestion_control": "cubic", "tcp_slow_start_after_idle": "0"}
+
+
+def test_a_host_that_may_not_be_set_says_so(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, text: str) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert set_tcp(WIDE_AREA) == [
+        "tcp_congestion_control is bbr, not cubic or reno (Read-only file system)",
+        "tcp_slow_start_after_idle is 1, not 0 (Read-only file system)",
+    ]
+    assert set_tcp(as_on(HOST)) == []
+    assert set_tcp(as_on({"tcp_wmem": "1 2 3", "tcp_rmem": "4 5 6"})) == [
+        "tcp_wmem is 4096 16384 4194304, not 1 2 3 (Read-only file system)",
+        "tcp_rmem is unknown, not 4 5 6 (Read-only file system)",
+    ]
+
+
+# In a network of its own: differs from what the kernel gives a new one, and starts the next program in such a one.
+DIFFERENT = """
+import os, sys
+from pathlib import Path
+settings = Path("/proc/sys/net/ipv4")
+(settings / "tcp_slow_start_after_idle").write_text("0")
+(settings / "tcp_wmem").write_text("4096 20000 3000000")
+(settings / "tcp_congestion_control").write_text("reno")
+python, parent, program = sys.executable, *sys.argv[1:]
+os.execv(python, [python, "-m", "executor.wan.isolated", parent, python, "-c", program])
+"""
+
+COPY = """
+import json, os
+from executor.wan.namespaces import enter_new_network
+from executor.wan.tcp_settings import HOST_TCP, as_on, read_tcp, set_tcp
+enter_new_network()
+host, before = json.loads(os.environ[HOST_TCP]), read_tcp()
+misses = set_tcp(as_on(host))
+print(json.dumps([host, before, misses, read_tcp()]))
+"""
+
+
+def test_a_new_network_gets_the_settings_of_the_one_that_was_left() -> None:
+    lack = missing()
+    if lack is not None:
+        pytest.skip(lack)
+    me = str(os.getpid())
+    command = [sys.executable, "-m", "executor.wan.isolated", me, sys.executable, "-c", DIFFERENT, me, COPY]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    host, before, misses, after = json.loads(done.stdout)
+    assert (host["tcp_slow_start_after_idle"], host["tcp_wmem"]) == ("0", "4096 20000 3000000")
+    assert before["tcp_slow_start_after_idle"] == "1"
+    assert (misses, after) == ([], host)
