@@ -16,6 +16,7 @@ from torch.distributed.run import parse_args, run
 
 from executor.bridge import Bridge
 from executor.control import announce_store
+from executor.heartbeat import watch_ranks
 from executor.job import JobFolder
 from executor.parent import die_with_parent
 from executor.wan.hosts import control_address
@@ -39,6 +40,7 @@ def main(parent: str, folder: str, module: str, telemetry: str, plans: str) -> i
         if orders.adapts:
             bridge = Bridge(host, ranks, orders.steps, outbound, inbound)
             announce_store(host, bridge.port)
+        watch_ranks(job, plan.devices)
         status = _run_workers(job, module, ranks, host)
         if bridge is not None and status == 0:
             bridge.finish()

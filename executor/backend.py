@@ -17,9 +17,12 @@ from executor.noise_files import gather_norms
 from executor.prepared_job import prepared_job
 from executor.support import check_supported
 from executor.training.tensor_parallel_layout import check_layouts
+from executor.wan.capacity import too_fast
+from executor.wan.relay_report import read_report
+from executor.wan.tcp_settings import read_tcp
 from executor.wan.testbed import missing
 from planner.adaptation import Adaptation
-from planner.backend import RunRecord
+from planner.backend import RealNetwork, RunRecord
 from planner.check import check_plan
 from planner.events import Event, in_order, read_events
 from planner.plan import Plan
@@ -41,7 +44,8 @@ class TorchBackend:
         parameters: Where the trained parameters go, as one safetensors file; None drops them. Where pipelines do not
             wait for each other's updates it has those of the last one.
         resources: The folder where each rank's ``resources-RANK.jsonl`` goes; None drops them.
-        tell: Called with a line for people when ``auto`` is not the relay.
+        tell: Called with a line for people where the links are not what was asked for: before a run when ``auto`` is
+            not the relay or links are faster than it, after it with what the relay has to remark.
     """
 
     def __init__(
@@ -75,12 +79,15 @@ class TorchBackend:
         if self._compute == "real":
             check_model(scenario)
             check_layouts(scenario, plan)
+        if emulator == "relay" and (fast := too_fast(plan, scenario)) is not None:
+            self._tell(fast)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
         settle = settling(emulator, scenario.cluster)
         controller = Controller(adaptation, settle) if adaptation is not None else None
         orders = Orders(self._compute, steps, emulator, policy is not None, self._tcp)
         with prepared_job(scenario, plan, orders) as job:
             run_job(job, plan.devices, controller.answer if controller is not None else None)
+            network = self._network(job, emulator)
             decided = controller.decision_events if controller is not None else []
             if self._parameters is not None and self._compute == "real":
                 _merge_parameters(job, len(plan.devices), self._parameters)
@@ -95,7 +102,20 @@ class TorchBackend:
                 tuple(adaptation.decisions) if adaptation is not None else (),
                 _total_losses([json.loads(job.losses(rank).read_text()) for rank in range(len(plan.devices))]),
                 gather_norms(job, len(plan.devices)),
+                network,
             )
+
+    def _network(self, job: JobFolder, emulator: Emulator) -> RealNetwork:
+        """What carried the bytes; says what of it was not as it should be."""
+        if emulator != "relay":
+            return RealNetwork(emulator, read_tcp())
+        if not job.relay_report.exists():
+            self._tell("the relay was ended before it could report: how it went is not known")
+            return RealNetwork(emulator)
+        report = read_report(job.relay_report)
+        for remark in report.remarks():
+            self._tell(remark)
+        return RealNetwork(emulator, report.tcp)
 
 
 def choose_emulator(choice: EmulatorChoice, tell: Callable[[str], None]) -> Emulator:

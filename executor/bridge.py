@@ -55,6 +55,8 @@ class Bridge:
             if not answer:
                 # The launcher is gone, and this process follows it.
                 return
-            self._store.set(plan_key(step + DECISION_LAG_STEPS), json.loads(answer))
-            for key in keys:
+            if step + DECISION_LAG_STEPS < self._steps:
+                self._store.set(plan_key(step + DECISION_LAG_STEPS), json.loads(answer))
+            # Who has published a step has fetched its plan. The first steps' plan is in nobody's key.
+            for key in keys if step < DECISION_LAG_STEPS else [*keys, plan_key(step)]:
                 self._store.delete_key(key)

@@ -30,6 +30,16 @@ def compute_device(kind: str, compute: ComputeMode) -> torch.device:
     return device
 
 
+def threads_of_a_rank(ranks: int) -> int:
+    """Return the threads that torch may use in each of a machine's ranks: its share of the cores, one at least.
+
+    Args:
+        ranks: Processes that share the cores that this one may run on, which a container's or a batch system's mask
+            may make fewer than the machine has.
+    """
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
 def settle(device: torch.device) -> None:
     """Wait until a device has done all that it was given, so that a clock read now shows it."""
     if device.type != "cpu":

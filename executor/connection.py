@@ -19,10 +19,12 @@ class Message:
     """Bytes for the peer.
 
     Attributes:
-        payload: One-dimensional uint8 tensor; not changed until it has departed.
+        payload: One-dimensional uint8 tensor; never changed once it is handed over, since over emulated links it still
+            lies here when it counts as departed.
         tag: Which receive of the peer it is for.
         ready_s: When it could depart, run seconds.
-        departed: Called with the run seconds at which the last byte departed.
+        departed: Called with the run seconds at which the last byte departed: when the emulated links have taken it,
+            which is before it goes to the peer; without them when gloo has sent it.
     """
 
     payload: torch.Tensor
@@ -42,8 +44,10 @@ class EmulatedPath:
 class Connection:
     """Sends to one device from threads of its own, so that compute never waits for the network.
 
-    Several sends are under way at once: gloo holds each back until the peer has posted its receive, and those that
-    come after it need not wait for that.
+    On the network as it is several sends are under way at once: gloo holds each back until the peer has posted its
+    receive, and those that come after it need not wait for that. Over emulated links messages are handed to gloo one by
+    one, when they would have arrived: one that the peer does not expect yet holds back those behind it, not their times
+    on the links.
 
     Args:
         device: The peer.

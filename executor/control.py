@@ -87,6 +87,7 @@ class PlanFeed:
         self._known = threading.Condition()
         self._events: defaultdict[int, list[Event]] = defaultdict(list)
         self._open: defaultdict[int, int] = defaultdict(lambda: 1)
+        self._finished = -1
         self._lock = threading.Lock()
         # A client that waits holds its connection: one to write, one to wait.
         self._outbound, self._inbound = (_connect(*store) for _ in range(2))
@@ -94,9 +95,14 @@ class PlanFeed:
         self._thread.start()
 
     def log(self, event: Event) -> None:
-        """Take an event; a send closes what `sending` opened."""
+        """Take an event; a send closes what `sending` opened.
+
+        An update of another pipeline may be applied when the step that it belongs to has long been published: a policy
+        does not see that.
+        """
         with self._lock:
-            self._events[event.step].append(event)
+            if event.step > self._finished or event.step in self._open:
+                self._events[event.step].append(event)
         if event.kind is EventKind.SEND:
             self._close(event.step)
 
@@ -107,6 +113,9 @@ class PlanFeed:
 
     def finish(self, step: int) -> None:
         """Say that the rank has done its work of a step; it is published once its sends have left."""
+        with self._lock:
+            self._open.setdefault(step, 1)
+            self._finished = step
         self._close(step)
 
     def known(self, step: int) -> Plan | None:

@@ -8,6 +8,7 @@ he will not come.
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
@@ -23,6 +24,9 @@ _PAUSE_S = 0.05
 
 # Whoever holds the store stays until the others have read what went wrong.
 _FAREWELL_S = 5.0
+
+# Key of the number of ranks that know what went wrong.
+_TOLD = "told"
 
 # So many ranks are named in one message.
 _MOST_NAMED = 4
@@ -88,10 +92,19 @@ class Handshake:
             self._compare(self._gather(topic, own, patience_s), error)
             raise
         except Exception as failure:
-            self._say(topic, Statement(self._name, {}, first_line(failure)))
+            self._tell(topic, Statement(self._name, {}, first_line(failure)), patience_s, error)
             raise
         self._compare(self._gather(topic, Statement(self._name, facts), patience_s), error)
         return prepared
+
+    def _tell(self, topic: str, own: Statement, patience_s: float, error: Callable[[str], RopebridgeError]) -> None:
+        """Let the others know why this rank ends, which it does at once unless the store would end with it."""
+        if self._holds_store:
+            with suppress(RopebridgeError):
+                self._compare(self._gather(topic, own, patience_s), error)
+        else:
+            self._say(topic, own)
+            self.store.add(_TOLD, 1)
 
     def _say(self, topic: str, own: Statement) -> None:
         self.store.set(f"{topic}/{self._rank}", json.dumps(asdict(own)))
@@ -112,7 +125,9 @@ class Handshake:
                 raise self._parting(SharedRunError(self.store.get(absent).decode()))
             if time.monotonic() > deadline_s:
                 missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
-                self.store.set(absent, _absence(missing, patience_s))
+                # The last of them may have come since.
+                if missing:
+                    self.store.set(absent, _absence(missing, patience_s))
             time.sleep(_PAUSE_S)
         return [Statement(**json.loads(self.store.get(key))) for key in keys]
 
@@ -129,11 +144,11 @@ class Handshake:
 
     def _parting(self, error: RopebridgeError) -> RopebridgeError:
         """The error, once those who wait for the same news have it too."""
-        told = self.store.add("told", 1)
+        told = self.store.add(_TOLD, 1)
         deadline_s = time.monotonic() + _FAREWELL_S
         while self._holds_store and told < self._ranks and time.monotonic() < deadline_s:
             time.sleep(_PAUSE_S)
-            told = self.store.add("told", 0)
+            told = self.store.add(_TOLD, 0)
         return error
 
 

@@ -38,6 +38,8 @@ class Interpreter:
         updates: What pipelines send each other without waiting; None where they do not.
         finished: Called with this rank's part of the loss of each step, if it has one, when the step is updated.
         group: With which this rank computes; None where it does by itself.
+        ended: Told of every step when its update is made and what follows from it is under way: no row of the step
+            begins after that.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Interpreter:
         updates: PipelineUpdates | None,
         finished: Callable[[float], None],
         group: RankGroup | None = None,
+        ended: Callable[[int], None] = lambda step: None,
     ) -> None:
         self._scenario = scenario
         self._transport = transport
@@ -60,6 +63,7 @@ class Interpreter:
         self._rows = rows
         self._updates = updates
         self._finished = finished
+        self._ended = ended
         self._group = group
         self._posted: dict[int, PostedStep] = {}
         self._exchange = GradientExchange(transport, compute, clock, rows)
@@ -137,6 +141,7 @@ class Interpreter:
             self._finished(loss)
         if self._updates is not None:
             self._updates.finish(current.step, self._compute.free_s())
+        self._ended(current.step)
 
     def _update_once_more(self, last: StepProgram) -> None:
         """With the gradients as they are, at the learning rate of the last step."""

@@ -74,6 +74,11 @@ class JobFolder:
         return self.path / "network-failure.txt"
 
     @property
+    def relay_report(self) -> Path:
+        """What the relay of the emulated links did, written at its end: executor/wan/relay_report.py."""
+        return self.path / "relay.json"
+
+    @property
     def log(self) -> Path:
         """Everything that agent and workers print."""
         return self.path / "log.txt"
@@ -83,7 +88,7 @@ class JobFolder:
         return self.path / f"events-{rank}.parquet"
 
     def resources(self, rank: int) -> Path:
-        """What a rank's process held at the end of each step, written at the end."""
+        """What a rank's process held at the end of each step, as it comes."""
         return self.path / f"resources-{rank}.jsonl"
 
     def losses(self, rank: int) -> Path:

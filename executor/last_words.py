@@ -57,6 +57,19 @@ def give_up(job: JobFolder, rank: int, name: str, error: Exception) -> Never:
         os._exit(2 if words.wrong_input else 1)
 
 
+def speak_for(job: JobFolder, rank: int, message: str) -> None:
+    """Write down why a rank is ended that cannot say so itself; what it has said before stays.
+
+    Args:
+        job: Of the run.
+        rank: Which.
+        message: Names rank, device, host and cause.
+    """
+    words = LastWords(time.monotonic(), message, follows=0, wrong_input=False, trace="")
+    with contextlib.suppress(FileExistsError), job.error(rank).open("x") as file:
+        file.write(json.dumps(asdict(words)))
+
+
 def _words(name: str, error: Exception) -> LastWords:
     shared = isinstance(error, SharedRunError | SharedInputError)
     message = str(error) or type(error).__name__

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,11 @@ from traces.errors import RunError
 
 # How long torchrun may take to end its workers before the kernel does.
 GRACE_S = 5.0
+
+# How the lines of torch's own log start, which tell that a rank failed and not why.
+_TORCHS_OWN = re.compile(r"\[?[EWI]\d{4} ")
+
+_TRACE = "Traceback (most recent call last):"
 
 
 def run_job(
@@ -113,8 +119,16 @@ def _failure(job: JobFolder, devices: Sequence[str], status: int) -> Exception:
     cause = read_cause(job, len(devices))
     if cause is not None:
         return cause
-    tail = job.log.read_text(errors="replace").strip().splitlines()[-3:]
-    return RunError(f"the workers ended with status {status}: {' | '.join(tail) or 'no message'}")
+    return _unforeseen(job.log.read_text(errors="replace").strip().splitlines(), status)
+
+
+def _unforeseen(log: Sequence[str], status: int) -> RunError:
+    """What a process said that could write nothing down: the end of the log, and the last stack in it."""
+    said = [line for line in log if not _TORCHS_OWN.match(line)] or log
+    error = RunError(f"the workers ended with status {status}: {' | '.join(map(str.strip, said[-3:])) or 'no message'}")
+    if _TRACE in said:
+        error.add_note("\n".join(said[len(said) - 1 - said[::-1].index(_TRACE) :]))
+    return error
 
 
 def _signal_name(number: int) -> str:

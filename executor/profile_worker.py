@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from executor.compute_device import compute_device
+from executor.compute_device import compute_device, threads_of_a_rank
 from executor.job import JobFolder
 from executor.model import load_with_sizes
 from executor.parent import die_with_parent
@@ -30,7 +30,7 @@ def main(agent: str, folder: str) -> None:
     enter_device_network()
     job, rank = JobFolder(Path(folder)), int(os.environ["RANK"])
     scenario, plan, _ = job.read()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(plan.devices)))
+    torch.set_num_threads(threads_of_a_rank(len(plan.devices)))
     dist.init_process_group("gloo", timeout=_PATIENCE)
     assert scenario.code is not None, "there is something to measure"
     loaded = load_with_sizes(scenario.code, scenario.training.seed)

@@ -1,8 +1,8 @@
 """One rank of a run: connected to the others, it carries out all steps and writes what they left."""
 
 import json
-import os
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from executor.checked_wire import CheckedWire
 from executor.clock import RunClock
 from executor.compute import Compute, PacedCompute
-from executor.compute_device import compute_device
+from executor.compute_device import compute_device, threads_of_a_rank
 from executor.control import PlanFeed, store_address
 from executor.fingerprint import Job, model_facts
 from executor.handshake import Handshake
@@ -27,7 +27,7 @@ from executor.noise_files import write_norms
 from executor.peers import SharedInputError
 from executor.real_compute import RealCompute
 from executor.rendezvous import CONNECT_S, connect, try_connections
-from executor.resources import ResourceSample, sample_resources, write_samples
+from executor.resources import SampleFile, sample_resources
 from executor.row_log import RowLog
 from executor.shaper import LinkShaper
 from executor.steps import StepSource, run_steps
@@ -45,6 +45,9 @@ from planner.update_exchange import update_edges
 
 # A link may be out for minutes; whoever waits longer than this for a peer gives up.
 PATIENCE = timedelta(minutes=30)
+
+# At the end the others may have hours of work left. Who waits there still hears within seconds that a peer is gone.
+_UNTIL_ALL_ARE_DONE = timedelta(days=365)
 
 # From agreeing on the start of the run to the start: enough for everybody to hear of it and get ready.
 HEAD_START_S = 0.5
@@ -79,13 +82,12 @@ class Rank:
         self._give_up = give_up
         self._head_start_s = head_start_s
         self._device = self._plan.devices[rank]
-        self._samples: list[ResourceSample] = []
-        self._losses: list[float] = []
+        # Eight bytes a step; everything else that grows with the steps goes to disk as it comes.
+        self._losses = array("d")
 
     def run(self) -> None:
         """Run all steps and write what they left."""
-        cores = os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // len(self._plan.devices)))
+        torch.set_num_threads(threads_of_a_rank(len(self._plan.devices)))
         # Loaded before the ranks agree on the start: models take their time.
         model = self._load_model() if self._orders.compute == "real" else None
         self._connect()
@@ -106,7 +108,7 @@ class Rank:
         )
         rows = self._train(trained or PacedCompute(clock), transport, clock, group)
         transport.close()
-        dist.barrier()
+        dist.barrier(timeout=_UNTIL_ALL_ARE_DONE)
         if shaper is not None:
             shaper.close()
         rows.close()
@@ -168,6 +170,14 @@ class Rank:
         source = StepSource(self._program, self._plan, steps, feed)
         log = RowLog if self._leads else PartnerRows
         rows = log(EventWriter(self._job.events(self._rank)), feed)
+        samples = SampleFile(self._job.resources(self._rank))
+
+        def end(step: int) -> None:
+            if feed is not None:
+                feed.finish(step)
+            rows.end_step()
+            samples.append(sample_resources(step, clock.now_s()))
+
         interpreter = Interpreter(
             self._scenario,
             transport,
@@ -178,15 +188,10 @@ class Rank:
             self._updates(transport, compute, clock, rows),
             self._losses.append,
             group,
+            end,
         )
-
-        def finish(step: int) -> None:
-            if feed is not None:
-                feed.finish(step)
-            rows.end_step()
-            self._samples.append(sample_resources(step, clock.now_s()))
-
-        run_steps(source, interpreter, clock, finish)
+        run_steps(source, interpreter, clock)
+        samples.close()
         return rows
 
     @property
@@ -209,8 +214,7 @@ class Rank:
         return PipelineUpdates(self._plan, edges, self._device, steps, transport, compute, model, clock, rows)
 
     def _write(self, trained: RealCompute | None) -> None:
-        write_samples(self._samples, self._job.resources(self._rank))
-        self._job.losses(self._rank).write_text(json.dumps(self._losses))
+        self._job.losses(self._rank).write_text(json.dumps(self._losses.tolist()))
         if trained is not None:
             parameters = {name: each.contiguous() for name, each in trained.named_parameters().items()}
             save_file(parameters, self._job.parameters(self._rank))

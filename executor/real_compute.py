@@ -91,7 +91,8 @@ class RealCompute:
         layers = {index: self._loaded.model.layers[index] for index in range(stage.first_layer, stage.end_layer)}
         self._cut(layers)
         self._layers |= layers
-        copies_inputs = sizes[stage.first_layer].changes_inputs
+        # Any of them: before it there may be layers that pass on what they get, or a view of it.
+        copies_inputs = any(size.changes_inputs for size in sizes[stage.first_layer : stage.end_layer])
         return _HeldStage(
             StageModule(list(layers.values()), self._device, self._training.precision, copies_inputs=copies_inputs),
             sizes[stage.first_layer - 1].output if stage.first_layer > 0 else None,

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 
 import torch
 import torch.distributed as dist
@@ -53,10 +53,19 @@ class Receipt:
         """Bytes to receive."""
         return self._buffer.numel()
 
-    def watch(self, threads: Executor) -> None:
-        """Have a thread settle the receipt."""
+    def watch(self, threads: Executor, failed: Callable[[Exception], None]) -> None:
+        """Have a thread settle the receipt; ``failed`` is told there of anything but the loss of the sender.
+
+        Nobody else would hear of that, and who waits for the bytes, or for what follows from them, would for ever.
+        """
+
+        def look(settling: Future[None]) -> None:
+            error = settling.exception()
+            if isinstance(error, Exception):
+                failed(error)
+
         self._watched = True
-        threads.submit(self._settle)
+        threads.submit(self._settle).add_done_callback(look)
 
     def wait(self) -> torch.Tensor:
         """Return the bytes once they are there: uint8, one-dimensional.

@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import threading
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -42,11 +41,21 @@ def sample_resources(step: int, time_s: float) -> ResourceSample:
     )
 
 
-def write_samples(samples: Iterable[ResourceSample], path: Path) -> None:
-    """Write samples as JSON lines."""
-    path.write_text("".join(json.dumps(asdict(each)) + "\n" for each in samples))
+class SampleFile:
+    """Samples as JSON lines, each on disk as soon as it is there."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", buffering=1)
+
+    def append(self, sample: ResourceSample) -> None:
+        """Write a sample."""
+        self._file.write(json.dumps(asdict(sample)) + "\n")
+
+    def close(self) -> None:
+        """Complete the file."""
+        self._file.close()
 
 
 def read_samples(path: Path) -> list[ResourceSample]:
-    """Return what `write_samples` wrote."""
+    """Return what a `SampleFile` holds."""
     return [ResourceSample(**json.loads(line)) for line in path.read_text().splitlines()]

@@ -2,7 +2,8 @@
 
 All processes of a run share a ledger, a small file with one number per link: until when the link is taken. A
 sender reserves its message piece by piece, so that concurrent senders alternate and share the link fairly, and
-the reserved times follow the link's trace exactly, whenever the sender's thread really wakes up.
+the reserved times follow the link's trace exactly, whenever the sender's thread really wakes up. Loss and jitter are of
+packets, which there are none of here: `executor.support` refuses links that have them.
 """
 
 import fcntl

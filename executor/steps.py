@@ -42,14 +42,13 @@ class StepSource:
         return StepProgram(step, plan, self._program_of(plan))
 
 
-def run_steps(source: StepSource, interpreter: Interpreter, clock: RunClock, finish: Callable[[int], None]) -> None:
+def run_steps(source: StepSource, interpreter: Interpreter, clock: RunClock) -> None:
     """Carry out all steps.
 
     Args:
         source: Gives them.
         interpreter: Carries them out.
         clock: Of the run.
-        finish: Told of every step whose actions are done.
     """
     for step in range(source.steps):
         current, ready_s = source.known(step), float("-inf")
@@ -61,5 +60,4 @@ def run_steps(source: StepSource, interpreter: Interpreter, clock: RunClock, fin
             clock.sleep_until(0.0)
             ready_s = clock.now_s()
         interpreter.run(current, source.known, ready_s)
-        finish(step)
     interpreter.close()

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from executor.job import ComputeMode, Emulator
 from executor.training.tensor_parallel_plan import check_groups
+from planner.checks.paths import exchanging
 from planner.effects import ComputeEffects
 from planner.faults import LinkOutage
 from planner.plan import Plan
@@ -23,6 +24,8 @@ def check_supported(plan: Plan, scenario: Scenario, compute: ComputeMode, emulat
     if compute == "real":
         check_groups(plan, scenario)
     _check_effects(scenario)
+    if emulator == "shaper":
+        _check_packets(plan, scenario)
     for number, fault in enumerate(scenario.faults):
         if not (isinstance(fault, LinkOutage) and emulator == "relay"):
             raise _unsupported(
@@ -49,6 +52,19 @@ def _check_effects(scenario: Scenario) -> None:
     # What the launch of kernels takes is in the plan's times.
     if replace(scenario.effects.compute, launch_overhead_s=0.0) != ComputeEffects():
         raise _unsupported("effects on compute", "effects.compute", "remove them: they are simulated, not made")
+
+
+def _check_packets(plan: Plan, scenario: Scenario) -> None:
+    """The shaper holds whole messages back: it has no packets that could be lost or come late."""
+    for source, target in dict.fromkeys(exchanging(plan, scenario)):
+        for link in scenario.cluster.path(source, target):
+            given = [name for name, value in (("loss", link.loss), ("jitter", link.jitter_s)) if value]
+            if given:
+                raise InputError(
+                    f"the emulator 'shaper' knows no {' and no '.join(given)} of packets, which link {link.name} has",
+                    where=f"cluster.links[{scenario.cluster.links.index(link)}].{given[0]}",
+                    valid="use the emulator 'relay', or remove them from the link",
+                )
 
 
 def _check_noise_scale(plan: Plan) -> None:

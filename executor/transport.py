@@ -34,7 +34,7 @@ class Transport:
         clock: Of the run.
         shaper: Emulates the links; None leaves the network as it is.
         watches: Whether it matters when every message arrives, not only those that somebody waits for.
-        failed: Called from a sending thread that could not go on.
+        failed: Called from a sending or a receiving thread that could not go on.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Transport:
                 works.append(work)
         receipt = Receipt(buffer, works, source, self._clock, arrived)
         if self._watches or arrived is not None:
-            receipt.watch(self._waiting)
+            receipt.watch(self._waiting, self._failed)
         return receipt
 
     def send(

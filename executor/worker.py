@@ -10,6 +10,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from executor.fingerprint import Job, check_ranks, job_facts
 from executor.handshake import Handshake
+from executor.heartbeat import start_beating
 from executor.job import JobFolder
 from executor.last_words import give_up
 from executor.parent import die_with_parent
@@ -18,7 +19,7 @@ from executor.rank import HEAD_START_S, Rank
 from executor.rendezvous import check_interface, holds_store, reach_store
 from executor.wan.testbed import enter_device_network
 from planner.files.plan_file import read_plan
-from traces.errors import InputError
+from traces.errors import InputError, RunError
 
 # Every rank loads torch before it can say that it is there, on a machine that may have few cores for many ranks.
 _ARRIVAL_S = 45.0
@@ -29,8 +30,9 @@ def main(agent: str, folder: str) -> None:
     """Run this process's rank of the job in ``folder``."""
     die_with_parent(int(agent))
     enter_device_network()
-    rank = int(os.environ["RANK"])
-    run_rank(JobFolder(Path(folder)), rank, int(os.environ["WORLD_SIZE"]), lambda: reach_store(rank))
+    job, rank = JobFolder(Path(folder)), int(os.environ["RANK"])
+    start_beating(job, rank)
+    run_rank(job, rank, int(os.environ["WORLD_SIZE"]), lambda: reach_store(rank))
 
 
 def run_rank(
@@ -55,6 +57,9 @@ def run_rank(
         Rank(job, rank, given, handshake, end, head_start_s).run()
     except Exception as error:
         end(error)
+    except SystemExit as error:
+        # As an exit status of its own it would end this rank without a word, and others would seem to be the cause.
+        end(RunError(f"the model's code ended the process: SystemExit({error.code!r})"))
 
 
 def _device(job: JobFolder, rank: int) -> str:

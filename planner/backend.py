@@ -1,7 +1,7 @@
 """What a backend is, and what a run leaves."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from planner.events import Event
@@ -9,6 +9,20 @@ from planner.gradient_norms import GradientNorms
 from planner.plan import Plan
 from planner.policy import Decision, Policy
 from planner.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class RealNetwork:
+    """What carried the bytes of a run that was carried out.
+
+    Attributes:
+        emulator: What made the scenario's links: ``none``, ``shaper`` or ``relay``.
+        tcp: The settings of TCP in effect on the hosts, by the names of Linux (``tcp_congestion_control``); without
+            those that could not be read.
+    """
+
+    emulator: str
+    tcp: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +37,7 @@ class RunRecord:
         decisions: In order of steps.
         losses: Mean loss of each step; empty where nothing was trained.
         gradient_norms: Of each step; empty where the noise of the gradient was not measured.
+        network: What carried the bytes; None of a simulation.
     """
 
     backend: str
@@ -32,6 +47,7 @@ class RunRecord:
     decisions: tuple[Decision, ...]
     losses: tuple[float, ...] = ()
     gradient_norms: tuple[GradientNorms, ...] = ()
+    network: RealNetwork | None = None
 
 
 class Backend(Protocol):

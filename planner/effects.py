@@ -1,7 +1,7 @@
 """What happens to bytes and to compute beside the nominal rates: each effect on its own switch, all off by default."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from planner.memory_effects import MemoryEffects
@@ -60,6 +60,9 @@ class NetworkEffects:
 
 # What was measured on Linux over wide-area links.
 TCP = NetworkEffects(payload_efficiency=TCP_PAYLOAD_EFFICIENCY, window_bytes=2.8e6, ready_notice=True, cold_start=True)
+
+# The same on hosts that keep the windows of idle connections open, as the relay's do: executor/wan/tcp_settings.py.
+WIDE_AREA_TCP = replace(TCP, idle_s=math.inf)
 
 # Beyond this a log-normal time is all tail.
 LARGEST_JITTER = 10.0

@@ -1,8 +1,8 @@
 """The process that carries packets between the hosts of the test bed as the scenario's links would.
 
-Started as ``python -m executor.wan.relay AGENT_PID JOB_FOLDER`` in the namespace of the control host. Once all hosts
-are there it writes the paths of the devices' network namespaces, in rank order, as a JSON line to its output; at the
-end, by SIGTERM, it writes what each link carried to its error output.
+Started as ``python -m executor.wan.relay AGENT_PID JOB_FOLDER TCP``, the last a `executor.job.Tcp`, in the namespace of
+the control host. Once all hosts are there it writes the paths of the devices' network namespaces, in rank order, as a
+JSON line to its output; at the end, by SIGTERM, it leaves a `RelayReport` in the job's folder.
 """
 
 import ctypes
@@ -28,7 +28,9 @@ from executor.wan.hosts import INTERFACE, NETMASK, control_address, device_addre
 from executor.wan.namespaces import enter_new_network
 from executor.wan.origin import OriginWatch
 from executor.wan.packet import is_ipv4, target_address
+from executor.wan.relay_report import Lateness, RelayReport, count_links
 from executor.wan.routes import LinkPaths
+from executor.wan.tcp_settings import HOST_TCP, WIDE_AREA, as_on, read_tcp, set_tcp
 from executor.wan.tun import open_tun, switch_on_loopback
 from traces.errors import RunError
 
@@ -37,6 +39,9 @@ _MOST_BYTES = 1 << 16 | 64
 
 # So many packets of one host before the others have their turn.
 _BATCH = 32
+
+# Of the lateness that is reported.
+_LATE_SHARE = 0.01
 
 _PR_SET_TIMERSLACK = 29
 
@@ -57,6 +62,7 @@ class Relay:
         self._started = False
         self._carriage = Carriage()
         self._refused_packets = 0
+        self._lateness = Lateness()
         hosts = {control: control_address(), **{tun: device_address(rank) for rank, tun in enumerate(devices)}}
         ranks = {tun: rank for rank, tun in enumerate(devices)}
         self._routes: dict[int, dict[bytes, Route]] = {source: {} for source in hosts}
@@ -71,7 +77,11 @@ class Relay:
         """Carry packets until the process is told to stop."""
         carriage, hosts = self._carriage, list(self._routes)
         while True:
-            for target, packet in carriage.arrived(time.monotonic()):
+            now_s = time.monotonic()
+            # Of the packets that are due the first, which waited longest.
+            if carriage.next_s <= now_s:
+                self._lateness.note(now_s - carriage.next_s)
+            for target, packet in carriage.arrived(now_s):
                 self._write(target, packet)
             due_s = carriage.next_s
             timeout_s = None if due_s == inf else max(0.0, due_s - time.monotonic())
@@ -81,19 +91,20 @@ class Relay:
             for source in readable:
                 self._read(source)
 
-    def report(self) -> str:
-        """Return what each link carried, a line for each."""
-        lines = [
-            f"{link.name}: carried {link.carried_frames} frames of {link.carried_bytes} bytes and lost "
-            f"{link.lost_frames} of them; {link.dropped_frames} more found the queue full"
-            for link in self._links
-        ]
-        return "\n".join([*lines, f"{self._refused_packets} packets were refused where they arrived"])
+    def report(self, tcp: dict[str, str], tcp_misses: Sequence[str]) -> RelayReport:
+        """Return what was carried until now, over hosts whose TCP is set like that."""
+        late = self._lateness
+        counts = count_links(self._links)
+        return RelayReport(
+            tcp, tuple(tcp_misses), counts, self._refused_packets, late.exceeded_s(_LATE_SHARE), late.largest_s
+        )
 
     def _start_run(self) -> None:
         origin_s = self._origin.origin_s()
         if origin_s is not None:
             self._started = True
+            # While the ranks load torch nobody minds.
+            self._lateness = Lateness()
             for link in self._links:
                 link.start_run(origin_s)
 
@@ -121,7 +132,7 @@ class Relay:
             self._refused_packets += 1
 
 
-def main(parent: str, folder: str) -> None:
+def main(parent: str, folder: str, tcp: str) -> None:
     """Make the hosts of a job, say where they are, and carry their packets."""
     die_with_parent(int(parent))
     signal.signal(signal.SIGTERM, _stop)
@@ -131,10 +142,14 @@ def main(parent: str, folder: str) -> None:
     scenario, plan, _ = job.read()
     paths = LinkPaths(scenario, plan.devices)
     control = open_tun(INTERFACE, control_address(), NETMASK)
+    wanted = WIDE_AREA if tcp == "wide-area" else as_on(json.loads(os.environ[HOST_TCP]))
+    tcp_misses: list[str] = []
     devices, namespaces = [], []
     for rank in range(len(plan.devices)):
         namespaces.append(enter_new_network())
         switch_on_loopback()
+        # The same on all hosts.
+        tcp_misses = set_tcp(wanted)
         devices.append(open_tun(INTERFACE, device_address(rank), NETMASK))
     relay = Relay(paths, control, devices, OriginWatch(job.origin))
     _be_punctual()
@@ -145,7 +160,8 @@ def main(parent: str, folder: str) -> None:
         job.network_failure.write_text(str(error))
         sys.exit(1)
     finally:
-        print(relay.report(), file=sys.stderr, flush=True)
+        # This process is still in the network of the last device.
+        relay.report(read_tcp(), tcp_misses).write(job.relay_report)
 
 
 def _be_punctual() -> None:

@@ -12,13 +12,10 @@ from typing import Self
 from executor.job import JobFolder, Tcp
 from executor.wan.hosts import INTERFACE
 from executor.wan.namespaces import enter_network
-from executor.wan.tcp_settings import set_tcp
 from traces.errors import RunError
 
 # A rank's environment holds the network namespaces of all ranks, a JSON list of paths.
 _NETWORKS = "ROPEBRIDGE_NETWORKS"
-# And how their TCP is set: `executor.job.Tcp`.
-_TCP = "ROPEBRIDGE_TCP"
 
 # The relay has little to do at its end; whoever waits longer ends it.
 _GRACE_S = 2.0
@@ -46,15 +43,18 @@ def enter_device_network() -> None:
     if networks is not None:
         enter_network(json.loads(networks)[int(os.environ["RANK"])])
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
-        if os.environ[_TCP] == "wide-area":
-            set_tcp()
 
 
 class TestBed:
     """The relay of a job, from ``with`` to its end. The process that opens it is in the control host's namespace.
 
     The environment of this process then tells the ranks that it starts where their networks are. If the relay gives
-    up, this process is told to end by SIGTERM, and the reason is in the job's folder.
+    up, this process is told to end by SIGTERM, and the reason is in the job's folder. At the end the relay's report is
+    there: `executor.wan.relay_report`.
+
+    Args:
+        job: Its folder.
+        tcp: How the hosts are set.
 
     Raises:
         RunError: The relay did not start; its output, the job's log, says why.
@@ -69,14 +69,13 @@ class TestBed:
         self._wanted = True
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "executor.wan.relay", str(os.getpid()), str(self._job.path)]
+        command = [sys.executable, "-m", "executor.wan.relay", str(os.getpid()), str(self._job.path), self._tcp]
         self._relay = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         assert self._relay.stdout is not None
         networks = self._relay.stdout.readline()
         if not networks:
             raise RunError(f"the relay of the emulated links did not start: status {self._relay.wait()}")
         os.environ[_NETWORKS] = networks
-        os.environ[_TCP] = self._tcp
         threading.Thread(target=self._watch, daemon=True).start()
         return self
 

@@ -31,7 +31,7 @@ class MemoryEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class EffectsEntry:
-    """Effects on the network (``ideal``, ``tcp``, or one by one), on compute and on memory."""
+    """Effects on the network (``ideal``, ``tcp``, ``tcp-wide-area``, or one by one), on compute and on memory."""
 
     network: Annotated[NetworkEntry, OrBase()] = field(default_factory=NetworkEntry)
     compute: ComputeEntry = field(default_factory=ComputeEntry)

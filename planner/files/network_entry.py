@@ -6,19 +6,20 @@ from typing import Any, Literal
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from planner.effects import TCP, NetworkEffects
+from planner.effects import TCP, WIDE_AREA_TCP, NetworkEffects
 from planner.files.parsing import STRICT
 from planner.files.quantities import Bytes, BytesOrUnlimited, Number, Seconds
 
-BASES = {"ideal": NetworkEffects(), "tcp": TCP}
+BASES = {"ideal": NetworkEffects(), "tcp": TCP, "tcp-wide-area": WIDE_AREA_TCP}
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkEntry:
-    """The effects of a base (``ideal``: none; ``tcp``: what was measured), and those that differ from it.
+    """The effects of a base, and those that differ from it.
 
     Attributes:
-        base: ``ideal`` or ``tcp``.
+        base: ``ideal`` (none), ``tcp`` (what was measured of Linux as it comes) or ``tcp-wide-area`` (the same where
+            windows stay open on idle connections, as on the hosts of the emulated links).
         share: Share of a link's measured rate that a training job reaches.
         payload_efficiency: Share of a link's bits that is payload.
         window: Of one connection, or ``unlimited``.
@@ -28,7 +29,7 @@ class NetworkEntry:
         initial_window: With which an idle connection starts.
     """
 
-    base: Literal["ideal", "tcp"] = "ideal"
+    base: Literal["ideal", "tcp", "tcp-wide-area"] = "ideal"
     share: Number | None = None
     payload_efficiency: Number | None = None
     window: BytesOrUnlimited | None = None
