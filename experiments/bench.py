@@ -5,9 +5,11 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from executor.wan.tcp_settings import read_tcp
 from experiments.benches.accuracy import measure_accuracy
 from experiments.benches.adaptation import measure_adaptation
 from experiments.benches.executor import measure_executor
@@ -58,10 +60,12 @@ def bench(
     else:
         raise InputError(f"bench '{name}' takes no files", valid="--runs and what goes with it belong to 'accuracy'")
     holds = all(check.holds for check in result.checks)
+    machine = _machine()
     if not as_json:
-        return result.text(), holds
+        described = ", ".join(f"{name} {value}" for name, value in machine.items())
+        return f"{result.text()}\n{described}", holds
     checks = [{**asdict(check), "holds": check.holds} for check in result.checks]
-    return json.dumps({"rows": list(result.rows), "checks": checks, "machine": _machine()}, default=_plain), holds
+    return json.dumps({"rows": list(result.rows), "checks": checks, "machine": machine}, default=_plain), holds
 
 
 def _plain(value: Any) -> Any:
@@ -75,4 +79,7 @@ def _machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
+        "torch": version("torch"),
+        # What links emulated with TCP "as-is" have.
+        **read_tcp(),
     }

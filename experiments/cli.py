@@ -1,15 +1,15 @@
 """The command `ropebridge`. Each verb loads what it needs when it is called, so that `--help` answers at once."""
 
-import signal
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Never
+from typing import Annotated
 
 import typer
 
-from traces.errors import InputError, RopebridgeError
+from experiments.interrupts import CommandInterruptedError, raise_when_interrupted
+from traces.errors import InputError, RopebridgeError, RunError
 
 app = typer.Typer(
     name="ropebridge",
@@ -45,14 +45,6 @@ FolderOption = Annotated[Path | None, typer.Option("--output", "-o", help="Folde
 JsonOption = Annotated[bool, typer.Option("--json", help="Print machine-readable results, and nothing else.")]
 
 
-# Ctrl-C, a polite kill, a closed terminal.
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class _InterruptedError(BaseException):
-    """Ctrl-C or SIGTERM; nothing in between may take it for an error of its own."""
-
-
 class EmulatorOption(StrEnum):
     """What `ropebridge run` emulates links with."""
 
@@ -76,7 +68,7 @@ def demo(output: FolderOption = None, as_json: JsonOption = False) -> None:
     from experiments.verbs import demo as verb
 
     done = verb.demo(output, _tell)
-    print(json.dumps(done.result) if as_json else verb.describe_demo(done))
+    _say(json.dumps(done.result) if as_json else verb.describe_demo(done))
 
 
 @app.command()
@@ -97,7 +89,7 @@ def plan(
     from experiments.scenario_choice import Ordering
     from experiments.verbs.planning import plan as verb
 
-    print(verb(scenario, strategy, Ordering(schedule, dynamic, orders), output, torch_csv, as_json))
+    _say(verb(scenario, strategy, Ordering(schedule, dynamic, orders), output, torch_csv, as_json))
 
 
 @app.command()
@@ -120,7 +112,7 @@ def simulate(
 
     ordering = Ordering(schedule, dynamic, orders)
     record = carry_out(scenario, plan, strategy, ordering, policy, steps, output, lambda _: Simulator())
-    print(present(record, as_json))
+    _say(present(record, as_json))
 
 
 @app.command()
@@ -165,7 +157,7 @@ def run(
 
     ordering = Ordering(schedule, dynamic, orders)
     record = carry_out(scenario, plan, strategy, ordering, policy, steps, output, backend)
-    print(present(record, as_json))
+    _say(present(record, as_json))
 
 
 @app.command()
@@ -176,7 +168,7 @@ def compare(
     """Show runs side by side, simulated or real. Example: ropebridge compare runs/simulated runs/real."""
     from experiments.verbs.comparing import compare as verb
 
-    print(verb(runs, as_json))
+    _say(verb(runs, as_json))
 
 
 @app.command()
@@ -187,7 +179,7 @@ def report(
     """Draw runs as a PNG and write a file for ui.perfetto.dev. Example: ropebridge report runs/demo-1."""
     from experiments.verbs.reporting import report as verb
 
-    print(verb(runs, output))
+    _say(verb(runs, output))
 
 
 @app.command()
@@ -211,7 +203,7 @@ def bench(
 
     files = (runs, times, sizes, network, model)
     text, holds = verb(name, quick, as_json, _tell, files if any(files) else None)
-    print(text)
+    _say(text)
     if not holds:
         raise typer.Exit(1)
 
@@ -226,7 +218,7 @@ def traces_show(
     """Describe a trace and draw its rate. Example: ropebridge traces show link.csv --plot link.png."""
     from experiments.verbs.traces_verbs import show
 
-    print(show(path, loops=loops, as_json=as_json, plot=plot))
+    _say(show(path, loops=loops, as_json=as_json, plot=plot))
 
 
 @traces_app.command("convert")
@@ -242,7 +234,7 @@ def traces_convert(
     from experiments.verbs.traces_verbs import convert
     from traces.units import parse_duration_s
 
-    print(convert(source, target, to=to, step_s=parse_duration_s(step) if step is not None else None))
+    _say(convert(source, target, to=to, step_s=parse_duration_s(step) if step is not None else None))
 
 
 @traces_app.command("generate")
@@ -272,41 +264,48 @@ def traces_generate(
         format_name=to,
         parameters=dict(_key_and_value(parameter) for parameter in parameters or []),
     )
-    print(text)
+    _say(text)
 
 
 def main() -> None:
     """Run the command; exit with 0 on success, 1 on a failed run, 2 on wrong input."""
-    for number in _STOP_SIGNALS:
-        signal.signal(number, _interrupt)
+    raise_when_interrupted()
     # A terminal without the characters of a sparkline gets question marks, not a traceback.
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         app()
     except RopebridgeError as error:
-        print(f"ropebridge: {error}", file=sys.stderr)
+        _tell(f"ropebridge: {error}")
         for note in getattr(error, "__notes__", []):
-            print(note, file=sys.stderr)
+            _tell(note)
         sys.exit(2 if isinstance(error, InputError) else 1)
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "safetensors"):
             raise
-        print(
+        _tell(
             f"ropebridge: this verb runs for real and needs {error.name}, which is not installed; "
-            "pip install 'ropebridge[executor]'",
-            file=sys.stderr,
+            "pip install 'ropebridge[executor]'"
         )
         sys.exit(2)
-    except _InterruptedError:
-        print("ropebridge: interrupted", file=sys.stderr)
+    except CommandInterruptedError:
+        _tell("ropebridge: interrupted")
         sys.exit(130)
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> Never:
-    """Unwind the stack, so that everything that was started is ended on the way, and not interrupted in that."""
-    for number in _STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    raise _InterruptedError
+def _say(text: str) -> None:
+    """Print results.
+
+    Raises:
+        RunError: They cannot be written, to a full disk for example; a reader that has left, typer deals with.
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # Else the interpreter would try again when it ends, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise RunError(f"the results cannot be written to the standard output: {error.strerror}") from error
 
 
 def _tell(line: str) -> None:

@@ -24,6 +24,7 @@ from experiments.benches.equal_training import WAYS, Way, check_training
 from experiments.benches.predicted import TrainedCase, predict_real_compute
 from experiments.benches.result import Check, Row
 from experiments.models import convolutional, gpt
+from experiments.targets import check_targets
 from planner.scenario import ModelCode
 from traces.atomic import write_text_atomically
 from traces.errors import InputError, RopebridgeError
@@ -215,6 +216,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("-o", "--output", type=Path, required=True, help="the page, a Markdown file")
     output: Path = parser.parse_args(arguments).output
     try:
+        check_targets([output])
         if not torch.cuda.is_available():
             raise InputError(
                 "this machine has no GPU that torch can use",
@@ -224,11 +226,12 @@ def main(arguments: Sequence[str]) -> int:
             command = [sys.executable, "-m", "experiments.gpu_check", *arguments]
             os.execve(sys.executable, command, {**os.environ, **_NO_TF32})
         page, equal = run_gpu_check(FULL, torch.device("cuda", 0), lambda line: print(line, file=sys.stderr))
+        # Minutes of measuring: whatever becomes of the file, somebody has seen them.
+        print(page, flush=True)
         write_text_atomically(output, page)
     except RopebridgeError as error:
         print(f"gpu_check: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
-    print(page)
     return 0 if equal else 1
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from planner.backend import RunRecord
+from planner.backend import RealNetwork, RunRecord
 from planner.events import read_events, write_events
 from planner.files.plan_file import parse_plan, plan_json, read_plan, write_plan
 from planner.files.scenario_json import read_resolved_scenario, write_resolved_scenario
@@ -99,16 +99,19 @@ def read_record(folder: Path) -> RunRecord:
         events = tuple(read_events(folder / "events.parquet"))
         norms = tuple(_norms(json.loads(line)) for line in _lines(folder / _NORMS))
         backend, losses = summary["backend"], tuple(summary["losses"])
+        network = _network(summary)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"the run is damaged: {error}", where=str(folder), valid="run it again") from None
     scenario = read_resolved_scenario(folder / "scenario.json")
-    return RunRecord(backend, scenario, read_plan(folder / "plan.json"), events, decisions, losses, norms)
+    return RunRecord(backend, scenario, read_plan(folder / "plan.json"), events, decisions, losses, norms, network)
 
 
 def summarise(record: RunRecord) -> dict[str, Any]:
     """Return what a run amounts to, as plain values for JSON; units end the names."""
     return {
         "backend": record.backend,
+        "emulator": record.network.emulator if record.network is not None else None,
+        "tcp": record.network.tcp if record.network is not None else None,
         "scenario": record.scenario.name,
         "strategy": record.plan.strategy,
         "schedule": record.plan.schedule,
@@ -140,6 +143,12 @@ def _norms_with_estimates(norms: GradientNorms) -> dict[str, Any]:
 def _norms(data: dict[str, Any]) -> GradientNorms:
     local = tuple(data["local_squared_norms"])
     return GradientNorms(data["step"], tuple(data["batch_sizes"]), local, data["global_squared_norm"])
+
+
+def _network(summary: dict[str, Any]) -> RealNetwork | None:
+    """None of a simulation, and of a run written before this was noted."""
+    emulator = summary.get("emulator")
+    return RealNetwork(emulator, summary["tcp"]) if emulator is not None else None
 
 
 def _lines(path: Path) -> list[str]:

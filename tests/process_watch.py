@@ -39,6 +39,12 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.05)
 
 
+def _hear_signals() -> None:
+    """The command leaves alone what it inherits as ignored, and pytest may have been started in the background."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @contextmanager
 def started(arguments: list[str], tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command under way in a temporary folder of its own, which must be empty when everything has ended."""
@@ -47,7 +53,12 @@ def started(arguments: list[str], tmp_path: Path) -> Iterator[tuple[subprocess.P
     scratch.mkdir()
     environment = {**os.environ, MARK: mark, "TMPDIR": str(scratch)}
     process = subprocess.Popen(
-        [*COMMAND, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_hear_signals,
     )
     try:
         yield process, mark

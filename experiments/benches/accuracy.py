@@ -41,7 +41,7 @@ def measure_accuracy(quick: bool, tell: Callable[[str], None], files: MeasuredFi
     Args:
         quick: No difference: all of it takes seconds.
         tell: Takes a line about the progress.
-        files: The measured runs, and what was measured of model and network; found beside the project if None.
+        files: The measured runs, and what was measured of model and network; those that the environment names if None.
 
     Raises:
         InputError: There are no such files, too few runs, or a file is malformed.

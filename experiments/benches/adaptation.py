@@ -6,7 +6,7 @@ simulator promises must be the one that the real, paced run shows.
 
 from collections.abc import Callable
 
-from executor.backend import TorchBackend
+from executor.backend import TorchBackend, choose_emulator
 from experiments.benches.result import BenchResult, Check, Row
 from experiments.scenario_choice import choose_scenario
 from planner.backend import Backend
@@ -30,7 +30,8 @@ def measure_adaptation(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     """Run pipelined plans with and without the policy in both backends."""
     scenario = choose_scenario(SCENARIO)
     steps = QUICK_STEPS if quick else STEPS
-    backends: dict[str, Backend] = {"simulated": Simulator(), "real": TorchBackend("paced", emulator="auto")}
+    real = TorchBackend("paced", emulator=choose_emulator("auto", tell), tell=tell)
+    backends: dict[str, Backend] = {"simulated": Simulator(), "real": real}
     rows: list[Row] = []
     for strategy in [name for name in STRATEGIES if name != "ddp"]:
         plan = make_plan(strategy, scenario)

@@ -3,11 +3,12 @@
 Paced: eight microbatches of 1 MB, 20 ms each for forward, input gradient and weight gradient, 400 Mbit/s, at several
 one-way latencies; TCP is set as this machine's, which is what both would find, and once more as it should be set for
 wide-area links, which helps torch.distributed.pipelining the more. Real: the example GPT on this machine's loopback,
-where what counts is the processor time that the runtime adds to the model's.
+where what counts is the processor time that the runtime adds to the model's; both must train the same.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -24,7 +25,7 @@ from experiments.benches.two_stages import DEVICES, trained_scenario, two_stage_
 from experiments.models import gpt
 from planner.metrics import measure
 from planner.profile import TimeTable
-from planner.scenario import ModelCode
+from planner.scenario import ModelCode, Optimizer
 
 MICROBATCHES = 8
 TRANSFER_BYTES = 1_000_000
@@ -56,10 +57,29 @@ BEST = "ropebridge dynamic"
 SPEEDUP_AT_S, LEAST_SPEEDUP = 0.050, 3.5
 MOST_OF_FLOOR = {0.025: 1.2, 0.050: 1.25}
 MOST_CPU = 1.02
+# Of losses in float32, over 1 + torch's: what is left is the order of sums.
+MOST_LOSS_DIFFERENCE = 1e-5
 
 REAL_MODEL = {"vocabulary": 256, "width": 128, "heads": 4, "blocks": 6, "length": 64}
 REAL_SAMPLES = 4
 REAL_STEPS, REAL_WARMUP, REAL_ROUNDS = 20, 4, 5
+# Of both.
+REAL_RULE = Optimizer("adamw", learning_rate=0.001, weight_decay=0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class RealPair:
+    """A run of ours and one of torch's, of real compute.
+
+    Attributes:
+        own_cpu_s: Processor time of a step on all our ranks.
+        torch_cpu_s: Likewise, on torch's.
+        loss_difference: Of the losses of all steps the largest difference, over 1 + torch's; without unit.
+    """
+
+    own_cpu_s: float
+    torch_cpu_s: float
+    loss_difference: float
 
 
 def measure_executor(quick: bool, tell: Callable[[str], None]) -> BenchResult:
@@ -81,6 +101,8 @@ def measure_executor(quick: bool, tell: Callable[[str], None]) -> BenchResult:
                     "step_s": median(times_s),
                     "of_floor": median(times_s) / FLOOR_S,
                     "torch_1f1b_over_this": median(ratios),
+                    "cpu_s_per_step": "",
+                    "torch_cpu_over_this": "",
                 }
             )
             if way != BEST or latency_s not in MOST_OF_FLOOR:
@@ -91,19 +113,36 @@ def measure_executor(quick: bool, tell: Callable[[str], None]) -> BenchResult:
             checks.append(
                 Check(f"dynamic / compute floor {at}", median(times_s) / FLOOR_S, MOST_OF_FLOOR[latency_s], True)
             )
-    ratios, own_cpu_s = _real_rounds(2 if quick else REAL_ROUNDS, tell)
-    rows.append(
-        {
-            "what": "real GPT, loopback",
-            "way": "ropebridge 1f1b",
-            "latency_s": 0.0,
-            "step_s": own_cpu_s,
-            "of_floor": 0.0,
-            "torch_1f1b_over_this": 1 / median(ratios),
-        }
-    )
-    checks.append(Check("CPU seconds of all ranks / torch 1F1B, loopback", median(ratios), MOST_CPU, True))
+    pairs = _real_pairs(2 if quick else REAL_ROUNDS, tell)
+    cpu_ratios = [pair.torch_cpu_s / pair.own_cpu_s for pair in pairs]
+    rows += [
+        _real_row("ropebridge 1f1b", median(pair.own_cpu_s for pair in pairs), median(cpu_ratios)),
+        _real_row(BASELINE, median(pair.torch_cpu_s for pair in pairs), 1.0),
+    ]
+    checks += [
+        Check("CPU seconds of all ranks / torch 1F1B, loopback", 1 / median(cpu_ratios), MOST_CPU, True),
+        Check(
+            "largest difference of a loss from torch's",
+            max(pair.loss_difference for pair in pairs),
+            MOST_LOSS_DIFFERENCE,
+            True,
+        ),
+    ]
     return BenchResult(rows, checks)
+
+
+def _real_row(way: str, cpu_s_per_step: float, torch_cpu_over_this: float) -> Row:
+    """Only processor time: a step lasts as long as the two ranks' share of the cores makes it."""
+    return {
+        "what": "real GPT, loopback",
+        "way": way,
+        "latency_s": "",
+        "step_s": "",
+        "of_floor": "",
+        "torch_1f1b_over_this": "",
+        "cpu_s_per_step": cpu_s_per_step,
+        "torch_cpu_over_this": torch_cpu_over_this,
+    }
 
 
 def _paced_rounds(latency_s: float, tcp: Tcp, rounds: int, tell: Callable[[str], None]) -> dict[str, list[float]]:
@@ -114,7 +153,7 @@ def _paced_rounds(latency_s: float, tcp: Tcp, rounds: int, tell: Callable[[str],
         tell(f"{1000 * latency_s:.0f} ms one way, round {number + 1} of {rounds}")
         for way, (schedule, order, depth) in OURS.items():
             plan = two_stage_plan(scenario, schedule, (1,) * MICROBATCHES, (depth, min(depth, MICROBATCHES)), order)
-            record = TorchBackend("paced", emulator="relay", tcp=tcp).run(scenario, plan, None, 2 * STEPS)
+            record = TorchBackend("paced", emulator="relay", tcp=tcp, tell=tell).run(scenario, plan, None, 2 * STEPS)
             step_s[way].append(measure(record).step_s)
         plan = two_stage_plan(scenario, "1f1b", (1,) * MICROBATCHES, (2, 1), "scheduled")
         for name in TORCH:
@@ -133,33 +172,39 @@ def _paced_rounds(latency_s: float, tcp: Tcp, rounds: int, tell: Callable[[str],
     return step_s
 
 
-def _real_rounds(rounds: int, tell: Callable[[str], None]) -> tuple[list[float], float]:
-    """Processor seconds of all ranks, ours over torch's, in each round; and ours of a step."""
+def _real_pairs(rounds: int, tell: Callable[[str], None]) -> list[RealPair]:
     code = ModelCode(Path(gpt.__file__), REAL_MODEL)
     samples = MICROBATCHES * REAL_SAMPLES
     # Times that nobody uses: torch's order of actions and ours are the same.
     unused = TimeTable((1,), (0.01,), (0.01,), (0.01,))
-    scenario = trained_scenario(profile_of(code, dict.fromkeys(DEVICES, unused)), code, samples)
+    scenario = trained_scenario(profile_of(code, dict.fromkeys(DEVICES, unused)), code, samples, REAL_RULE)
     plan = two_stage_plan(scenario, "1f1b", (REAL_SAMPLES,) * MICROBATCHES, (2, 1), "scheduled")
-    ratios, own_s = [], []
+    run = PipeliningRun(
+        schedule="1f1b",
+        compute="real",
+        steps=REAL_STEPS,
+        warmup_steps=REAL_WARMUP,
+        microbatches=MICROBATCHES,
+        microbatch_samples=REAL_SAMPLES,
+        model=REAL_MODEL,
+        learning_rate=REAL_RULE.learning_rate,
+        weight_decay=REAL_RULE.weight_decay,
+    )
+    pairs = []
     for number in range(rounds):
         tell(f"real compute on loopback, round {number + 1} of {rounds}")
         with TemporaryDirectory(prefix="ropebridge-") as folder:
             backend = TorchBackend("real", emulator="none", resources=Path(folder))
-            backend.run(scenario, plan, None, REAL_WARMUP + REAL_STEPS)
-            own_s.append(sum(_cpu_s(Path(folder) / f"resources-{rank}.jsonl") for rank in range(2)))
-        run = PipeliningRun(
-            schedule="1f1b",
-            compute="real",
-            steps=REAL_STEPS,
-            warmup_steps=REAL_WARMUP,
-            microbatches=MICROBATCHES,
-            microbatch_samples=REAL_SAMPLES,
-            model=REAL_MODEL,
-        )
-        torch_s = sum(each.cpu_s for each in run_torch_pipelining(run, scenario, plan, "none", "as-is"))
-        ratios.append(own_s[-1] / torch_s)
-    return ratios, median(own_s) / REAL_STEPS
+            record = backend.run(scenario, plan, None, REAL_WARMUP + REAL_STEPS)
+            own_s = sum(_cpu_s(Path(folder) / f"resources-{rank}.jsonl") for rank in range(2))
+        ranks = run_torch_pipelining(run, scenario, plan, "none", "as-is")
+        difference = _largest_difference(record.losses, ranks[-1].losses)
+        pairs.append(RealPair(own_s / REAL_STEPS, sum(rank.cpu_s for rank in ranks) / REAL_STEPS, difference))
+    return pairs
+
+
+def _largest_difference(losses: Sequence[float], expected: Sequence[float]) -> float:
+    return max(abs(loss - other) / (1 + abs(other)) for loss, other in zip(losses, expected, strict=True))
 
 
 def _cpu_s(path: Path) -> float:

@@ -31,9 +31,9 @@ REAL_SCHEDULES = ("1f1b", "zb-h1")
 
 def measure_fidelity(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     """Run every case in both backends and compare steps and bytes."""
-    emulator = choose_emulator("auto", tell)
-    backend = TorchBackend("paced", emulator=emulator)
-    cases = fidelity_cases()
+    # The bars are for real TCP.
+    backend = TorchBackend("paced", emulator=choose_emulator("relay", tell), tell=tell)
+    cases = fidelity_cases(tell)
     rows: list[Row] = []
     for case in cases[::QUICK_EVERY] if quick else cases:
         rows.append(_compare(case, backend))
@@ -42,6 +42,7 @@ def measure_fidelity(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     errors = np.abs([float(row["step_error"]) for row in rows])
     simulated, real = ([float(row[side]) for row in rows] for side in ("simulated_step_s", "real_step_s"))
     real_error = max(abs(float(row["step_error"])) for row in predicted)
+    byte_difference = max(abs(int(row["wan_byte_difference"])) for row in (*rows, *predicted))
     return BenchResult(
         [*rows, *predicted],
         [
@@ -49,6 +50,7 @@ def measure_fidelity(quick: bool, tell: Callable[[str], None]) -> BenchResult:
             Check("median step error", float(np.median(errors)), MEDIAN_ERROR, at_most=True),
             Check("95th percentile of the step error", float(np.quantile(errors, 0.95)), ERROR_OF_95, at_most=True),
             Check("Kendall's rank correlation", float(kendalltau(simulated, real)[0]), RANK_CORRELATION, at_most=False),
+            Check("largest WAN byte difference", byte_difference, 0, at_most=True),
         ],
     )
 

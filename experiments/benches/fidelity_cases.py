@@ -1,14 +1,13 @@
 """The cases of the fidelity bench: hand-made and planned pipelines, schedules, links, traces, policies."""
 
-import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.scenario_choice import choose_scenario
 from planner.cluster import Cluster, Device, Link
-from planner.effects import TCP, Effects
+from planner.effects import WIDE_AREA_TCP, Effects
 from planner.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario import Scenario, Training
@@ -17,13 +16,12 @@ from traces.files import read_trace
 from traces.presets import preset
 from traces.trace import LinkTrace
 
-# Recorded traces lie outside of the project; without them there are fewer cases.
+# Recorded traces lie outside of the project, in the folder that this environment variable names.
 VARIABLE = "ROPEBRIDGE_TRACES"
-BESIDE_THE_PROJECT = Path(__file__).parents[2].parent / "shared" / "traces"
 BROADBAND = "fcc_mba_2016/traces"
 
-# The hosts of the test bed keep idle windows open, see executor/wan/tcp_settings.py.
-EFFECTS = Effects(network=replace(TCP, idle_s=math.inf))
+# As the hosts of the test bed are set, see executor/wan/tcp_settings.py.
+EFFECTS = Effects(network=WIDE_AREA_TCP)
 STEPS = 12
 STEPS_ON_TRACES = 20
 LOCAL = (1e9, 0.0005)
@@ -69,15 +67,15 @@ class Stages:
     slower: float = 1.5
 
 
-def fidelity_cases() -> list[Case]:
-    """Return all cases; those of recorded traces only where these are."""
+def fidelity_cases(tell: Callable[[str], None]) -> list[Case]:
+    """Return all cases; those of recorded traces only where these are, and else ``tell`` is called with what to do."""
     return [
         *_latencies(),
         *_unlike_stages(),
         *_replicas(),
         *_several_pipelines(),
         *_swaying(),
-        *_recorded(),
+        *_recorded(tell),
         *_planned(),
     ]
 
@@ -104,11 +102,11 @@ def _unlike_stages() -> Iterator[Case]:
     ):
         yield _case(f"four-unlike-{schedule}", stages, (1,) * 10, depths, schedule)
     yield _case("four-unlike-uneven", stages, (3, 1, 2, 2, 1, 3), [4, 3, 2, 1], "1f1b")
-    lossy = Stages([0.02, 0.03, 0.025], [(100e6, 0.02), (100e6, 0.02)])
-    jitter = _case("three-jitter", lossy, (1,) * 8, [6, 4, 2], "1f1b")
-    links = tuple(replace(link, jitter_s=0.004) for link in jitter.scenario.cluster.links)
-    cluster = Cluster(jitter.scenario.cluster.devices, links)
-    yield replace(jitter, scenario=replace(jitter.scenario, cluster=cluster))
+    uneasy = Stages([0.02, 0.03, 0.025], [(100e6, 0.02), (100e6, 0.02)])
+    yield _on_links(_case("three-jitter", uneasy, (1,) * 8, [6, 4, 2], "1f1b"), jitter_s=0.004)
+    # One of a thousand packets: TCP comes to a tenth of the link's rate.
+    torn = Stages([0.02, 0.02], [(100e6, 0.02)], output_bytes=200_000)
+    yield _on_links(_case("two-loss", torn, (1,) * 8, [6, 4], "1f1b", steps=STEPS_ON_TRACES), loss=0.001)
     narrow = Stages([0.02, 0.025], [(60e6, 0.02)], output_bytes=600_000)
     for compression in ("none", "bf16", "int8"):
         yield _case(f"narrow-{compression}", narrow, (1,) * 8, [6, 4], "1f1b", compression=compression)
@@ -144,9 +142,10 @@ def _swaying() -> Iterator[Case]:
         )
 
 
-def _recorded() -> Iterator[Case]:
-    folder = Path(os.environ.get(VARIABLE, BESIDE_THE_PROJECT)) / BROADBAND
-    if not folder.is_dir():
+def _recorded(tell: Callable[[str], None]) -> Iterator[Case]:
+    folder = Path(os.environ.get(VARIABLE, "")) / BROADBAND
+    if VARIABLE not in os.environ or not folder.is_dir():
+        tell(f"cases recorded-* are skipped: {BROADBAND} is in no folder that {VARIABLE} names")
         return
     # Fixed broadband of about 1 Mbit/s, a rate every 5 s: played ten times as fast, on a link of 60 Mbit/s.
     for number, path in enumerate(sorted(folder.iterdir())[5:20:5]):
@@ -208,6 +207,16 @@ def _case(
         compression=compression,
     )
     return Case(name, scenario, plan, steps=steps)
+
+
+def _on_links(case: Case, jitter_s: float = 0.0, loss: float = 0.0) -> Case:
+    """The case with links that delay packets or lose them, between regions only."""
+    links = tuple(
+        link if link.source == link.target else replace(link, jitter_s=jitter_s, loss=loss)
+        for link in case.scenario.cluster.links
+    )
+    cluster = Cluster(case.scenario.cluster.devices, links)
+    return replace(case, scenario=replace(case.scenario, cluster=cluster))
 
 
 def _scenario(name: str, stages: Stages, batch: int) -> Scenario:

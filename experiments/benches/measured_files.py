@@ -9,7 +9,6 @@ from traces.errors import InputError
 
 # A folder laid out as eth-easl/sailor's profiles: layer_times.json, layer_sizes.json, providers/, measured-*/.
 VARIABLE = "ROPEBRIDGE_MEASURED"
-BESIDE_THE_PROJECT = Path(__file__).parents[2].parent / "shared" / "profiles" / "sailor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +44,26 @@ def find_measured_files(
     Raises:
         InputError: There is no such folder, of all files or of runs, or nothing names the model.
     """
-    folder = Path(os.environ.get(VARIABLE, BESIDE_THE_PROJECT))
-    if not folder.is_dir() and None in (runs, times, sizes, network):
-        raise InputError(
-            "there are no measured runs",
-            where=str(folder),
-            valid=f"give --runs, --times, --sizes and --network, or a folder in the environment variable {VARIABLE}",
-        )
-    times = times or folder / "layer_times.json"
-    runs = runs or _only_runs(folder)
+    if runs is None or times is None or sizes is None or network is None:
+        folder = _folder()
+        runs = runs or _only_runs(folder)
+        times = times or folder / "layer_times.json"
+        sizes = sizes or folder / "layer_sizes.json"
+        network = network or folder / "providers" / "multizone_bandwidths_het.json"
     if not runs.is_dir():
         raise InputError("there is no such folder", where=str(runs), valid="a folder of measured runs")
-    return MeasuredFiles(
-        runs,
-        times,
-        sizes or folder / "layer_sizes.json",
-        network or folder / "providers" / "multizone_bandwidths_het.json",
-        model_name or _model_of(runs, times),
-    )
+    return MeasuredFiles(runs, times, sizes, network, model_name or _model_of(runs, times))
+
+
+def _folder() -> Path:
+    given = os.environ.get(VARIABLE)
+    if not given or not Path(given).is_dir():
+        raise InputError(
+            "there are no measured runs",
+            where=f"{VARIABLE}={given}" if given else f"{VARIABLE} is not set",
+            valid=f"give --runs, --times, --sizes and --network, or a folder in the environment variable {VARIABLE}",
+        )
+    return Path(given)
 
 
 def _only_runs(folder: Path) -> Path:

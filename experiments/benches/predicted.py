@@ -18,7 +18,7 @@ from experiments.models import gpt
 from planner.metrics import measure
 from planner.plan import Plan
 from planner.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario import ModelCode, Scenario
+from planner.scenario import ModelCode, Optimizer, Scenario
 from planner.schedules import WHOLE
 from sim.simulator import Simulator
 
@@ -51,9 +51,8 @@ class TrainedCase:
     def scenario(self) -> Scenario:
         """Two devices, and the model with times that nobody has measured."""
         blank = TimeTable((self.samples,), (1.0,), (1.0,), (1.0,))
-        scenario = trained_scenario(
-            profile_of(self.code, {self.kind: blank}), self.code, self.samples * self.microbatches
-        )
+        profile = profile_of(self.code, {self.kind: blank})
+        scenario = trained_scenario(profile, self.code, self.samples * self.microbatches, Optimizer())
         devices = tuple(replace(device, kind=self.kind) for device in scenario.cluster.devices)
         links = tuple(replace(link, bandwidth_bps=self.bandwidth_bps) for link in scenario.cluster.links)
         return replace(scenario, cluster=replace(scenario.cluster, devices=devices, links=links))

@@ -1,7 +1,7 @@
 """One rank of torch.distributed.pipelining: what a user would take instead, measured beside ropebridge's executor.
 
-Started by torchrun as a module with a folder as its argument. The folder's `parameters.json` holds a `PipeliningRun`;
-each rank leaves its `Measured` in `rank-N.json` there.
+Started by torchrun as ``python -m experiments.benches.torch_pipelining AGENT_PID FOLDER``. The folder's
+`parameters.json` holds a `PipeliningRun`; each rank leaves its `Measured` in `rank-N.json` there.
 
 Paced stages sleep where torch calls them, and nothing of torch is overridden: backward is two autograd functions, of
 which torch's split runs the one for the input at I and the one for the weights at W. On the pipeline's first stage
@@ -9,6 +9,7 @@ torch does nothing at I and the whole backward at W; so does the paced stage.
 """
 
 import json
+import os
 import resource
 import sys
 import time
@@ -23,6 +24,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleZBVZeroBubble
 
+from executor.compute_device import threads_of_a_rank
+from executor.parent import die_with_parent
 from executor.wan.testbed import enter_device_network
 from experiments.models import gpt
 from planner.profile import ComputeTimes
@@ -52,6 +55,7 @@ class PipeliningRun:
         microbatch_samples: Sequences in a microbatch; only real.
         model: Arguments of the example GPT; only real.
         learning_rate: Of AdamW, without unit.
+        weight_decay: Of AdamW, without unit.
     """
 
     schedule: Literal["gpipe", "1f1b", "zb-v"]
@@ -66,6 +70,7 @@ class PipeliningRun:
     microbatch_samples: int = 4
     model: Mapping[str, int] = field(default_factory=dict)
     learning_rate: float = 0.001
+    weight_decay: float = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +80,8 @@ class Measured:
     Attributes:
         step_s: From the start of each measured step to that of the next, or to the end; there is no barrier between.
         cpu_s: Processor time of this process over these steps.
-        losses: Means over the measured steps' batches, on the rank that holds the last stage; empty on the others.
-            Those of paced stages mean nothing.
+        losses: Means over the batches of all steps, those before the measured ones too, on the rank that holds the
+            last stage; empty on the others. Those of paced stages mean nothing.
     """
 
     step_s: list[float]
@@ -206,7 +211,8 @@ def train(run: PipeliningRun, rank: int, ranks: int) -> Measured:
     count = ranks * len(indices)
     modules = [work.stage(index, count) for index in indices]
     step = _stepper(run, indices, count, modules, work.loss)
-    optimizer = torch.optim.AdamW([value for module in modules for value in module.parameters()], run.learning_rate)
+    parameters = [value for module in modules for value in module.parameters()]
+    optimizer = torch.optim.AdamW(parameters, run.learning_rate, weight_decay=run.weight_decay)
     holds_first, holds_last = 0 in indices, count - 1 in indices
 
     starts_s, losses, cpu_s = [], [], 0.0
@@ -227,7 +233,7 @@ def train(run: PipeliningRun, rank: int, ranks: int) -> Measured:
     # Nobody leaves while its peer still waits for what it sent.
     distributed.barrier()
     step_s = [end - start for start, end in pairwise(starts_s[run.warmup_steps :])]
-    return Measured(step_s, cpu_s, losses[run.warmup_steps :])
+    return Measured(step_s, cpu_s, losses)
 
 
 def _stepper(
@@ -252,9 +258,13 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def main(folder: Path) -> None:
+def main(agent: str, job: str) -> None:
     """Run this rank: its number and the others' addresses are in the environment, as torchrun sets it."""
+    die_with_parent(int(agent))
     enter_device_network()
+    folder = Path(job)
+    # As ropebridge's ranks do; torchrun alone leaves each with one.
+    torch.set_num_threads(threads_of_a_rank(int(os.environ["WORLD_SIZE"])))
     run = PipeliningRun(**json.loads((folder / "parameters.json").read_text()))
     distributed.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     rank = distributed.get_rank()
@@ -264,4 +274,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[-1]))
+    main(*sys.argv[1:])

@@ -3,7 +3,7 @@
 from planner.cluster import Cluster, Device, Link
 from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario import ModelCode, Scenario, Training
+from planner.scenario import ModelCode, Optimizer, Scenario, Training
 
 DEVICES = ("west", "east")
 
@@ -32,9 +32,16 @@ def two_stage_scenario(
     )
 
 
-def trained_scenario(model: ModelProfile, code: ModelCode, samples: int) -> Scenario:
-    """Return a scenario that trains a model on two devices over links that nobody emulates."""
-    return Scenario("two-stages", _cluster(1e9, 0.0), model, Training(samples), code)
+def trained_scenario(model: ModelProfile, code: ModelCode, samples: int, rule: Optimizer) -> Scenario:
+    """Return a scenario that trains a model on two devices over links that nobody emulates.
+
+    Args:
+        model: Its sizes.
+        code: Of the model.
+        samples: Of a step.
+        rule: How parameters are updated.
+    """
+    return Scenario("two-stages", _cluster(1e9, 0.0), model, Training(samples, optimizer=rule), code)
 
 
 def two_stage_plan(

@@ -21,6 +21,7 @@ def compare_summaries(summaries: Sequence[tuple[str, dict[str, Any]]]) -> list[d
         {
             "run": name,
             "backend": summary["backend"],
+            "emulator": summary["emulator"],
             "strategy": summary["strategy"],
             "decisions": summary["decisions"],
             "step_s": summary["step_s"],
@@ -37,12 +38,13 @@ def compare_summaries(summaries: Sequence[tuple[str, dict[str, Any]]]) -> list[d
 def _table(rows: list[dict[str, Any]]) -> str:
     width = max(len(row["run"]) for row in rows)
     lines = [
-        f"{'run':<{width}}  {'backend':<9}  {'strategy':<10}  {'step s':>8}  {'ratio':>6}  "
+        f"{'run':<{width}}  {'backend':<9}  {'links':<6}  {'strategy':<10}  {'step s':>8}  {'ratio':>6}  "
         f"{'samples/s':>9}  {'ratio':>6}  {'bubble':>7}  {'WAN MB':>8}  decisions"
     ]
     lines += [
-        f"{row['run']:<{width}}  {row['backend']:<9}  {row['strategy']:<10}  {row['step_s']:>8.4f}  "
-        f"{row['step_ratio']:>6.3f}  {row['samples_per_s']:>9.2f}  {row['throughput_ratio']:>6.3f}  "
+        f"{row['run']:<{width}}  {row['backend']:<9}  {row['emulator'] or '-':<6}  {row['strategy']:<10}  "
+        f"{row['step_s']:>8.4f}  {row['step_ratio']:>6.3f}  {row['samples_per_s']:>9.2f}  "
+        f"{row['throughput_ratio']:>6.3f}  "
         f"{100 * row['bubble_ratio']:>5.1f} %  {row['wan_bytes'] / 1e6:>8.1f}  {row['decisions']}"
         for row in rows
     ]

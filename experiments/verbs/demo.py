@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from executor.backend import TorchBackend
+from executor.backend import TorchBackend, choose_emulator
 from experiments.figures.run_figure import draw_runs
 from experiments.perfetto import write_perfetto
 from experiments.run_folder import new_folder, summarise, write_record
@@ -50,12 +50,15 @@ def demo(output: Path | None, tell: Callable[[str], None]) -> Demo:
         simulated = Simulator().run(scenario, plan, make_policy(POLICY, scenario), PACED_STEPS)
         write_record(simulated, folder / "simulated")
         tell(f"running the same on torch.distributed: {len(plan.devices)} processes, true bytes, profiled times")
-        paced = TorchBackend("paced", emulator="auto").run(scenario, plan, make_policy(POLICY, scenario), PACED_STEPS)
+        emulator = choose_emulator("auto", tell)
+        backend = TorchBackend("paced", emulator=emulator, tell=tell)
+        paced = backend.run(scenario, plan, make_policy(POLICY, scenario), PACED_STEPS)
         write_record(paced, folder / "paced")
         tell(f"training the model for real: {REAL_STEPS} steps of the same plan")
         (folder / "trained").mkdir()
         parameters = folder / "trained" / "parameters.safetensors"
-        trained = TorchBackend("real", emulator="auto", parameters=parameters).run(scenario, plan, None, REAL_STEPS)
+        trainer = TorchBackend("real", emulator=emulator, parameters=parameters, tell=tell)
+        trained = trainer.run(scenario, plan, None, REAL_STEPS)
         write_record(trained, folder / "trained")
         tell("drawing")
         draw_runs([simulated, paced], folder / "report.png")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from experiments.scenario_choice import Ordering, choose_plan, choose_scenario
+from experiments.targets import check_targets
 from planner.actions import to_torch_csv
 from planner.evaluate import step_time_s
 from planner.files.plan_file import plan_json, write_plan
@@ -29,17 +30,24 @@ def plan(
         output: File for the plan, or None.
         torch_csv: File for the schedule of its first pipeline as torch.distributed.pipelining reads it, or None.
         as_json: Whether to return the plan itself.
+
+    Raises:
+        InputError: Something is wrong; then neither file is written.
     """
+    check_targets((output, torch_csv))
     scenario = choose_scenario(scenario_name)
     made = choose_plan(scenario, None, strategy, ordering)
+    for_torch = _torch_csv(made, scenario) if torch_csv is not None else ""
     if output is not None:
         write_plan(made, output)
     if torch_csv is not None:
-        orders = plan_orders(made, scenario)[0]
-        write_text_atomically(
-            torch_csv, to_torch_csv([orders.actions(worker) for worker in range(orders.worker_count)])
-        )
+        write_text_atomically(torch_csv, for_torch)
     return plan_json(made) if as_json else describe_plan(made, scenario)
+
+
+def _torch_csv(plan: Plan, scenario: Scenario) -> str:
+    orders = plan_orders(plan, scenario)[0]
+    return to_torch_csv([orders.actions(worker) for worker in range(orders.worker_count)])
 
 
 def describe_plan(plan: Plan, scenario: Scenario) -> str:

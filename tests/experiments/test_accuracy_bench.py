@@ -49,6 +49,12 @@ def test_without_a_folder_it_says_what_to_give(tmp_path: Path, monkeypatch: pyte
         find_measured_files()
 
 
+def test_nowhere_is_searched_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(InputError, match=f"^{VARIABLE} is not set: there are no measured runs; give --runs"):
+        find_measured_files()
+
+
 def test_a_folder_that_does_not_name_its_model_is_refused(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(measured))
     runs = measured / "measured-toy-1m"

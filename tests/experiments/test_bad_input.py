@@ -1,13 +1,14 @@
 """Wrong input through the real command: exit status 2, one message, no traceback, nothing half-written."""
 
 import json
+import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from command import ropebridge
+from command import COMMAND, ropebridge
 
 SCENARIO = """
 name: small
@@ -420,3 +421,21 @@ def test_what_a_model_prints_does_not_mix_with_the_results(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 1
     assert "hello from the model" in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["--torch-csv", "-o"])
+def test_a_plan_that_cannot_be_written_to_both_places_is_written_to_none(missing: str, tmp_path: Path) -> None:
+    (other,) = {"--torch-csv", "-o"} - {missing}
+    arguments = ["plan", "two-regions", other, tmp_path / "there", missing, tmp_path / "absent" / "file"]
+    assert_refused(arguments, tmp_path, "absent/file: the folder", "does not exist; create it first")
+
+
+@pytest.mark.parametrize("verb", ["plan", "simulate"])
+def test_results_that_cannot_be_written_are_told_in_one_line(verb: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, verb, "two-regions", "--json"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line == "ropebridge: the results cannot be written to the standard output: No space left on device"

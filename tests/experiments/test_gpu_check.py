@@ -14,7 +14,7 @@ from executor.profiling import measure_layers
 from experiments.benches.equal_training import WAYS, largest_difference
 from experiments.benches.one_process import Trained, train_in_one_process
 from experiments.benches.predicted import TrainedCase
-from experiments.gpu_check import FULL, GpuCheck, run_gpu_check
+from experiments.gpu_check import FULL, GpuCheck, main, run_gpu_check
 from planner.scenario import ModelCode, Optimizer
 
 
@@ -37,6 +37,16 @@ def test_without_a_gpu_it_says_so_in_one_line_and_writes_nothing(tmp_path: Path)
     assert "this machine has no GPU" in line
     assert not done.stdout
     assert not target.exists()
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("the place comes first"))
+    assert main(["-o", str(tmp_path / "absent" / "page.md")]) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    assert "does not exist; create it first" in said.err
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.cluster import Device, Link
-from planner.effects import TCP, ComputeEffects, Effects, NetworkEffects, Slowdown, Straggler
+from planner.effects import TCP, WIDE_AREA_TCP, ComputeEffects, Effects, NetworkEffects, Slowdown, Straggler
 from planner.faults import Absence, Fault, Hang, LinkOutage
 from planner.files.scenario_file import read_scenario, scenario_schema
 from planner.files.scenario_json import read_resolved_scenario, write_resolved_scenario
@@ -132,6 +132,8 @@ effects:
     [
         ("ideal", NetworkEffects()),
         ("tcp", TCP),
+        ("tcp-wide-area", WIDE_AREA_TCP),
+        ("{base: tcp-wide-area, share: 0.5}", replace(TCP, idle_s=math.inf, share=0.5)),
         ("{base: tcp, cold_start: false, window: unlimited}", replace(TCP, cold_start=False, window_bytes=math.inf)),
         ("{ready_notice: true}", NetworkEffects(ready_notice=True)),
     ],
@@ -196,7 +198,10 @@ def test_effects_and_faults_may_stand_in_files_of_their_own(tmp_path: Path) -> N
 
 MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
     "unknown effect": ("effects: {netwrk: tcp}", ("18: effects.netwrk", "did you mean 'network'?")),
-    "unknown base": ("effects: {network: tpc}", ("18: effects.network", "'tpc' is not valid", "'ideal' or 'tcp'")),
+    "unknown base": (
+        "effects: {network: tpc}",
+        ("18: effects.network", "'tpc' is not valid", "'ideal', 'tcp' or 'tcp-wide-area'"),
+    ),
     "unknown key of the network": (
         "effects: {network: {windw: 1 MB}}",
         ("18: effects.network.windw", "did you mean 'window'?"),
@@ -476,4 +481,4 @@ def test_every_field_of_cluster_and_training_has_its_key() -> None:
     assert set(definitions["TrainingEntry"]["properties"]) == {field.name for field in fields(Training)}
     assert set(definitions["OptimizerEntry"]["properties"]) == {field.name for field in fields(Optimizer)}
     assert set(definitions["ScheduleEntry"]["properties"]) == {field.name for field in fields(LearningRateSchedule)}
-    assert {"enum": ["ideal", "tcp"]} in definitions["EffectsEntry"]["properties"]["network"]["anyOf"]
+    assert {"enum": ["ideal", "tcp", "tcp-wide-area"]} in definitions["EffectsEntry"]["properties"]["network"]["anyOf"]

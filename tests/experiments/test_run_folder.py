@@ -1,0 +1,43 @@
+"""A run's folder holds what carried its bytes, and is read without where it was written before this was noted."""
+
+import json
+from pathlib import Path
+
+import pytest
+from builders import chain_plan, chain_scenario
+
+from experiments.run_folder import read_record, summarise, write_record
+from planner.backend import RealNetwork, RunRecord
+from sim.simulator import Simulator
+
+NETWORKS = {
+    "simulated": None,
+    "relay": RealNetwork("relay", {"tcp_congestion_control": "reno", "tcp_slow_start_after_idle": "0"}),
+    "shaper": RealNetwork("shaper", {}),
+}
+
+
+def record_over(network: RealNetwork | None) -> RunRecord:
+    scenario = chain_scenario([1e-3] * 2, [1e-3] * 2)
+    simulated = Simulator().run(scenario, chain_plan(scenario), None, 1)
+    return RunRecord("paced", scenario, simulated.plan, simulated.events, (), network=network)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_carried_the_bytes(name: str, tmp_path: Path) -> None:
+    network = NETWORKS[name]
+    write_record(record_over(network), tmp_path)
+    assert read_record(tmp_path).network == network
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    expected = (None, None) if network is None else (network.emulator, network.tcp)
+    assert (summary["emulator"], summary["tcp"]) == expected
+
+
+def test_a_folder_of_before(tmp_path: Path) -> None:
+    write_record(record_over(NETWORKS["relay"]), tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    del summary["emulator"], summary["tcp"]
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    record = read_record(tmp_path)
+    assert record.network is None
+    assert summarise(record)["emulator"] is None
