@@ -10,7 +10,7 @@ from torch import nn
 
 from executor.clock import RunClock
 from executor.compute import Performed
-from executor.compute_device import CPU, settle
+from executor.compute_device import CPU, seed_random, settle
 from executor.model import LoadedModel, SampleShape
 from executor.training.data_order import DataOrder
 from executor.training.gradient_watch import GradientWatch
@@ -210,7 +210,7 @@ class RealCompute:
             entering = data.to(self._device)
         else:
             entering = self._incoming((stage, Kind.FORWARD, microbatch), held.received, work, inputs).requires_grad_()
-        torch.manual_seed(self._random_seed(work))
+        seed_random(self._device, self._random_seed(work))
         outputs = held.module.forward(microbatch, entering, loss)
         if loss is not None:
             self._losses[microbatch] = outputs

@@ -3,11 +3,13 @@
 Paced: eight microbatches of 1 MB, 20 ms each for forward, input gradient and weight gradient, 400 Mbit/s, at several
 one-way latencies; TCP is set as this machine's, which is what both would find, and once more as it should be set for
 wide-area links, which helps torch.distributed.pipelining the more. Real: the example GPT on this machine's loopback,
-where what counts is the processor time that the runtime adds to the model's; both must train the same.
+where what counts is the processor time that the runtime adds to the model's; both must train the same, and run at the
+same time, since what a second of a processor is worth changes from one minute to the next.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -62,14 +64,14 @@ MOST_LOSS_DIFFERENCE = 1e-5
 
 REAL_MODEL = {"vocabulary": 256, "width": 128, "heads": 4, "blocks": 6, "length": 64}
 REAL_SAMPLES = 4
-REAL_STEPS, REAL_WARMUP, REAL_ROUNDS = 20, 4, 5
+REAL_STEPS, REAL_WARMUP, REAL_ROUNDS = 40, 4, 5
 # Of both.
 REAL_RULE = Optimizer("adamw", learning_rate=0.001, weight_decay=0.01)
 
 
 @dataclass(frozen=True, slots=True)
 class RealPair:
-    """A run of ours and one of torch's, of real compute.
+    """A run of ours and one of torch's at the same time, of real compute.
 
     Attributes:
         own_cpu_s: Processor time of a step on all our ranks.
@@ -193,11 +195,12 @@ def _real_pairs(rounds: int, tell: Callable[[str], None]) -> list[RealPair]:
     pairs = []
     for number in range(rounds):
         tell(f"real compute on loopback, round {number + 1} of {rounds}")
-        with TemporaryDirectory(prefix="ropebridge-") as folder:
+        with TemporaryDirectory(prefix="ropebridge-") as folder, ThreadPoolExecutor() as both:
             backend = TorchBackend("real", emulator="none", resources=Path(folder))
-            record = backend.run(scenario, plan, None, REAL_WARMUP + REAL_STEPS)
+            own = both.submit(backend.run, scenario, plan, None, REAL_WARMUP + REAL_STEPS)
+            torchs = both.submit(run_torch_pipelining, run, scenario, plan, "none", "as-is")
+            record, ranks = own.result(), torchs.result()
             own_s = sum(_cpu_s(Path(folder) / f"resources-{rank}.jsonl") for rank in range(2))
-        ranks = run_torch_pipelining(run, scenario, plan, "none", "as-is")
         difference = _largest_difference(record.losses, ranks[-1].losses)
         pairs.append(RealPair(own_s / REAL_STEPS, sum(rank.cpu_s for rank in ranks) / REAL_STEPS, difference))
     return pairs
