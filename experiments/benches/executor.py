@@ -47,11 +47,11 @@ STEPS, ROUNDS = 6, 2
 
 TORCH: tuple[Literal["gpipe", "1f1b", "zb-v"], ...] = ("gpipe", "1f1b", "zb-v")
 BASELINE = "torch 1f1b"
-# Name to schedule, order and depth of the first stage.
+# Name to schedule, order and the stages' depths; those of 1F1B are its own.
 OURS = {
-    "ropebridge 1f1b": ("1f1b", "scheduled", 2),
-    "ropebridge compact-zb": ("compact-zb", "scheduled", MICROBATCHES),
-    "ropebridge dynamic": ("compact-zb", "dynamic", MICROBATCHES),
+    "ropebridge 1f1b": ("1f1b", "scheduled", (2, 1)),
+    "ropebridge compact-zb": ("compact-zb", "scheduled", (MICROBATCHES, MICROBATCHES)),
+    "ropebridge dynamic": ("compact-zb", "dynamic", (MICROBATCHES, MICROBATCHES)),
 }
 BEST = "ropebridge dynamic"
 
@@ -153,8 +153,8 @@ def _paced_rounds(latency_s: float, tcp: Tcp, rounds: int, tell: Callable[[str],
     step_s: defaultdict[str, list[float]] = defaultdict(list)
     for number in range(rounds):
         tell(f"{1000 * latency_s:.0f} ms one way, round {number + 1} of {rounds}")
-        for way, (schedule, order, depth) in OURS.items():
-            plan = two_stage_plan(scenario, schedule, (1,) * MICROBATCHES, (depth, min(depth, MICROBATCHES)), order)
+        for way, (schedule, order, depths) in OURS.items():
+            plan = two_stage_plan(scenario, schedule, (1,) * MICROBATCHES, depths, order)
             record = TorchBackend("paced", emulator="relay", tcp=tcp, tell=tell).run(scenario, plan, None, 2 * STEPS)
             step_s[way].append(measure(record).step_s)
         plan = two_stage_plan(scenario, "1f1b", (1,) * MICROBATCHES, (2, 1), "scheduled")
