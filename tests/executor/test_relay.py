@@ -310,10 +310,10 @@ def wire_bits(arrivals: list[list[float]], start_s: float, end_s: float) -> floa
 
 
 def test_tcp_fills_a_steady_link(traffic: dict[str, Any]) -> None:
-    # The best half second: on a busy machine the relay itself has to wait for its turn now and then.
+    # In most half seconds: on a busy machine relay and receiver wait for their turns now and then, and then get much.
     starts_s = np.arange(0.5, 3.0, 0.1)
     rates_bps = [wire_bits(traffic["steady"]["arrivals"], start_s, start_s + 0.5) / 0.5 for start_s in starts_s]
-    assert max(rates_bps) == pytest.approx(100e6, rel=0.05)
+    assert np.median(rates_bps) == pytest.approx(100e6, rel=0.05)
 
 
 def test_tcp_follows_a_stepped_trace(traffic: dict[str, Any]) -> None:

@@ -210,4 +210,6 @@ def test_what_only_the_simulator_can_do_is_not_run(scenario: Path, tmp_path: Pat
 
 
 def test_measured_runs_that_are_not_there(tmp_path: Path) -> None:
-    assert_refused(["bench", "accuracy", "--runs", tmp_path / "nowhere"], "nowhere: there")
+    given = [part for name in ("runs", "times", "sizes", "network") for part in (f"--{name}", tmp_path / "nowhere")]
+    assert_refused(["bench", "accuracy", *given], "nowhere: there")
+    assert_refused(["bench", "accuracy", "--runs", tmp_path / "nowhere"], "ROPEBRIDGE_MEASURED")
