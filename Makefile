@@ -36,6 +36,7 @@ bench: $(INSTALLED)
 	$(BIN)/ropebridge bench adaptation
 	@# Last: without measured runs (docs/measurements.md) it refuses with status 2, and everything else is done.
 	$(BIN)/ropebridge bench accuracy
+	$(BIN)/ropebridge bench planner
 
 # On CUDA: training checked, layers timed, steps predicted. The page names the hardware.
 gpu: $(INSTALLED_GPU)

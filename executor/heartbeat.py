@@ -32,7 +32,7 @@ _DEBUGGED = "t"
 
 def start_beating(job: JobFolder, rank: int) -> None:
     """Have a thread show that this process goes on, for as long as it does."""
-    path = _file(job, rank)
+    path = job.beat(rank)
     path.write_text(str(os.getpid()))
     threading.Thread(target=_beat, args=(path,), name="heartbeat", daemon=True).start()
 
@@ -40,10 +40,6 @@ def start_beating(job: JobFolder, rank: int) -> None:
 def watch_ranks(job: JobFolder, devices: Sequence[str]) -> None:
     """Have a thread end every rank that stands still, and write down that it did; ``devices`` are in rank order."""
     threading.Thread(target=_watch, args=(job, devices), name="heartbeats", daemon=True).start()
-
-
-def _file(job: JobFolder, rank: int) -> Path:
-    return job.path / f"beat-{rank}"
 
 
 def _beat(path: Path) -> None:
@@ -55,7 +51,7 @@ def _beat(path: Path) -> None:
 
 
 def _watch(job: JobFolder, devices: Sequence[str]) -> None:
-    pulses = [Pulse(_file(job, rank)) for rank in range(len(devices))]
+    pulses = [Pulse(job.beat(rank)) for rank in range(len(devices))]
     while True:
         time.sleep(_PAUSE_S)
         for rank, pulse in enumerate(pulses):

@@ -78,6 +78,10 @@ class JobFolder:
         """What the relay of the emulated links did, written at its end: executor/wan/relay_report.py."""
         return self.path / "relay.json"
 
+    def beat(self, rank: int) -> Path:
+        """The file that a rank's process touches as long as it goes on, with the process's number in it."""
+        return self.path / f"beat-{rank}"
+
     @property
     def log(self) -> Path:
         """Everything that agent and workers print."""

@@ -165,15 +165,12 @@ class RealCompute:
         return Performed(outputs, start_s, self._clock.now_s())
 
     def _watch(self, work: Work, complete: Callable[[int], None]) -> GradientWatch:
-        syncs = {each.sync: self._syncs[each.sync] for each in work.completes}
-        layers = {number: range(sync.first_layer, sync.end_layer) for number, sync in syncs.items()}
-        return GradientWatch(
-            {
-                number: [each for index in own for each in self._layers[index].parameters()]
-                for number, own in layers.items()
-            },
-            complete,
-        )
+        buckets = {}
+        for each in work.completes:
+            sync = self._syncs[each.sync]
+            layers = (self._layers[index] for index in range(sync.first_layer, sync.end_layer))
+            buckets[each.sync] = [parameter for layer in layers for parameter in layer.parameters()]
+        return GradientWatch(buckets, complete)
 
     def _carry_out(
         self, work: Work, inputs: Sequence[torch.Tensor], watch: GradientWatch | None

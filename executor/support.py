@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from executor.job import ComputeMode, Emulator
 from executor.training.tensor_parallel_plan import check_groups
-from planner.checks.paths import exchanging
+from planner.checks.paths import used_links
 from planner.effects import ComputeEffects
 from planner.faults import LinkOutage
 from planner.plan import Plan
@@ -56,15 +56,14 @@ def _check_effects(scenario: Scenario) -> None:
 
 def _check_packets(plan: Plan, scenario: Scenario) -> None:
     """The shaper holds whole messages back: it has no packets that could be lost or come late."""
-    for source, target in dict.fromkeys(exchanging(plan, scenario)):
-        for link in scenario.cluster.path(source, target):
-            given = [name for name, value in (("loss", link.loss), ("jitter", link.jitter_s)) if value]
-            if given:
-                raise InputError(
-                    f"the emulator 'shaper' knows no {' and no '.join(given)} of packets, which link {link.name} has",
-                    where=f"cluster.links[{scenario.cluster.links.index(link)}].{given[0]}",
-                    valid="use the emulator 'relay', or remove them from the link",
-                )
+    for link in used_links(plan, scenario):
+        given = [name for name, value in (("loss", link.loss), ("jitter", link.jitter_s)) if value]
+        if given:
+            raise InputError(
+                f"the emulator 'shaper' knows no {' and no '.join(given)} of packets, which link {link.name} has",
+                where=f"cluster.links[{scenario.cluster.links.index(link)}].{given[0]}",
+                valid="use the emulator 'relay', or remove them from the link",
+            )
 
 
 def _check_noise_scale(plan: Plan) -> None:

@@ -1,23 +1,19 @@
 """``ropebridge bench``: measurements of ropebridge itself, held against its bars."""
 
 import json
-import os
-import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-from executor.wan.tcp_settings import read_tcp
 from experiments.benches.accuracy import measure_accuracy
 from experiments.benches.adaptation import measure_adaptation
 from experiments.benches.executor import measure_executor
 from experiments.benches.fidelity import measure_fidelity
 from experiments.benches.measured_files import find_measured_files
-from experiments.benches.result import BenchResult
+from experiments.benches.planner import measure_planner
+from experiments.benches.result import BenchResult, plain_number
 from experiments.benches.schedules import measure_schedules
 from experiments.benches.simulator import measure_simulator
+from experiments.machine import describe_machine
 from traces.errors import InputError
 from traces.naming import find_by_name
 
@@ -28,6 +24,7 @@ BENCHES: Mapping[str, Bench] = {
     "adaptation": measure_adaptation,
     "executor": measure_executor,
     "fidelity": measure_fidelity,
+    "planner": measure_planner,
     "schedules": measure_schedules,
     "simulator": measure_simulator,
 }
@@ -60,26 +57,9 @@ def bench(
     else:
         raise InputError(f"bench '{name}' takes no files", valid="--runs and what goes with it belong to 'accuracy'")
     holds = all(check.holds for check in result.checks)
-    machine = _machine()
+    machine = describe_machine()
     if not as_json:
         described = ", ".join(f"{name} {value}" for name, value in machine.items())
         return f"{result.text()}\n{described}", holds
-    checks = [{**asdict(check), "holds": check.holds} for check in result.checks]
-    return json.dumps({"rows": list(result.rows), "checks": checks, "machine": machine}, default=_plain), holds
-
-
-def _plain(value: Any) -> Any:
-    """A NumPy number as Python's own."""
-    return value.item()
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        # What links emulated with TCP "as-is" have.
-        **read_tcp(),
-    }
+    checks = [check.row() for check in result.checks]
+    return json.dumps({"rows": list(result.rows), "checks": checks, "machine": machine}, default=plain_number), holds

@@ -25,7 +25,12 @@ app.add_typer(traces_app, name="traces")
 ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="A YAML file, or a ready scenario's name.")]
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan file made by 'ropebridge plan'.")]
 StrategyOption = Annotated[
-    str | None, typer.Option("--strategy", help="Make the plan with: ddp, megatron (default), pipedream.")
+    str | None,
+    typer.Option(
+        "--strategy",
+        help="Make the plan with: adaptdl, asteroid, asteroid-duplex, auto, cannikin, cloudless, dapple, ddp, deepcee, "
+        "gpipe, greedy, hetpipe, lb-bsp, megatron (default), pipedream, zb-h1-equal.",
+    ),
 ]
 ScheduleOption = Annotated[
     str | None,
@@ -39,8 +44,19 @@ DynamicOption = Annotated[bool, typer.Option("--dynamic", help="Each device take
 OrdersOption = Annotated[
     Path | None, typer.Option("--orders", help="Each worker's actions, in torch.distributed.pipelining's CSV.")
 ]
-PolicyOption = Annotated[str, typer.Option("--policy", help="Adapt the plan as it runs: none, depth.")]
+PolicyOption = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        help="Adapt the plan as it runs: none, asteroid-replay, auto, cannikin, cloudless, deepcee, depth, "
+        "heavy-rescheduling.",
+    ),
+]
 StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Training steps.")]
+DurationOption = Annotated[
+    str | None,
+    typer.Option("--duration", help="Simulate until so much time has passed, such as '60 min', instead of --steps."),
+]
 FolderOption = Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write the run into.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print machine-readable results, and nothing else.")]
 
@@ -83,13 +99,32 @@ def plan(
         Path | None,
         typer.Option("--torch-csv", help="File for the schedule in torch.distributed.pipelining's form."),
     ] = None,
+    objective: Annotated[
+        str | None, typer.Option("--objective", help="Strategy auto: throughput (default), or cost of a step.")
+    ] = None,
+    budget_per_hour: Annotated[
+        float | None, typer.Option("--budget", metavar="USD_PER_HOUR", help="Strategy auto: what it may cost.")
+    ] = None,
+    rate_samples_per_s: Annotated[
+        float | None, typer.Option("--rate", metavar="SAMPLES_PER_S", help="Strategy auto: what it must reach.")
+    ] = None,
+    robust_share: Annotated[
+        float | None,
+        typer.Option(
+            "--robust", metavar="QUANTILE", help="Strategy auto: slower in this share of time windows at most."
+        ),
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say what binds the plan, and what would help.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn a scenario into a plan. Example: ropebridge plan cloud-edge-end --strategy pipedream -o plan.json."""
+    """Turn a scenario into a plan. Example: ropebridge plan cloud-edge-end --strategy auto --explain -o plan.json."""
+    from experiments.plan_objective import PlanObjective
     from experiments.scenario_choice import Ordering
     from experiments.verbs.planning import plan as verb
 
-    _say(verb(scenario, strategy, Ordering(schedule, dynamic, orders), output, torch_csv, as_json))
+    asked = PlanObjective(objective, budget_per_hour, rate_samples_per_s, robust_share)
+    ordering = Ordering(schedule, dynamic, orders)
+    _say(verb(scenario, strategy, ordering, output, torch_csv, as_json, asked, explain))
 
 
 @app.command()
@@ -101,17 +136,19 @@ def simulate(
     dynamic: DynamicOption = False,
     orders: OrdersOption = None,
     policy: PolicyOption = "none",
-    steps: StepsOption = 20,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Training steps.", show_default="20")] = None,
+    duration: DurationOption = None,
     output: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a plan in the model of its cluster. Example: ropebridge simulate two-regions --policy depth."""
     from experiments.scenario_choice import Ordering
-    from experiments.verbs.running import carry_out, present
+    from experiments.verbs.running import bounded, carry_out, present
     from sim.simulator import Simulator
 
+    count, duration_s = bounded(steps, duration)
     ordering = Ordering(schedule, dynamic, orders)
-    record = carry_out(scenario, plan, strategy, ordering, policy, steps, output, lambda _: Simulator())
+    record = carry_out(scenario, plan, strategy, ordering, policy, count, output, lambda _: Simulator(duration_s))
     _say(present(record, as_json))
 
 
@@ -187,7 +224,8 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="What to measure: accuracy, adaptation, executor, fidelity, schedules, simulator."
+            metavar="NAME",
+            help="What to measure: accuracy, adaptation, executor, fidelity, planner, schedules, simulator.",
         ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer cases and steps.")] = False,
@@ -203,6 +241,22 @@ def bench(
 
     files = (runs, times, sizes, network, model)
     text, holds = verb(name, quick, as_json, _tell, files if any(files) else None)
+    _say(text)
+    if not holds:
+        raise typer.Exit(1)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="asteroid, cannikin, cloudless or deepcee.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer settings and steps.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the result and its figure.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold a published system's claims against what we measure. Example: ropebridge reproduce asteroid --quick."""
+    from experiments.reproduce import reproduce as verb
+
+    text, holds = verb(name, quick, as_json, output, _tell)
     _say(text)
     if not holds:
         raise typer.Exit(1)

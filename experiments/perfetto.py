@@ -141,6 +141,8 @@ _THREADS = {
 
 def _name(event: Event) -> str:
     """``2F0`` for a compute, ``wait for 2F0`` and ``send 2F0`` for its inputs and outputs."""
+    if event.kind is EventKind.MIGRATE:
+        return "send layers"
     if event.kind is EventKind.SYNC or event.microbatch < 0:
         return "gradient sync" if event.kind is EventKind.SYNC else "send gradients"
     action = f"{event.stage}{event.action}{event.microbatch}"

@@ -17,6 +17,7 @@ from planner.files.scenario_json import read_resolved_scenario, write_resolved_s
 from planner.gradient_norms import GradientNorms, smoothed_noise
 from planner.memory_timeline import peak_memory_bytes
 from planner.metrics import measure
+from planner.migration import Migration, Move
 from planner.noise_scale import ESTIMATORS
 from planner.policy import Decision
 from traces.errors import InputError
@@ -69,6 +70,8 @@ def write_record(record: RunRecord, folder: Path) -> None:
             "observed_step": decision.observed_step,
             "first_step": decision.first_step,
             "change": decision.change,
+            "moved_bytes": decision.migration.size_bytes,
+            "moves": [asdict(move) for move in decision.migration.moves],
             "plan": json.loads(plan_json(decision.plan)),
         }
         for decision in record.decisions
@@ -158,4 +161,6 @@ def _lines(path: Path) -> list[str]:
 
 def _decision(data: dict[str, Any]) -> Decision:
     plan = parse_plan(json.dumps(data["plan"]))
-    return Decision(data["observed_step"], data["first_step"], plan, data["change"])
+    # Runs of before layers could change devices do not say that none did.
+    migration = Migration(tuple(Move(**move) for move in data.get("moves", ())))
+    return Decision(data["observed_step"], data["first_step"], plan, data["change"], migration)

@@ -68,12 +68,12 @@ def choose_plan(scenario: Scenario, plan: Path | None, strategy: str | None, ord
         InputError: Both are given, or the plan does not fit the scenario.
     """
     if plan is None:
-        return _ordered(make_plan(strategy or DEFAULT_STRATEGY, scenario), scenario, ordering)
+        return with_ordering(make_plan(strategy or DEFAULT_STRATEGY, scenario), scenario, ordering)
     if strategy is not None:
         raise InputError("both --plan and --strategy are given", valid="a plan has been made already: give one of them")
     chosen = read_plan(plan)
     try:
-        chosen = _ordered(chosen, scenario, ordering)
+        chosen = with_ordering(chosen, scenario, ordering)
         check_plan(chosen, scenario)
     except InputError as error:
         origin = "" if chosen.scenario == scenario.name else f" (made for scenario '{chosen.scenario}')"
@@ -81,7 +81,12 @@ def choose_plan(scenario: Scenario, plan: Path | None, strategy: str | None, ord
     return chosen
 
 
-def _ordered(plan: Plan, scenario: Scenario, ordering: Ordering) -> Plan:
+def with_ordering(plan: Plan, scenario: Scenario, ordering: Ordering) -> Plan:
+    """Return the plan with the order that is asked for, checked where it is another one.
+
+    Raises:
+        InputError: The order is asked for in two ways, or does not fit the plan.
+    """
     if ordering.orders is not None:
         if ordering.schedule is not None or ordering.dynamic:
             raise InputError(

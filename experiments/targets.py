@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from traces.atomic import check_place
 from traces.errors import InputError
 
 
@@ -19,10 +20,7 @@ def check_targets(paths: Iterable[Path | None]) -> None:
 
 
 def _check_target(path: Path) -> None:
-    if path.is_dir():
-        raise InputError("is a folder", where=str(path), valid="name a file to write")
-    if not path.parent.is_dir():
-        raise InputError(f"the folder '{path.parent}' does not exist", where=str(path), valid="create it first")
+    check_place(path)
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise InputError(
             f"the folder '{path.parent}' may not be written", where=str(path), valid="choose a place that can"

@@ -1,10 +1,12 @@
 """The adaptation loop: which plan each step runs, as a policy decides it."""
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 
+from planner.backups import backup_holders
 from planner.check import check_plan
 from planner.events import Event
+from planner.migration import NO_MIGRATION, Migration, migration_between
 from planner.observation import observe
 from planner.plan import Plan, Replica
 from planner.policy import DECISION_LAG_STEPS, Decision, Policy, describe_change
@@ -14,63 +16,166 @@ from traces.errors import InputError, RunError
 # What of a plan each step may have for itself, and of what only the placement must stay; all else is set up once.
 _CHANGEABLE = ("strategy", "schedule", "order", "pipelines")
 
+# What no plan of a run may change, even where all is set up anew.
+_INVARIANT = ("scenario", "model", "version")
+
 
 class Adaptation:
     """Holds the plan of each step; a finished step's events go in, a decision may come out.
 
     Both backends drive this one class, and a recorded run can be replayed through it.
 
+    Args:
+        policy: Decides.
+        plan: Of the first step.
+        scenario: What the plans are for.
+        moves: Whether the backend can set up a plan anew between two steps: then layers may change devices.
+
     Raises:
-        RunError: The policy returned a plan that breaks the scenario's invariants, needs layers to move, or changes
-            what a running job cannot: anything but microbatches, depths, recomputation, schedule and orders.
+        RunError: The policy returned a plan that breaks the scenario's invariants, names a device that is away, or
+            changes what this backend's running job cannot: without ``moves`` anything but microbatches, depths,
+            recomputation, schedule and orders.
     """
 
-    def __init__(self, policy: Policy, plan: Plan, scenario: Scenario) -> None:
+    def __init__(self, policy: Policy, plan: Plan, scenario: Scenario, moves: bool = False) -> None:
         self._policy = policy
         self._scenario = scenario
+        self._moves = moves
+        # In the order of being decided: an answer to a departure takes the place of what was to come later.
         self._timeline: list[tuple[int, Plan]] = [(0, plan)]
+        self._starts: list[Decision] = []
         self.decisions: list[Decision] = []
 
     def plan_for(self, step: int) -> Plan:
         """Return the plan that ``step`` runs; steps up to the last finished one plus the lag are known."""
         return next(plan for first_step, plan in reversed(self._timeline) if first_step <= step)
 
-    def finish_step(self, step: int, events: Iterable[Event]) -> Decision | None:
-        """Show the policy a finished step; return what it decided, if anything."""
+    def next_start(self, step: int) -> Decision | None:
+        """Return the next decision after ``step`` for which everything is set up anew; None if there is none yet.
+
+        Everybody finishes the step before its first one, and then its migration is carried out.
+        """
+        return min((each for each in self._starts if each.first_step > step), key=_first_step, default=None)
+
+    def finish_step(self, step: int, events: Iterable[Event], away: tuple[str, ...] = ()) -> Decision | None:
+        """Show the policy a finished step; return what it decided, if anything.
+
+        Args:
+            step: Its index.
+            events: Of it.
+            away: Devices of the cluster that are known not to be there.
+        """
         current = self._timeline[-1][1]
-        proposed = self._policy.decide(observe(events, step, self.plan_for(step)), current)
+        seen = replace(observe(events, step, self.plan_for(step)), away=away)
+        proposed = self._policy.decide(seen, current)
         if proposed is None or proposed == current:
             return None
-        name = type(self._policy).__name__
-        try:
-            check_plan(proposed, self._scenario)
-        except InputError as error:
-            raise RunError(f"after step {step} policy {name} returned a plan that cannot be: {error}") from error
-        if _placement(proposed) != _placement(current):
-            raise RunError(
-                f"after step {step} policy {name} moves layers to other devices, which no backend can carry out yet; "
-                "it may change microbatches and depths"
-            )
-        for name_of_field in _fixed_fields():
-            before, after = getattr(current, name_of_field), getattr(proposed, name_of_field)
-            if before != after:
-                raise RunError(
-                    f"after step {step} policy {name} changes '{name_of_field}' from {before!r} to {after!r}, which a "
-                    "running job keeps; it may change microbatches, depths, recomputation, schedule and orders"
-                )
-        decision = Decision(step, step + DECISION_LAG_STEPS, proposed, describe_change(current, proposed))
-        self._timeline.append((decision.first_step, proposed))
+        when = f"after step {step} policy {self._name}"
+        self._check(when, current, proposed)
+        self._refuse_away(when, proposed, set(away) - set(current.devices))
+        anew = self._moves and needs_set_up(current, proposed)
+        migration = self._migration(when, current, proposed, away) if anew else NO_MIGRATION
+        decision = self._decide(step, step + DECISION_LAG_STEPS, current, proposed, migration)
+        if anew:
+            self._starts.append(decision)
+        return decision
+
+    def lose_devices(
+        self, step: int, events: Iterable[Event], gone: tuple[str, ...], away: tuple[str, ...]
+    ) -> Decision | None:
+        """Show the policy a step that devices have left; return how it goes on without them, None to wait for them.
+
+        Args:
+            step: Its index: the first one that not everybody had finished.
+            events: What had happened of it.
+            gone: Those of its plan's devices that are away.
+            away: All devices of the cluster that are.
+        """
+        running = self.plan_for(step)
+        seen = replace(observe(events, step, running), gone=gone, away=away)
+        proposed = self._policy.decide(seen, self._timeline[-1][1])
+        if proposed is None:
+            return None
+        when = f"when {', '.join(gone)} had left step {step}, policy {self._name}"
+        self._refuse_away(when, proposed, {*gone, *away})
+        self._check(when, running, proposed)
+        self._starts = [each for each in self._starts if each.first_step < step]
+        return self._decide(step, step, running, proposed, self._migration(when, running, proposed, away))
+
+    @property
+    def _name(self) -> str:
+        return type(self._policy).__name__
+
+    def _decide(self, step: int, first_step: int, old: Plan, new: Plan, migration: Migration) -> Decision:
+        decision = Decision(step, first_step, new, describe_change(old, new, migration), migration)
+        self._timeline.append((first_step, new))
         self.decisions.append(decision)
         return decision
 
+    def _check(self, when: str, current: Plan, proposed: Plan) -> None:
+        try:
+            check_plan(proposed, self._scenario)
+        except InputError as error:
+            raise RunError(f"{when} returned a plan that cannot be: {error}") from error
+        if not self._moves and _placement(proposed) != _placement(current):
+            raise RunError(
+                f"{when} moves layers to other devices, which this backend cannot carry out yet; "
+                "it may change microbatches and depths"
+            )
+        waits = current.synchronisation.method == "allreduce"
+        if self._moves and not waits and needs_set_up(current, proposed):
+            raise RunError(
+                f"{when} moves layers to other devices, or changes what is set up once, while pipelines train without "
+                "a barrier: there is no moment between two steps at which all could change; only 'allreduce' has one"
+            )
+        fixed = _INVARIANT if self._moves and waits else _set_up_once()
+        changes = [(name, getattr(current, name), getattr(proposed, name)) for name in fixed]
+        methods = (current.synchronisation.method, proposed.synchronisation.method)
+        for name, before, after in [*changes, ("synchronisation.method", *methods)]:
+            if before != after:
+                may = "" if self._moves else "; it may change microbatches, depths, recomputation, schedule and orders"
+                raise RunError(f"{when} changes '{name}' from {before!r} to {after!r}, which a running job keeps{may}")
 
-def _fixed_fields() -> list[str]:
+    def _refuse_away(self, when: str, proposed: Plan, away: set[str]) -> None:
+        named = [device for device in proposed.devices if device in away]
+        if named:
+            raise RunError(
+                f"{when} returned a plan with {', '.join(named)}, which {'is' if len(named) == 1 else 'are'} away: a "
+                "plan names only devices that are there"
+            )
+
+    def _migration(self, when: str, old: Plan, new: Plan, away: tuple[str, ...]) -> Migration:
+        lost = set(away) & set(old.devices)
+        try:
+            return migration_between(old, new, self._scenario, lost, backup_holders(old) if lost else None)
+        except InputError as error:
+            raise RunError(f"{when} returned a plan that cannot be reached: {error}") from error
+
+
+def needs_set_up(old: Plan, new: Plan) -> bool:
+    """Return whether another plan needs more than steps of its own: other devices, layers, links or messages."""
+    return _holders(old) != _holders(new) or any(getattr(old, name) != getattr(new, name) for name in _set_up_once())
+
+
+def _first_step(decision: Decision) -> int:
+    return decision.first_step
+
+
+def _set_up_once() -> list[str]:
     return [field.name for field in fields(Plan) if field.name not in _CHANGEABLE]
 
 
 def _placement(plan: Plan) -> list[list[tuple[int, int, tuple[Replica, ...]]]]:
-    """Which device holds which layers."""
+    """Which device holds which layers, and which share of the samples it takes."""
     return [
         [(stage.first_layer, stage.end_layer, stage.replicas) for stage in pipeline.stages]
         for pipeline in plan.pipelines
+    ]
+
+
+def _holders(plan: Plan) -> list[list[tuple[int, int, list[tuple[str, ...]]]]]:
+    """Which device holds which layers."""
+    return [
+        [(first, end, [replica.devices for replica in replicas]) for first, end, replicas in stages]
+        for stages in _placement(plan)
     ]

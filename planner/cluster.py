@@ -191,7 +191,17 @@ class Cluster:
             )
         return route
 
+    @cached_property
+    def _routes(self) -> dict[tuple[str, str], tuple[Link, ...] | None]:
+        return {}
+
     def _fewest_hops(self, start: str, goal: str) -> tuple[Link, ...] | None:
+        key = (start, goal)
+        if key not in self._routes:
+            self._routes[key] = self._find_route(start, goal)
+        return self._routes[key]
+
+    def _find_route(self, start: str, goal: str) -> tuple[Link, ...] | None:
         routes: dict[str, tuple[Link, ...]] = {start: ()}
         queue = deque([start])
         while queue:

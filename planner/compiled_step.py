@@ -65,8 +65,9 @@ def compile_step(plan: Plan, scenario: Scenario) -> CompiledStep:
         released = releases(syncs, done, actors, plan, scenario)
         pieces = cut(done, released)
         done, between = pieces.actions, between.between(pieces.first_piece[1:] - 1, pieces.first_piece)
-        sums, exchanged, spans = lane_actions(syncs, released, actors, pieces, element_bytes)
-        doers += lanes_of(released, len(actors))
+        lanes = lanes_of(released, len(actors))
+        sums, exchanged, spans = lane_actions(syncs, released, lanes, actors, pieces, element_bytes)
+        doers += lanes
     else:
         sums, exchanged, spans = sync_actions(syncs, {name: actor for actor, name in enumerate(actors)}, element_bytes)
         exchanged = exchanged.later(len(done.actor))

@@ -19,6 +19,7 @@ class EventKind(StrEnum):
     DECISION = "decision"
     UPDATE = "update"
     FAULT = "fault"
+    MIGRATE = "migrate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +30,22 @@ class Event:
     moment the device has nothing else to do until the bytes are there (it is absent where they were there before). An
     ``update``, of the sender's step, lasts from the arrival of what another pipeline sent without waiting until it is
     applied: at once in the simulator, with the receiver's next update in the executor. A ``fault`` lasts while a device
-    is gone or hangs, or a link is out. Times count from the start of the run.
+    is gone or hangs, or a link is out. A ``migrate``, of the first step that runs the new plan, is a send of state of
+    layers that change devices. Times count from the start of the run.
 
     Attributes:
         kind: What happened.
         device: Where.
-        peer: The other device of a send or receive, else empty.
+        peer: The other device of a send, receive or migrate, else empty.
         pipeline: Index of the pipeline, -1 where none applies.
         stage: The device's stage, -1 where none applies.
         microbatch: Index, -1 where none applies.
         step: Index of the training step.
         action: F, B, I or W: of a compute, or what a transfer feeds; S for gradients being summed; U for the
-            optimizer's update, and for updates sent to another pipeline.
+            optimizer's update, and for updates sent to another pipeline; M for layers that change devices.
         start_s: Seconds.
         end_s: Seconds.
-        size_bytes: On the wire; 0 for anything but send, receive, sync and update.
+        size_bytes: On the wire; 0 for anything but send, receive, sync, update and migrate.
         staleness: Of an update that another pipeline sent: steps of the receiver that it did not know of; else -1.
     """
 
@@ -63,6 +65,7 @@ class Event:
 
 SYNC_ACTION = "S"
 UPDATE_ACTION = "U"
+MIGRATE_ACTION = "M"
 
 _SCHEMA = pa.schema(
     [

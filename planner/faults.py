@@ -1,8 +1,9 @@
 """Faults that a scenario foresees: when devices leave, return and hang, and when links are out.
 
-The simulator supplies them; what they cost is up to who recovers. Without a recovery policy everybody waits: an action
-under way on a device that leaves is lost and done again after its return (with `order: dynamic` it chooses anew), one
-on a device that hangs goes on. A hang or an outage of more than a day counts as one without end.
+The simulator supplies them; what they cost is up to who recovers. Unless a policy goes on without a device that left
+(`planner.recovery`) everybody waits: an action under way on a device that leaves is lost and done again after its
+return (with `order: dynamic` it chooses anew), one on a device that hangs goes on. A hang or an outage of more than a
+day counts as one without end.
 """
 
 import math

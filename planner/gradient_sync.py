@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from planner.collectives import Exchange, all_reduce
-from planner.plan import Pipeline, Plan, Replica
+from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario import Scenario
 
 
@@ -54,9 +54,10 @@ def gradient_syncs(plan: Plan, scenario: Scenario) -> tuple[GradientSync, ...]:
 
 def _syncs_over(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -> Iterator[GradientSync]:
     for run in _runs(pipelines, plan, scenario):
-        devices = tuple(replica.device for _, _, replica in _holders(pipelines, run[0]))
+        replicas = [replica for *_, replica in holders(pipelines, run[0])]
+        devices = tuple(replica.device for replica in replicas)
         # Each device of a tensor-parallel group sums its shard at the same time: the first one's stands for all.
-        degree = min(replica.tensor_parallel for _, _, replica in _holders(pipelines, run[0]))
+        degree = min(replica.tensor_parallel for replica in replicas)
         shard_bytes = scenario.model.at_degree(degree).parameter_bytes(run[0], run[-1] + 1)
         elements = shard_bytes // scenario.training.element_bytes
         if len(devices) > 1 and elements > 0:
@@ -68,12 +69,12 @@ def _runs(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -> Iter
     """Consecutive layers that are summed together."""
     bucket_bytes = plan.synchronisation.bucket_bytes
 
-    def holders(layer: int) -> tuple[tuple[str, int], ...]:
+    def held_by(layer: int) -> tuple[tuple[str, int], ...]:
         # The stages of a device have done their last backward at different times.
-        held = _holders(pipelines, layer)
-        return tuple((replica.device, stage if bucket_bytes else 0) for _, stage, replica in held)
+        held = holders(pipelines, layer)
+        return tuple((replica.device, stage if bucket_bytes else 0) for _, stage, _, replica in held)
 
-    for _, layers in groupby(range(len(scenario.model.layers)), key=holders):
+    for _, layers in groupby(range(len(scenario.model.layers)), key=held_by):
         run = list(layers)
         yield from _buckets(run, scenario, bucket_bytes) if bucket_bytes else [run]
 
@@ -91,9 +92,9 @@ def _buckets(run: Sequence[int], scenario: Scenario, bucket_bytes: int) -> list[
     return buckets
 
 
-def _holders(pipelines: Iterable[Pipeline], layer: int) -> Iterator[tuple[int, int, Replica]]:
-    """Who holds a layer, each with its pipeline and its stage."""
+def holders(pipelines: Iterable[Pipeline], layer: int) -> Iterator[tuple[int, int, Stage, Replica]]:
+    """Give who holds a layer, each with the number of its pipeline, the index of its stage there, and the stage."""
     for number, pipeline in enumerate(pipelines):
         for index, stage in enumerate(pipeline.stages):
             if stage.first_layer <= layer < stage.end_layer:
-                yield from ((number, index, replica) for replica in stage.replicas)
+                yield from ((number, index, stage, replica) for replica in stage.replicas)

@@ -24,12 +24,14 @@ class MemoryUse:
     """Bytes, on the device of each action.
 
     Attributes:
+        step: Whose actions these are: the plan's without overlap, since it changes nothing when gradients are summed.
         taken: When it starts, [actions].
         returned: When it ends, [actions].
         workspace: In between, [actions].
         standing: Of each actor all the time: states, and what the framework takes, [actors].
     """
 
+    step: CompiledStep
     taken: Floats
     returned: Floats
     workspace: Floats
@@ -48,9 +50,7 @@ def memory_use(plan: Plan, scenario: Scenario, effects: MemoryEffects | None = N
         effects: What the framework takes; as the scenario says if None.
     """
     taken_by = effects or scenario.effects.memory
-    # When gradients are summed changes nothing.
-    plan = plan.without_overlap
-    step = compile_step(plan, scenario)
+    step = compile_step(plan.without_overlap, scenario)
     each, standing = _stage_bytes(step, plan, scenario)
     kind, stage = step.actions.kind, _stage_numbers(step, plan)
     samples = (step.actions.end_sample - step.actions.first_sample).astype(np.float64)
@@ -60,6 +60,7 @@ def memory_use(plan: Plan, scenario: Scenario, effects: MemoryEffects | None = N
     returned = np.where(whole, kept, np.where(kind == BACKWARD_WEIGHT, kept + recomputed, 0.0))
     workspace = taken_by.workspace_share * largest + np.where(whole, recomputed, 0.0)
     return MemoryUse(
+        step=step,
         taken=np.where(kind == FORWARD, kept, np.where(kind == BACKWARD_INPUT, recomputed, 0.0)),
         returned=returned,
         workspace=np.where(backward, workspace, 0.0),
@@ -69,8 +70,8 @@ def memory_use(plan: Plan, scenario: Scenario, effects: MemoryEffects | None = N
 
 def peak_bytes(plan: Plan, scenario: Scenario, effects: MemoryEffects | None = None) -> dict[str, int]:
     """Return the most bytes that each actor's devices hold at once in a step of the plan."""
-    step, use = compile_step(plan.without_overlap, scenario), memory_use(plan, scenario, effects)
-    peaks = {}
+    use = memory_use(plan, scenario, effects)
+    step, peaks = use.step, {}
     for actor, name in enumerate(step.actors):
         own = slice(int(step.graph.first_action[actor]), int(step.graph.first_action[actor + 1]))
         before = np.cumsum(use.taken[own] - use.returned[own]) - use.taken[own] + use.returned[own]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from planner.backend import RunRecord
 from planner.cluster import Cluster
 from planner.event_log import EventLog, as_log
 from planner.events import Event, EventKind
+from planner.plan_spells import Spell, plan_spells
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +23,10 @@ class Metrics:
         step_s: Median time from the end of one step to the end of the next, seconds.
         samples_per_s: Global throughput after the first step, which warms up; over it if it is the only one.
         bubble_ratio: Idle share of all device time.
-        utilisation: Busy share of each device's time.
+        utilisation: Busy share of each device's time. A device's time is that in which the plan has it: while layers
+            travel, that of the new plan. What is lost when a device leaves counts as busy.
         wan_bytes: Bytes sent between regions.
-        cost_usd: Devices by the hour and links by the byte.
+        cost_usd: Devices by the hour of their time and links by the byte.
         staleness: Mean over the updates that pipelines sent each other without waiting; 0 without any.
     """
 
@@ -42,23 +45,23 @@ def measure(record: RunRecord) -> Metrics:
 
     A step ends when the last device has done its last compute or gradient sum of it.
     """
-    log, devices = as_log(record.events), record.plan.devices
+    log = as_log(record.events)
     work = log.take(np.flatnonzero(log.is_a(EventKind.COMPUTE, EventKind.SYNC)))
     start_s = float(work.columns["start_s"].min())
     ends_s = step_ends_s(log)
     durations_s = np.diff([start_s, *ends_s])
     later_s = durations_s[1:] if len(durations_s) > 1 else durations_s
-    total_s = ends_s[-1] - start_s
     busy_s = _busy_s(log)
+    device_s = _device_s(plan_spells(record, log, ends_s), start_s, ends_s[-1])
     stale = log.columns["staleness"][log.is_a(EventKind.UPDATE)]
     return Metrics(
         steps=len(ends_s),
         step_s=float(np.median(later_s)),
         samples_per_s=record.plan.global_batch * len(later_s) / float(later_s.sum()),
-        bubble_ratio=1 - sum(busy_s.values()) / (len(devices) * total_s),
-        utilisation={device: busy_s.get(device, 0.0) / total_s for device in devices},
+        bubble_ratio=1 - sum(busy_s.values()) / sum(device_s.values()),
+        utilisation={device: busy_s.get(device, 0.0) / own_s for device, own_s in device_s.items() if own_s},
         wan_bytes=wan_bytes(log, record.scenario.cluster),
-        cost_usd=_cost_usd(log, record.scenario.cluster, devices, total_s),
+        cost_usd=_cost_usd(log, record.scenario.cluster, device_s),
         staleness=float(stale.mean()) if len(stale) else 0.0,
     )
 
@@ -89,7 +92,7 @@ def _busy_s(log: EventLog) -> dict[str, float]:
 
 def _sent_bytes(log: EventLog) -> list[tuple[tuple[str, str], int]]:
     """Bytes from each device to each other one."""
-    rows = log.is_a(EventKind.SEND)
+    rows = log.is_a(EventKind.SEND, EventKind.MIGRATE)
     ends: NDArray[np.int64] = log.columns["device"][rows] * len(log.names) + log.columns["peer"][rows]
     pairs, which = np.unique(ends, return_inverse=True)
     sums = np.zeros(len(pairs), np.int64)
@@ -98,8 +101,18 @@ def _sent_bytes(log: EventLog) -> list[tuple[tuple[str, str], int]]:
     return list(zip(named, sums.tolist(), strict=True))
 
 
-def _cost_usd(log: EventLog, cluster: Cluster, devices: Sequence[str], total_s: float) -> float:
-    rent = sum(cluster.by_name[device].price_per_hour for device in devices) * total_s / 3600
+def _device_s(spells: Sequence[Spell], start_s: float, end_s: float) -> dict[str, float]:
+    """Return for how long some plan has each device, seconds."""
+    starts_s = [start_s, *(spell.start_s for spell in spells[1:]), end_s]
+    device_s: dict[str, float] = {}
+    for spell, (begun_s, over_s) in zip(spells, pairwise(starts_s), strict=True):
+        for device in spell.plan.devices:
+            device_s[device] = device_s.get(device, 0.0) + over_s - begun_s
+    return device_s
+
+
+def _cost_usd(log: EventLog, cluster: Cluster, device_s: Mapping[str, float]) -> float:
+    rent = sum(cluster.by_name[device].price_per_hour * own_s for device, own_s in device_s.items()) / 3600
     traffic = sum(
         size / 1e9 * sum(link.price_per_gb for link in cluster.path(source, target))
         for (source, target), size in _sent_bytes(log)

@@ -1,4 +1,4 @@
-"""The microbatches of strategies that have no method of their own for choosing them."""
+"""Samples cut into microbatches, by strategies that have no method of their own for it."""
 
 from planner.scenario import Scenario
 
@@ -12,3 +12,9 @@ def even_microbatches(scenario: Scenario, samples: int, stages: int) -> tuple[in
     size = scenario.training.microbatch or max(1, samples // (4 * stages))
     whole, rest = divmod(samples, size)
     return (size,) * whole + ((rest,) if rest else ())
+
+
+def even_cut(samples: int, count: int) -> tuple[int, ...]:
+    """Return ``samples`` in ``count`` microbatches whose sizes differ by one at most, the largest first."""
+    whole, rest = divmod(samples, count)
+    return tuple(whole + (index < rest) for index in range(count))

@@ -42,12 +42,18 @@ class Observation:
         plan: What it ran.
         compute_s: (device, seconds of compute) in the order of device names.
         paths: In the order of source and target names; only those that carried something.
+        gone: Devices of the plan that have gone, by name. Then the step is not finished, and what is shown of it is
+            what had happened until then; it is done again with the plan that is decided on.
+        away: Devices of the cluster, those of other plans included, that are known not to be there now: no plan may
+            name them. Who has returned is not among them any more.
     """
 
     step: int
     plan: Plan
     compute_s: tuple[tuple[str, float], ...]
     paths: tuple[PathObservation, ...]
+    gone: tuple[str, ...] = ()
+    away: tuple[str, ...] = ()
 
 
 def observe(events: Iterable[Event], step: int, plan: Plan) -> Observation:

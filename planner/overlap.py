@@ -4,7 +4,7 @@ Actions in which sums begin are cut where they do, and each device that takes pa
 which carries them out. Messages of no bytes say when a lane may begin a sum, and when it has done all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -51,29 +51,31 @@ def lanes_of(released: Sequence[Release], actors: int) -> dict[int, int]:
 
 
 def lane_actions(
-    syncs: Sequence[GradientSync], released: Sequence[Release], actors: Sequence[str], pieces: Cut, element_bytes: int
+    syncs: Sequence[GradientSync],
+    released: Sequence[Release],
+    lanes: Mapping[int, int],
+    actors: Sequence[str],
+    pieces: Cut,
+    element_bytes: int,
 ) -> tuple[Actions, Messages, list[SyncSpan]]:
     """Return the sums as actions of lanes, and what devices and lanes tell each other.
 
     Messages count the pieces first, then these actions.
     """
-    lanes = lanes_of(released, len(actors))
     shift = len(pieces.actions.actor)
     sums, exchanged, spans = sync_actions(syncs, {actors[actor]: lane for actor, lane in lanes.items()}, element_bytes)
+    told = []
+    ends: dict[int, int] = {}
+    next_piece = pieces.first_piece.copy()
+    # Both go from actor to actor, and each actor's from sum to sum.
+    for each, span in zip(released, spans, strict=True):
+        ends[each.actor] = shift + span.end_action - 1
+        if each.action != AT_ONCE:
+            told.append((int(next_piece[each.action]), shift + span.first_action))
+            next_piece[each.action] += 1
     # Where a device waits for its lane, with nothing to do.
     closing = no_actions(list(lanes))
-    place = {(span.actor, span.sync): span for span in spans}
-    told = []
-    last: dict[int, SyncSpan] = {}
-    nth: dict[int, int] = {}
-    for each in released:
-        span = last[each.actor] = place[lanes[each.actor], syncs[each.sync]]
-        if each.action != AT_ONCE:
-            piece = int(pieces.first_piece[each.action]) + nth.get(each.action, 0)
-            nth[each.action] = nth.get(each.action, 0) + 1
-            told.append((piece, shift + span.first_action))
-    for number, actor in enumerate(lanes):
-        told.append((shift + last[actor].end_action - 1, shift + len(sums.actor) + number))
+    told += [(ends[actor], shift + len(sums.actor) + number) for number, actor in enumerate(lanes)]
     return join_actions(sums, closing), _messages(exchanged, shift, told), spans
 
 

@@ -67,7 +67,7 @@ class Stage:
 
         Not those of the largest microbatch: rounding can give a replica more of a smaller one.
         """
-        widths = ([end - first for first, end in self.intervals(samples)] for samples in microbatches)
+        widths = ([end - first for first, end in self.intervals(samples)] for samples in set(microbatches))
         return tuple(max(column) for column in zip(*widths, strict=True))
 
 

@@ -4,13 +4,13 @@ A bucket's gradients are complete in the last backward of its stage (the last we
 when that has come down to the bucket's first layer: backward goes from the last layer to the first.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.faults import Absence
-from planner.gradient_sync import GradientSync
+from planner.gradient_sync import GradientSync, holders
 from planner.pipeline_costs import replica_times
 from planner.plan import Plan, Replica, Stage
 from planner.scenario import Scenario
@@ -56,7 +56,7 @@ def releases(
     last = _last_backwards(actions)
     found = []
     for sync, each in enumerate(syncs):
-        for pipeline, index, stage, replica in _holders(each, plan):
+        for pipeline, index, stage, replica in holders(plan.pipelines, each.first_layer):
             actor = number[replica.device]
             action = last.get((actor, pipeline, index), AT_ONCE)
             if action == AT_ONCE:
@@ -75,14 +75,6 @@ def _last_backwards(actions: Actions) -> Mapping[tuple[int, int, int], int]:
     columns = (actions.actor[backward], actions.pipeline[backward], actions.stage[backward])
     places = zip(*(column.tolist() for column in columns), strict=True)
     return dict(zip(places, backward.tolist(), strict=True))
-
-
-def _holders(sync: GradientSync, plan: Plan) -> Iterator[tuple[int, int, Stage, Replica]]:
-    """Who takes part in a sum, each with its pipeline and its stage."""
-    for number, pipeline in enumerate(plan.pipelines):
-        for index, stage in enumerate(pipeline.stages):
-            if stage.first_layer <= sync.first_layer < stage.end_layer:
-                yield from ((number, index, stage, replica) for replica in stage.replicas)
 
 
 def _after_s(

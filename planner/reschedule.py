@@ -83,13 +83,21 @@ def _interleaved_depth(stage: int, workers: int) -> int:
     return (1 - turn) * workers + min(workers, 2 * (workers - worker) - 1)
 
 
-def _hiding(pipeline: Pipeline, scenario: Scenario, compression: str) -> Pipeline:
+def hiding_depths(pipeline: Pipeline, scenario: Scenario, compression: str = "none") -> tuple[int, ...]:
+    """Return the depths of a pipeline's stages that hide its round trips, as far as memory allows.
+
+    Those that it has, where not even one microbatch fits.
+    """
     problem = scheduling_problem(pipeline, scenario, compression)
     total_s = problem.forward_s + problem.backward_input_s + problem.backward_weight_s
     busy_s = (problem.forward_occupancy_s + problem.backward_occupancy_s).max(axis=1) / 2
     latency_s = (problem.forward_latency_s + problem.backward_latency_s) / 2
     wanted = latency_aware_depths(total_s.max(axis=1).tolist(), busy_s.tolist(), latency_s.tolist())
     fitted = fitting_depths(wanted, pipeline.stages, scenario, pipeline.microbatches)
-    depths = fitted or tuple(stage.in_flight for stage in pipeline.stages)
+    return fitted or tuple(stage.in_flight for stage in pipeline.stages)
+
+
+def _hiding(pipeline: Pipeline, scenario: Scenario, compression: str) -> Pipeline:
+    depths = hiding_depths(pipeline, scenario, compression)
     stages = tuple(replace(stage, in_flight=depth) for stage, depth in zip(pipeline.stages, depths, strict=True))
     return replace(pipeline, stages=stages)

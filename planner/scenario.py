@@ -80,7 +80,18 @@ class ModelCode:
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """Everything that a plan is made for, and what happens while it runs."""
+    """Everything that a plan is made for, and what happens while it runs.
+
+    Attributes:
+        name: For people.
+        cluster: Devices and links.
+        model: What its layers cost.
+        training: Batch and update rule.
+        code: Of the model, for runs with real compute.
+        effects: What devices and networks do beside what the profile and the links say.
+        faults: What fails.
+        data: Region to the samples that are stored there and trained on there; empty if data are everywhere.
+    """
 
     name: str
     cluster: Cluster
@@ -89,3 +100,4 @@ class Scenario:
     code: ModelCode | None = None
     effects: Effects = field(default_factory=Effects)
     faults: tuple[Fault, ...] = ()
+    data: Mapping[str, int] = field(default_factory=dict)

@@ -49,9 +49,8 @@ def nominal_path(scenario: Scenario, source: str, target: str, connections: int 
     links = scenario.cluster.path(source, target)
     latency_s = sum(link.latency_s for link in links)
     network = scenario.effects.network
-    rate_bps = (
-        network.share * network.payload_efficiency * min((link.bandwidth_bps for link in links), default=math.inf)
-    )
+    slowest_bps = min((link.bandwidth_bps for link in links), default=math.inf)
+    rate_bps = network.share * network.payload_efficiency * slowest_bps
     ceiling_bps = connections_ceiling_bps(scenario, source, target, connections)
     curves = tuple(link.size_curve for link in links if link.size_curve is not None)
     jitter_s = sum(link.jitter_s for link in links)

@@ -16,7 +16,7 @@ from planner.plan import Plan
 from planner.scenario import Scenario
 from planner.schedules.orders import KINDS
 from planner.step_tables import SYNC
-from sim.advance import Devices, occupied
+from sim.advance import Devices, Lines, hand_over, occupied
 from sim.alarm import Alarm
 from sim.steps import StepUnderWay
 
@@ -45,7 +45,8 @@ class DynamicStep:
         scenario: What it is for.
         under_way: The step.
         devices: Whose clocks it moves.
-        hand_over: Called with each message at the time when it is handed over.
+        lines: Over which messages go.
+        send: Called with each message that the lines do not carry by themselves, when it is handed over.
         finished: Called with each actor that has done its last action, at that time.
     """
 
@@ -56,13 +57,15 @@ class DynamicStep:
         scenario: Scenario,
         under_way: StepUnderWay,
         devices: Devices,
-        hand_over: Callable[[int, float], None],
+        lines: Lines,
+        send: Callable[[int], None],
         finished: Callable[[int], None],
     ) -> None:
         self._environment = environment
         self._under_way = under_way
         self._devices = devices
-        self._hand_over = hand_over
+        self._lines = lines
+        self._send = send
         self._finished = finished
         problems = scheduling_problems(plan, scenario)
         actions = under_way.compiled.actions
@@ -150,9 +153,13 @@ class DynamicStep:
 
     def _done(self, number: int, chosen: Action, alarm: Alarm) -> None:
         actor, graph = self._actors[number], self._under_way.compiled.graph
+        times, state = self._under_way.times, self._under_way.state
         self._devices.clock_s[number] = alarm.time_s
         action = actor.number[chosen]
         for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
-            self._hand_over(message, alarm.time_s)
+            if hand_over(graph, times, self._lines, state, message, alarm.time_s):
+                self.arrive(message)
+            else:
+                self._send(message)
         actor.choice.finish(chosen)
         self._go_on(number, alarm)

@@ -1,6 +1,7 @@
 """What happened in a step, as events in columns."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,26 +9,28 @@ from numpy.typing import NDArray
 from planner.compiled_step import CompiledStep
 from planner.event_log import FIELDS, EventLog
 from planner.events import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
+from planner.policy import Decision
 from planner.schedules.orders import KINDS
 from planner.step_tables import SYNC
 from sim.advance import StepState
 
 Columns = dict[str, NDArray[np.float64] | NDArray[np.int64]]
 
+# Each device of a plan that leads a tensor-parallel group, to the others of it.
+Partners = Mapping[str, Sequence[str]]
+
 
 class Recorder:
     """Turns finished steps into rows.
 
     Args:
-        devices: Of the plan, tensor-parallel partners included.
-        partners: Each device that leads others to those.
+        devices: All that any plan of the run may name.
     """
 
-    def __init__(self, devices: Sequence[str], partners: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, devices: Sequence[str]) -> None:
         actions = [*(str(kind) for kind in KINDS), SYNC_ACTION, UPDATE_ACTION]
         self._names = tuple(dict.fromkeys([*EventKind, *actions, *devices, ""]))
         self._number = {name: number for number, name in enumerate(self._names)}
-        self._partners = partners
         self._action = np.array([self._number[name] for name in actions], np.int64)
         self._parts: list[Columns] = []
         self._others: list[Event] = []
@@ -36,16 +39,37 @@ class Recorder:
         """Write down something that is not part of a step."""
         self._others.append(event)
 
-    def finish(self, step: int, compiled: CompiledStep, state: StepState) -> EventLog:
+    def decide(self, decision: Decision, time_s: float) -> None:
+        """Write down that something was decided at a time."""
+        step = decision.observed_step
+        self.add(Event(EventKind.DECISION, "", "", -1, -1, -1, step, "", time_s, time_s, 0))
+
+    def finish(self, step: int, compiled: CompiledStep, state: StepState, partners: Partners) -> EventLog:
         """Write a finished step down, and return its events."""
-        parts = [
-            self._compute(step, compiled, state),
+        parts = self._rows(step, compiled, state, partners)
+        self._parts += parts
+        return EventLog(self._names, _join(parts))
+
+    def until(self, time_s: float, step: int, compiled: CompiledStep, state: StepState, partners: Partners) -> EventLog:
+        """Return what of a step had ended at a time.
+
+        The step is going to be lost: who has updated its parameters takes that back, and there is no row of it.
+        """
+        columns = _join(self._rows(step, compiled, state, partners))
+        kept = (columns["end_s"] <= time_s) & (columns["action"] != self._number[UPDATE_ACTION])
+        return EventLog(self._names, {name: column[kept] for name, column in columns.items()})
+
+    def keep(self, events: EventLog) -> None:
+        """Write down what `until` returned."""
+        self._parts.append(events.columns)
+
+    def _rows(self, step: int, compiled: CompiledStep, state: StepState, partners: Partners) -> list[Columns]:
+        return [
+            self._compute(step, compiled, state, partners),
             self._sends(step, compiled, state),
             self._receives(step, compiled, state),
             self._syncs(step, compiled, state),
         ]
-        self._parts += parts
-        return EventLog(self._names, _join(parts))
 
     def log(self) -> EventLog:
         """Return all events in order."""
@@ -60,14 +84,9 @@ class Recorder:
     def _devices(self, compiled: CompiledStep) -> NDArray[np.int64]:
         return np.array([self._number[actor] for actor in compiled.actors], np.int64)
 
-    def _compute(self, step: int, compiled: CompiledStep, state: StepState) -> Columns:
+    def _compute(self, step: int, compiled: CompiledStep, state: StepState, followers: Partners) -> Columns:
         actions, device = compiled.actions, self._devices(compiled)
-        rows = np.flatnonzero(actions.kind != SYNC)
-        # Where sums overlap with an action, it is in pieces.
-        identity = np.stack([actions.actor, actions.kind, actions.pipeline, actions.stage, actions.microbatch])[:, rows]
-        begins = np.append(True, (identity[:, 1:] != identity[:, :-1]).any(axis=0))[: len(rows)]
-        ends = np.append(begins[1:], True)[: len(rows)]
-        last_rows, rows = rows[ends], rows[begins]
+        rows, last_rows = _computed(compiled)
         columns = self._columns(
             EventKind.COMPUTE,
             step,
@@ -80,7 +99,7 @@ class Recorder:
             end_s=state.end_s[last_rows],
         )
         parts = [columns]
-        for leader, partners in self._partners.items():
+        for leader, partners in followers.items():
             own = columns["device"] == self._number[leader]
             for partner in partners:
                 copied: Columns = {name: column[own] for name, column in columns.items()}
@@ -90,7 +109,7 @@ class Recorder:
 
     def _sends(self, step: int, compiled: CompiledStep, state: StepState) -> Columns:
         actions, messages, device = compiled.actions, compiled.messages, self._devices(compiled)
-        away = np.flatnonzero(device[actions.actor[messages.sender]] != device[actions.actor[messages.receiver]])
+        away = _away(compiled)
         sender, receiver = messages.sender[away], messages.receiver[away]
         exchanged = actions.kind[sender] == SYNC
         return self._columns(
@@ -150,3 +169,22 @@ class Recorder:
 
 def _join(parts: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in FIELDS}
+
+
+# A run records the same step time after time.
+@lru_cache(maxsize=32)
+def _computed(compiled: CompiledStep) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The first and the last piece of each action that computes; it is in pieces where sums overlap with it."""
+    actions = compiled.actions
+    rows = np.flatnonzero(actions.kind != SYNC)
+    identity = np.stack([actions.actor, actions.kind, actions.pipeline, actions.stage, actions.microbatch])[:, rows]
+    begins = np.append(True, (identity[:, 1:] != identity[:, :-1]).any(axis=0))[: len(rows)]
+    ends = np.append(begins[1:], True)[: len(rows)]
+    return rows[begins], rows[ends]
+
+
+@lru_cache(maxsize=32)
+def _away(compiled: CompiledStep) -> NDArray[np.int64]:
+    """The messages that leave a device: not what it and its lane tell each other."""
+    names, actor = np.array(compiled.actors), compiled.actions.actor
+    return np.flatnonzero(names[actor[compiled.messages.sender]] != names[actor[compiled.messages.receiver]])

@@ -38,6 +38,19 @@ class StepUnderWay:
     posted_s: Floats
     unposted: dict[int, list[tuple[int, Parcel]]] = field(default_factory=dict)
 
+    @property
+    def over_s(self) -> float:
+        """When the last action ended and the last message departed, of a finished step."""
+        return float(np.nanmax(np.concatenate((self.state.end_s, self.state.departed_s))))
+
+    @property
+    def working(self) -> list[int]:
+        """Actors that have begun and not finished."""
+        graph = self.compiled.graph
+        begun = ~np.isnan(self.begun_s)
+        working = (self.state.position < graph.first_action[1:]) | (self.state.sending > 0)
+        return np.flatnonzero(begun & working).tolist()
+
 
 def begin_step(step: int, plan: Plan, scenario: Scenario, network: Network) -> StepUnderWay:
     """Return a step of which nothing has happened."""

@@ -31,14 +31,26 @@ class Updates:
         self._actors = actors
         self._sender = [number[edge.sender] for edge in edges]
         self._receiver = [number[edge.receiver] for edge in edges]
+        self._bounded: list[tuple[int, int]] = []
         # Arrivals per edge, one per exchange, and when each actor began and finished each of its steps.
         self._arrivals_s: list[list[float]] = [[] for _ in edges]
         self._begun_s: defaultdict[int, list[float]] = defaultdict(list)
         self._ended_s: defaultdict[int, list[float]] = defaultdict(list)
 
-    def begin(self, actor: int, now_s: float) -> None:
-        """Take note that an actor begins its next step."""
-        self._begun_s[actor].append(now_s)
+    def begin(self, actor: int, step: int, now_s: float) -> float | None:
+        """Let an actor that could begin its next step at a time do so; return when it does, None if it has to wait."""
+        may_begin_s = self.may_begin_s(actor, step)
+        if may_begin_s is None:
+            self._bounded.append((step, actor))
+            return None
+        begins_s = max(now_s, may_begin_s)
+        self._begun_s[actor].append(begins_s)
+        return begins_s
+
+    @property
+    def waiting(self) -> list[int]:
+        """Actors that wait for updates."""
+        return [actor for _, actor in self._bounded]
 
     def finish(self, actor: int, now_s: float) -> list[tuple[int, Parcel]]:
         """Take note that an actor has finished its step; return what it sends, with the number of the edge."""
@@ -56,11 +68,13 @@ class Updates:
         place = (edge.sender, edge.receiver, edge.pipelines[0], -1, -1, parcel.step)
         return Event(EventKind.SEND, *place, UPDATE_ACTION, parcel.ready_s, departed_s, edge.size_bytes)
 
-    def arrive(self, parcel: Parcel, arrived_s: float) -> int:
-        """Take note of an update's arrival; return the actor that applies it."""
+    def arrive(self, parcel: Parcel, arrived_s: float) -> list[tuple[int, int]]:
+        """Take note of an update's arrival; return who waited for such a one, after the step that it may begin."""
         edge = -1 - parcel.message
         self._arrivals_s[edge].append(arrived_s)
-        return self._receiver[edge]
+        released = [(step, actor) for step, actor in self._bounded if actor == self._receiver[edge]]
+        self._bounded = [each for each in self._bounded if each not in released]
+        return released
 
     def may_begin_s(self, actor: int, step: int) -> float | None:
         """Return when a step may begin, seconds; None if that is not known yet, 0 if nothing bounds it."""

@@ -5,8 +5,8 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from command import COMMAND
@@ -45,15 +45,20 @@ def _hear_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-@contextmanager
-def started(arguments: list[str], tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def started(arguments: list[str], tmp_path: Path) -> AbstractContextManager[tuple["subprocess.Popen[str]", str]]:
     """The command under way in a temporary folder of its own, which must be empty when everything has ended."""
+    return started_process([*COMMAND, *arguments], tmp_path)
+
+
+@contextmanager
+def started_process(command: Sequence[str], tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Any command likewise."""
     mark = uuid.uuid4().hex
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environment = {**os.environ, MARK: mark, "TMPDIR": str(scratch)}
     process = subprocess.Popen(
-        [*COMMAND, *arguments],
+        command,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -18,10 +18,7 @@ def write_bytes_atomically(path: Path | str, data: bytes) -> None:
         InputError: The folder is missing or may not be written, or the path is itself a folder.
     """
     path = Path(path)
-    if path.is_dir():
-        raise InputError("is a folder", where=str(path), valid="name a file to write")
-    if not path.parent.is_dir():
-        raise InputError(f"the folder '{path.parent}' does not exist", where=str(path), valid="create it first")
+    check_place(path)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with beside.open("xb") as file:
@@ -36,6 +33,18 @@ def write_bytes_atomically(path: Path | str, data: bytes) -> None:
         ) from error
     finally:
         beside.unlink(missing_ok=True)
+
+
+def check_place(path: Path) -> None:
+    """Refuse a path at which there can be no file.
+
+    Raises:
+        InputError: The folder is missing, or the path is itself a folder.
+    """
+    if path.is_dir():
+        raise InputError("is a folder", where=str(path), valid="name a file to write")
+    if not path.parent.is_dir():
+        raise InputError(f"the folder '{path.parent}' does not exist", where=str(path), valid="create it first")
 
 
 def write_text_atomically(path: Path | str, text: str) -> None:

@@ -2,7 +2,7 @@
 
 from math import inf
 
-from planner.checks.paths import exchanging
+from planner.checks.paths import used_links
 from planner.cluster import Link
 from planner.plan import Plan
 from planner.scenario import Scenario
@@ -15,8 +15,7 @@ _NAMED = 3
 
 def too_fast(plan: Plan, scenario: Scenario) -> str | None:
     """Return that links which the plan uses are faster than the relay, in one sentence; None if none is."""
-    paths = (scenario.cluster.path(*pair) for pair in dict.fromkeys(exchanging(plan, scenario)))
-    fast = [link for link in dict.fromkeys(link for path in paths for link in path) if _peak_bps(link) > CARRIED_BPS]
+    fast = [link for link in used_links(plan, scenario) if _peak_bps(link) > CARRIED_BPS]
     if not fast:
         return None
     named = ", ".join(f"{link.name} ({_rate(_peak_bps(link))})" for link in fast[:_NAMED])

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from executor.wan.emulated_link import EmulatedLink
+from traces.atomic import write_text_atomically
 
 # More than this is felt: a fifth of the latency of a link across a continent.
 TOLERABLE_LATENESS_S = 0.005
@@ -74,9 +75,7 @@ class RelayReport:
 
     def write(self, path: Path) -> None:
         """Write what `read_report` reads, whole or not at all."""
-        beside = path.with_suffix(".part")
-        beside.write_text(json.dumps(asdict(self)))
-        beside.rename(path)
+        write_text_atomically(path, json.dumps(asdict(self)))
 
     def remarks(self) -> list[str]:
         """Return what a person has to know to judge the run, a sentence each; none if all went as asked for."""

@@ -167,10 +167,10 @@ def _planned() -> Iterator[Case]:
     for scenario_name, strategy, policy in (
         ("two-regions", "megatron", "none"),
         ("two-regions", "pipedream", "depth"),
-        ("cloud-edge-end", "megatron", "none"),
-        ("cloud-edge-end", "pipedream", "none"),
-        ("cloud-edge-end", "megatron", "depth"),
-        ("cloud-edge-end", "ddp", "none"),
+        ("cloud-edge-end-small", "megatron", "none"),
+        ("cloud-edge-end-small", "pipedream", "none"),
+        ("cloud-edge-end-small", "megatron", "depth"),
+        ("cloud-edge-end-small", "ddp", "none"),
     ):
         scenario = replace(choose_scenario(scenario_name), effects=EFFECTS)
         yield Case(

@@ -26,6 +26,8 @@ from planner.scenario import Scenario, Training
 from planner.schedules.orders import Orders
 from planner.step_graph import longest_path
 from planner.strategies import make_plan
+from sim.horizon import Horizon
+from sim.recorder import Recorder
 from sim.simulator import Simulator
 from sim.world import World
 
@@ -129,7 +131,7 @@ def _compare(stages: int, microbatches: int, repeats: int) -> Row:
     prepared = prepare(problem, orders)
     times_s = times_of(problem, orders, prepared)
     compile_step(plan, scenario)
-    world = World(scenario, plan, None, 1)
+    world = _world(scenario, plan)
     plain, simulated, evaluated, with_graph, compiled = _timings(
         repeats,
         lambda: PlainPipeline(problem, pipeline.orders).makespan_s(),
@@ -185,7 +187,11 @@ def _seconds(way: Callable[[], object], count: int) -> float:
 
 def _simulate(scenario: Scenario, plan: Plan) -> None:
     """One step in the simulator, with all that it records; the plan is compiled."""
-    World(scenario, plan, None, 1).run()
+    _world(scenario, plan).run()
+
+
+def _world(scenario: Scenario, plan: Plan) -> World:
+    return World(scenario, plan, None, Horizon(1), Recorder(plan.devices))
 
 
 def _compile_anew(scenario: Scenario, plan: Plan) -> None:

@@ -18,7 +18,7 @@ from planner.policies import make_policy
 from planner.strategies import make_plan
 from sim.simulator import Simulator
 
-SCENARIO = "cloud-edge-end"
+SCENARIO = "cloud-edge-end-small"
 STRATEGY = "megatron"
 POLICY = "depth"
 PACED_STEPS = 30

@@ -1,11 +1,14 @@
 """``ropebridge plan``: make a plan and say what it promises."""
 
+import json
 from pathlib import Path
 
-from experiments.scenario_choice import Ordering, choose_plan, choose_scenario
+from experiments.plan_objective import PlanObjective, choose_best_plan
+from experiments.scenario_choice import Ordering, choose_scenario
 from experiments.targets import check_targets
 from planner.actions import to_torch_csv
 from planner.evaluate import step_time_s
+from planner.explanation import Explanation, explain
 from planner.files.plan_file import plan_json, write_plan
 from planner.plan import Plan
 from planner.plan_orders import plan_orders
@@ -20,6 +23,8 @@ def plan(
     output: Path | None,
     torch_csv: Path | None,
     as_json: bool,
+    objective: PlanObjective,
+    explains: bool,
 ) -> str:
     """Make a plan, write it if asked to, and return what to print: the plan, or a description of it.
 
@@ -29,20 +34,30 @@ def plan(
         ordering: Another schedule than the strategy's, or None of it.
         output: File for the plan, or None.
         torch_csv: File for the schedule of its first pipeline as torch.distributed.pipelining reads it, or None.
-        as_json: Whether to return the plan itself.
+        as_json: Whether to return the plan itself; with its explanation, if that is asked for, as an object of both.
+        objective: What the plan is to be best in.
+        explains: Whether to say what binds the plan.
 
     Raises:
         InputError: Something is wrong; then neither file is written.
     """
     check_targets((output, torch_csv))
     scenario = choose_scenario(scenario_name)
-    made = choose_plan(scenario, None, strategy, ordering)
+    made = choose_best_plan(scenario, strategy, ordering, objective)
     for_torch = _torch_csv(made, scenario) if torch_csv is not None else ""
+    explanation = explain(made, scenario, objective.robust) if explains else None
     if output is not None:
         write_plan(made, output)
     if torch_csv is not None:
         write_text_atomically(torch_csv, for_torch)
-    return plan_json(made) if as_json else describe_plan(made, scenario)
+    if as_json:
+        return plan_json(made) if explanation is None else _explained_json(made, explanation)
+    lines = [describe_plan(made, scenario), *([explanation.text()] if explanation is not None else [])]
+    return "\n".join(lines)
+
+
+def _explained_json(plan: Plan, explanation: Explanation) -> str:
+    return json.dumps({"plan": json.loads(plan_json(plan)), "explanation": explanation.document()}, indent=2)
 
 
 def _torch_csv(plan: Plan, scenario: Scenario) -> str:

@@ -1,6 +1,8 @@
 """``ropebridge simulate`` and ``ropebridge run``: the same scenario, plan and policy in either backend."""
 
 import json
+import math
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,6 +12,11 @@ from experiments.run_folder import new_folder, summarise, write_record
 from experiments.scenario_choice import Ordering, choose_plan, choose_scenario
 from planner.backend import Backend, RunRecord
 from planner.policies import make_policy
+from traces.errors import InputError
+from traces.units import parse_duration_s
+
+# Of a run that is not told how far to go.
+DEFAULT_STEPS = 20
 
 
 def carry_out(
@@ -42,6 +49,22 @@ def carry_out(
         if folder is not None:
             write_record(record, folder)
     return record
+
+
+def bounded(steps: int | None, duration: str | None) -> tuple[int, float]:
+    """Return the most steps and seconds that a simulation takes, of which a person gives one.
+
+    Raises:
+        InputError: Both are given, or the duration is none.
+    """
+    if duration is None:
+        return steps or DEFAULT_STEPS, math.inf
+    if steps is not None:
+        raise InputError("both --steps and --duration", valid="give one of them")
+    duration_s = parse_duration_s(duration)
+    if not duration_s > 0:
+        raise InputError(f"a duration of {duration_s:g} s", where="--duration", valid="more than 0 s")
+    return sys.maxsize, duration_s
 
 
 def present(record: RunRecord, as_json: bool) -> str:

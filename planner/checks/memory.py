@@ -8,6 +8,7 @@ from planner.memory_use import peak_bytes
 from planner.plan import Pipeline, Plan
 from planner.scenario import Scenario
 from planner.schedules import HOLD_ALL
+from planner.sizes import size_text
 from traces.errors import InputError
 
 # The schedules that do not look at memory: those that hold every microbatch at once, and the one that holds its depth.
@@ -48,8 +49,8 @@ def check_peaks(plan: Plan, scenario: Scenario) -> None:
         device = min((scenario.cluster.by_name[name] for name in group), key=lambda each: each.memory_bytes)
         if peak > device.memory_bytes:
             raise InputError(
-                f"schedule '{plan.schedule}' holds {_size(peak)} at once on device '{device.name}', which has "
-                f"{_size(device.memory_bytes)}",
+                f"schedule '{plan.schedule}' holds {size_text(peak)} at once on device '{device.name}', which has "
+                f"{size_text(device.memory_bytes)}",
                 where="schedule",
                 valid="smaller microbatches, less depth, fewer layers, or a schedule that heeds memory: compact-zb",
             )
@@ -99,16 +100,10 @@ def _check_worker(
         if needed > device.memory_bytes:
             layers = " and ".join(f"{stage.first_layer} to {stage.end_layer - 1}" for stage in holds)
             raise InputError(
-                f"layers {layers} need {_size(needed)} on device '{device.name}' ({_size(states)} of states, "
-                f"{_size(activations)} of activations of {' and '.join(map(str, held))} microbatches in flight"
-                f"{f', {_size(taken)} of framework and workspace' if taken else ''}), which has "
-                f"{_size(device.memory_bytes)}",
+                f"layers {layers} need {size_text(needed)} on device '{device.name}' ({size_text(states)} of states, "
+                f"{size_text(activations)} of activations of {' and '.join(map(str, held))} microbatches in flight"
+                f"{f', {size_text(taken)} of framework and workspace' if taken else ''}), which has "
+                f"{size_text(device.memory_bytes)}",
                 where=where,
                 valid=f"free {needed - device.memory_bytes} bytes: fewer layers, smaller microbatches or less depth",
             )
-
-
-def _size(size_bytes: int) -> str:
-    if size_bytes < 2**20:
-        return f"{size_bytes} B"
-    return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.2f} MiB"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import combinations
 
+from planner.cluster import Link
 from planner.gradient_sync import gradient_syncs
 from planner.plan import Pipeline, Plan
 from planner.scenario import Scenario
@@ -33,6 +34,16 @@ def exchanging(plan: Plan, scenario: Scenario) -> Iterator[tuple[str, str]]:
     if plan.synchronisation.method != "allreduce":
         for one, other in combinations(plan.pipelines, 2):
             yield from _both_ways(_copies(one, other))
+
+
+def used_links(plan: Plan, scenario: Scenario) -> tuple[Link, ...]:
+    """Return the links that the plan sends anything over, in the order of `exchanging`.
+
+    Raises:
+        InputError: Two devices that exchange something have no path.
+    """
+    paths = (scenario.cluster.path(*pair) for pair in dict.fromkeys(exchanging(plan, scenario)))
+    return tuple(dict.fromkeys(link for path in paths for link in path))
 
 
 def _between_stages(pipeline: Pipeline) -> Iterator[tuple[str, str]]:

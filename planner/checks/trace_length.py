@@ -1,6 +1,6 @@
 """Traces that end last as long as the run must."""
 
-from planner.checks.paths import exchanging
+from planner.checks.paths import used_links
 from planner.pipeline_costs import replica_times
 from planner.plan import Plan
 from planner.scenario import Scenario
@@ -15,8 +15,7 @@ def check_traces_last(scenario: Scenario, plan: Plan, steps: int) -> None:
     Raises:
         InputError: With the link, the end of its trace, and how long the run lasts at least.
     """
-    paths = (scenario.cluster.path(*pair) for pair in dict.fromkeys(exchanging(plan, scenario)))
-    used = dict.fromkeys(link for path in paths for link in path if link.trace is not None and link.trace.ends)
+    used = [link for link in used_links(plan, scenario) if link.trace is not None and link.trace.ends]
     if not used or scenario.effects.compute.jitter:
         # With jitter no run is sure to last so long; the simulator refuses one that did.
         return

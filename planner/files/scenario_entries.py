@@ -71,9 +71,16 @@ class TrainingEntry:
     __pydantic_config__ = STRICT
 
 
+# Samples that a region has, of all that are trained on.
+StoredSamples = Annotated[int, Field(ge=1, le=1_000_000_000_000)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScenarioEntry:
-    """A whole scenario; each part stands here or is the path of a file that holds it."""
+    """A whole scenario; each part stands here or is the path of a file that holds it.
+
+    ``data`` has the samples that each region stores and trains on; without it data are everywhere.
+    """
 
     name: Name
     cluster: ClusterEntry | str
@@ -81,5 +88,6 @@ class ScenarioEntry:
     training: TrainingEntry | str
     effects: EffectsEntry | str = field(default_factory=EffectsEntry)
     faults: tuple[FaultEntry, ...] | str = ()
+    data: dict[str, StoredSamples] | str = field(default_factory=dict)
 
     __pydantic_config__ = STRICT

@@ -16,12 +16,12 @@ from planner.files.model_part import read_model
 from planner.files.parsing import parse
 from planner.files.parts import Part
 from planner.files.quantities import Name
-from planner.files.scenario_entries import ScenarioEntry, TrainingEntry
+from planner.files.scenario_entries import ScenarioEntry, StoredSamples, TrainingEntry
 from planner.learning_rate import LearningRateSchedule
 from planner.profile import ModelProfile
 from planner.scenario import Optimizer, Scenario, Training
 from traces.errors import InputError
-from traces.naming import unknown_name
+from traces.naming import find_by_name, unknown_name
 
 # The keys that a scenario cannot do without.
 _NEEDED = ("name", "cluster", "model", "training")
@@ -51,7 +51,8 @@ def read_scenario(path: Path) -> Scenario:
     _refuse_no_work(model, cluster, document)
     effects = read_effects(Part(document, "effects"), cluster) if "effects" in value else Effects()
     faults = read_faults(Part(document, "faults"), cluster) if "faults" in value else ()
-    return Scenario(name, cluster, model, training, code, effects, faults)
+    data = _data(Part(document, "data"), cluster) if "data" in value else {}
+    return Scenario(name, cluster, model, training, code, effects, faults, data)
 
 
 def _refuse_no_work(model: ModelProfile, cluster: Cluster, document: Document) -> None:
@@ -79,3 +80,11 @@ def _training(part: Part) -> Training:
         raise InputError(error.problem, part.where("optimizer", "schedule", error.where), error.valid) from None
     optimizer = Optimizer(**{**asdict(entry.optimizer), "schedule": schedule})
     return Training(**{**asdict(entry), "optimizer": optimizer})
+
+
+def _data(part: Part, cluster: Cluster) -> dict[str, int]:
+    """Samples by region."""
+    data = part.parse(dict[str, StoredSamples])
+    for region in data:
+        find_by_name(region, dict.fromkeys(cluster.regions), "region", where=part.where(region))
+    return data

@@ -86,6 +86,7 @@ def _scenario(data: dict[str, Any]) -> Scenario:
         ModelCode(Path(code["path"]), code["arguments"]) if code else None,
         _effects(data["effects"]) if "effects" in data else Effects(),
         tuple(_fault(fault) for fault in data.get("faults", ())),
+        data.get("data", {}),
     )
 
 

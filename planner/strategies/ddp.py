@@ -7,6 +7,7 @@ equal ones that fit (gradient accumulation).
 from math import ceil
 
 from planner.depths import fitting_depths
+from planner.microbatching import even_cut
 from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario import Scenario
 
@@ -19,14 +20,12 @@ def ddp(scenario: Scenario) -> Plan:
     # One sample per device and microbatch is the finest cut; if even that does not fit, the plan's check says so.
     finest = ceil(batch / len(replicas))
     microbatches = next(
-        (even for count in range(1, finest) if fitting_depths((1,), (stage,), scenario, even := _cut(batch, count))),
-        _cut(batch, finest),
+        (
+            even
+            for count in range(1, finest)
+            if fitting_depths((1,), (stage,), scenario, even := even_cut(batch, count))
+        ),
+        even_cut(batch, finest),
     )
     pipeline = Pipeline((stage,), microbatches)
     return Plan(scenario.name, scenario.model.name, "ddp", "1f1b", (pipeline,))
-
-
-def _cut(batch: int, count: int) -> tuple[int, ...]:
-    """``batch`` samples in ``count`` microbatches whose sizes differ by one at most, the largest first."""
-    whole, rest = divmod(batch, count)
-    return tuple(whole + (index < rest) for index in range(count))

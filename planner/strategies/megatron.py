@@ -14,7 +14,11 @@ from traces.errors import InputError
 
 
 def megatron(scenario: Scenario) -> Plan:
-    """Return uniform pipelines over all devices."""
+    """Return uniform pipelines over all devices.
+
+    Raises:
+        InputError: There are more pipelines than samples.
+    """
     devices = [device.name for device in scenario.cluster.devices]
     layers = len(scenario.model.layers)
     batch = scenario.training.global_batch

@@ -24,7 +24,7 @@ from planner.steady_path import nominal_path
 
 
 def pipedream(scenario: Scenario) -> Plan:
-    """Return one pipeline, split by PipeDream's recurrence."""
+    """Return one pipeline, split by PipeDream's recurrence; the recurrence knows nothing of memory, the check does."""
     devices = [device.name for device in scenario.cluster.devices]
     microbatches = even_microbatches(scenario, scenario.training.global_batch, len(devices))
     stages = []

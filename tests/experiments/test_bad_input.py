@@ -282,7 +282,7 @@ def test_a_plan_for_another_scenario(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     assert ropebridge("plan", "two-regions", "-o", plan).returncode == 0
     assert_refused(["simulate", write(tmp_path), "--plan", plan], tmp_path, "plan.json", "'gpt-small'", "'tiny'")
-    assert_refused(["run", "cloud-edge-end", "--plan", plan, "-o", tmp_path / "run"], tmp_path, "'west-gpu'")
+    assert_refused(["run", "cloud-edge-end-small", "--plan", plan, "-o", tmp_path / "run"], tmp_path, "'west-gpu'")
 
 
 MODEL = """

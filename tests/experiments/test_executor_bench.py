@@ -1,14 +1,10 @@
 """What the executor bench holds us against: torch.distributed.pipelining, on equal terms."""
 
-import os
-import signal
-import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
-from process_watch import MARK, marked_processes, processes_of, wait_until
+from process_watch import processes_of, started_process, wait_until
 
 from experiments.benches import executor
 
@@ -60,22 +56,7 @@ def test_processor_time_has_columns_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     assert result.text()
 
 
-def test_ranks_of_torch_end_with_a_launcher_that_is_killed() -> None:
-    mark = uuid.uuid4().hex
-    process = subprocess.Popen(
-        [sys.executable, "-c", LONG],
-        env={**os.environ, MARK: mark},
-        cwd=Path(__file__).parents[2],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
+def test_ranks_of_torch_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    with started_process([sys.executable, "-c", LONG], tmp_path) as (process, mark):
         wait_until(lambda: len(processes_of(MODULE, mark)) == 2, "the ranks start")
         process.kill()
-        process.wait()
-        wait_until(lambda: not marked_processes(mark), "processes stay behind")
-    finally:
-        process.kill()
-        process.wait()
-        for pid in marked_processes(mark):
-            os.kill(pid, signal.SIGKILL)

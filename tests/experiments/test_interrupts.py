@@ -27,7 +27,7 @@ def started_and_signalled(folder: Path, number: signal.Signals, *, ignored: bool
     with source.open("w") as file:
         process.send_signal(number)
         if ignored:
-            text = (READY_FOLDER / "cloud-edge-end.yaml").read_text()
+            text = (READY_FOLDER / "cloud-edge-end-small.yaml").read_text()
             file.write(text.replace("gpt-small.yaml", str(READY_FOLDER / "gpt-small.yaml")))
         else:
             process.wait(timeout=60)

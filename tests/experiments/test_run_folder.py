@@ -1,11 +1,15 @@
 """A run's folder holds what carried its bytes, and is read without where it was written before this was noted."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from builders import chain_plan, chain_scenario
+from scripted_policy import Scripted
 
+from experiments.figures.run_figure import draw_runs
+from experiments.perfetto import trace_events
 from experiments.run_folder import read_record, summarise, write_record
 from planner.backend import RealNetwork, RunRecord
 from sim.simulator import Simulator
@@ -41,3 +45,22 @@ def test_a_folder_of_before(tmp_path: Path) -> None:
     record = read_record(tmp_path)
     assert record.network is None
     assert summarise(record)["emulator"] is None
+
+
+def test_a_run_in_which_layers_change_devices_is_read_as_it_was_written_and_can_be_drawn(tmp_path: Path) -> None:
+    scenario = chain_scenario([1.0, 1.0, 1.0], [1.0, 1.0, 1.0])
+    plan = chain_plan(scenario)
+    (pipeline,) = plan.pipelines
+    replicas = [stage.replicas for stage in pipeline.stages]
+    turned = (replace(stage, replicas=held) for stage, held in zip(pipeline.stages, replicas[::-1], strict=True))
+    other = replace(plan, pipelines=(replace(pipeline, stages=tuple(turned)),))
+    record = Simulator().run(scenario, plan, Scripted({0: other}), 5)
+    write_record(record, tmp_path / "run")
+    (line,) = (tmp_path / "run" / "decisions.jsonl").read_text().splitlines()
+    assert json.loads(line)["moved_bytes"] == record.decisions[0].migration.size_bytes == 8000
+    read = read_record(tmp_path / "run")
+    assert read.decisions == record.decisions
+    assert list(read.events) == list(record.events)
+    assert "send layers" in {each["name"] for each in trace_events([read])["traceEvents"]}
+    draw_runs([read], tmp_path / "run.png")
+    assert (tmp_path / "run.png").stat().st_size > 0

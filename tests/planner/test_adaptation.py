@@ -3,23 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from builders import layered_plan, mesh_scenario
+from builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
+from scripted_policy import Scripted
 
 from planner.adaptation import Adaptation
-from planner.observation import Observation
+from planner.migration import Migration, Move
 from planner.plan import Plan, Synchronisation
+from planner.policy import describe_change
 from planner.scenario import Scenario
 from traces.errors import RunError
-
-
-class Always:
-    """Wants one plan."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        return self._plan
 
 
 def running() -> tuple[Scenario, Plan]:
@@ -38,8 +30,8 @@ def running() -> tuple[Scenario, Plan]:
 )
 def test_what_is_set_up_once_stays(field: str, value: object) -> None:
     scenario, plan = running()
-    adaptation = Adaptation(Always(replace(plan, **{field: value})), plan, scenario)
-    with pytest.raises(RunError, match=f"after step 0 policy Always changes '{field}' from .*, which a running job"):
+    adaptation = Adaptation(Scripted({0: replace(plan, **{field: value})}), plan, scenario)
+    with pytest.raises(RunError, match=f"after step 0 policy Scripted changes '{field}' from .*, which a running job"):
         adaptation.finish_step(0, [])
     assert adaptation.plan_for(2) == plan
 
@@ -61,6 +53,48 @@ def test_what_each_step_may_have_for_itself() -> None:
         order="dynamic",
         pipelines=tuple(changed),
     )
-    adaptation = Adaptation(Always(other), plan, scenario)
+    adaptation = Adaptation(Scripted({0: other}), plan, scenario)
     assert adaptation.finish_step(0, []) is not None
     assert adaptation.plan_for(2) == other
+
+
+def test_layers_stay_where_the_backend_cannot_move_them() -> None:
+    scenario = chain_scenario([1.0, 1.0], [1.0, 1.0])
+    plan = chain_plan(scenario)
+    first, second = plan.pipelines[0].stages
+    swapped = (replace(first, replicas=second.replicas), replace(second, replicas=first.replicas))
+    moved = replace(plan, pipelines=(replace(plan.pipelines[0], stages=swapped),))
+    message = "after step 0 policy Scripted moves layers to other devices, which this backend cannot carry out yet"
+    with pytest.raises(RunError, match=message):
+        Adaptation(Scripted({0: moved}), plan, scenario).finish_step(0, [])
+    decision = Adaptation(Scripted({0: moved}), plan, scenario, moves=True).finish_step(0, [])
+    assert decision is not None
+    assert decision.migration.size_bytes == 8000
+
+
+@pytest.mark.parametrize("field", ["scenario", "model", "version"])
+def test_what_no_backend_changes(field: str) -> None:
+    scenario, plan = running()
+    proposed = replace(plan, **{field: 7 if field == "version" else "another"})
+    with pytest.raises(RunError, match=f"changes '{field}'|for model 'another'"):
+        Adaptation(Scripted({0: proposed}), plan, scenario, moves=True).finish_step(0, [])
+
+
+def test_the_way_of_bringing_copies_together_stays() -> None:
+    scenario, plan = running()
+    proposed = replace(plan, synchronisation=Synchronisation("asgd"))
+    with pytest.raises(RunError, match=r"changes 'synchronisation\.method' from 'allreduce' to 'asgd'"):
+        Adaptation(Scripted({0: proposed}), plan, scenario, moves=True).finish_step(0, [])
+
+
+def test_what_a_change_is_called() -> None:
+    scenario, plan = running()
+    whole = layered_plan(scenario, [([(1, 1, 2)], [4])])
+    assert describe_change(plan, whole) == (
+        "without device-1; pipelines 2 -> 1; microbatches 2 -> 1; in flight [1] -> [2]; samples 2 -> 4"
+    )
+    migration = Migration((Move("left", "right", 3, 6, 12 * 10**6), Move("right", "left", 1, 2, 10**5)))
+    assert describe_change(plan, plan, migration) == (
+        "layers 3 to 5 from left to right, 12.0 MB; layer 1 from right to left, 0.1 MB"
+    )
+    assert describe_change(plan, replace(plan, strategy="another")) == "another plan"

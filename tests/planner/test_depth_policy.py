@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planner.check import check_plan
 from planner.observation import Observation, PathObservation
 from planner.plan import Plan
-from planner.policies import make_policy
+from planner.policies import POLICIES, make_policy
 from planner.policies.depth import MOST_MICROBATCHES_PER_STAGE, DepthPolicy
 from planner.program import compile_plan
 from planner.scenario import Scenario
@@ -168,7 +168,9 @@ def test_policies_by_name(scenario: Scenario) -> None:
     assert make_policy("none", scenario) is None
     assert isinstance(make_policy("depth", scenario), DepthPolicy)
     assert make_policy("depth", scenario) is not make_policy("depth", scenario)
-    with pytest.raises(InputError, match=r"unknown policy 'dept'; did you mean 'depth'\? valid: none, depth"):
+    with pytest.raises(
+        InputError, match=rf"unknown policy 'dept'; did you mean 'depth'\? valid: {', '.join(POLICIES)}"
+    ):
         make_policy("dept", scenario)
 
 

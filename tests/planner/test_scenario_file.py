@@ -190,7 +190,7 @@ def test_traces_come_from_files_presets_and_steps(folder: Path) -> None:
 
 def test_the_schema_knows_the_parts_and_refuses_other_keys() -> None:
     schema = scenario_schema()
-    assert set(schema["properties"]) == {"name", "cluster", "model", "training", "effects", "faults"}
+    assert set(schema["properties"]) == {"name", "cluster", "model", "training", "effects", "faults", "data"}
     assert schema["required"] == ["name", "cluster", "model", "training"]
     assert schema["additionalProperties"] is False
     assert {"from", "to", "between", "inside"} <= set(schema["$defs"]["LinkEntry"]["properties"])

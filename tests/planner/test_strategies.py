@@ -14,6 +14,9 @@ from traces.errors import InputError
 
 NAMES = sorted(STRATEGIES)
 
+# The others may leave out what would not help.
+TAKES_ALL_DEVICES = {"ddp", "megatron", "pipedream"}
+
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
@@ -44,7 +47,8 @@ def test_plans_hold_every_layer_and_keep_the_global_batch(scenario: Scenario, na
     for pipeline in plan.pipelines:
         held = [layer for stage in pipeline.stages for layer in range(stage.first_layer, stage.end_layer)]
         assert held == list(range(len(scenario.model.layers)))
-    assert sorted(plan.devices) == sorted(device.name for device in scenario.cluster.devices)
+    if name in TAKES_ALL_DEVICES:
+        assert sorted(plan.devices) == sorted(device.name for device in scenario.cluster.devices)
 
 
 @settings(deadline=None)
@@ -102,7 +106,7 @@ def test_ddp_fits_wherever_one_sample_on_a_device_does(devices: int, batch: int)
 def test_an_unknown_strategy_is_answered_with_the_closest() -> None:
     with pytest.raises(InputError) as caught:
         make_plan("pipedraem", chain_scenario([1.0], [1.0]))
-    expected = "unknown strategy 'pipedraem'; did you mean 'pipedream'? valid: ddp, megatron, pipedream"
+    expected = f"unknown strategy 'pipedraem'; did you mean 'pipedream'? valid: {', '.join(NAMES)}"
     assert str(caught.value) == expected
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 from builders import layered_plan, mesh_scenario
+from scripted_policy import Scripted
 
 from planner.backend import RunRecord
 from planner.cluster import Cluster, Link
 from planner.effects import TCP, ComputeEffects, Effects, Slowdown, Straggler
 from planner.events import write_events
 from planner.faults import Absence, Hang, LinkOutage
+from planner.metrics import step_ends_s
 from planner.plan import Plan, Synchronisation
 from planner.policies import make_policy
 from planner.scenario import Scenario
@@ -77,11 +79,22 @@ def updating() -> RunRecord:
     return Simulator().run(scenario, replace(plan, synchronisation=synchronisation), None, STEPS)
 
 
+def moving() -> RunRecord:
+    """Layers go to other devices and back, and one leaves for good."""
+    scenario, plan = swaying()
+    others = [([(1, 2, 2), (3, 1, 1)], [3] * 4), ([(1, 1, 2), (3, 1, 1)], [2] * 4)]
+    rest = layered_plan(scenario, [([(1, 2, 2), (3, 2, 1)], [5] * 4)])
+    policy = Scripted({1: layered_plan(scenario, others), 4: plan}, {("device-4",): rest})
+    ends_s = step_ends_s(Simulator().run(scenario, plan, None, STEPS).events)
+    return Simulator().run(replace(scenario, faults=(Absence("device-4", ends_s[-3]),)), plan, policy, STEPS)
+
+
 RUNS: Mapping[str, Callable[[], RunRecord]] = {
     "adapting": adapting,
     "fixed": fixed,
     "choosing": choosing,
     "updating": updating,
+    "moving": moving,
 }
 
 

@@ -18,6 +18,8 @@ from planner.events import EventKind
 from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario import Scenario
 from sim.advance import SHARED
+from sim.horizon import Horizon
+from sim.recorder import Recorder
 from sim.simulator import Simulator
 from sim.world import World
 from traces.trace import LinkTrace
@@ -143,7 +145,9 @@ def test_an_interface_that_can_never_fill_changes_nothing(
     assert simulated(wide, 2).events == simulated(without, 2).events
     assert step_time_s(wide[1], wide[0]) == step_time_s(without[1], without[0])
     # Nor does it cost anything: no line needs events.
-    assert (World(*wide, None, 1).network.lines.mode != SHARED).all()
+    scenario, plan = wide
+    world = World(scenario, plan, None, Horizon(1), Recorder(plan.devices))
+    assert (world.network.lines.mode != SHARED).all()
 
 
 @settings(deadline=None, max_examples=60)

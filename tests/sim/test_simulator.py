@@ -178,13 +178,3 @@ def test_links_that_never_carry_anything_end_the_run() -> None:
     scenario = chain_scenario([1.0, 1.0], [1.0, 1.0], trace=dark)
     with pytest.raises(RunError, match="wait for bytes that never arrive; does a link stay at rate zero"):
         Simulator().run(scenario, chain_plan(scenario), None, 1)
-
-
-def test_a_policy_that_moves_layers_is_refused() -> None:
-    scenario = chain_scenario([1.0, 1.0], [1.0, 1.0])
-    plan = chain_plan(scenario)
-    first, second = plan.pipelines[0].stages
-    swapped = (replace(first, replicas=second.replicas), replace(second, replicas=first.replicas))
-    moved = replace(plan, pipelines=(replace(plan.pipelines[0], stages=swapped),))
-    with pytest.raises(RunError, match="after step 0 policy Once moves layers to other devices"):
-        Simulator().run(scenario, plan, Once(0, moved), 4)

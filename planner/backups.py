@@ -1,0 +1,29 @@
+"""Where the state of stages that stand on one device alone is kept a second time (Asteroid, section 2 of its design).
+
+The backup of a stage is on the first device of the next stage, that of the last stage on the first device of the first.
+A stage with several replicas needs none, nor do layers that another pipeline holds too.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from planner.plan import Plan
+
+
+def backup_holders(plan: Plan) -> Mapping[int, tuple[str, ...]]:
+    """Return layer to the devices that keep a copy of its state; only those layers that need one.
+
+    A pipeline of one stage on one device has no neighbour to keep a copy: nothing saves it.
+    """
+    copies: Counter[int] = Counter()
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            copies.update({layer: len(stage.replicas) for layer in range(stage.first_layer, stage.end_layer)})
+    holders: dict[int, tuple[str, ...]] = {}
+    for pipeline in plan.pipelines:
+        for index, stage in enumerate(pipeline.stages):
+            neighbour = pipeline.stages[(index + 1) % len(pipeline.stages)].replicas[0].device
+            if neighbour not in {device for replica in stage.replicas for device in replica.devices}:
+                alone = (layer for layer in range(stage.first_layer, stage.end_layer) if copies[layer] == 1)
+                holders |= dict.fromkeys(alone, (neighbour,))
+    return holders

@@ -1,0 +1,148 @@
+"""Where to cut the layers, for stages in a given order: the fastest step whose activations fit into memory.
+
+DeepCEE's objective, T_warm + M * T_max + T_cool + T_sync. With C_s the compute of one microbatch on stage s, X and L
+the occupancy and the latency of a link, and R_0 = sum C_s + 2 * sum (X + L) the way of one microbatch there and back,
+which is T_warm + T_cool and the microbatch itself, it is here
+
+    R_0 + max( over stages of (M - 1) * C_s + sync_s, over links of (M - 1) * X ).
+
+Assumed: a sum of gradients counts at its own stage, since others go on meanwhile. Memory must hold K_s microbatches,
+K_s = max(P - s, ceil(R_s / T_max)), R_s being R_0 of the stages from s on, or fewer where the caller asks for less.
+
+For a bound on the second term the least R_s of the last stages follow from each other, from the last to the first; the
+least R_s is also the one that needs the least memory, so that this is exact. The larger the bound, the less R_0: bounds
+are halved, and halves that cannot win are left out.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# How many microbatches memory must hold: as many as hide the round trips, as 1F1B's P - s, or one.
+Depth = Literal["hiding", "plain", "one"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SplitProblem:
+    """Stages in order, and what each would make of each range of layers.
+
+    Attributes:
+        compute_s: Of one microbatch, forward and both gradients, [stages, first layer, end layer], each 0 to layers.
+        sync_s: Of the gradients over the stage's replicas, once a step, [stages, first layer, end layer].
+        room: Microbatches whose activations fit into memory, 0 if not even the layers do, [stages, first, end].
+        transfer_s: For how long one microbatch keeps the link behind a stage busy, [stages - 1, end layer].
+        latency_s: One way, [stages - 1].
+        microbatches: Of one step.
+    """
+
+    compute_s: Floats
+    sync_s: Floats
+    room: Ints
+    transfer_s: Floats
+    latency_s: Floats
+    microbatches: int
+
+    def repeated_s(self, stage: int) -> Floats:
+        """Return a stage's part of the objective's second term, seconds, [first layer, end layer]."""
+        compute_s = self.compute_s[stage]
+        possible = np.isfinite(compute_s)
+        return np.where(
+            possible, (self.microbatches - 1) * np.where(possible, compute_s, 0.0) + self.sync_s[stage], np.inf
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSplit:
+    """A way to cut.
+
+    Attributes:
+        bounds: Layers at which stages begin, and the number of layers.
+        step_s: The objective, seconds.
+    """
+
+    bounds: tuple[int, ...]
+    step_s: float
+
+
+def split_layers(problem: SplitProblem, depth: Depth = "hiding") -> LayerSplit | None:
+    """Return the best split into non-empty stages, or None if none fits into memory with such depths."""
+    repeated_s = [problem.repeated_s(stage) for stage in range(len(problem.compute_s))]
+    bounds_s = _bounds_s(problem, repeated_s)
+
+    def least(index: int) -> tuple[float, tuple[int, ...]]:
+        return _least_round_trip(problem, repeated_s, float(bounds_s[index]), depth)
+
+    low = bisect_left(range(len(bounds_s)), True, key=lambda index: math.isfinite(least(index)[0]))
+    high = len(bounds_s) - 1
+    if low > high:
+        return None
+    found = {index: least(index) for index in (low, high)}
+    best = min(bounds_s[index] + trip_s for index, (trip_s, _) in found.items())
+    halves = [(low, high)]
+    while halves:
+        left, right = halves.pop()
+        # Between the two no round trip is shorter than at the right, and no bound is smaller than right of the left.
+        if right - left < 2 or bounds_s[left + 1] + found[right][0] >= best or found[left][0] <= found[right][0]:
+            continue
+        middle = (left + right) // 2
+        found[middle] = least(middle)
+        best = min(best, bounds_s[middle] + found[middle][0])
+        halves += [(left, middle), (middle, right)]
+    index = min(found, key=lambda each: (bounds_s[each] + found[each][0], each))
+    return LayerSplit(found[index][1], float(bounds_s[index] + found[index][0]))
+
+
+def _bounds_s(problem: SplitProblem, repeated_s: Sequence[Floats]) -> Floats:
+    """Every value that the second term can take."""
+    of_links = (problem.microbatches - 1) * problem.transfer_s.ravel()
+    every = np.concatenate((np.array(repeated_s).ravel(), of_links))
+    return np.unique(every[np.isfinite(every)])
+
+
+def _least_round_trip(
+    problem: SplitProblem, repeated_s: Sequence[Floats], bound_s: float, depth: Depth
+) -> tuple[float, tuple[int, ...]]:
+    """The least R_0 within a bound on the second term, infinite if there is none, with the bounds of its stages."""
+    stages, repeats = len(problem.compute_s), problem.microbatches - 1
+    # One more in the last place, so that a bound allows what it was computed from.
+    limit_s = bound_s * (1 + 1e-12)
+    rest_s = np.full(problem.compute_s.shape[1], np.inf)
+    rest_s[-1] = 0.0
+    cuts = []
+    for stage in reversed(range(stages)):
+        behind_s = rest_s
+        if stage < stages - 1:
+            transfer_s = problem.transfer_s[stage]
+            crossing_s = 2 * (transfer_s + problem.latency_s[stage])
+            behind_s = np.where(repeats * transfer_s <= limit_s, rest_s + crossing_s, np.inf)
+        trip_s = problem.compute_s[stage] + behind_s
+        allowed = repeated_s[stage] <= limit_s
+        kept = _kept(trip_s, stages - stage, limit_s, problem.microbatches, depth)
+        trip_s = np.where(allowed & (kept <= problem.room[stage]), trip_s, np.inf)
+        cuts.append(np.argmin(trip_s, axis=1))
+        rest_s = trip_s[np.arange(len(trip_s)), cuts[-1]]
+    if math.isinf(rest_s[0]):
+        return math.inf, ()
+    bounds = [0]
+    for ends in reversed(cuts):
+        bounds.append(int(ends[bounds[-1]]))
+    return float(rest_s[0]), tuple(bounds)
+
+
+def _kept(trip_s: Floats, stages_left: int, bound_s: float, microbatches: int, depth: Depth) -> Floats:
+    """Microbatches that a stage must keep, for each of its ranges of layers."""
+    if depth == "one" or microbatches == 1:
+        return np.ones_like(trip_s)
+    wanted = np.full_like(trip_s, stages_left)
+    if depth == "hiding" and bound_s > 0:
+        slowest_s = bound_s / (microbatches - 1)
+        wanted = np.maximum(wanted, np.ceil(np.where(np.isfinite(trip_s), trip_s, 0.0) / slowest_s - 1e-9))
+    return np.minimum(wanted, microbatches)

@@ -1,0 +1,103 @@
+"""How long a round of a hybrid pipeline takes, in closed form (Asteroid, arXiv 2408.08015) [second-hand].
+
+A round is M microbatches. Its steps s = 0..2P-2 are execution and communication in turn. With E_f, E_b the forward and
+backward seconds of a microbatch in a step, E = E_f + E_b, and T_a the seconds of a step's gradient sum::
+
+    dm = argmax over c of ( M E^c + sum of E^i over i < c )                                    dominant step
+    T_w^s = sum of E_f^i over i < s                                                            waiting
+    T_e^s = M E^dm + sum of E^i over s <= i < dm - sum of E^i over dm <= i < s                 executing
+    round = max over s of ( T_w^s + T_e^s + T_a^s )
+
+Both sums of T_e are differences of one prefix sum, so that with V = max over c of (M E^c + sum of E^i over i < c) a
+round takes V + max over s of (T_a^s - sum of E_b^i over i < s). Prepending a step changes V to max(M E, E + V) and the
+second term to max(T_a, it - E_b): neither grows where it was smaller, which makes an exact dynamic programme possible.
+
+The formula lets transfers in both directions wait for each other. Corrected for full duplex (ours), a communication
+step dominates with (M - 1) max(E_f, E_b) + E_f + E_b in place of M E: both directions flow at once, and only the first
+microbatch's way there and the last one's way back are not hidden.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStep:
+    """An execution or a communication step.
+
+    Attributes:
+        forward_s: Of one microbatch.
+        backward_s: Of one microbatch.
+        sync_s: Sum of the gradients at the end of the round; 0 for communication.
+        is_transfer: Whether it is a communication step.
+    """
+
+    forward_s: float
+    backward_s: float
+    sync_s: float = 0.0
+    is_transfer: bool = False
+
+    @property
+    def both_s(self) -> float:
+        """Forward and backward, seconds."""
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTail:
+    """What the last steps of a round amount to, seen from the step before them.
+
+    Attributes:
+        dominated_s: V of the module's description, seconds.
+        late_sync_s: By how much the latest gradient sum ends after that, seconds; negative if all end before it.
+    """
+
+    dominated_s: float
+    late_sync_s: float
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds that a round of only these steps takes."""
+        return self.dominated_s + self.late_sync_s
+
+
+def busy_s(step: RoundStep, microbatches: int, duplex: bool) -> float:
+    """Return for how many seconds a step is busy if it dominates the round.
+
+    Args:
+        step: Any step.
+        microbatches: Of the round.
+        duplex: Whether transfers in both directions flow at once, which corrects the published formula.
+    """
+    if duplex and step.is_transfer:
+        return (microbatches - 1) * max(step.forward_s, step.backward_s) + step.both_s
+    return microbatches * step.both_s
+
+
+def prepend(step: RoundStep, tail: RoundTail | None, microbatches: int, duplex: bool) -> RoundTail:
+    """Return the tail with a step before it; None for the last step of a round. See `busy_s` for the arguments."""
+    alone_s = busy_s(step, microbatches, duplex)
+    if tail is None:
+        return RoundTail(alone_s, step.sync_s)
+    return RoundTail(max(alone_s, step.both_s + tail.dominated_s), max(step.sync_s, tail.late_sync_s - step.backward_s))
+
+
+def dominant_step(steps: Sequence[RoundStep], microbatches: int, duplex: bool) -> int:
+    """Return the index of the dominant step, the first if several are. See `busy_s` for the arguments."""
+    before_s = accumulate((step.both_s for step in steps), initial=0.0)
+    ends_s = [busy_s(step, microbatches, duplex) + start_s for step, start_s in zip(steps, before_s, strict=False)]
+    return ends_s.index(max(ends_s))
+
+
+def round_latency_s(steps: Sequence[RoundStep], microbatches: int, duplex: bool = False) -> float:
+    """Return the seconds of a round, by the definition of the module's description. See `busy_s` for the arguments."""
+    dominant = dominant_step(steps, microbatches, duplex)
+    longest_s = 0.0
+    for index, step in enumerate(steps):
+        waiting_s = sum(each.forward_s for each in steps[:index])
+        executing_s = busy_s(steps[dominant], microbatches, duplex)
+        executing_s += sum(each.both_s for each in steps[index:dominant])
+        executing_s -= sum(each.both_s for each in steps[dominant:index])
+        longest_s = max(longest_s, waiting_s + executing_s + step.sync_s)
+    return longest_s

@@ -1,0 +1,197 @@
+"""The best chains of stages on groups of few, unlike devices, in compiled code.
+
+A group is any set of devices, which are the replicas of a stage. A chain gives layers to groups that have no device in
+common. For every set of devices that a chain may use, and for every bound of a grid for the slowest stage or link, the
+chain that one microbatch passes in the least time, there and back, sums of gradients added, is found: stages are put
+before each other, from the last layer to the first. With few devices nothing is left out but what memory forbids.
+
+    step = (microbatches - 1) * bound + pass
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Groups(NamedTuple):
+    """All sets of devices; a set is a number whose bits are its devices. Times in seconds, of one microbatch.
+
+    Attributes:
+        compute_s: Of all layers before one on each device of a set, both directions, [sets, devices, layers + 1].
+        samples: Of a microbatch on each device of a set, [sets, devices].
+        state_bytes: Of all layers before one, [layers + 1].
+        activation_bytes: Of all layers before one, for one sample, [layers + 1].
+        capacity_bytes: Of each device, [devices].
+        busy_s: For how long a layer's output keeps the links from one set to another busy, [sets, sets, layers].
+        way_s: From handing it over to its arrival, [sets, sets, layers].
+        blocked: Whether devices wait for transfers.
+        sum_s: Of the gradients of all layers, over the devices of a set, [sets].
+    """
+
+    compute_s: Floats
+    samples: Ints
+    state_bytes: Floats
+    activation_bytes: Floats
+    capacity_bytes: Floats
+    busy_s: Floats
+    way_s: Floats
+    blocked: bool
+    sum_s: Floats
+
+
+class Chains(NamedTuple):
+    """The best chain for each bound and set of devices, all of which it uses.
+
+    Attributes:
+        bound_s: What no stage or link takes longer than for a microbatch, [bounds].
+        pass_s: Of one microbatch there and back, sums added; infinite where nothing fits, [bounds, sets].
+        group: Of each stage; 0 after the last, [bounds, sets, devices].
+        first_layer: Of each stage, [bounds, sets, devices].
+    """
+
+    bound_s: Floats
+    pass_s: Floats
+    group: Ints
+    first_layer: Ints
+
+    def steps_s(self, microbatches: int) -> Floats:
+        """Return the seconds of a step of so many microbatches, [bounds, sets]."""
+        return np.asarray((microbatches - 1) * self.bound_s[:, None] + self.pass_s)
+
+
+def best_chains(groups: Groups, microbatches: int, bounds_s: Floats) -> Chains:
+    """Return the best chains for each set of devices.
+
+    Args:
+        groups: What groups cost.
+        microbatches: Of a step, at most: stages hold as many of them as there are stages behind.
+        bounds_s: For the slowest stage or link, rising, seconds.
+    """
+    return Chains(bounds_s, *_best_chains(groups, microbatches, bounds_s))
+
+
+@njit(cache=True)
+def _best_chains(groups: Groups, microbatches: int, bounds_s: Floats) -> tuple[Floats, Ints, Ints]:  # pragma: no cover
+    sets, devices, layers = groups.compute_s.shape[0], groups.compute_s.shape[1], groups.compute_s.shape[2] - 1
+    best_s = np.full((len(bounds_s), sets), np.inf)
+    group = np.zeros((len(bounds_s), sets, devices), np.int64)
+    first_layer = np.zeros((len(bounds_s), sets, devices), np.int64)
+    # Of chains on a set that begin with a group at a layer and have so many stages: seconds, and what comes next.
+    pass_s = np.empty((devices + 1, sets, sets, layers))
+    behind = np.empty((devices + 1, sets, sets, layers), np.int64)
+    for number, bound_s in enumerate(bounds_s):
+        _fill(groups, microbatches, bound_s, pass_s, behind)
+        for used in range(1, sets):
+            best_stages, best_group = 0, 0
+            for stages in range(1, devices + 1):
+                for begin in range(1, sets):
+                    if pass_s[stages, used, begin, 0] < best_s[number, used]:
+                        best_s[number, used] = pass_s[stages, used, begin, 0]
+                        best_stages, best_group = stages, begin
+            if best_stages:
+                _unwind(behind, best_stages, used, best_group, group[number, used], first_layer[number, used])
+    return best_s, group, first_layer
+
+
+@njit(cache=True)
+def _fill(groups: Groups, microbatches: int, bound_s: float, pass_s: Floats, behind: Ints) -> None:  # pragma: no cover
+    devices, sets, layers = pass_s.shape[0] - 1, pass_s.shape[1], pass_s.shape[3]
+    pass_s[:] = np.inf
+    for begin in range(1, sets):
+        for first in range(layers - 1, -1, -1):
+            time_s = _stage_s(groups, begin, first, layers, 1)
+            if time_s > bound_s:
+                break
+            share = (groups.state_bytes[layers] - groups.state_bytes[first]) / max(groups.state_bytes[layers], 1.0)
+            pass_s[1, begin, begin, first] = time_s + share * groups.sum_s[begin]
+            behind[1, begin, begin, first] = -1
+    for stages in range(1, devices):
+        depth = min(microbatches, stages + 1)
+        for used in range(1, sets):
+            for begin in range(1, sets):
+                if begin & used != begin:
+                    continue
+                for end in range(1, layers):
+                    so_far_s = pass_s[stages, used, begin, end]
+                    if so_far_s < np.inf:
+                        here = begin * layers + end
+                        for before in range(1, sets):
+                            if before & used == 0:
+                                _prepend(
+                                    groups,
+                                    before,
+                                    used,
+                                    begin,
+                                    end,
+                                    depth,
+                                    so_far_s,
+                                    here,
+                                    bound_s,
+                                    pass_s[stages + 1],
+                                    behind[stages + 1],
+                                )
+
+
+@njit(cache=True)
+def _prepend(
+    groups: Groups,
+    before: int,
+    used: int,
+    begin: int,
+    end: int,
+    depth: int,
+    so_far_s: float,
+    here: int,
+    bound_s: float,
+    pass_s: Floats,
+    behind: Ints,
+) -> None:  # pragma: no cover
+    """Put every possible stage of a group that ends before layer ``end`` in front."""
+    # The links there and those back may be unlike.
+    ways_s = groups.way_s[before, begin, end - 1] + groups.way_s[begin, before, end - 1]
+    blocked_s = ways_s if groups.blocked else 0.0
+    if max(groups.busy_s[before, begin, end - 1], groups.busy_s[begin, before, end - 1]) > bound_s:
+        return
+    whole = max(groups.state_bytes[-1], 1.0)
+    for first in range(end - 1, -1, -1):
+        time_s = _stage_s(groups, before, first, end, depth)
+        if time_s + blocked_s > bound_s:
+            return
+        share = (groups.state_bytes[end] - groups.state_bytes[first]) / whole
+        total_s = so_far_s + time_s + ways_s + share * groups.sum_s[before]
+        if total_s < pass_s[used | before, before, first]:
+            pass_s[used | before, before, first] = total_s
+            behind[used | before, before, first] = here
+
+
+@njit(cache=True)
+def _stage_s(groups: Groups, group: int, first: int, end: int, depth: int) -> float:  # pragma: no cover
+    """Seconds of layers on a group, infinite if they do not fit."""
+    slowest_s = 0.0
+    states = groups.state_bytes[end] - groups.state_bytes[first]
+    activations = groups.activation_bytes[end] - groups.activation_bytes[first]
+    for device in range(groups.compute_s.shape[1]):
+        if group >> device & 1:
+            if states + depth * groups.samples[group, device] * activations > groups.capacity_bytes[device]:
+                return np.inf
+            own_s = groups.compute_s[group, device, end] - groups.compute_s[group, device, first]
+            slowest_s = max(slowest_s, own_s)
+    return slowest_s
+
+
+@njit(cache=True)
+def _unwind(
+    behind: Ints, stages: int, used: int, begin: int, group: Ints, first_layer: Ints
+) -> None:  # pragma: no cover
+    layers = behind.shape[3]
+    group[:] = 0
+    first = 0
+    for stage in range(stages):
+        group[stage], first_layer[stage] = begin, first
+        here = behind[stages - stage, used, begin, first]
+        used, begin, first = used ^ begin, here // layers, here % layers

@@ -1,0 +1,133 @@
+"""The course of a run: worlds one after the other, with migrations between them, and departures that are answered."""
+
+from itertools import groupby
+
+from planner.adaptation import Adaptation
+from planner.event_log import EventLog
+from planner.plan import Plan
+from planner.policy import Decision
+from planner.recovery import DETECTION_S, known_away, noticed_absences
+from planner.scenario import Scenario
+from sim.foreseen import fault_events
+from sim.horizon import Horizon
+from sim.migration import MigrationUnderWay
+from sim.network import Network
+from sim.recorder import Recorder
+from sim.world import World
+from traces.errors import RunError
+
+
+class Course:
+    """One run.
+
+    Where a decision moves layers, everybody finishes the step before it, then the layers travel while nobody trains,
+    and a new world begins. Where devices have left and the policy goes on without them, the step under way is lost at
+    the moment when that is known: what everybody has finished before is kept.
+
+    Args:
+        scenario: What is trained, where.
+        plan: Of the first step.
+        adaptation: Gives those of the others; None for all the same.
+        horizon: How far it goes.
+    """
+
+    def __init__(self, scenario: Scenario, plan: Plan, adaptation: Adaptation | None, horizon: Horizon) -> None:
+        self._scenario = scenario
+        self._plan = plan
+        self._adaptation = adaptation
+        self._horizon = horizon
+        self._recorder = Recorder([device.name for device in scenario.cluster.devices])
+
+    def run(self) -> EventLog:
+        """Return all that happens.
+
+        Raises:
+            RunError: The run stalls, outlasts a trace that ends, or a decision cannot be carried out.
+        """
+        plan, first_step, start_s = self._plan, 0, 0.0
+        while True:
+            world = self._world(plan, first_step, start_s)
+            change = self._answered_departure(world, plan, start_s) or self._finished(world, first_step)
+            if change is None:
+                break
+            decision, stands_still_s = change
+            plan, first_step, start_s = decision.plan, decision.first_step, self._migrate(decision, stands_still_s)
+        for event in (*world.updates.events(), *fault_events(self._scenario, world.now_s)):
+            self._recorder.add(event)
+        return self._recorder.log()
+
+    def _world(self, plan: Plan, first_step: int, start_s: float) -> World:
+        return World(self._scenario, plan, self._adaptation, self._horizon, self._recorder, first_step, start_s)
+
+    def _answered_departure(self, world: World, plan: Plan, start_s: float) -> tuple[Decision, float] | None:
+        """Run a world until a device of the plan is known to have left and the policy goes on without it.
+
+        Returns:
+            What it decided, and when; None if it never did, and the world has run until nothing moved any more.
+        """
+        if self._adaptation is not None and plan.synchronisation.method == "allreduce":
+            absences = noticed_absences(self._scenario.faults)
+            own = [each for each in absences if each.device in plan.devices and each.end_s > start_s]
+            for noticed_s, _ in groupby(own, key=lambda absence: max(absence.start_s + DETECTION_S, start_s)):
+                world.run(noticed_s)
+                if world.is_over:
+                    break
+                away = known_away(absences, noticed_s)
+                gone = tuple(device for device in away if device in plan.devices)
+                decision = self._ask(self._adaptation, world, noticed_s, gone, away)
+                if decision is not None:
+                    return decision, noticed_s
+        world.run()
+        return None
+
+    def _ask(
+        self, adaptation: Adaptation, world: World, now_s: float, gone: tuple[str, ...], away: tuple[str, ...]
+    ) -> Decision | None:
+        """Show the policy the step under way; if it goes on without those who are gone, that step is lost."""
+        lost = [
+            self._recorder.until(now_s, step, each.compiled, each.state, world.partners)
+            for step, each in sorted(world.under_way.items())
+        ]
+        happened = [event for part in lost for event in part]
+        decision = adaptation.lose_devices(world.next_step, happened, gone, away)
+        if decision is not None:
+            for part in lost:
+                self._recorder.keep(part)
+            self._recorder.decide(decision, now_s)
+        return decision
+
+    def _finished(self, world: World, first_step: int) -> tuple[Decision, float] | None:
+        """Return the decision for which the world ended, and when it did; None if the run is over."""
+        if not world.is_over:
+            raise RunError(
+                f"the run stalls at {world.now_s:.3f} s: {', '.join(world.waiting)} wait for bytes that "
+                "never arrive; does a link stay at rate zero, or a device never return?"
+            )
+        _refuse_ended_traces(world.network, world.now_s, self._scenario)
+        if self._adaptation is None:
+            return None
+        start = self._adaptation.next_start(first_step)
+        if start is None or start.first_step != world.next_step:
+            return None
+        return (start, world.ended_s) if self._horizon.opens(world.next_step, world.ended_s) else None
+
+    def _migrate(self, decision: Decision, start_s: float) -> float:
+        """Carry a migration out from a time on; return when it is over."""
+        under_way = MigrationUnderWay(decision, self._scenario, start_s)
+        under_way.run()
+        for event in under_way.events:
+            self._recorder.add(event)
+        _refuse_ended_traces(under_way.network, under_way.end_s, self._scenario)
+        return under_way.end_s
+
+
+def _refuse_ended_traces(network: Network, end_s: float, scenario: Scenario) -> None:
+    """What happened after a trace ended is made up: such a run is none."""
+    used = {link.name for route in network.routes for link in route.path}
+    for link in scenario.cluster.links:
+        trace = link.trace
+        if link.name in used and trace is not None and trace.ends and trace.duration_s < end_s:
+            raise RunError(
+                f"the run lasts {end_s:.3f} s, but the trace of link {link.name} ends at {trace.duration_s:g} s: "
+                "let it loop, give a longer one, or run fewer steps"
+            )
