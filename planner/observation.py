@@ -46,6 +46,8 @@ class Observation:
             what had happened until then; it is done again with the plan that is decided on.
         away: Devices of the cluster, those of other plans included, that are known not to be there now: no plan may
             name them. Who has returned is not among them any more.
+        end_s: When the last of what is shown ended, seconds of the run; steps overlap, so that how long one took is
+            the time from the end of the one before.
     """
 
     step: int
@@ -54,6 +56,7 @@ class Observation:
     paths: tuple[PathObservation, ...]
     gone: tuple[str, ...] = ()
     away: tuple[str, ...] = ()
+    end_s: float = 0.0
 
 
 def observe(events: Iterable[Event], step: int, plan: Plan) -> Observation:
@@ -61,7 +64,9 @@ def observe(events: Iterable[Event], step: int, plan: Plan) -> Observation:
     compute: defaultdict[str, float] = defaultdict(float)
     sends: defaultdict[tuple[str, str], list[Event]] = defaultdict(list)
     waits: dict[tuple[object, ...], Event] = {}
+    end_s = 0.0
     for event in sorted((e for e in events if e.step == step), key=lambda e: (e.start_s, e.end_s, e.device)):
+        end_s = max(end_s, event.end_s)
         if event.kind is EventKind.COMPUTE:
             compute[event.device] += event.end_s - event.start_s
         elif event.kind is EventKind.SEND:
@@ -73,7 +78,7 @@ def observe(events: Iterable[Event], step: int, plan: Plan) -> Observation:
         for (source, target), group in sorted(sends.items())
         if (busy_s := _union_s(group)) > 0 and any(event.size_bytes for event in group)
     ]
-    return Observation(step, plan, tuple(sorted(compute.items())), tuple(paths))
+    return Observation(step, plan, tuple(sorted(compute.items())), tuple(paths), end_s=end_s)
 
 
 def _identity(event: Event, source: str, target: str) -> tuple[object, ...]:

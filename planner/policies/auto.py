@@ -25,6 +25,7 @@ from planner.plan import Plan
 from planner.portfolio import MOST_STEPS_DOWN, MOST_STEPS_UP, RATE_STEP, Portfolio
 from planner.scenario import Scenario
 from planner.scouting import scouting_plan
+from planner.step_experience import StepExperience
 from planner.step_graph import Floats
 
 # Plans are scored so often, seconds, and on so many samples of each link.
@@ -62,6 +63,8 @@ class AutoPolicy:
             if link.source != link.target and {link.source, link.target} <= regions
         }
         self._portfolio: Portfolio | None = None
+        self._experience = StepExperience()
+        self._before: Observation | None = None
         self._elapsed_s = 0.0
         self._reviewed_s = 0.0
         self._home: Plan | None = None
@@ -101,22 +104,30 @@ class AutoPolicy:
 
     def _learn(self, observation: Observation) -> bool:
         """Take note of a step; return whether a link has changed."""
-        busy = [seconds for _, seconds in observation.compute_s] + [path.busy_s for path in observation.paths]
-        # As long as the busiest device or path: a lower bound, which few steps exceed by much.
-        duration_s = max(busy, default=0.0)
+        duration_s = self._duration_s(observation)
         self._elapsed_s += duration_s
         seen = observed_links(observation, self._scenario)
-        changed = False
+        changed, samples = False, {}
         for name, link in self._links.items():
             if name in seen:
                 rate_bps, latency_s = seen[name]
                 if link.unseen_s > FRESH_S:
                     link.restart()
                 known_s = link.samples[-1].latency_s if latency_s is None else latency_s
-                changed |= link.learn(LinkSample(rate_bps, known_s, duration_s))
+                samples[name] = LinkSample(rate_bps, known_s, duration_s)
+                changed |= link.learn(samples[name])
             else:
                 link.pass_over(duration_s)
+        if self._before is not None and self._before.plan == observation.plan:
+            paths = forecast_paths(observation.plan, self._scenario, samples)
+            predicted_s = float(step_times_s(observation.plan, self._scenario, [paths])[0])
+            self._experience.learn(observation.plan, duration_s, predicted_s)
+        self._before = observation
         return changed
+
+    def _duration_s(self, observation: Observation) -> float:
+        """Seconds from the end of the step before."""
+        return observation.end_s - (self._before.end_s if self._before is not None else 0.0)
 
     def _cover(self, portfolio: Portfolio, away: frozenset[str]) -> None:
         """Have plans for links as they are in the mean, in their slow moments, and where they carry nothing."""
@@ -157,7 +168,7 @@ class AutoPolicy:
             forecast_paths(plan, self._scenario, {name: _at(each, state) for name, each in samples.items()})
             for state in range(STATES)
         ]
-        return step_times_s(plan, self._scenario, networks)
+        return self._experience.factor(plan) * step_times_s(plan, self._scenario, networks)
 
     def _hoped(self, link: LinkForecast) -> tuple[LinkSample, ...]:
         """What a link may carry: as declared, where it is out of sight."""

@@ -75,6 +75,16 @@ def test_a_link_that_falls_for_good_is_left() -> None:
     assert len(adapted.decisions[-1].plan.devices) == 1
 
 
+def test_an_order_that_swaying_links_upset_is_given_up() -> None:
+    swaying = [(2.0 * number, NOMINAL_BPS * (1.8 if number % 2 else 0.2)) for number in range(600)]
+    scenario = wide_scenario(*swaying)
+    start = planned(wide_scenario())
+    assert (start.order, len(start.devices)) == ("scheduled", 2)
+    adapted = run(scenario, start, "auto")
+    assert adapted.decisions[0].plan.order == "dynamic"
+    assert per_s(adapted) > 1.02 * per_s(run(scenario, start, "none"))
+
+
 def test_a_short_fall_is_sat_out() -> None:
     scenario = wide_scenario((0.0, NOMINAL_BPS), (120.0, NOMINAL_BPS / 4), (135.0, NOMINAL_BPS))
     start = planned(scenario)

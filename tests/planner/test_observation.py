@@ -57,6 +57,10 @@ def test_each_direction_is_a_path_of_its_own() -> None:
     assert [(path.source, path.target, path.size_bytes) for path in paths] == [("a", "b", 10), ("b", "a", 30)]
 
 
+def test_a_step_ends_with_its_last_event() -> None:
+    assert observe([compute("a", 0.0, 2.0), compute("b", 1.0, 5.0), compute("a", 5.0, 9.0, step=4)], 3, PLAN).end_s == 5
+
+
 def test_sends_that_took_no_time_say_nothing() -> None:
     assert observe([send(1.0, 1.0, size_bytes=0)], 3, PLAN).paths == ()
 
