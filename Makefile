@@ -14,7 +14,8 @@ demo: $(INSTALLED)
 	$(BIN)/ropebridge demo
 
 test: $(INSTALLED)
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto -m 'not slow and not real'
+	$(BIN)/pytest -m 'real and not slow'
 
 # Longer proofs, kept out of `make test`.
 test-slow: $(INSTALLED)

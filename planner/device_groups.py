@@ -16,8 +16,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 
 from planner.cluster import LONGEST_OUTAGE_S, Device
 from planner.scenario import Scenario
@@ -71,13 +69,13 @@ def cut_at_largest_rise(distance_s: Floats) -> list[list[int]]:
     count = len(distance_s)
     if count == 1:
         return [[0]]
-    merges = linkage(squareform(np.maximum(distance_s, FAST_PACKET_S), checks=False), "average")
+    merges = _merges(np.maximum(distance_s, FAST_PACKET_S))
     heights_s = np.concatenate(([FAST_PACKET_S], merges[:, 2]))
     rises = heights_s[1:] / heights_s[:-1]
     steepest = int(np.argmax(rises))
     if rises[steepest] < LEAST_RISE:
         return [list(range(count))]
-    return _members(fcluster(merges, math.sqrt(heights_s[steepest] * heights_s[steepest + 1]), "distance"))
+    return _members(merges, math.sqrt(heights_s[steepest] * heights_s[steepest + 1]))
 
 
 def model_time_s(device: Device, scenario: Scenario) -> float:
@@ -106,14 +104,25 @@ def _groups(devices: Sequence[Device], scenario: Scenario) -> Area:
         return (tuple(devices),)
     features = np.log([[max(model_time_s(each, scenario), 1e-12), each.memory_bytes] for each in devices])
     spread = np.abs(features[:, None, :] - features[None, :, :]).max(axis=2)
-    labels = fcluster(linkage(squareform(spread, checks=False), "average"), math.log(SPREAD_RATIO), "distance")
-    groups = [tuple(devices[index] for index in members) for members in _members(labels)]
+    groups = [
+        tuple(devices[index] for index in members) for members in _members(_merges(spread), math.log(SPREAD_RATIO))
+    ]
     return tuple(sorted(groups, key=lambda group: -min(device.memory_bytes for device in group)))
 
 
-def _members(labels: NDArray[np.int32]) -> list[list[int]]:
-    """The indices of each label, by their first."""
+def _merges(distance: Floats) -> Floats:
+    """Agglomerative clustering by average linkage, as in scipy; distances of every two, [members, members]."""
+    # Loaded where it is needed: that takes a third of a second, and every command knows all strategies.
+    from scipy.cluster.hierarchy import linkage
+
+    return np.asarray(linkage(distance[np.triu_indices(len(distance), 1)], "average"), np.float64)
+
+
+def _members(merges: Floats, height: float) -> list[list[int]]:
+    """The indices of each cluster below a height, by their first."""
+    from scipy.cluster.hierarchy import fcluster
+
     members: dict[int, list[int]] = {}
-    for index, label in enumerate(labels.tolist()):
+    for index, label in enumerate(fcluster(merges, height, "distance").tolist()):
         members.setdefault(label, []).append(index)
     return list(members.values())

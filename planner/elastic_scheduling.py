@@ -156,16 +156,22 @@ def _cheapest_first(units: Sequence[Unit]) -> list[Unit]:
 
 
 def _enough_units(units: tuple[Unit, ...], samples_per_s: float) -> tuple[Unit, ...]:
-    """The cheapest of these: the first so many of the cheapest, and the cheapest other one that makes them enough."""
+    """The cheapest of these: some of the cheapest, and one that makes them enough; it is passed over afterwards.
+
+    Published as a rule for covering a demand that costs no more than double the least (Csirik et al., 1991).
+    """
     ordered = _cheapest_first(units)
     chosen, least_per_hour = ordered, math.inf
+    taken: list[Unit] = []
     price_per_hour, missing = 0.0, samples_per_s * _ENOUGH_SHARE
     for count, unit in enumerate(ordered):
         sufficing = [each for each in ordered[count:] if each.samples_per_s >= missing]
         last = min(sufficing, key=lambda each: each.price_per_hour, default=None)
         if last is not None and price_per_hour + last.price_per_hour < least_per_hour:
-            chosen, least_per_hour = [*ordered[:count], last], price_per_hour + last.price_per_hour
-        price_per_hour += unit.price_per_hour
-        missing -= unit.samples_per_s
+            chosen, least_per_hour = [*taken, last], price_per_hour + last.price_per_hour
+        if unit.samples_per_s < missing:
+            taken.append(unit)
+            price_per_hour += unit.price_per_hour
+            missing -= unit.samples_per_s
     names = {unit.name for unit in chosen}
     return tuple(unit for unit in units if unit.name in names)

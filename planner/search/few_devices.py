@@ -1,7 +1,7 @@
 """Candidates over few devices, every one of which may be unlike the others: each set of them may be a stage."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,8 @@ from planner.microbatching import even_cut
 from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario import Scenario
 from planner.search.build import QUICK_ORDER, with_hiding_depths
-from planner.search.group_split import Chains, Floats, Groups, Ints, best_chains
+from planner.search.every_chain import count_chains, every_chain
+from planner.search.group_split import Chains, Floats, Groups, Ints, best_chains, timed_chains
 from planner.steady_path import SteadyPath, nominal_path
 
 # With more devices there are too many sets: they are searched in pools.
@@ -22,11 +23,15 @@ MOST_DEVICES = 6
 # memory or links rule that out.
 _BOUNDS, _BEYOND, _FARTHEST = 40, 10, 20.0
 
-# So many chains become plans, if the closed form finds them no worse than so many times the best; and so many pairs.
-_CHAINS, _WORST, _PAIRS = 120, 1.6, 48
+# Where there are so few chains, all of them get their times.
+_MOST_CHAINS = 3000
 
-# Divisions of the batch between two sets that are looked at, and those of each pair that may become plans.
-_DIVISIONS, _DIVISIONS_OF_PAIR = 64, 3
+# So many chains become plans, if the closed form finds them no worse than so many times the best; and so many pairs.
+_CHAINS, _WORST, _PAIRS = 120, 1.6, 64
+
+# Divisions of the batch between two sets that are looked at, those of each pair that may become plans, and chains of
+# each set that are combined.
+_DIVISIONS, _DIVISIONS_OF_PAIR, _OF_SET = 64, 3, 3
 
 _NEVER_S = 1e30
 
@@ -36,21 +41,23 @@ _MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
 class _Block(NamedTuple):
-    """A chain that takes a part of the batch: on a set of devices, with a bound's number.
+    """A chain that takes a part of the batch.
 
     Attributes:
-        used: The set.
-        bound: Number of the bound of the slowest stage.
         sought: Samples of the microbatches for which the chain was sought.
+        chain: Its number among those.
         microbatch: Samples of its microbatches at most.
         samples: Of a step.
     """
 
-    used: int
-    bound: int
     sought: int
+    chain: int
     microbatch: int
     samples: int
+
+
+# Seconds by the closed form, and what takes them.
+_Timed = tuple[float, _Block]
 
 
 def few_devices_plans(devices: Sequence[Device], scenario: Scenario, strategy: str) -> Iterator[Plan]:
@@ -61,12 +68,17 @@ def few_devices_plans(devices: Sequence[Device], scenario: Scenario, strategy: s
         scenario: What it is for.
         strategy: Its name in the plans.
     """
-    batch = scenario.training.global_batch
+    batch, layers = scenario.training.global_batch, len(scenario.model.layers)
     chains: dict[int, Chains] = {}
     evenly = {-(-batch // count) for count in _COUNTS}
+    few = count_chains(len(devices), layers) <= _MOST_CHAINS
     for microbatch in sorted({size for size in _MICROBATCHES if size < batch} | evenly):
-        groups = _groups(devices, scenario, microbatch)
-        chains[microbatch] = best_chains(groups, -(-batch // microbatch), _bounds_s(groups))
+        groups, count = _groups(devices, scenario, microbatch), -(-batch // microbatch)
+        chains[microbatch] = (
+            timed_chains(groups, count, *every_chain(len(devices), layers))
+            if few
+            else best_chains(groups, count, _bounds_s(groups))
+        )
     for alone in _alone(chains, batch):
         yield from _plan([alone], chains, devices, scenario, strategy)
     for pair in _pairs(chains, devices, scenario):
@@ -74,54 +86,55 @@ def few_devices_plans(devices: Sequence[Device], scenario: Scenario, strategy: s
 
 
 def _alone(chains: Mapping[int, Chains], batch: int) -> list[_Block]:
-    """The best chains that take the whole batch: of each kind the one with the least bound."""
-    unlike: dict[tuple[int, bytes, bytes], tuple[float, _Block]] = {}
-    for microbatch, found in chains.items():
-        steps_s = found.steps_s(-(-batch // microbatch))
-        for bound, used in np.argwhere(np.isfinite(steps_s)).tolist():
-            kind = (microbatch, found.group[bound, used].tobytes(), found.first_layer[bound, used].tobytes())
-            block = _Block(used, bound, microbatch, microbatch, batch)
-            unlike.setdefault(kind, (float(steps_s[bound, used]), block))
-    ranked = sorted(unlike.values(), key=lambda each: each[0])
+    """The best chains that take the whole batch."""
+    of_sets = _blocks(chains, batch, _CHAINS)
+    ranked = sorted(each for blocks in of_sets.values() for each in blocks)
     quick = [block for time_s, block in ranked[:_CHAINS] if time_s <= _WORST * ranked[0][0]]
     # What costs least or keeps within a budget may be slow: the best of every set of devices takes part.
-    best_of_set = {block.used: block for _, block in reversed(ranked)}
-    return list(dict.fromkeys((*quick, *best_of_set.values())))
+    return list(dict.fromkeys((*quick, *(blocks[0][1] for blocks in of_sets.values()))))
 
 
 def _pairs(chains: Mapping[int, Chains], devices: Sequence[Device], scenario: Scenario) -> list[tuple[_Block, _Block]]:
-    """The best pairs of chains on sets without a common device, each with the division of the batch that is best."""
+    """The best pairs of chains on sets without a common device, each with the divisions of the batch that are best."""
     batch = scenario.training.global_batch
     divisions = sorted({round(part) for part in np.linspace(1, batch - 1, _DIVISIONS)}) if batch > 1 else []
-    blocks = {samples: _blocks(chains, samples) for part in divisions for samples in (part, batch - part)}
+    sizes = sorted({samples for part in divisions for samples in (part, batch - part)})
+    blocks = {samples: _blocks(chains, samples, _OF_SET) for samples in sizes}
     found = []
     for one, other in combinations(range(1, 1 << len(devices)), 2):
-        if not one & other and divisions:
-            sum_s = _sum_between_s(_devices_of(one, devices), _devices_of(other, devices), scenario)
-            slowest_s = ((max(blocks[part][0][one], blocks[batch - part][0][other]), part) for part in divisions)
-            for time_s, part in sorted(slowest_s)[:_DIVISIONS_OF_PAIR]:
-                if np.isfinite(time_s):
-                    found.append((time_s + sum_s, blocks[part][1][one], blocks[batch - part][1][other]))
+        if one & other:
+            continue
+        able = [part for part in divisions if one in blocks[part] and other in blocks[batch - part]]
+        slowest_s = sorted((max(blocks[part][one][0][0], blocks[batch - part][other][0][0]), part) for part in able)
+        sum_s = _sum_between_s(_devices_of(one, devices), _devices_of(other, devices), scenario) if able else 0.0
+        for _, part in slowest_s[:_DIVISIONS_OF_PAIR]:
+            for (first_s, first), (second_s, second) in product(blocks[part][one], blocks[batch - part][other]):
+                found.append((max(first_s, second_s) + sum_s, first, second))
     return [(one, other) for _, one, other in sorted(found)[:_PAIRS]]
 
 
-def _blocks(chains: Mapping[int, Chains], samples: int) -> tuple[list[float], list[_Block]]:
-    """Seconds for so many samples, and what takes them, of each set of devices.
+def _blocks(chains: Mapping[int, Chains], samples: int, most: int) -> dict[int, list[_Timed]]:
+    """What takes so many samples, of each set of devices the best few, the best first.
 
     Microbatches that come out smaller than those of the chain take less in proportion.
     """
-    sizes, steps_s = [], []
-    for size, each in chains.items():
-        count = -(-samples // size)
+    of_sets: dict[int, list[_Timed]] = {}
+    keys, sizes, steps_s, used = list(chains), [], [], []
+    for sought, each in chains.items():
+        count = -(-samples // sought)
         sizes.append(-(-samples // count))
-        steps_s.append(each.steps_s(count) * (sizes[-1] / size))
-    flat_s, bounds = np.concatenate(steps_s), len(steps_s[0])
-    keys = list(chains)
-    best = flat_s.argmin(axis=0).tolist()
-    blocks = [
-        _Block(used, at % bounds, keys[at // bounds], sizes[at // bounds], samples) for used, at in enumerate(best)
-    ]
-    return flat_s.min(axis=0).tolist(), blocks
+        steps_s.append(each.steps_s(count) * (sizes[-1] / sought))
+        used.append(each.used)
+    flat_s, flat_used = np.concatenate(steps_s), np.concatenate(used)
+    starts = np.cumsum([0, *(len(each) for each in steps_s)])
+    order = np.lexsort((flat_s, flat_used))
+    first = np.flatnonzero(np.diff(flat_used[order], prepend=-1))
+    rank = np.arange(len(order)) - np.repeat(first, np.diff(first, append=len(order)))
+    for at in order[rank < most].tolist():
+        index = int(np.searchsorted(starts, at, side="right")) - 1
+        block = _Block(keys[index], at - int(starts[index]), sizes[index], samples)
+        of_sets.setdefault(int(flat_used[at]), []).append((float(flat_s[at]), block))
+    return of_sets
 
 
 def _sum_between_s(ones: Sequence[Device], others: Sequence[Device], scenario: Scenario) -> float:
@@ -137,8 +150,8 @@ def _plan(
 ) -> Iterator[Plan]:
     """The plan of chains side by side, if it fits."""
     pipelines = []
-    for used, bound, sought, microbatch, samples in blocks:
-        group, first_layer = chains[sought].group[bound, used], chains[sought].first_layer[bound, used]
+    for sought, chain, microbatch, samples in blocks:
+        group, first_layer = chains[sought].group[chain], chains[sought].first_layer[chain]
         cuts = [*first_layer[group > 0].tolist(), len(scenario.model.layers)]
         shares = [_samples(_devices_of(each, devices), scenario, microbatch) for each in group.tolist() if each]
         stages = tuple(

@@ -3,7 +3,8 @@
 A group is any set of devices, which are the replicas of a stage. A chain gives layers to groups that have no device in
 common. For every set of devices that a chain may use, and for every bound of a grid for the slowest stage or link, the
 chain that one microbatch passes in the least time, there and back, sums of gradients added, is found: stages are put
-before each other, from the last layer to the first. With few devices nothing is left out but what memory forbids.
+before each other, from the last layer to the first. With few devices nothing is left out but what memory forbids. Where
+there are few chains (`planner.search.every_chain`), each of them gets its times instead.
 
     step = (microbatches - 1) * bound + pass
 """
@@ -45,34 +46,79 @@ class Groups(NamedTuple):
 
 
 class Chains(NamedTuple):
-    """The best chain for each bound and set of devices, all of which it uses.
+    """Chains of stages; with so many microbatches a step takes `steps_s`.
 
     Attributes:
-        bound_s: What no stage or link takes longer than for a microbatch, [bounds].
-        pass_s: Of one microbatch there and back, sums added; infinite where nothing fits, [bounds, sets].
-        group: Of each stage; 0 after the last, [bounds, sets, devices].
-        first_layer: Of each stage, [bounds, sets, devices].
+        used: The set of all devices, [chains].
+        bound_s: What no stage or link takes longer than for a microbatch, [chains].
+        pass_s: Of one microbatch there and back, sums added, [chains].
+        group: Of each stage; 0 after the last, [chains, devices].
+        first_layer: Of each stage, [chains, devices].
     """
 
+    used: Ints
     bound_s: Floats
     pass_s: Floats
     group: Ints
     first_layer: Ints
 
     def steps_s(self, microbatches: int) -> Floats:
-        """Return the seconds of a step of so many microbatches, [bounds, sets]."""
-        return np.asarray((microbatches - 1) * self.bound_s[:, None] + self.pass_s)
+        """Return the seconds of a step of so many microbatches, [chains]."""
+        return np.asarray((microbatches - 1) * self.bound_s + self.pass_s)
 
 
 def best_chains(groups: Groups, microbatches: int, bounds_s: Floats) -> Chains:
-    """Return the best chains for each set of devices.
+    """Return the best chains for each bound and each set of devices, all of which they use.
 
     Args:
         groups: What groups cost.
         microbatches: Of a step, at most: stages hold as many of them as there are stages behind.
         bounds_s: For the slowest stage or link, rising, seconds.
     """
-    return Chains(bounds_s, *_best_chains(groups, microbatches, bounds_s))
+    pass_s, group, first_layer = _best_chains(groups, microbatches, bounds_s)
+    bound, used = np.nonzero(np.isfinite(pass_s))
+    stages = np.concatenate((group[bound, used], first_layer[bound, used]), axis=1)
+    # The same chain with the least bound.
+    _, first = np.unique(stages, axis=0, return_index=True)
+    bound, used = bound[first], used[first]
+    return Chains(used, bounds_s[bound], pass_s[bound, used], group[bound, used], first_layer[bound, used])
+
+
+def timed_chains(groups: Groups, microbatches: int, group: Ints, first_layer: Ints) -> Chains:
+    """Return those of given chains that fit, with their times; arguments as in `best_chains` and `Chains`."""
+    bound_s, pass_s = _time_chains(groups, microbatches, group, first_layer)
+    fits = np.isfinite(pass_s)
+    used = np.bitwise_or.reduce(group, axis=1)
+    return Chains(used[fits], bound_s[fits], pass_s[fits], group[fits], first_layer[fits])
+
+
+@njit(cache=True)
+def _time_chains(
+    groups: Groups, microbatches: int, group: Ints, first_layer: Ints
+) -> tuple[Floats, Floats]:  # pragma: no cover
+    chains, devices = group.shape
+    layers = groups.compute_s.shape[2] - 1
+    whole = max(groups.state_bytes[layers], 1.0)
+    bound_s, pass_s = np.zeros(chains), np.zeros(chains)
+    for chain in range(chains):
+        end, behind = layers, 0
+        for stage in range(devices - 1, -1, -1):
+            here = group[chain, stage]
+            if here:
+                first = first_layer[chain, stage]
+                # As many microbatches as there are stages from here on.
+                depth = min(microbatches, behind + 1)
+                time_s = _stage_s(groups, here, first, end, depth)
+                ways_s = busy_s = 0.0
+                if behind:
+                    after = group[chain, stage + 1]
+                    ways_s = groups.way_s[here, after, end - 1] + groups.way_s[after, here, end - 1]
+                    busy_s = max(groups.busy_s[here, after, end - 1], groups.busy_s[after, here, end - 1])
+                bound_s[chain] = max(bound_s[chain], busy_s, time_s + (ways_s if groups.blocked else 0.0))
+                share = (groups.state_bytes[end] - groups.state_bytes[first]) / whole
+                pass_s[chain] += time_s + ways_s + share * groups.sum_s[here]
+                end, behind = first, behind + 1
+    return bound_s, pass_s
 
 
 @njit(cache=True)

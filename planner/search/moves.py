@@ -8,13 +8,15 @@ from planner.plan import Pipeline, Plan
 from planner.scenario import Scenario
 from planner.search.alike import alike_pipelines, change_alike
 from planner.search.build import on_devices, places_of, with_hiding_depths
-from planner.search.device_moves import device_moves
+from planner.search.device_moves import FEW_DEVICES, device_moves
+from planner.search.stage_moves import stage_moves
 
 
 def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
     """Give the plans that differ in one cut, microbatch count, recomputation, share or place.
 
-    Alike pipelines change together. Of few devices single ones change places, and samples between replicas.
+    Alike pipelines change together. Of few devices single ones change places, and samples
+    between replicas; stages are split and merged.
     """
     groups = alike_pipelines(plan, scenario)
     for group in groups:
@@ -23,7 +25,8 @@ def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
             fitted = with_hiding_depths(changed, scenario)
             if fitted is not None:
                 yield _in_all(plan, group, fitted)
-    for moved in device_moves(plan):
+    devices = scenario.cluster.devices
+    for moved in (*device_moves(plan), *(stage_moves(plan, devices) if len(devices) <= FEW_DEVICES else ())):
         refitted = [with_hiding_depths(pipeline, scenario) for pipeline in moved.pipelines]
         able = tuple(pipeline for pipeline in refitted if pipeline is not None)
         if len(able) == len(refitted):

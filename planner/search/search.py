@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 
 from planner.check import check_plan
 from planner.evaluate import step_time_s
@@ -57,6 +58,8 @@ def search(
     ask = judge or (lambda plan: quick_step_s(plan, scenario))
 
     def score(plan: Plan) -> float:
+        if not without.isdisjoint(plan.devices):
+            return inf
         return objective.score(plan, ask(plan), scenario)
 
     given = [plan for plan in seeds if without.isdisjoint(plan.devices) and _is_possible(plan, scenario)]
@@ -69,7 +72,7 @@ def search(
         devices = [device for device in scenario.cluster.devices if device.name not in without]
         raise no_split_fits(scenario, _NAME, devices)
     best = min(able, key=lambda plan: objective.score(plan, exact(plan), scenario))
-    if objective.score(best, exact(best), scenario) == float("inf"):
+    if objective.score(best, exact(best), scenario) == inf:
         raise InputError(
             "no plan keeps within the limits of the objective",
             where=f"strategy '{_NAME}'",
@@ -103,7 +106,10 @@ def _improved(ranked: Sequence[Plan], scenario: Scenario, score: Callable[[Plan]
         return best(ranked[:STARTS_OF_MANY], EVALUATIONS_OF_MANY, FINISHED_OF_MANY)
     unlike = {_places(plan): plan for plan in reversed(ranked)}
     starts = [plan for plan in ranked if unlike[_places(plan)] is plan][:STARTS]
-    return best(best(starts, FIRST_EVALUATIONS, FINISHED), EVALUATIONS, FINISHED)
+    first = best(starts, FIRST_EVALUATIONS, len(starts))
+    # Sums that begin while backward goes on may make the best of those without stages better than all.
+    whole = [plan for plan in first[FINISHED:] if all(len(each.stages) == 1 for each in plan.pipelines)][:1]
+    return best([*first[:FINISHED], *whole], EVALUATIONS, FINISHED + 1)
 
 
 def _places(plan: Plan) -> frozenset[frozenset[str]]:

@@ -4,7 +4,7 @@ from itertools import combinations, product
 from math import ceil
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.elastic_scheduling import (
@@ -78,6 +78,8 @@ def cheapest_subset(units: Sequence[Unit], speed: float) -> float:
     return min(sum(u.price_per_hour for u in each) for each in sums if sum(u.samples_per_s for u in each) >= speed)
 
 
+# Three units at the same price for a sample, of which the large one alone is more than enough.
+@example(RegionOffer(1, (Unit("one", 1.0, 1.0), Unit("other", 1.0, 1.0), Unit("large", 5.0, 5.0))), 4.0)
 @settings(deadline=None, max_examples=50)
 @given(mixed_offers(), st.floats(1.0, 20.0))
 def test_unlike_units_are_enough_and_cost_no_more_than_double_the_least(offer: RegionOffer, patience: float) -> None:
