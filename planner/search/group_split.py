@@ -98,7 +98,6 @@ def _time_chains(
 ) -> tuple[Floats, Floats]:  # pragma: no cover
     chains, devices = group.shape
     layers = groups.compute_s.shape[2] - 1
-    whole = max(groups.state_bytes[layers], 1.0)
     bound_s, pass_s = np.zeros(chains), np.zeros(chains)
     for chain in range(chains):
         end, behind = layers, 0
@@ -106,18 +105,19 @@ def _time_chains(
             here = group[chain, stage]
             if here:
                 first = first_layer[chain, stage]
-                # As many microbatches as there are stages from here on.
-                depth = min(microbatches, behind + 1)
-                time_s = _stage_s(groups, here, first, end, depth)
+                time_s = _compute_s(groups, here, first, end)
                 ways_s = busy_s = 0.0
                 if behind:
                     after = group[chain, stage + 1]
                     ways_s = groups.way_s[here, after, end - 1] + groups.way_s[after, here, end - 1]
                     busy_s = max(groups.busy_s[here, after, end - 1], groups.busy_s[after, here, end - 1])
-                bound_s[chain] = max(bound_s[chain], busy_s, time_s + (ways_s if groups.blocked else 0.0))
-                share = (groups.state_bytes[end] - groups.state_bytes[first]) / whole
-                pass_s[chain] += time_s + ways_s + share * groups.sum_s[here]
+                pass_s[chain] += time_s + ways_s + _share(groups, first, end) * groups.sum_s[here]
+                # As many microbatches as there are stages from here on.
+                wait_s = _wait_s(groups, here, first, end, min(microbatches, behind + 1), pass_s[chain])
+                bound_s[chain] = max(bound_s[chain], busy_s, time_s + (ways_s if groups.blocked else 0.0), wait_s)
                 end, behind = first, behind + 1
+        if not np.isfinite(bound_s[chain]):
+            pass_s[chain] = np.inf
     return bound_s, pass_s
 
 
@@ -150,11 +150,10 @@ def _fill(groups: Groups, microbatches: int, bound_s: float, pass_s: Floats, beh
     pass_s[:] = np.inf
     for begin in range(1, sets):
         for first in range(layers - 1, -1, -1):
-            time_s = _stage_s(groups, begin, first, layers, 1)
-            if time_s > bound_s:
+            time_s = _compute_s(groups, begin, first, layers)
+            if time_s > bound_s or _wait_s(groups, begin, first, layers, 1, 0.0) > 0:
                 break
-            share = (groups.state_bytes[layers] - groups.state_bytes[first]) / max(groups.state_bytes[layers], 1.0)
-            pass_s[1, begin, begin, first] = time_s + share * groups.sum_s[begin]
+            pass_s[1, begin, begin, first] = time_s + _share(groups, first, layers) * groups.sum_s[begin]
             behind[1, begin, begin, first] = -1
     for stages in range(1, devices):
         depth = min(microbatches, stages + 1)
@@ -203,31 +202,51 @@ def _prepend(
     blocked_s = ways_s if groups.blocked else 0.0
     if max(groups.busy_s[before, begin, end - 1], groups.busy_s[begin, before, end - 1]) > bound_s:
         return
-    whole = max(groups.state_bytes[-1], 1.0)
     for first in range(end - 1, -1, -1):
-        time_s = _stage_s(groups, before, first, end, depth)
-        if time_s + blocked_s > bound_s:
+        time_s = _compute_s(groups, before, first, end)
+        total_s = so_far_s + time_s + ways_s + _share(groups, first, end) * groups.sum_s[before]
+        if max(time_s + blocked_s, _wait_s(groups, before, first, end, depth, total_s)) > bound_s:
             return
-        share = (groups.state_bytes[end] - groups.state_bytes[first]) / whole
-        total_s = so_far_s + time_s + ways_s + share * groups.sum_s[before]
         if total_s < pass_s[used | before, before, first]:
             pass_s[used | before, before, first] = total_s
             behind[used | before, before, first] = here
 
 
 @njit(cache=True)
-def _stage_s(groups: Groups, group: int, first: int, end: int, depth: int) -> float:  # pragma: no cover
-    """Seconds of layers on a group, infinite if they do not fit."""
+def _compute_s(groups: Groups, group: int, first: int, end: int) -> float:  # pragma: no cover
+    """Seconds of layers on the slowest device of a group."""
     slowest_s = 0.0
+    for device in range(groups.compute_s.shape[1]):
+        if group >> device & 1:
+            own_s = groups.compute_s[group, device, end] - groups.compute_s[group, device, first]
+            slowest_s = max(slowest_s, own_s)
+    return slowest_s
+
+
+@njit(cache=True)
+def _share(groups: Groups, first: int, end: int) -> float:  # pragma: no cover
+    """The layers' part of the model's state."""
+    return (groups.state_bytes[end] - groups.state_bytes[first]) / max(groups.state_bytes[-1], 1.0)
+
+
+@njit(cache=True)
+def _wait_s(groups: Groups, group: int, first: int, end: int, depth: int, pass_s: float) -> float:  # pragma: no cover
+    """Seconds from one microbatch to the next where memory holds fewer than ``depth``, each for ``pass_s``.
+
+    0 where it holds as many, infinite where it does not hold one.
+    """
+    held = depth
     states = groups.state_bytes[end] - groups.state_bytes[first]
     activations = groups.activation_bytes[end] - groups.activation_bytes[first]
     for device in range(groups.compute_s.shape[1]):
         if group >> device & 1:
-            if states + depth * groups.samples[group, device] * activations > groups.capacity_bytes[device]:
+            room = groups.capacity_bytes[device] - states
+            each = groups.samples[group, device] * activations
+            if room < each or room < 0:
                 return np.inf
-            own_s = groups.compute_s[group, device, end] - groups.compute_s[group, device, first]
-            slowest_s = max(slowest_s, own_s)
-    return slowest_s
+            if held * each > room:
+                held = int(room // each)
+    return pass_s / held if held < depth else 0.0
 
 
 @njit(cache=True)

@@ -41,9 +41,9 @@ def without(scenario: Scenario, name: str) -> Scenario:
     return replace(scenario, cluster=replace(scenario.cluster, devices=devices, links=links))
 
 
-def excess(seed: int, most_batch: int) -> float:
-    """How much longer a step takes than with the best of all plans there are, as a factor."""
-    scenario = unlike_scenario(seed, (2, 3), (1, 5), most_batch)
+def excess(seed: int, most_batch: int, devices: tuple[int, int] = (2, 3), layers: tuple[int, int] = (1, 5)) -> float:
+    """How much longer a step takes than with the best of all plans there are, as a factor; 1 if by less than 1 %."""
+    scenario = unlike_scenario(seed, devices, layers, most_batch)
     own = planned(scenario)
     own_s = min(1e6, seconds(own, scenario))
     found = best_plan(scenario, own_s / LEAST_COUNTED)
@@ -54,20 +54,21 @@ def excess(seed: int, most_batch: int) -> float:
 LEAST_COUNTED = 1.01
 
 
-def test_hardly_any_plan_of_two_or_three_devices_is_better() -> None:
-    # The goal is 1.01 for all of them. Of 155 seeds three are beyond: 83 (1.012), 163 (1.045) and 3933 (1.020).
-    factors = {seed: excess(seed, 8) for seed in (*range(1, 20), 163, 3933)}
-    beyond = {seed: factor for seed, factor in factors.items() if factor > 1}
-    assert set(beyond) <= {163, 3933}, beyond
-    assert max(factors.values()) < 1.05, beyond
+def test_no_plan_of_two_or_three_devices_is_better() -> None:
+    # The last five were hard: few samples, memory for less than 1F1B's depths, or three pipelines side by side.
+    assert max(excess(seed, 8) for seed in (*range(1, 20), 83, 157, 163, 171, 3933)) == 1.0
 
 
 @pytest.mark.slow
-def test_of_many_scenarios_few_have_better_plans() -> None:
-    factors = {seed: excess(seed, 8) for seed in range(1, 200)}
-    beyond = {seed: factor for seed, factor in factors.items() if factor > 1}
-    assert len(beyond) <= 0.03 * len(factors), beyond
-    assert max(factors.values()) < 1.05, beyond
+def test_of_many_small_scenarios_none_has_a_better_plan() -> None:
+    factors = {seed: excess(seed, 8) for seed in range(200, 1200)}
+    assert max(factors.values()) == 1.0, {seed: factor for seed, factor in factors.items() if factor > 1}
+
+
+@pytest.mark.slow
+def test_of_many_scenarios_of_four_devices_none_has_a_better_plan() -> None:
+    factors = {seed: excess(seed, 6, devices=(4, 4), layers=(2, 6)) for seed in range(1, 120)}
+    assert max(factors.values()) == 1.0, {seed: factor for seed, factor in factors.items() if factor > 1}
 
 
 @settings(deadline=None, max_examples=8, derandomize=True, phases=[Phase.generate])
