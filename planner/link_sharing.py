@@ -52,7 +52,7 @@ def seconds_per_byte(flows: dict[Pair, float], scenario: Scenario) -> float:
 def sharers(plan: Plan, scenario: Scenario) -> dict[Pair, int]:
     """Return for each pair of devices that send to each other how many pairs send over its fullest link at once."""
     found: dict[Pair, int] = {}
-    for pairs in _occasions(plan):
+    for pairs in simultaneous(plan):
         users = Counter(link.name for pair in pairs for link in scenario.cluster.path(*pair))
         for pair in pairs:
             links = scenario.cluster.path(*pair)
@@ -71,8 +71,8 @@ def shared_paths(plan: Plan, scenario: Scenario) -> Paths:
     return path
 
 
-def _occasions(plan: Plan) -> Iterator[Iterable[Pair]]:
-    """The pairs that send at the same time."""
+def simultaneous(plan: Plan) -> Iterator[Iterable[Pair]]:
+    """Give the pairs that send at the same time, transfer by transfer and ring by ring."""
     for pipeline in plan.pipelines:
         samples = max(pipeline.microbatches)
         for left, right in pairwise(pipeline.stages):

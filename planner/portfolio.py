@@ -6,8 +6,6 @@ from functools import lru_cache
 from planner.check import check_plan
 from planner.cluster import Cluster, Device, Link
 from planner.effects import Effects
-from planner.evaluate import step_time_s
-from planner.link_sharing import shared_paths
 from planner.plan import Plan
 from planner.profile import ModelProfile
 from planner.refusals import no_split_fits
@@ -68,7 +66,7 @@ class Portfolio:
 
 
 def planned(scenario: Scenario, away: frozenset[str] = frozenset()) -> Plan:
-    """Return the search's plan for declared rates, judged with flows that share their links.
+    """Return the search's plan for declared rates.
 
     Raises:
         InputError: Nothing fits.
@@ -92,7 +90,7 @@ def _planned(
     scenario = Scenario(name, Cluster(devices, links), model, training, effects=effects)
     if len(away) == len(devices):
         raise no_split_fits(scenario, "auto", [])
-    return search(scenario, Objective(), lambda plan: step_time_s(plan, scenario, shared_paths(plan, scenario)), away)
+    return search(scenario, Objective(), without=away)
 
 
 def _at_rates(scenario: Scenario, steps: tuple[tuple[str, int], ...]) -> Scenario:

@@ -1,11 +1,11 @@
 """What adaptation gains on real traces: policies `auto` and `deepcee` against none, from the same starting plan.
 
 Each pair of traces plays on the two links between regions of `cloud-edge-end`. The starting plan is the one that `auto`
-makes for the mean rates of the first minute. Beside it stands the best plan in hindsight: of all that `auto` looked at
-or ran during the trace, of its plan for the mean rates of the whole trace, and of the starting plan, the one that would
-have done most without any change. All are judged on windows of the trace, and the best few of them simulated. What
-could be had at all with these plans, had each window's best one been foreseen and every change been free, stands there
-too.
+makes for the mean rates and latencies of the first minute. Beside it stands the best plan in hindsight: of all that
+`auto` looked at or ran during the trace, of its plan for the means of the whole trace, and of the starting plan, the
+one that would have done most without any change. All are judged on windows of the trace, and the best few of them
+simulated. What could be had at all with these plans, had each window's best one been foreseen and every change been
+free, stands there too.
 
 Two further checks hold the gain that the simulator promises to what a real, paced run shows
 (`experiments.benches.adaptation_real`).
@@ -45,6 +45,9 @@ FIRST_MINUTE_S = 60.0
 
 QUICK_TRACES = ("preset lte", "preset rail-lte", "preset satellite")
 QUICK_DURATION_S = 600.0
+
+# Latencies of a time are looked at so often, seconds.
+SAMPLE_EVERY_S = 1.0
 
 # Plans in hindsight are judged on windows this long, seconds, and so many of the best are simulated.
 WINDOW_S = 10.0
@@ -155,14 +158,23 @@ def _run(scenario: Scenario, plan: Plan, policy: Policy | None, duration_s: floa
 
 
 def _at_means(scenario: Scenario, start_s: float, end_s: float) -> Scenario:
-    """The scenario with steady links that carry what their traces carry in the mean of that time."""
+    """The scenario with steady links that carry what their traces carry in the mean of that time, as late."""
     links = []
     for link in scenario.cluster.links:
         if link.trace is not None:
             mean_bps = float(link.trace.bits_between(start_s, end_s)) / (end_s - start_s)
-            link = replace(link, bandwidth_bps=max(mean_bps, LEAST_BPS))
+            moments_s = np.arange(start_s, end_s, SAMPLE_EVERY_S)
+            latency_s = float(np.mean([_latency_s(link, moment_s) for moment_s in moments_s]))
+            link = replace(link, bandwidth_bps=max(mean_bps, LEAST_BPS), latency_s=latency_s)
         links.append(replace(link, trace=None))
     return replace(scenario, cluster=Cluster(scenario.cluster.devices, tuple(links)))
+
+
+def _latency_s(link: Link, moment_s: float) -> float:
+    """One way, at a moment of the run, seconds."""
+    if link.trace is None or link.trace.latency_s is None:
+        return link.latency_s
+    return float(link.trace.latency_s[link.trace.piece_at(moment_s)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +212,5 @@ def _window(scenario: Scenario, start_s: float) -> dict[str, LinkSample]:
     for link in scenario.cluster.links:
         if link.trace is not None:
             rate_bps = float(link.trace.bits_between(start_s, start_s + WINDOW_S)) / WINDOW_S
-            series_s = link.trace.latency_s
-            latency_s = link.latency_s if series_s is None else float(series_s[link.trace.piece_at(start_s)])
-            samples[link.name] = LinkSample(rate_bps, latency_s, WINDOW_S)
+            samples[link.name] = LinkSample(rate_bps, _latency_s(link, start_s), WINDOW_S)
     return samples

@@ -226,7 +226,7 @@ def _compute_s(groups: Groups, group: int, first: int, end: int) -> float:  # pr
 @njit(cache=True)
 def _share(groups: Groups, first: int, end: int) -> float:  # pragma: no cover
     """The layers' part of the model's state."""
-    return (groups.state_bytes[end] - groups.state_bytes[first]) / max(groups.state_bytes[-1], 1.0)
+    return float((groups.state_bytes[end] - groups.state_bytes[first]) / max(groups.state_bytes[-1], 1.0))
 
 
 @njit(cache=True)

@@ -1,10 +1,12 @@
 """How long a step of a plan takes, quickly: alike pipelines are looked at once, and sums of gradients in closed form.
 
-Few devices are no trouble: there the compiled evaluator looks at everything.
+Few devices are no trouble: there the compiled evaluator looks at everything, and at what flows make of links that they
+share.
 """
 
 from collections.abc import Hashable, Sequence
 
+from planner.contention import contended_paths
 from planner.evaluate import step_time_s
 from planner.gradient_sync import GradientSync, gradient_syncs
 from planner.plan import Plan
@@ -18,8 +20,17 @@ MOST_EVALUATED = 12
 def quick_step_s(plan: Plan, scenario: Scenario) -> float:
     """Return the seconds of a step on steady links."""
     if len(plan.devices) <= MOST_EVALUATED:
-        return step_time_s(plan, scenario)
+        return exact_step_s(plan, scenario)
     return step_time_s(representatives(plan, scenario), scenario) + _sums_s(plan, scenario)
+
+
+def exact_step_s(plan: Plan, scenario: Scenario) -> float:
+    """Return the seconds of a step on steady links, with all devices looked at.
+
+    In clusters of few devices links are shared; in larger ones each pair of devices has them for itself.
+    """
+    few = len(scenario.cluster.devices) <= MOST_EVALUATED
+    return step_time_s(plan, scenario, contended_paths(plan, scenario) if few else None)
 
 
 def _sums_s(plan: Plan, scenario: Scenario) -> float:

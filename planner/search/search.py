@@ -5,7 +5,6 @@ from dataclasses import replace
 from math import inf
 
 from planner.check import check_plan
-from planner.evaluate import step_time_s
 from planner.plan import Plan
 from planner.refusals import no_split_fits
 from planner.reschedule import with_schedule
@@ -16,7 +15,7 @@ from planner.search.few_devices import MOST_DEVICES, few_devices_plans
 from planner.search.local import improve
 from planner.search.objective import Judge, Objective
 from planner.search.pools import pools_of
-from planner.search.quick_judge import quick_step_s
+from planner.search.quick_judge import exact_step_s, quick_step_s
 from traces.errors import InputError
 
 # So many of the candidates go through the local search, which may ask the judge so many times for each, and so many of
@@ -125,7 +124,7 @@ def _scored(plans: Iterable[Plan], score: Callable[[Plan], float]) -> list[tuple
 
 
 def _exact(judge: Judge | None, scenario: Scenario) -> Judge:
-    return judge or (lambda plan: step_time_s(plan, scenario))
+    return judge or (lambda plan: exact_step_s(plan, scenario))
 
 
 def _ordered(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
