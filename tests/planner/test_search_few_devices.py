@@ -10,7 +10,7 @@ from unlike_scenarios import unlike_scenario
 
 from planner.plan import Plan
 from planner.search.every_chain import count_chains, every_chain
-from planner.search.few_devices import _bounds_s, _groups
+from planner.search.group_costs import bounds_of, groups_of
 from planner.search.group_split import Chains, best_chains, timed_chains
 from planner.search.stage_moves import stage_moves
 
@@ -38,8 +38,8 @@ def test_chains_of_one_and_two_devices_by_hand() -> None:
 def test_the_dynamic_programme_finds_the_best_of_every_chain(seed: int, microbatch: int) -> None:
     scenario = unlike_scenario(seed, (1, 3), (1, 5), 12)
     devices, layers = scenario.cluster.devices, len(scenario.model.layers)
-    groups, count = _groups(devices, scenario, microbatch), -(-scenario.training.global_batch // microbatch)
-    bounds_s = _bounds_s(groups)
+    groups, count = groups_of(devices, scenario, microbatch), -(-scenario.training.global_batch // microbatch)
+    bounds_s = bounds_of(groups)
     best, every = best_chains(groups, count, bounds_s), timed_chains(groups, count, *every_chain(len(devices), layers))
     for bound_s in bounds_s:
         for used in range(1, 1 << len(devices)):
