@@ -10,6 +10,7 @@ exact.
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -25,6 +26,18 @@ from planner.step_tables import SYNC
 
 def contended_paths(plan: Plan, scenario: Scenario) -> Paths:
     """Return the paths of a plan at declared bandwidths, each with what others leave it of its links."""
+    paths, factors = nominal_paths(plan, scenario), contention_factors(plan, scenario)
+
+    def path(source: str, target: str) -> SteadyPath:
+        alone = paths(source, target)
+        return replace(alone, rate_bps=alone.rate_bps / factors.get((source, target), 1.0))
+
+    return path
+
+
+@lru_cache(maxsize=256)
+def contention_factors(plan: Plan, scenario: Scenario) -> Mapping[Pair, float]:
+    """Return how many times as long each pair's transfers take as on links of their own, at declared bandwidths."""
     paths = nominal_paths(plan, scenario)
     step = compile_step(plan, scenario)
     sums = np.asarray(step.actions.kind[step.messages.receiver] == SYNC, np.bool_)
@@ -34,12 +47,7 @@ def contended_paths(plan: Plan, scenario: Scenario) -> Paths:
         step_s = step_time_s(plan, scenario, paths)
         flows = _Flows({pair: min(1.0, each / step_s) for pair, each in between.items()}, scenario, paths)
         factors |= {pair: flows.factor(pair) for pair in between}
-
-    def path(source: str, target: str) -> SteadyPath:
-        alone = paths(source, target)
-        return replace(alone, rate_bps=alone.rate_bps / factors.get((source, target), 1.0))
-
-    return path
+    return factors
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.change_detection import PageHinkley
+from planner.contention import contention_factors
 from planner.evaluate import Paths
-from planner.link_sharing import sharers
 from planner.observation import Observation
 from planner.plan import Plan
 from planner.scenario import Scenario
@@ -116,10 +116,10 @@ def observed_links(observation: Observation, scenario: Scenario) -> dict[str, tu
     A path over several such links is put down to each of them. Where several flows share a link, the fastest counts
     with its share made whole.
     """
-    counts = sharers(observation.plan, scenario)
+    factors = contention_factors(observation.plan, scenario)
     seen: dict[str, tuple[float, float | None]] = {}
     for path in observation.paths:
-        whole_bps = path.rate_bps * counts.get((path.source, path.target), 1)
+        whole_bps = path.rate_bps * factors.get((path.source, path.target), 1.0)
         links = [link for link in scenario.cluster.path(path.source, path.target) if link.source != link.target]
         declared_s = sum(link.latency_s for link in links)
         for link in links:
@@ -133,7 +133,7 @@ def observed_links(observation: Observation, scenario: Scenario) -> dict[str, tu
 
 def forecast_paths(plan: Plan, scenario: Scenario, states: Mapping[str, LinkSample]) -> Paths:
     """Return the plan's paths where links are as in ``states``, by name, each flow with its share of them."""
-    counts = sharers(plan, scenario)
+    factors = contention_factors(plan, scenario)
     network = scenario.effects.network
     efficiency = network.share * network.payload_efficiency
 
@@ -144,6 +144,6 @@ def forecast_paths(plan: Plan, scenario: Scenario, states: Mapping[str, LinkSamp
             (state.rate_bps if state else efficiency * link.bandwidth_bps for state, link in seen), default=math.inf
         )
         latency_s = sum(state.latency_s if state else link.latency_s for state, link in seen)
-        return SteadyPath(max(rate_bps, LEAST_BPS) / counts.get((source, target), 1), latency_s)
+        return SteadyPath(max(rate_bps, LEAST_BPS) / factors.get((source, target), 1.0), latency_s)
 
     return path

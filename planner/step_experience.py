@@ -42,6 +42,10 @@ class StepExperience:
         self._plans.setdefault(plan, _Mean()).learn(value)
         self._kinds.setdefault(_kind(plan), _Mean()).learn(value)
 
+    def has_run(self, plan: Plan) -> bool:
+        """Return whether any step of the plan has been learned from."""
+        return plan in self._plans
+
     def factor(self, plan: Plan) -> float:
         """Return what a prediction for a plan is to be multiplied by; 1 where nothing is known."""
         own, kind = self._plans.get(plan, _Mean()), self._kinds.get(_kind(plan), _Mean())

@@ -32,8 +32,9 @@ from planner.step_graph import Floats
 REVIEW_EVERY_S = 20.0
 STATES = 12
 
-# What a change must promise: one without and one with layers that move.
-LEAST_GAIN, LEAST_GAIN_OF_MOVE = 0.02, 0.05
+# What a change must promise: one without layers that move; one with, to a plan that has run before; and one to a plan
+# that has not, for which predictions are off by as much (docs/systems/auto.md).
+LEAST_GAIN, LEAST_GAIN_OF_MOVE, LEAST_GAIN_OF_NEW = 0.02, 0.05, 0.10
 
 # What is expected of a move must exceed its cost so many times.
 SAFETY = 2.0
@@ -152,7 +153,7 @@ class AutoPolicy:
             moving_s = migration_time_s(migration_between(plan, other, observed), observed)
             dwell_s, age_s = self._regime_s({*self._used(home), *self._used(other)})
             is_move = moving_s > 0
-            if saved_share < (LEAST_GAIN_OF_MOVE if is_move else LEAST_GAIN):
+            if saved_share < self._least_gain(other, is_move):
                 continue
             if is_move and (dwell_s * saved_share < SAFETY * moving_s or age_s * saved_share < moving_s):
                 continue
@@ -160,6 +161,11 @@ class AutoPolicy:
             if net_s > best_s:
                 best, best_s = other, net_s
         return best
+
+    def _least_gain(self, plan: Plan, is_move: bool) -> float:
+        if not is_move:
+            return LEAST_GAIN
+        return LEAST_GAIN_OF_MOVE if self._experience.has_run(plan) else LEAST_GAIN_OF_NEW
 
     def _times_s(self, plan: Plan, hopeful: bool = False) -> Floats:
         """Seconds of a step in each of the forecast states, [STATES]."""
