@@ -9,7 +9,6 @@ _REAL = (
     "experiments/test_command.py",
     "experiments/test_executor_bench.py",
     "experiments/test_interrupts.py",
-    "experiments/test_schedule_options.py",
 )
 
 
