@@ -9,39 +9,29 @@ exact.
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from planner.compiled_step import CompiledStep, compile_step
 from planner.evaluate import Paths, message_times, nominal_paths, step_time_s
-from planner.link_sharing import Pair, sharers
+from planner.link_sharing import Pair, sharers, slowed_paths
 from planner.plan import Plan
 from planner.scenario import Scenario
-from planner.steady_path import SteadyPath
-from planner.step_graph import Flags
 from planner.step_tables import SYNC
 
 
 def contended_paths(plan: Plan, scenario: Scenario) -> Paths:
     """Return the paths of a plan at declared bandwidths, each with what others leave it of its links."""
-    paths, factors = nominal_paths(plan, scenario), contention_factors(plan, scenario)
-
-    def path(source: str, target: str) -> SteadyPath:
-        alone = paths(source, target)
-        return replace(alone, rate_bps=alone.rate_bps / factors.get((source, target), 1.0))
-
-    return path
+    return slowed_paths(plan, scenario, contention_factors(plan, scenario))
 
 
 @lru_cache(maxsize=256)
 def contention_factors(plan: Plan, scenario: Scenario) -> Mapping[Pair, float]:
     """Return how many times as long each pair's transfers take as on links of their own, at declared bandwidths."""
     paths = nominal_paths(plan, scenario)
-    step = compile_step(plan, scenario)
-    sums = np.asarray(step.actions.kind[step.messages.receiver] == SYNC, np.bool_)
-    between = _busy_s(step, paths, ~sums)
+    between = _busy_s(compile_step(plan, scenario), paths)
     factors: dict[Pair, float] = {**sharers(plan, scenario)}
     if _share(between, scenario):
         step_s = step_time_s(plan, scenario, paths)
@@ -78,11 +68,11 @@ class _Flows:
         return longest
 
 
-def _busy_s(step: CompiledStep, paths: Paths, which: Flags) -> dict[Pair, float]:
-    """For how long some of a step's messages keep each pair of devices busy, seconds."""
+def _busy_s(step: CompiledStep, paths: Paths) -> dict[Pair, float]:
+    """For how long a step's transfers between stages keep each pair of devices busy, seconds."""
     occupancy_s, _ = message_times(step, paths)
-    graph = step.graph
-    seconds = np.bincount(graph.channel[which], occupancy_s[which], len(graph.channel_sender)).tolist()
+    graph, between = step.graph, step.actions.kind[step.messages.receiver] != SYNC
+    seconds = np.bincount(graph.channel[between], occupancy_s[between], len(graph.channel_sender)).tolist()
     pairs = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)
     busy: defaultdict[Pair, float] = defaultdict(float)
     for (sender, receiver), each in zip(pairs, seconds, strict=True):

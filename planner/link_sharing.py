@@ -6,7 +6,7 @@ channel of its own; with these paths a channel gets its part of its links.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -62,11 +62,15 @@ def sharers(plan: Plan, scenario: Scenario) -> dict[Pair, int]:
 
 def shared_paths(plan: Plan, scenario: Scenario) -> Paths:
     """Return the paths of a plan at declared bandwidths, each with its part of the links that it shares."""
-    counts = sharers(plan, scenario)
+    return slowed_paths(plan, scenario, sharers(plan, scenario))
+
+
+def slowed_paths(plan: Plan, scenario: Scenario, factors: Mapping[Pair, float]) -> Paths:
+    """Return the paths of a plan at declared bandwidths, where transfers of a pair take ``factors`` times as long."""
 
     def path(source: str, target: str) -> SteadyPath:
-        whole = nominal_path(scenario, source, target, plan.connections)
-        return replace(whole, rate_bps=whole.rate_bps / counts.get((source, target), 1))
+        alone = nominal_path(scenario, source, target, plan.connections)
+        return replace(alone, rate_bps=alone.rate_bps / factors.get((source, target), 1))
 
     return path
 
