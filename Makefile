@@ -35,6 +35,7 @@ bench: $(INSTALLED)
 	$(BIN)/ropebridge bench executor
 	$(BIN)/ropebridge bench fidelity
 	$(BIN)/ropebridge bench adaptation
+	$(BIN)/ropebridge bench recovery
 	@# Last: without measured runs (docs/measurements.md) it refuses with status 2, and everything else is done.
 	$(BIN)/ropebridge bench accuracy
 	$(BIN)/ropebridge bench planner

@@ -6,19 +6,24 @@ pipes to and from the launcher, in a network namespace of its own if the job's l
 
 import json
 import os
+import signal
 import sys
 import traceback
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import parse_args, run
 
-from executor.bridge import Bridge
-from executor.control import announce_store
+from executor.control_store import announce_store
+from executor.coordinator import Coordinator
+from executor.departed_ranks import DepartedRanks
+from executor.fault_hand import FaultHand
 from executor.heartbeat import watch_ranks
 from executor.job import JobFolder
 from executor.parent import die_with_parent
+from executor.rank_devices import rank_devices
 from executor.wan.hosts import control_address
 from executor.wan.testbed import TestBed
 
@@ -27,8 +32,9 @@ def main(parent: str, folder: str, module: str, telemetry: str, plans: str) -> i
     """Run the workers of a job on this machine; return the exit status."""
     die_with_parent(int(parent))
     job = JobFolder(Path(folder))
-    _, plan, orders = job.read()
-    ranks = len(plan.devices)
+    scenario, plan, orders = job.read()
+    devices = rank_devices(scenario, plan, orders)
+    ranks = len(devices)
     with ExitStack() as stack:
         # Closed when this process ends: from that the launcher knows that it has.
         outbound, inbound = os.fdopen(int(telemetry), "w"), os.fdopen(int(plans))
@@ -36,15 +42,28 @@ def main(parent: str, folder: str, module: str, telemetry: str, plans: str) -> i
         if orders.emulator == "relay":
             host = control_address()
             stack.enter_context(TestBed(job, orders.tcp))
-        bridge = None
-        if orders.adapts:
-            bridge = Bridge(host, ranks, orders.steps, outbound, inbound)
-            announce_store(host, bridge.port)
-        watch_ranks(job, plan.devices)
+        coordinator = None
+        if orders.is_steered:
+            departures, fail = None, partial(_fail, job)
+            if orders.backup_every:
+                departures = DepartedRanks(host, FaultHand(job, scenario, devices).away_until_s)
+            coordinator = Coordinator(host, scenario, plan, devices, orders.steps, outbound, inbound, departures, fail)
+            announce_store(host, coordinator.port)
+        if orders.backup_every:
+            # It looks after its rank.
+            module = "executor.keeper"
+        else:
+            watch_ranks(job, devices)
         status = _run_workers(job, module, ranks, host)
-        if bridge is not None and status == 0:
-            bridge.finish()
+        if coordinator is not None and status == 0:
+            coordinator.finish()
     return status
+
+
+def _fail(job: JobFolder, reason: str) -> None:
+    """Have the launcher hear why the run cannot go on, and end."""
+    job.run_failure.write_text(reason)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _run_workers(job: JobFolder, module: str, ranks: int, host: str) -> int:

@@ -2,20 +2,23 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from executor.control import Controller
+from executor.controller import Controller
 from executor.departures import settling
 from executor.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, Orders, Tcp
 from executor.launcher import run_job
 from executor.model import check_model
 from executor.noise_files import gather_norms
 from executor.prepared_job import prepared_job
-from executor.support import check_supported
+from executor.rank_devices import rank_devices
+from executor.support import check_decision, check_supported
 from executor.training.tensor_parallel_layout import check_layouts
 from executor.wan.capacity import too_fast
 from executor.wan.relay_report import read_report
@@ -44,6 +47,8 @@ class TorchBackend:
         parameters: Where the trained parameters go, as one safetensors file; None drops them. Where pipelines do not
             wait for each other's updates it has those of the last one.
         resources: The folder where each rank's ``resources-RANK.jsonl`` goes; None drops them.
+        backup_every: Steps between two copies of the state, from which the run goes on when ranks are lost; 0 where it
+            ends with that.
         tell: Called with a line for people where the links are not what was asked for: before a run when ``auto`` is
             not the relay or links are faster than it, after it with what the relay has to remark.
     """
@@ -56,6 +61,7 @@ class TorchBackend:
         tcp: Tcp = "wide-area",
         parameters: Path | None = None,
         resources: Path | None = None,
+        backup_every: int = 0,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._compute: ComputeMode = compute
@@ -63,6 +69,7 @@ class TorchBackend:
         self._tcp: Tcp = tcp
         self._parameters = parameters
         self._resources = resources
+        self._backup_every = backup_every
         self._tell = tell
 
     def run(self, scenario: Scenario, plan: Plan, policy: Policy | None, steps: int) -> RunRecord:
@@ -75,7 +82,8 @@ class TorchBackend:
         """
         emulator = choose_emulator(self._emulator, self._tell)
         check_plan(plan, scenario)
-        check_supported(plan, scenario, self._compute, emulator)
+        recovers = self._backup_every > 0
+        check_supported(plan, scenario, self._compute, emulator, recovers=recovers)
         if self._compute == "real":
             check_model(scenario)
             check_layouts(scenario, plan)
@@ -83,25 +91,31 @@ class TorchBackend:
             self._tell(fast)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
         settle = settling(emulator, scenario.cluster)
-        controller = Controller(adaptation, settle) if adaptation is not None else None
-        orders = Orders(self._compute, steps, emulator, policy is not None, self._tcp)
+        events: list[Event] = []
+        check = partial(check_decision, scenario=scenario, compute=self._compute, emulator=emulator, recovers=recovers)
+        orders = Orders(self._compute, steps, emulator, policy is not None, self._tcp, self._backup_every)
+        take = events.extend if recovers else _leave
+        controller = Controller(plan, adaptation, settle, check, take) if orders.is_steered else None
+        devices = rank_devices(scenario, plan, orders)
         with prepared_job(scenario, plan, orders) as job:
-            run_job(job, plan.devices, controller.answer if controller is not None else None)
+            run_job(job, devices, controller.answer if controller is not None else None)
             network = self._network(job, emulator)
-            decided = controller.decision_events if controller is not None else []
             if self._parameters is not None and self._compute == "real":
-                _merge_parameters(job, len(plan.devices), self._parameters)
+                _merge_parameters(job, len(devices), self._parameters)
             if self._resources is not None:
-                for rank in range(len(plan.devices)):
+                for rank in range(len(devices)):
                     shutil.copy(job.resources(rank), self._resources)
+            if not recovers:
+                events += settle(_all_events(job, len(devices)))
+            losses = controller.losses if recovers and controller is not None else _total_losses(job, len(devices))
             return RunRecord(
                 self._compute,
                 scenario,
                 plan,
-                tuple(in_order([*settle(_all_events(job, len(plan.devices))), *decided])),
+                tuple(in_order([*events, *(controller.decision_events if controller is not None else ())])),
                 tuple(adaptation.decisions) if adaptation is not None else (),
-                _total_losses([json.loads(job.losses(rank).read_text()) for rank in range(len(plan.devices))]),
-                gather_norms(job, len(plan.devices)),
+                tuple(losses[step] for step in sorted(losses)),
+                gather_norms(job, len(devices)),
                 network,
             )
 
@@ -139,15 +153,24 @@ def _all_events(job: JobFolder, ranks: int) -> list[Event]:
     return [event for rank in range(ranks) for event in read_events(job.events(rank))]
 
 
-def _total_losses(parts: Sequence[Sequence[float]]) -> tuple[float, ...]:
+def _total_losses(job: JobFolder, ranks: int) -> dict[int, float]:
     """The loss of each step: the sum over the ranks that hold part of it."""
-    return tuple(sum(step) for step in zip(*(part for part in parts if part), strict=True))
+    total: defaultdict[int, float] = defaultdict(float)
+    for rank in range(ranks):
+        for step, loss in json.loads(job.losses(rank).read_text()):
+            total[step] += loss
+    return total
+
+
+def _leave(events: list[Event]) -> None:
+    """The ranks write their rows themselves."""
 
 
 def _merge_parameters(job: JobFolder, ranks: int, target: Path) -> None:
     """One file with every layer once; replicas of a layer hold the same values, pipelines may not."""
     merged = {}
-    for rank in range(ranks):
+    # Ranks that were lost, and not needed any more, have left nothing.
+    for rank in filter(lambda rank: job.parameters(rank).exists(), range(ranks)):
         with safe_open(job.parameters(rank), framework="pt") as file:
             merged.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     save_file(merged, target)

@@ -8,6 +8,7 @@ import torch
 
 from executor.clock import RunClock
 from planner.gradient_sync import GradientSync
+from planner.migration import Move
 from planner.plan import Plan
 from planner.program import DeviceProgram, Work
 
@@ -45,6 +46,23 @@ class Rows(Protocol):
 
 class Compute(Protocol):
     """Carries out the work of one rank. Payloads are one-dimensional uint8 tensors."""
+
+    def hold(self, plan: Plan, program: DeviceProgram | None) -> None:
+        """Take up the layers of another plan; those that this rank had already keep their state.
+
+        Args:
+            plan: Of the steps to come.
+            program: This rank's; None if it has none in that plan.
+        """
+
+    def state_bytes(self, move: Move) -> int:
+        """Return the bytes of the state of the layers of ``move``."""
+
+    def layer_state(self, move: Move) -> torch.Tensor:
+        """Return a copy of the state of these layers, which this rank holds."""
+
+    def put_layer_state(self, move: Move, state: torch.Tensor) -> None:
+        """Replace the state of these layers, which this rank holds."""
 
     def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
         """Prepare for a step."""
@@ -126,6 +144,20 @@ class PacedCompute:
         self._due_s = 0.0
         self._update_s = 0.0
         self._blank = torch.zeros(0, dtype=torch.uint8)
+
+    def hold(self, plan: Plan, program: DeviceProgram | None) -> None:
+        """Nothing is held."""
+
+    def state_bytes(self, move: Move) -> int:
+        """Return what the plan says."""
+        return move.size_bytes
+
+    def layer_state(self, move: Move) -> torch.Tensor:
+        """Return zeros."""
+        return torch.zeros(move.size_bytes, dtype=torch.uint8)
+
+    def put_layer_state(self, move: Move, state: torch.Tensor) -> None:
+        """Drop it."""
 
     def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
         """Prepare for a step: make a buffer that every send can read from."""

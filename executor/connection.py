@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from executor.clock import RunClock
+from executor.patience import PATIENCE
 from executor.peers import blaming
 from executor.shaper import LinkShaper
 from planner.cluster import Link
@@ -93,31 +94,36 @@ class Connection:
             thread.join()
 
     def _hand_over(self) -> None:
-        while (message := self._outbox.get()) is not None:
-            with blaming(self._device):
-                self._handed_over.put((self._start(message), message))
-        self._handed_over.put(None)
+        try:
+            while (message := self._outbox.get()) is not None:
+                with blaming(self._device):
+                    self._handed_over.put((self._start(message), message))
+        finally:
+            # Also where a message could not go: the other thread must not wait for ever.
+            self._handed_over.put(None)
 
     def _complete(self) -> None:
         while (sent := self._handed_over.get()) is not None:
             work, message = sent
             with blaming(self._device):
-                work.wait()
+                work.wait(PATIENCE)
             message.departed(self._clock.now_s())
 
     def _emulate(self, emulated: EmulatedPath) -> None:
-        while (message := self._outbox.get()) is not None:
-            departed_s = emulated.shaper.transmit(emulated.path, 8 * message.payload.numel(), message.ready_s)
-            self._in_the_air.put((emulated.shaper.delivery_s(emulated.path, departed_s), message))
-            message.departed(departed_s)
-        self._in_the_air.put(None)
+        try:
+            while (message := self._outbox.get()) is not None:
+                departed_s = emulated.shaper.transmit(emulated.path, 8 * message.payload.numel(), message.ready_s)
+                self._in_the_air.put((emulated.shaper.delivery_s(emulated.path, departed_s), message))
+                message.departed(departed_s)
+        finally:
+            self._in_the_air.put(None)
 
     def _deliver(self) -> None:
         while (flight := self._in_the_air.get()) is not None:
             delivery_s, message = flight
             self._clock.sleep_until(delivery_s)
             with blaming(self._device):
-                self._start(message).wait()
+                self._start(message).wait(PATIENCE)
 
     def _start(self, message: Message) -> dist.Work:
         work = dist.isend(message.payload, self._rank, group=self._group, tag=message.tag)

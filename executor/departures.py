@@ -56,7 +56,7 @@ def settle_departures(events: Iterable[Event], latency_s: Callable[[str, str, fl
             arrivals[_identity(told, event.peer, event.device, event.stage)].append(event)
     settled = []
     for event in rows:
-        if event.kind is EventKind.SEND:
+        if event.kind in (EventKind.SEND, EventKind.MIGRATE):
             waiting = arrivals[_identity(event, event.device, event.peer, _receiving_stage(event))]
             if waiting:
                 arrived_s = _arrived_s(waiting.popleft())

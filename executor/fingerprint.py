@@ -10,6 +10,7 @@ import torch
 
 from executor.job import JobFolder, Orders
 from executor.model import LayerSize, compare_sizes
+from executor.rank_devices import rank_devices
 from planner.files.plan_file import plan_json
 from planner.plan import Plan
 from planner.profile import ModelProfile
@@ -37,14 +38,15 @@ def job_facts(folder: JobFolder, job: Job) -> dict[str, str]:
     return facts
 
 
-def check_ranks(plan: Plan, ranks: int) -> None:
-    """Refuse a plan for another number of devices than there are ranks.
+def check_ranks(job: Job, ranks: int) -> None:
+    """Refuse a job for another number of devices than there are ranks.
 
     Raises:
         RunError: Says both.
     """
-    if len(plan.devices) != ranks:
-        raise RunError(f"the plan is for {len(plan.devices)} devices, and {ranks} ranks were started")
+    devices = len(rank_devices(*job))
+    if devices != ranks:
+        raise RunError(f"the plan is for {devices} devices, and {ranks} ranks were started")
 
 
 def model_facts(sizes: Sequence[LayerSize], profile: ModelProfile) -> dict[str, str]:

@@ -6,7 +6,6 @@ that never returns is not seen here: other threads of its process go on, and it 
 """
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from executor.job import JobFolder
 from executor.last_words import speak_for
 from executor.peers import rank_name
+from executor.pulse import Pulse, beat_path
 
 _PAUSE_S = 1.0
 
@@ -24,15 +24,10 @@ STOPPED_LOOKS = 10
 # Long enough for code that lets no other thread of its process run, as some extensions do.
 SILENT_LOOKS = 60
 
-# States of Linux' processes.
-_ENDED = "ZX"
-_STOPPED = "T"
-_DEBUGGED = "t"
-
 
 def start_beating(job: JobFolder, rank: int) -> None:
     """Have a thread show that this process goes on, for as long as it does."""
-    path = job.beat(rank)
+    path = beat_path(job.path, rank)
     path.write_text(str(os.getpid()))
     threading.Thread(target=_beat, args=(path,), name="heartbeat", daemon=True).start()
 
@@ -51,49 +46,10 @@ def _beat(path: Path) -> None:
 
 
 def _watch(job: JobFolder, devices: Sequence[str]) -> None:
-    pulses = [Pulse(job.beat(rank)) for rank in range(len(devices))]
+    pulses = [Pulse(beat_path(job.path, rank), STOPPED_LOOKS, SILENT_LOOKS, _PAUSE_S) for rank in range(len(devices))]
     while True:
         time.sleep(_PAUSE_S)
         for rank, pulse in enumerate(pulses):
             if reason := pulse.look():
                 speak_for(job, rank, f"{rank_name(rank, devices[rank])}: {reason}")
                 pulse.end()
-
-
-class Pulse:
-    """What is seen of one rank, look by look.
-
-    Args:
-        path: The file that it touches, which holds the id of its process.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._process = 0
-        self._beat_ns = 0
-        self._silent = 0
-        self._stopped = 0
-
-    def look(self) -> str:
-        """Return why the rank must be ended; nothing if it goes on, has ended, or has not begun."""
-        try:
-            self._process, beat_ns = int(self._path.read_text()), self._path.stat().st_mtime_ns
-            state = Path(f"/proc/{self._process}/stat").read_text().rpartition(") ")[2][:1]
-        except (OSError, ValueError):
-            return ""
-        if state in _ENDED:
-            return ""
-        self._stopped = self._stopped + 1 if state == _STOPPED else 0
-        self._silent = self._silent + 1 if beat_ns == self._beat_ns and state != _DEBUGGED else 0
-        self._beat_ns = beat_ns
-        if self._stopped >= STOPPED_LOOKS:
-            return f"its process was stopped by a signal, and did not go on for {self._stopped * _PAUSE_S:.0f} s"
-        if self._silent >= SILENT_LOOKS:
-            return f"its process has given no sign of life for {self._silent * _PAUSE_S:.0f} s"
-        return ""
-
-    def end(self) -> None:
-        """End the process, by the signal that is no cause of its own to the launcher."""
-        with suppress(ProcessLookupError):
-            os.kill(self._process, signal.SIGTERM)
-            os.kill(self._process, signal.SIGCONT)

@@ -36,8 +36,9 @@ class Interpreter:
         wire: How payloads look on the wire.
         rows: Takes what happened.
         updates: What pipelines send each other without waiting; None where they do not.
-        finished: Called with this rank's part of the loss of each step, if it has one, when the step is updated.
+        finished: Called with each step and this rank's part of its loss, if it has one, when the step is updated.
         group: With which this rank computes; None where it does by itself.
+        begun: Told of every step before it: all updates of the steps before it are made.
         ended: Told of every step when its update is made and what follows from it is under way: no row of the step
             begins after that.
     """
@@ -51,8 +52,9 @@ class Interpreter:
         wire: Wire,
         rows: RowLog,
         updates: PipelineUpdates | None,
-        finished: Callable[[float], None],
+        finished: Callable[[int, float], None],
         group: RankGroup | None = None,
+        begun: Callable[[StepProgram], None] = lambda step: None,
         ended: Callable[[int], None] = lambda step: None,
     ) -> None:
         self._scenario = scenario
@@ -63,6 +65,7 @@ class Interpreter:
         self._rows = rows
         self._updates = updates
         self._finished = finished
+        self._begun = begun
         self._ended = ended
         self._group = group
         self._posted: dict[int, PostedStep] = {}
@@ -90,6 +93,7 @@ class Interpreter:
         """
         self.post(current)
         self.update()
+        self._begun(current)
         posted = self._posted[current.step]
         if self._updates is not None:
             ready_s = max(ready_s, self._updates.begin(current.step))
@@ -138,7 +142,7 @@ class Interpreter:
         if current.program.update_s:
             self._log(current, current.program.update_event(current.step, start_s, self._compute.free_s()))
         if loss is not None:
-            self._finished(loss)
+            self._finished(current.step, loss)
         if self._updates is not None:
             self._updates.finish(current.step, self._compute.free_s())
         self._ended(current.step)

@@ -26,6 +26,8 @@ class Orders:
         emulator: What emulates the links: nothing; a `LinkShaper` in each process; a relay between namespaces.
         adapts: Whether a policy may change the plan.
         tcp: How the relay's hosts are set: as hosts for wide-area links should be, or as this machine is.
+        backup_every: Steps between two copies of the state of all layers, from which a run goes on when ranks are lost;
+            0 where such a run ends.
     """
 
     compute: ComputeMode
@@ -33,6 +35,12 @@ class Orders:
     emulator: Emulator
     adapts: bool
     tcp: Tcp = "wide-area"
+    backup_every: int = 0
+
+    @property
+    def is_steered(self) -> bool:
+        """Whether the ranks hear from the launcher while they run."""
+        return self.adapts or self.backup_every > 0
 
 
 class JobFolder:
@@ -69,18 +77,14 @@ class JobFolder:
         return self.path / "failure.json"
 
     @property
-    def network_failure(self) -> Path:
-        """Why the emulated links gave up, in one sentence."""
-        return self.path / "network-failure.txt"
+    def run_failure(self) -> Path:
+        """Why the run cannot go on though no rank has failed, in one sentence."""
+        return self.path / "run-failure.txt"
 
     @property
     def relay_report(self) -> Path:
         """What the relay of the emulated links did, written at its end: executor/wan/relay_report.py."""
         return self.path / "relay.json"
-
-    def beat(self, rank: int) -> Path:
-        """The file that a rank's process touches as long as it goes on, with the process's number in it."""
-        return self.path / f"beat-{rank}"
 
     @property
     def log(self) -> Path:

@@ -114,8 +114,8 @@ def _failure(job: JobFolder, devices: Sequence[str], status: int) -> Exception:
         # torchrun itself ends the other ranks by SIGTERM.
         if code < 0 and -code != signal.SIGTERM:
             return RunError(f"{rank_name(int(ended), devices[int(ended)])} was ended by {_signal_name(-code)}")
-    if job.network_failure.exists():
-        return RunError(job.network_failure.read_text())
+    if job.run_failure.exists():
+        return RunError(job.run_failure.read_text())
     cause = read_cause(job, len(devices))
     if cause is not None:
         return cause

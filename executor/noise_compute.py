@@ -25,7 +25,7 @@ class NoiseMeasuringCompute(RealCompute):
         self,
         loaded: LoadedModel,
         plan: Plan,
-        program: DeviceProgram,
+        program: DeviceProgram | None,
         training: Training,
         clock: RunClock,
         device: torch.device,

@@ -4,47 +4,48 @@ import json
 import time
 from array import array
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from executor.checked_wire import CheckedWire
 from executor.clock import RunClock
-from executor.compute import Compute, PacedCompute
+from executor.compute import PacedCompute
 from executor.compute_device import compute_device, threads_of_a_rank
-from executor.control import PlanFeed, store_address
-from executor.fingerprint import Job, model_facts
+from executor.control_store import (
+    beginning_key,
+    invitation_key,
+    reach_control_store,
+    ready_key,
+    store_address,
+)
+from executor.coordinator import UNINVITED
+from executor.fingerprint import model_facts
+from executor.generation import Generation
 from executor.handshake import Handshake
-from executor.interpreter import Interpreter
+from executor.held import Held
 from executor.job import JobFolder
 from executor.local_delivery import measure_local_delivery_s
 from executor.model import LoadedModel, load_with_sizes
+from executor.new_plan import Beginning
 from executor.noise_compute import NoiseMeasuringCompute
 from executor.noise_files import write_norms
+from executor.part_in_job import PartInJob
+from executor.patience import PATIENCE
 from executor.peers import SharedInputError
+from executor.plan_feed import GenerationEndedError
+from executor.process_groups import ProcessGroups
 from executor.real_compute import RealCompute
 from executor.rendezvous import CONNECT_S, connect, try_connections
-from executor.resources import SampleFile, sample_resources
-from executor.row_log import RowLog
+from executor.resources import SampleFile
+from executor.safekeeping import Safekeeping
 from executor.shaper import LinkShaper
-from executor.steps import StepSource, run_steps
 from executor.training.tensor_parallel import RankGroup
-from executor.training.tensor_parallel_rows import PartnerRows
-from executor.transport import Transport
-from executor.updates import PipelineUpdates
-from executor.wan.origin import announce_origin
-from executor.wire import AsItIs, Compressing, Wire
+from executor.wan.origin import OriginWatch, announce_origin
 from planner.cluster import Cluster
 from planner.events import EventWriter
-from planner.plan import Plan
-from planner.program import DeviceProgram, compile_plan, device_program
-from planner.update_exchange import update_edges
-
-# A link may be out for minutes; whoever waits longer than this for a peer gives up.
-PATIENCE = timedelta(minutes=30)
+from planner.program import compile_plan
 
 # At the end the others may have hours of work left. Who waits there still hears within seconds that a peer is gone.
 _UNTIL_ALL_ARE_DONE = timedelta(days=365)
@@ -55,178 +56,158 @@ _HEAD_START_LATENCIES = 8
 
 
 class Rank:
-    """Everything that one rank holds.
+    """The process of one rank.
 
     Args:
-        job: Its files.
-        rank: This one.
-        given: What the files say.
-        handshake: With the other ranks.
+        part: This rank's in the job.
         give_up: Ends this process.
-        head_start_s: From agreeing on the start of the run to the start, besides what the links' latency asks for.
     """
 
-    def __init__(
-        self,
-        job: JobFolder,
-        rank: int,
-        given: Job,
-        handshake: Handshake,
-        give_up: Callable[[Exception], None],
-        head_start_s: float,
-    ) -> None:
-        self._job = job
-        self._rank = rank
-        self._scenario, self._plan, self._orders = given
-        self._handshake = handshake
+    def __init__(self, part: PartInJob, give_up: Callable[[Exception], None]) -> None:
+        self._part = part
         self._give_up = give_up
-        self._head_start_s = head_start_s
-        self._device = self._plan.devices[rank]
-        # Eight bytes a step; everything else that grows with the steps goes to disk as it comes.
-        self._losses = array("d")
+        self._trained: RealCompute | None = None
+        # Sixteen bytes a step; everything else that grows with the steps goes to disk as it comes.
+        self._losses = array("q"), array("d")
+        torch.set_num_threads(threads_of_a_rank(len(part.devices)))
 
-    def run(self) -> None:
-        """Run all steps and write what they left."""
-        torch.set_num_threads(threads_of_a_rank(len(self._plan.devices)))
+    def run(self, handshake: Handshake, head_start_s: float) -> None:
+        """Run all steps with the others and write what they left.
+
+        Args:
+            handshake: With the other ranks.
+            head_start_s: From agreeing on the start of the run to the start, besides what the links' latency asks for.
+        """
+        part, orders = self._part, self._part.orders
         # Loaded before the ranks agree on the start: models take their time.
-        model = self._load_model() if self._orders.compute == "real" else None
-        self._connect()
+        model = _load_together(part, handshake) if orders.compute == "real" else None
+        _connect(part, handshake)
         local_delivery_s = 0.0
-        if self._orders.emulator == "shaper":
-            local_delivery_s = measure_local_delivery_s(self._rank, len(self._plan.devices))
-        groups = _connections(self._plan.connections)
-        where = compute_device(self._scenario.cluster.by_name[self._device].kind, self._orders.compute)
-        group = self._tensor_group(where) if model else None
-        clock = _agree_on_clock(self._rank, self._job, self._scenario.cluster, self._head_start_s)
-        trained = self._trained(model, clock, where, group) if model else None
+        if orders.emulator == "shaper":
+            local_delivery_s = measure_local_delivery_s(part.rank, len(part.devices))
+        where = compute_device(part.scenario.cluster.by_name[part.device].kind, orders.compute)
+        group = _tensor_group(part, where) if model else None
+        groups = ProcessGroups(part.plan.connections, PATIENCE)
+        clock = _agree_on_clock(part.rank, part.folder, part.scenario.cluster, head_start_s)
+        held = self._hold(model, clock, local_delivery_s, where, group)
+        if part.recovers:
+            reach_control_store(store_address()).set(ready_key(part.rank, 0), str(local_delivery_s))
+        beginning = Beginning.of_run(part.plan, len(part.devices), orders.steps)
+        self._live(held, Generation(part, held, beginning, lambda: groups, self._give_up))
+
+    def join(self, incarnation: int) -> None:
+        """Take the place of a process of this rank that is gone, in a run that the others have begun.
+
+        Args:
+            incarnation: Which process of the rank this is, from 0.
+        """
+        part, orders = self._part, self._part.orders
+        code, training = part.scenario.code, part.scenario.training
+        model = load_with_sizes(code, training.seed) if orders.compute == "real" and code is not None else None
+        store = reach_control_store(store_address())
+        where = compute_device(part.scenario.cluster.by_name[part.device].kind, orders.compute)
+        origin_s = OriginWatch(part.folder.origin).origin_s()
+        assert origin_s is not None, "the others have begun"
+        held = self._hold(model, RunClock(origin_s), float(store.get(ready_key(part.rank, 0))), where, None)
+        store.set(ready_key(part.rank, incarnation), "")
+        generation = int(store.get(invitation_key(part.rank, incarnation)))
+        if generation == UNINVITED:
+            return
+        beginning = Beginning.from_text(store.get(beginning_key(generation)).decode())
+        self._live(held, self._regrouped(held, beginning))
+
+    def _hold(
+        self,
+        model: LoadedModel | None,
+        clock: RunClock,
+        local_delivery_s: float,
+        where: torch.device,
+        group: RankGroup | None,
+    ) -> Held:
+        part, training = self._part, self._part.scenario.training
+        if model is not None:
+            kind = NoiseMeasuringCompute if training.noise_scale else RealCompute
+            self._trained = kind(model, part.plan, part.program(part.plan), training, clock, where, group)
+        compute = self._trained or PacedCompute(clock)
         shaper = None
-        if self._orders.emulator == "shaper":
-            shaper = LinkShaper(self._job.ledger, self._scenario.cluster, clock, local_delivery_s)
-        ranks = {device: rank for rank, device in enumerate(self._plan.devices)}
-        transport = Transport(
-            self._device, ranks, self._scenario.cluster, groups, clock, shaper, self._watches, self._give_up
-        )
-        rows = self._train(trained or PacedCompute(clock), transport, clock, group)
-        transport.close()
-        dist.barrier(timeout=_UNTIL_ALL_ARE_DONE)
-        if shaper is not None:
-            shaper.close()
-        rows.close()
-        self._write(trained)
+        if part.orders.emulator == "shaper":
+            shaper = LinkShaper(part.folder.ledger, part.scenario.cluster, clock, local_delivery_s)
+        keeping = None
+        if part.recovers:
+            keeping = Safekeeping(part.device, part.orders.backup_every, part.scenario, compute)
+        file, samples = EventWriter(part.folder.events(part.rank)), SampleFile(part.folder.resources(part.rank))
+        return Held(compute, clock, shaper, group, file, samples, keeping, self._note_loss)
+
+    def _live(self, held: Held, generation: Generation) -> None:
+        """Go through generations until the run is over."""
+        while True:
+            try:
+                generation.run(self._conclude)
+                break
+            except GenerationEndedError:
+                generation.leave()
+                generation = self._regrouped(held, generation.next_beginning())
+        if held.shaper is not None:
+            held.shaper.close()
+        held.samples.close()
+        held.file.close()
         dist.destroy_process_group()
 
-    def _load_model(self) -> LoadedModel:
-        """The model, which is the same on all ranks."""
-        code, seed, profile = self._scenario.code, self._scenario.training.seed, self._scenario.model
-        assert code is not None, "the launcher has checked this"
+    def _regrouped(self, held: Held, beginning: Beginning) -> Generation:
+        """This rank in a generation whose ranks connect anew."""
 
-        def load() -> tuple[LoadedModel, dict[str, str]]:
-            model = load_with_sizes(code, seed)
-            return model, model_facts(model.sizes, profile)
+        def meet() -> ProcessGroups:
+            place, ranks = beginning.ranks.index(self._part.rank), len(beginning.ranks)
+            store, patience = reach_control_store(store_address()), timedelta(seconds=CONNECT_S)
+            connect(store, place, ranks, patience, f"generation-{beginning.generation}")
+            return ProcessGroups(beginning.plans[0].plan.connections, patience)
 
-        return self._handshake.agree("model", load, PATIENCE.total_seconds(), SharedInputError)
+        return Generation(self._part, held, beginning, meet, self._give_up)
 
-    def _connect(self) -> None:
-        store, ranks = self._handshake.store, len(self._plan.devices)
-        # They end when the others are connected: nobody leaves while somebody else still tries.
-        trial = self._handshake.agree(
-            "connections", lambda: (try_connections(store, self._rank, ranks), {}), 2 * CONNECT_S
-        )
-        connect(store, self._rank, ranks, PATIENCE)
-        del trial
+    def _note_loss(self, step: int, loss: float) -> None:
+        self._losses[0].append(step)
+        self._losses[1].append(loss)
 
-    def _trained(
-        self, model: LoadedModel, clock: RunClock, where: torch.device, group: RankGroup | None
-    ) -> RealCompute:
-        training = self._scenario.training
-        kind = NoiseMeasuringCompute if training.noise_scale else RealCompute
-        return kind(model, self._plan, self._program(self._plan), training, clock, where, group)
-
-    def _program(self, plan: Plan) -> DeviceProgram:
-        program = device_program(plan, self._scenario, self._device)
-        if self._orders.compute == "real" or self._leads:
-            return program
-        # In paced compute the first device of a group spends the time, and moves the bytes, of all of it.
-        return replace(program, work=(), synchronisations=(), update_s=0.0)
-
-    @property
-    def _leads(self) -> bool:
-        """Whether this rank is no partner in a tensor-parallel group."""
-        return self._device in compile_plan(self._plan, self._scenario)
-
-    def _tensor_group(self, where: torch.device) -> RankGroup | None:
-        if all(device in compile_plan(self._plan, self._scenario) for device in self._plan.devices):
-            return None
-        # Loading torch's DTensor takes a second or two, which other plans need not wait for.
-        from executor.training.tensor_parallel_group import form_group
-
-        return form_group(self._plan, self._device, where.type, PATIENCE)
-
-    def _train(self, compute: Compute, transport: Transport, clock: RunClock, group: RankGroup | None) -> RowLog:
-        """Carry out all steps; return where the rows went, since the last sends are still under way."""
-        steps, feed = self._orders.steps, None
-        if self._orders.adapts:
-            feed = PlanFeed(store_address(), self._rank, self._plan, steps, self._give_up)
-        source = StepSource(self._program, self._plan, steps, feed)
-        log = RowLog if self._leads else PartnerRows
-        rows = log(EventWriter(self._job.events(self._rank)), feed)
-        samples = SampleFile(self._job.resources(self._rank))
-
-        def end(step: int) -> None:
-            if feed is not None:
-                feed.finish(step)
-            rows.end_step()
-            samples.append(sample_resources(step, clock.now_s()))
-
-        interpreter = Interpreter(
-            self._scenario,
-            transport,
-            compute,
-            clock,
-            self._wire(),
-            rows,
-            self._updates(transport, compute, clock, rows),
-            self._losses.append,
-            group,
-            end,
-        )
-        run_steps(source, interpreter, clock)
-        samples.close()
-        return rows
-
-    @property
-    def _watches(self) -> bool:
-        """Arrivals show a policy, and the rows of emulated links, what links carry; updates are applied on arrival."""
-        updates = self._plan.synchronisation.method != "allreduce"
-        return self._orders.adapts or updates or self._orders.emulator == "relay"
-
-    def _wire(self) -> Wire:
-        if self._orders.compute == "paced":
-            return AsItIs()
-        compression = self._plan.compression
-        return CheckedWire(AsItIs() if compression == "none" else Compressing(compression, self._scenario.cluster))
-
-    def _updates(self, transport: Transport, compute: Compute, clock: RunClock, rows: RowLog) -> PipelineUpdates | None:
-        edges = update_edges(self._plan, self._scenario)
-        if not edges:
-            return None
-        model, steps = self._scenario.model, self._orders.steps
-        return PipelineUpdates(self._plan, edges, self._device, steps, transport, compute, model, clock, rows)
-
-    def _write(self, trained: RealCompute | None) -> None:
-        self._job.losses(self._rank).write_text(json.dumps(self._losses.tolist()))
-        if trained is not None:
-            parameters = {name: each.contiguous() for name, each in trained.named_parameters().items()}
-            save_file(parameters, self._job.parameters(self._rank))
-        if isinstance(trained, NoiseMeasuringCompute):
-            write_norms(trained.norms, self._job, self._rank)
+    def _conclude(self) -> None:
+        """Write what the steps have left."""
+        part = self._part
+        if not part.recovers:
+            dist.barrier(timeout=_UNTIL_ALL_ARE_DONE)
+        part.folder.losses(part.rank).write_text(json.dumps(list(zip(*self._losses, strict=True))))
+        if self._trained is not None:
+            parameters = {name: each.contiguous() for name, each in self._trained.named_parameters().items()}
+            save_file(parameters, part.folder.parameters(part.rank))
+        if isinstance(self._trained, NoiseMeasuringCompute):
+            write_norms(self._trained.norms, part.folder, part.rank)
 
 
-def _connections(count: int) -> list[dist.ProcessGroup]:
-    """Process groups over all ranks; gloo has a connection between every two of them in each."""
-    everybody = dist.group.WORLD
-    assert everybody is not None
-    return [everybody, *(dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(count - 1))]
+def _load_together(part: PartInJob, handshake: Handshake) -> LoadedModel:
+    """The model, which is the same on all ranks."""
+    code, seed, profile = part.scenario.code, part.scenario.training.seed, part.scenario.model
+    assert code is not None, "the launcher has checked this"
+
+    def load() -> tuple[LoadedModel, dict[str, str]]:
+        model = load_with_sizes(code, seed)
+        return model, model_facts(model.sizes, profile)
+
+    return handshake.agree("model", load, PATIENCE.total_seconds(), SharedInputError)
+
+
+def _connect(part: PartInJob, handshake: Handshake) -> None:
+    store, ranks = handshake.store, len(part.devices)
+    # They end when the others are connected: nobody leaves while somebody else still tries.
+    trial = handshake.agree("connections", lambda: (try_connections(store, part.rank, ranks), {}), 2 * CONNECT_S)
+    connect(store, part.rank, ranks, PATIENCE, "world")
+    del trial
+
+
+def _tensor_group(part: PartInJob, where: torch.device) -> RankGroup | None:
+    if all(device in compile_plan(part.plan, part.scenario) for device in part.plan.devices):
+        return None
+    # Loading torch's DTensor takes a second or two, which other plans need not wait for.
+    from executor.training.tensor_parallel_group import form_group
+
+    return form_group(part.plan, part.device, where.type, PATIENCE)
 
 
 def _agree_on_clock(rank: int, job: JobFolder, cluster: Cluster, head_start_s: float) -> RunClock:

@@ -15,6 +15,7 @@ from executor.model import LoadedModel, SampleShape
 from executor.training.data_order import DataOrder
 from executor.training.gradient_watch import GradientWatch
 from executor.training.layer_rows import LayerRows
+from executor.training.layer_state import LayerState
 from executor.training.payloads import from_payloads, to_payload
 from executor.training.stage_module import Loss, StageModule
 from executor.training.tensor_parallel import RankGroup, cut_layer, squared_norm, whole_parameters
@@ -22,6 +23,7 @@ from executor.training.trainable import CutModel
 from executor.training.update_rule import UpdateRule
 from planner.actions import Kind
 from planner.gradient_sync import GradientSync
+from planner.migration import Move
 from planner.plan import Plan, Stage
 from planner.program import DeviceProgram, Work
 from planner.scenario import Training
@@ -48,8 +50,8 @@ class RealCompute:
 
     Args:
         loaded: The whole model, of which these stages' layers are trained.
-        plan: Says which stages; a later step's plan must have the same ones.
-        program: This rank's first program.
+        plan: Says which stages; so does the one of `hold`, and those of the steps until then have the same ones.
+        program: This rank's first program; None if it has none.
         training: The update rule and the global batch.
         clock: Of the run.
         device: Where layers are computed and their parameters kept.
@@ -60,7 +62,7 @@ class RealCompute:
         self,
         loaded: LoadedModel,
         plan: Plan,
-        program: DeviceProgram,
+        program: DeviceProgram | None,
         training: Training,
         clock: RunClock,
         device: torch.device = CPU,
@@ -71,20 +73,46 @@ class RealCompute:
         self._clock = clock
         self._device = device
         self._group = group
-        self._pipeline = program.pipeline
         self._data = DataOrder(loaded.model, training.global_batch, training.seed)
+        self._pipeline = -1
         self._stages: dict[int, _HeldStage] = {}
         self._layers: dict[int, nn.Module] = {}
-        for index, stage in enumerate(plan.pipelines[program.pipeline].stages):
-            if any(program.device in replica.devices for replica in stage.replicas):
-                self._stages[index] = self._hold(stage)
-        self._rule = UpdateRule([each for layer in self._layers.values() for each in layer.parameters()], training)
+        self._rule = UpdateRule([], training)
         self._handed_over: dict[tuple[int, Kind, int], torch.Tensor] = {}
         self._losses: dict[int, torch.Tensor] = {}
         self._step = 0
         self._first_samples: list[int] = []
         self._syncs: tuple[GradientSync, ...] = ()
         self._samples_of_an_update = training.global_batch
+        self.hold(plan, program)
+
+    def hold(self, plan: Plan, program: DeviceProgram | None) -> None:
+        """Take up the stages of another plan; layers that this rank trains already keep their state."""
+        self._stages, self._layers = {}, {}
+        if program is not None:
+            self._pipeline = program.pipeline
+            for index, stage in enumerate(plan.pipelines[program.pipeline].stages):
+                if any(program.device in replica.devices for replica in stage.replicas):
+                    self._stages[index] = self._hold(stage)
+        parameters = [each for layer in self._layers.values() for each in layer.parameters()]
+        before, self._rule = self._rule, UpdateRule(parameters, self._training)
+        self._rule.adopt(before)
+
+    def state_bytes(self, move: Move) -> int:
+        """Return the bytes of the state of the layers of ``move``: more than it says, if they have buffers."""
+        return self._state(move).size_bytes
+
+    def layer_state(self, move: Move) -> torch.Tensor:
+        """Return a copy of the state of these layers."""
+        return self._state(move).pack()
+
+    def put_layer_state(self, move: Move, state: torch.Tensor) -> None:
+        """Replace the state of these layers."""
+        self._state(move).unpack(state)
+
+    def _state(self, move: Move) -> LayerState:
+        layers = [self._loaded.model.layers[index] for index in range(move.first_layer, move.end_layer)]
+        return LayerState(layers, self._rule)
 
     def _hold(self, stage: Stage) -> _HeldStage:
         sizes = self._loaded.sizes

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from executor.clock import RunClock
+from executor.patience import PATIENCE
 from executor.peers import PeerLostError, blaming
 
 
@@ -49,6 +50,11 @@ class Receipt:
         return self._settled.is_set()
 
     @property
+    def lost(self) -> bool:
+        """Whether it is known that the sender is gone."""
+        return self._lost is not None
+
+    @property
     def size_bytes(self) -> int:
         """Bytes to receive."""
         return self._buffer.numel()
@@ -85,7 +91,7 @@ class Receipt:
         try:
             with blaming(self._source):
                 for work in self._works:
-                    work.wait()
+                    work.wait(PATIENCE)
         except PeerLostError as error:
             self._lost = error
         self.arrived_s = self._clock.now_s()

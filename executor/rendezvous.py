@@ -102,7 +102,10 @@ def try_connections(store: Store, rank: int, ranks: int, connect_s: float = CONN
         ) from error
 
 
-def connect(store: Store, rank: int, ranks: int, patience: timedelta) -> None:
-    """Make torch's default process group; whoever waits on it is patient."""
+def connect(store: Store, rank: int, ranks: int, patience: timedelta, name: str) -> None:
+    """Make torch's default process group, under a name that no other one has in this store.
+
+    Who waits for something on it, without saying how long, waits as long as ``patience``; and so does who connects.
+    """
     store.set_timeout(patience)
-    dist.init_process_group("gloo", store=PrefixStore("world", store), rank=rank, world_size=ranks, timeout=patience)
+    dist.init_process_group("gloo", store=PrefixStore(name, store), rank=rank, world_size=ranks, timeout=patience)

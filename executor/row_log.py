@@ -47,14 +47,10 @@ class RowLog:
     def end_step(self) -> None:
         """Write what has come together, if it is worth it."""
         if len(self._rows) >= _ROWS_AT_ONCE:
-            self._write()
+            self.flush()
 
-    def close(self) -> None:
-        """Write the rest, and complete the file."""
-        self._write()
-        self._file.close()
-
-    def _write(self) -> None:
+    def flush(self) -> None:
+        """Write what has come together."""
         with self._lock:
             rows, self._rows = self._rows, []
         self._file.append(rows)

@@ -4,18 +4,24 @@ from dataclasses import replace
 
 from executor.job import ComputeMode, Emulator
 from executor.training.tensor_parallel_plan import check_groups
+from planner.adaptation import needs_set_up
 from planner.checks.paths import used_links
 from planner.effects import ComputeEffects
 from planner.faults import LinkOutage
 from planner.plan import Plan
+from planner.policy import Decision
 from planner.scenario import Scenario
-from traces.errors import InputError
+from traces.errors import InputError, RunError
 
 _SIMULATE = "'ropebridge simulate' knows how"
 
 
-def check_supported(plan: Plan, scenario: Scenario, compute: ComputeMode, emulator: Emulator) -> None:
+def check_supported(
+    plan: Plan, scenario: Scenario, compute: ComputeMode, emulator: Emulator, *, recovers: bool = False
+) -> None:
     """Refuse a checked plan, or a scenario, that asks for what only the simulator can do.
+
+    With ``recovers`` the run shall go on when ranks are lost.
 
     Raises:
         InputError: With the first such thing, and what can be run instead.
@@ -27,14 +33,50 @@ def check_supported(plan: Plan, scenario: Scenario, compute: ComputeMode, emulat
     if emulator == "shaper":
         _check_packets(plan, scenario)
     for number, fault in enumerate(scenario.faults):
-        if not (isinstance(fault, LinkOutage) and emulator == "relay"):
+        on_link = isinstance(fault, LinkOutage)
+        if (on_link and emulator != "relay") or not (on_link or recovers):
             raise _unsupported(
                 f"a fault of the kind '{type(fault).__name__}'",
                 f"faults[{number}]",
-                "keep only outages of links, with the relay",
+                "links may be out with the relay, devices leave and hang with '--backup-every'",
             )
     if scenario.training.noise_scale and compute == "real":
         _check_noise_scale(plan)
+    if recovers:
+        _check_recovery(plan, scenario)
+
+
+def check_decision(
+    old: Plan, decision: Decision, *, scenario: Scenario, compute: ComputeMode, emulator: Emulator, recovers: bool
+) -> None:
+    """Refuse a decision that a running job cannot carry out.
+
+    Raises:
+        RunError: Says what it asks for.
+    """
+    when = f"the decision after step {decision.observed_step}"
+    try:
+        check_supported(decision.plan, scenario, compute, emulator, recovers=recovers)
+    except InputError as error:
+        raise RunError(f"{when} cannot be carried out: {error}") from error
+    grouped = _is_grouped(old) or _is_grouped(decision.plan)
+    if compute == "real" and grouped and needs_set_up(old, decision.plan):
+        raise RunError(f"{when} cannot be carried out: it sets up tensor-parallel groups anew, which are formed once")
+
+
+def _is_grouped(plan: Plan) -> bool:
+    stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
+    return any(replica.partners for stage in stages for replica in stage.replicas)
+
+
+def _check_recovery(plan: Plan, scenario: Scenario) -> None:
+    valid = "leave '--backup-every' away"
+    if plan.synchronisation.method != "allreduce":
+        raise _unsupported("recovery of pipelines that train without a barrier", "synchronisation.method", valid)
+    if _is_grouped(plan):
+        raise _unsupported("recovery of tensor-parallel groups", "pipelines", valid)
+    if scenario.training.noise_scale:
+        raise _unsupported("recovery of what measures the noise scale", "training.noise_scale", valid)
 
 
 def _check_synchronisation(plan: Plan) -> None:

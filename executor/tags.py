@@ -9,8 +9,11 @@ from planner.program import Transfer
 _STEPS_APART = 4
 _MESSAGES_PER_STEP = 1 << 26
 _TRANSFERS: Mapping[Kind, int] = {Kind.FORWARD: 0, Kind.BACKWARD: 1, Kind.BACKWARD_INPUT: 1}
-_SYNC, _NORM, _UPDATE = 2, 3, 4
-_CODES = 5
+_SYNC, _NORM, _UPDATE, _MOVE, _BACKUP = 2, 3, 4, 5, 6
+_CODES = 7
+
+# Of no message: who waits for it waits in vain.
+NO_MESSAGE = 2**31 - 1
 
 # Microbatches of one stage; a pair of devices may exchange for several stages.
 _MOST_MICROBATCHES = 1 << 16
@@ -38,6 +41,16 @@ def norm_tag(step: int) -> int:
 def update_tag(step: int, first_layer: int) -> int:
     """Return the tag of an update that a pipeline sends another, of the layers from ``first_layer`` on."""
     return _tag(step, _UPDATE, first_layer)
+
+
+def move_tag(step: int, number: int) -> int:
+    """Return the tag of a move of layers before ``step``, by its number in the migration."""
+    return _tag(step, _MOVE, number)
+
+
+def backup_tag(step: int, number: int) -> int:
+    """Return the tag of a copy of layers as they are before ``step``, by its number among `planner.backups`' moves."""
+    return _tag(step, _BACKUP, number)
 
 
 def _tag(step: int, code: int, index: int) -> int:

@@ -1,8 +1,10 @@
 """Moves bytes between ranks: receives are posted ahead, sends never block, every message has its tag."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -10,13 +12,17 @@ import torch.distributed as dist
 from executor.clock import RunClock
 from executor.connection import Connection, EmulatedPath, Message
 from executor.peers import blaming
+from executor.process_groups import ProcessGroups
 from executor.receipt import Receipt
 from executor.shaper import LinkShaper
 from executor.stripes import stripes
+from executor.tags import NO_MESSAGE
 from planner.cluster import Cluster
 
 # Threads that wait for receives, one for each that is posted; there are as many as that asks for.
 _MOST_WAITING = 1 << 14
+
+_AT_ONCE = timedelta(milliseconds=1)
 
 
 def _nobody_asks(departed_s: float) -> None:
@@ -30,7 +36,7 @@ class Transport:
         device: This rank's device.
         ranks: Device to rank.
         cluster: Says what crosses regions, and what an emulated link does.
-        groups: Process groups over all ranks; each is one connection between every two of them.
+        groups: The connections between every two ranks, over which messages between regions are spread.
         clock: Of the run.
         shaper: Emulates the links; None leaves the network as it is.
         watches: Whether it matters when every message arrives, not only those that somebody waits for.
@@ -42,7 +48,7 @@ class Transport:
         device: str,
         ranks: Mapping[str, int],
         cluster: Cluster,
-        groups: Sequence[dist.ProcessGroup],
+        groups: ProcessGroups,
         clock: RunClock,
         shaper: LinkShaper | None,
         watches: bool,
@@ -68,8 +74,8 @@ class Transport:
         buffer = torch.empty(size_bytes, dtype=torch.uint8)
         works = []
         with blaming(source):
-            for group, (first, end) in zip(self._groups, self._stripes(source, size_bytes), strict=False):
-                work = dist.irecv(buffer[first:end], self._ranks[source], group=group, tag=tag)
+            for index, (first, end) in enumerate(self._stripes(source, size_bytes)):
+                work = dist.irecv(buffer[first:end], self._ranks[source], group=self._groups[index], tag=tag)
                 assert work is not None
                 works.append(work)
         receipt = Receipt(buffer, works, source, self._clock, arrived)
@@ -100,9 +106,28 @@ class Transport:
             connection.close()
         self._waiting.shutdown()
 
+    def abort(self) -> None:
+        """Close all connections: who waits for something on one of them, here or at its other end, hears of it.
+
+        A wait that is over before anything came is the one way to make gloo close a connection.
+        """
+        for peer in self._ranks.values():
+            for index in range(self._groups.count) if peer != self._ranks[self._device] else ():
+                with suppress(RuntimeError):
+                    nothing = torch.empty(1, dtype=torch.uint8)
+                    work = dist.irecv(nothing, peer, group=self._groups[index], tag=NO_MESSAGE)
+                    assert work is not None
+                    work.wait(_AT_ONCE)
+
+    def abandon(self) -> None:
+        """End all threads, after `abort`."""
+        for connection in self._connections.values():
+            connection.close()
+        self._waiting.shutdown()
+
     def _stripes(self, peer: str, size_bytes: int) -> list[tuple[int, int]]:
         apart = self._cluster.crosses_regions(self._device, peer)
-        return stripes(size_bytes, len(self._groups) if apart else 1)
+        return stripes(size_bytes, self._groups.count if apart else 1)
 
     def _connection(self, target: str, index: int) -> Connection:
         key = (target, index)

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +13,13 @@ from executor.fingerprint import Job, check_ranks, job_facts
 from executor.handshake import Handshake
 from executor.heartbeat import start_beating
 from executor.job import JobFolder
+from executor.keeper import INCARNATION
 from executor.last_words import give_up
 from executor.parent import die_with_parent
+from executor.part_in_job import PartInJob
 from executor.peers import rank_name
 from executor.rank import HEAD_START_S, Rank
+from executor.rank_devices import rank_devices
 from executor.rendezvous import check_interface, holds_store, reach_store
 from executor.wan.testbed import enter_device_network
 from planner.files.plan_file import read_plan
@@ -32,7 +36,14 @@ def main(agent: str, folder: str) -> None:
     enter_device_network()
     job, rank = JobFolder(Path(folder)), int(os.environ["RANK"])
     start_beating(job, rank)
-    run_rank(job, rank, int(os.environ["WORLD_SIZE"]), lambda: reach_store(rank))
+    if incarnation := int(os.environ.get(INCARNATION, "0")):
+        join_run(job, rank, incarnation)
+    else:
+        run_rank(job, rank, int(os.environ["WORLD_SIZE"]), lambda: reach_store(rank))
+    # All is written and closed. Threads of torch abort a process in which what they look at is taken down.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def run_rank(
@@ -50,11 +61,25 @@ def run_rank(
     """
     name = rank_name(rank, _device(job, rank))
     end = partial(give_up, job, rank, name)
-    try:
+    with _saying_why(end):
         handshake = Handshake(reach(), rank, ranks, name, holds_store=holds_store(rank))
         given = handshake.agree("job", lambda: _read(job), _ARRIVAL_S + _ARRIVAL_OF_EACH_S * ranks)
-        check_ranks(given[1], ranks)
-        Rank(job, rank, given, handshake, end, head_start_s).run()
+        check_ranks(given, ranks)
+        Rank(PartInJob.of(job, rank, given), end).run(handshake, head_start_s)
+
+
+def join_run(job: JobFolder, rank: int, incarnation: int) -> None:
+    """Take the place of a process of a rank that is gone; end this process if that fails."""
+    end = partial(give_up, job, rank, rank_name(rank, _device(job, rank)))
+    with _saying_why(end):
+        Rank(PartInJob.of(job, rank, job.read()), end).join(incarnation)
+
+
+@contextmanager
+def _saying_why(end: Callable[[Exception], None]) -> Iterator[None]:
+    """Around what a rank does: ``end`` gets what is raised, and ends this process."""
+    try:
+        yield
     except Exception as error:
         end(error)
     except SystemExit as error:
@@ -65,8 +90,9 @@ def run_rank(
 def _device(job: JobFolder, rank: int) -> str:
     """This rank's device, for messages; nothing if there is none."""
     try:
-        return read_plan(job.path / "plan.json").devices[rank]
-    except (InputError, IndexError):
+        devices = read_plan(job.path / "plan.json").devices
+        return devices[rank] if rank < len(devices) else rank_devices(*job.read())[rank]
+    except (InputError, IndexError, OSError):
         return ""
 
 

@@ -10,6 +10,7 @@ from experiments.benches.executor import measure_executor
 from experiments.benches.fidelity import measure_fidelity
 from experiments.benches.measured_files import find_measured_files
 from experiments.benches.planner import measure_planner
+from experiments.benches.recovery import measure_recovery
 from experiments.benches.result import BenchResult, plain_number
 from experiments.benches.schedules import measure_schedules
 from experiments.benches.simulator import measure_simulator
@@ -25,6 +26,7 @@ BENCHES: Mapping[str, Bench] = {
     "executor": measure_executor,
     "fidelity": measure_fidelity,
     "planner": measure_planner,
+    "recovery": measure_recovery,
     "schedules": measure_schedules,
     "simulator": measure_simulator,
 }

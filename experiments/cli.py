@@ -174,6 +174,10 @@ def run(
             help="Emulate links with: relay (below TCP), shaper (holds messages back), auto (relay if it can).",
         ),
     ] = None,
+    backup_every: Annotated[
+        int,
+        typer.Option("--backup-every", min=0, help="Copy the state so often, in steps, and go on when ranks are lost."),
+    ] = 0,
     steps: StepsOption = 20,
     output: FolderOption = None,
     as_json: JsonOption = False,
@@ -190,7 +194,14 @@ def run(
 
     def backend(folder: Path | None) -> TorchBackend:
         parameters = folder / "parameters.safetensors" if folder is not None else None
-        return TorchBackend(compute.value, emulator=chosen, parameters=parameters, resources=folder, tell=_tell)
+        return TorchBackend(
+            compute.value,
+            emulator=chosen,
+            parameters=parameters,
+            resources=folder,
+            backup_every=backup_every,
+            tell=_tell,
+        )
 
     ordering = Ordering(schedule, dynamic, orders)
     record = carry_out(scenario, plan, strategy, ordering, policy, steps, output, backend)
@@ -225,7 +236,7 @@ def bench(
         str,
         typer.Argument(
             metavar="NAME",
-            help="What to measure: accuracy, adaptation, executor, fidelity, planner, schedules, simulator.",
+            help="What to measure: accuracy, adaptation, executor, fidelity, planner, recovery, schedules, simulator.",
         ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer cases and steps.")] = False,

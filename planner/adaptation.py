@@ -8,12 +8,12 @@ from planner.check import check_plan
 from planner.events import Event
 from planner.migration import NO_MIGRATION, Migration, migration_between
 from planner.observation import observe
-from planner.plan import Plan, Replica
+from planner.plan import Plan
 from planner.policy import DECISION_LAG_STEPS, Decision, Policy, describe_change
 from planner.scenario import Scenario
 from traces.errors import InputError, RunError
 
-# What of a plan each step may have for itself, and of what only the placement must stay; all else is set up once.
+# What of a plan each step may have for itself, if the same devices hold the same layers; all else is set up once.
 _CHANGEABLE = ("strategy", "schedule", "order", "pipelines")
 
 # What no plan of a run may change, even where all is set up anew.
@@ -29,18 +29,15 @@ class Adaptation:
         policy: Decides.
         plan: Of the first step.
         scenario: What the plans are for.
-        moves: Whether the backend can set up a plan anew between two steps: then layers may change devices.
 
     Raises:
         RunError: The policy returned a plan that breaks the scenario's invariants, names a device that is away, or
-            changes what this backend's running job cannot: without ``moves`` anything but microbatches, depths,
-            recomputation, schedule and orders.
+            sets up anew what trains without a barrier.
     """
 
-    def __init__(self, policy: Policy, plan: Plan, scenario: Scenario, moves: bool = False) -> None:
+    def __init__(self, policy: Policy, plan: Plan, scenario: Scenario) -> None:
         self._policy = policy
         self._scenario = scenario
-        self._moves = moves
         # In the order of being decided: an answer to a departure takes the place of what was to come later.
         self._timeline: list[tuple[int, Plan]] = [(0, plan)]
         self._starts: list[Decision] = []
@@ -49,6 +46,15 @@ class Adaptation:
     def plan_for(self, step: int) -> Plan:
         """Return the plan that ``step`` runs; steps up to the last finished one plus the lag are known."""
         return next(plan for first_step, plan in reversed(self._timeline) if first_step <= step)
+
+    @property
+    def latest(self) -> Plan:
+        """The plan that was decided on last."""
+        return self._timeline[-1][1]
+
+    def is_start(self, decision: Decision) -> bool:
+        """Return whether everything is set up anew for a decision, also where nothing moves."""
+        return decision in self._starts
 
     def next_start(self, step: int) -> Decision | None:
         """Return the next decision after ``step`` for which everything is set up anew; None if there is none yet.
@@ -65,7 +71,7 @@ class Adaptation:
             events: Of it.
             away: Devices of the cluster that are known not to be there.
         """
-        current = self._timeline[-1][1]
+        current = self.latest
         seen = replace(observe(events, step, self.plan_for(step)), away=away)
         proposed = self._policy.decide(seen, current)
         if proposed is None or proposed == current:
@@ -73,7 +79,7 @@ class Adaptation:
         when = f"after step {step} policy {self._name}"
         self._check(when, current, proposed)
         self._refuse_away(when, proposed, set(away) - set(current.devices))
-        anew = self._moves and needs_set_up(current, proposed)
+        anew = needs_set_up(current, proposed)
         migration = self._migration(when, current, proposed, away) if anew else NO_MIGRATION
         decision = self._decide(step, step + DECISION_LAG_STEPS, current, proposed, migration)
         if anew:
@@ -93,7 +99,7 @@ class Adaptation:
         """
         running = self.plan_for(step)
         seen = replace(observe(events, step, running), gone=gone, away=away)
-        proposed = self._policy.decide(seen, self._timeline[-1][1])
+        proposed = self._policy.decide(seen, self.latest)
         if proposed is None:
             return None
         when = f"when {', '.join(gone)} had left step {step}, policy {self._name}"
@@ -117,24 +123,17 @@ class Adaptation:
             check_plan(proposed, self._scenario)
         except InputError as error:
             raise RunError(f"{when} returned a plan that cannot be: {error}") from error
-        if not self._moves and _placement(proposed) != _placement(current):
-            raise RunError(
-                f"{when} moves layers to other devices, which this backend cannot carry out yet; "
-                "it may change microbatches and depths"
-            )
         waits = current.synchronisation.method == "allreduce"
-        if self._moves and not waits and needs_set_up(current, proposed):
+        if not waits and needs_set_up(current, proposed):
             raise RunError(
                 f"{when} moves layers to other devices, or changes what is set up once, while pipelines train without "
                 "a barrier: there is no moment between two steps at which all could change; only 'allreduce' has one"
             )
-        fixed = _INVARIANT if self._moves and waits else _set_up_once()
-        changes = [(name, getattr(current, name), getattr(proposed, name)) for name in fixed]
+        changes = [(name, getattr(current, name), getattr(proposed, name)) for name in _INVARIANT]
         methods = (current.synchronisation.method, proposed.synchronisation.method)
         for name, before, after in [*changes, ("synchronisation.method", *methods)]:
             if before != after:
-                may = "" if self._moves else "; it may change microbatches, depths, recomputation, schedule and orders"
-                raise RunError(f"{when} changes '{name}' from {before!r} to {after!r}, which a running job keeps{may}")
+                raise RunError(f"{when} changes '{name}' from {before!r} to {after!r}, which a running job keeps")
 
     def _refuse_away(self, when: str, proposed: Plan, away: set[str]) -> None:
         named = [device for device in proposed.devices if device in away]
@@ -165,17 +164,9 @@ def _set_up_once() -> list[str]:
     return [field.name for field in fields(Plan) if field.name not in _CHANGEABLE]
 
 
-def _placement(plan: Plan) -> list[list[tuple[int, int, tuple[Replica, ...]]]]:
-    """Which device holds which layers, and which share of the samples it takes."""
-    return [
-        [(stage.first_layer, stage.end_layer, stage.replicas) for stage in pipeline.stages]
-        for pipeline in plan.pipelines
-    ]
-
-
 def _holders(plan: Plan) -> list[list[tuple[int, int, list[tuple[str, ...]]]]]:
     """Which device holds which layers."""
     return [
-        [(first, end, [replica.devices for replica in replicas]) for first, end, replicas in stages]
-        for stages in _placement(plan)
+        [(stage.first_layer, stage.end_layer, [replica.devices for replica in stage.replicas]) for stage in each.stages]
+        for each in plan.pipelines
     ]

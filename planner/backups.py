@@ -6,8 +6,11 @@ A stage with several replicas needs none, nor do layers that another pipeline ho
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import groupby
 
+from planner.migration import Move, state_bytes
 from planner.plan import Plan
+from planner.scenario import Scenario
 
 
 def backup_holders(plan: Plan) -> Mapping[int, tuple[str, ...]]:
@@ -27,3 +30,22 @@ def backup_holders(plan: Plan) -> Mapping[int, tuple[str, ...]]:
                 alone = (layer for layer in range(stage.first_layer, stage.end_layer) if copies[layer] == 1)
                 holders |= dict.fromkeys(alone, (neighbour,))
     return holders
+
+
+def backup_moves(plan: Plan, scenario: Scenario) -> tuple[Move, ...]:
+    """Return what travels so that all backups of a plan are as new as the layers, in an order that all agree on."""
+    owners = {
+        layer: replica.device
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for replica in stage.replicas
+        for layer in range(stage.first_layer, stage.end_layer)
+    }
+    copies = sorted(backup_holders(plan).items())
+    wanted = [(owners[layer], holder, layer) for layer, holders in copies for holder in holders]
+    moves = []
+    for (source, target, _), run in groupby(enumerate(wanted), lambda each: (*each[1][:2], each[1][2] - each[0])):
+        layers = [layer for _, (_, _, layer) in run]
+        first, end = layers[0], layers[-1] + 1
+        moves.append(Move(source, target, first, end, state_bytes(scenario, first, end)))
+    return tuple(moves)

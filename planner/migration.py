@@ -90,9 +90,41 @@ def migration_between(
         holders[layer] += [device for device in copies if device not in gone]
     moves: list[Move] = []
     for target, shards in _held(new).items():
-        missing = sorted(shards - before.get(target, frozenset()), key=lambda shard: shard.layer)
+        missing = sorted(shards - before.get(target, frozenset()), key=_layer)
         sources = ((_nearest(holders[shard.layer], target, shard.layer, scenario), shard) for shard in missing)
         moves += _joined(target, [(source, shard) for source, shard in sources if source != target], scenario)
+    return Migration(tuple(moves))
+
+
+def state_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: int = 1) -> int:
+    """Return the bytes of the parameters and the optimizer's state of layers, as one of ``degree`` devices has them."""
+    copies = 1 + OPTIMIZER_STATES[scenario.training.optimizer.name]
+    return copies * scenario.model.at_degree(degree).parameter_bytes(first_layer, end_layer)
+
+
+def moves_from(held: Mapping[str, Collection[int]], plan: Plan, scenario: Scenario) -> Migration:
+    """Return what the devices of a plan without tensor parallelism need that they do not hold.
+
+    Args:
+        held: By device, the layers whose state it has.
+        plan: The plan from now on.
+        scenario: Gives sizes and paths.
+
+    Raises:
+        InputError: Nobody holds a layer.
+    """
+    holders: dict[int, list[str]] = defaultdict(list)
+    for device, layers in held.items():
+        for layer in layers:
+            holders[layer].append(device)
+    moves: list[Move] = []
+    for target, shards in _held(plan).items():
+        wanted = sorted((shard for shard in shards if shard.layer not in held.get(target, ())), key=_layer)
+        moves += _joined(
+            target,
+            [(_nearest(holders[shard.layer], target, shard.layer, scenario), shard) for shard in wanted],
+            scenario,
+        )
     return Migration(tuple(moves))
 
 
@@ -125,6 +157,10 @@ def _held(plan: Plan) -> dict[str, frozenset[_Shard]]:
     return {device: frozenset(shards) for device, shards in held.items()}
 
 
+def _layer(shard: _Shard) -> int:
+    return shard.layer
+
+
 def _nearest(holders: Iterable[str], target: str, layer: int, scenario: Scenario) -> str:
     known = list(dict.fromkeys(holders))
     if target in known:
@@ -140,7 +176,6 @@ def _nearest(holders: Iterable[str], target: str, layer: int, scenario: Scenario
 
 def _joined(target: str, missing: Sequence[tuple[str, _Shard]], scenario: Scenario) -> list[Move]:
     """Moves of neighbouring layers from the same source as one."""
-    copies = 1 + OPTIMIZER_STATES[scenario.training.optimizer.name]
     moves = []
     runs = groupby(
         enumerate(missing), key=lambda entry: (entry[1][0], entry[1][1].degree, entry[1][1].layer - entry[0])
@@ -148,6 +183,5 @@ def _joined(target: str, missing: Sequence[tuple[str, _Shard]], scenario: Scenar
     for (source, degree, _), run in runs:
         layers = [shard.layer for _, (_, shard) in run]
         first, end = layers[0], layers[-1] + 1
-        size_bytes = copies * scenario.model.at_degree(degree).parameter_bytes(first, end)
-        moves.append(Move(source, target, first, end, size_bytes))
+        moves.append(Move(source, target, first, end, state_bytes(scenario, first, end, degree)))
     return moves

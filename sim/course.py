@@ -10,9 +10,9 @@ from planner.recovery import DETECTION_S, known_away, noticed_absences
 from planner.scenario import Scenario
 from sim.foreseen import fault_events
 from sim.horizon import Horizon
-from sim.migration import MigrationUnderWay
 from sim.network import Network
 from sim.recorder import Recorder
+from sim.set_up import SetUp
 from sim.world import World
 from traces.errors import RunError
 
@@ -20,9 +20,9 @@ from traces.errors import RunError
 class Course:
     """One run.
 
-    Where a decision moves layers, everybody finishes the step before it, then the layers travel while nobody trains,
-    and a new world begins. Where devices have left and the policy goes on without them, the step under way is lost at
-    the moment when that is known: what everybody has finished before is kept.
+    Where a decision moves layers, they travel when who has them is done with the step before, and who needs them
+    begins when they are there: nobody waits for anything else. Where devices have left and the policy goes on without
+    them, the step under way is lost at the moment when that is known: what everybody has finished before is kept.
 
     Args:
         scenario: What is trained, where.
@@ -44,29 +44,27 @@ class Course:
         Raises:
             RunError: The run stalls, outlasts a trace that ends, or a decision cannot be carried out.
         """
-        plan, first_step, start_s = self._plan, 0, 0.0
+        set_up = SetUp(self._plan)
         while True:
-            world = self._world(plan, first_step, start_s)
-            change = self._answered_departure(world, plan, start_s) or self._finished(world, first_step)
-            if change is None:
+            world = World(self._scenario, set_up, self._adaptation, self._horizon, self._recorder)
+            upcoming = self._answered_departure(world, set_up) or self._finished(world, set_up)
+            if upcoming is None:
                 break
-            decision, stands_still_s = change
-            plan, first_step, start_s = decision.plan, decision.first_step, self._migrate(decision, stands_still_s)
+            set_up = upcoming
         for event in (*world.updates.events(), *fault_events(self._scenario, world.now_s)):
             self._recorder.add(event)
         return self._recorder.log()
 
-    def _world(self, plan: Plan, first_step: int, start_s: float) -> World:
-        return World(self._scenario, plan, self._adaptation, self._horizon, self._recorder, first_step, start_s)
-
-    def _answered_departure(self, world: World, plan: Plan, start_s: float) -> tuple[Decision, float] | None:
+    def _answered_departure(self, world: World, set_up: SetUp) -> SetUp | None:
         """Run a world until a device of the plan is known to have left and the policy goes on without it.
 
         Returns:
-            What it decided, and when; None if it never did, and the world has run until nothing moved any more.
+            With what that begins; None if it never did, and the world has run until nothing moved any more.
         """
-        if self._adaptation is not None and plan.synchronisation.method == "allreduce":
-            absences = noticed_absences(self._scenario.faults)
+        plan = set_up.plan
+        absences = noticed_absences(self._scenario.faults)
+        if self._adaptation is not None and plan.synchronisation.method == "allreduce" and absences:
+            start_s = world.move()
             own = [each for each in absences if each.device in plan.devices and each.end_s > start_s]
             for noticed_s, _ in groupby(own, key=lambda absence: max(absence.start_s + DETECTION_S, start_s)):
                 world.run(noticed_s)
@@ -76,7 +74,8 @@ class Course:
                 gone = tuple(device for device in away if device in plan.devices)
                 decision = self._ask(self._adaptation, world, noticed_s, gone, away)
                 if decision is not None:
-                    return decision, noticed_s
+                    moves = decision.migration.moves
+                    return SetUp(decision.plan, decision.first_step, moves, earliest_s=noticed_s)
         world.run()
         return None
 
@@ -96,8 +95,8 @@ class Course:
             self._recorder.decide(decision, now_s)
         return decision
 
-    def _finished(self, world: World, first_step: int) -> tuple[Decision, float] | None:
-        """Return the decision for which the world ended, and when it did; None if the run is over."""
+    def _finished(self, world: World, set_up: SetUp) -> SetUp | None:
+        """Return with what the world begins for which this one ended; None if the run is over."""
         if not world.is_over:
             raise RunError(
                 f"the run stalls at {world.now_s:.3f} s: {', '.join(world.waiting)} wait for bytes that "
@@ -106,19 +105,13 @@ class Course:
         _refuse_ended_traces(world.network, world.now_s, self._scenario)
         if self._adaptation is None:
             return None
-        start = self._adaptation.next_start(first_step)
+        start = self._adaptation.next_start(set_up.first_step)
         if start is None or start.first_step != world.next_step:
             return None
-        return (start, world.ended_s) if self._horizon.opens(world.next_step, world.ended_s) else None
-
-    def _migrate(self, decision: Decision, start_s: float) -> float:
-        """Carry a migration out from a time on; return when it is over."""
-        under_way = MigrationUnderWay(decision, self._scenario, start_s)
-        under_way.run()
-        for event in under_way.events:
-            self._recorder.add(event)
-        _refuse_ended_traces(under_way.network, under_way.end_s, self._scenario)
-        return under_way.end_s
+        ended_s = world.ended_s
+        if not self._horizon.opens(world.next_step, max(ended_s.values())):
+            return None
+        return SetUp(start.plan, start.first_step, start.migration.moves, ended_s, min(ended_s.values()))
 
 
 def _refuse_ended_traces(network: Network, end_s: float, scenario: Scenario) -> None:

@@ -1,59 +1,84 @@
-"""Layers on their way from device to device, between two steps, over the same network as everything else.
+"""Layers on their way from device to device, before the first step of a set-up, over the network of that step."""
 
-The world stands still meanwhile: a safe bound on what a migration costs, since training could go on beside it.
-"""
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 import simpy
 
 from planner.events import MIGRATE_ACTION, Event, EventKind
-from planner.policy import Decision
+from planner.migration import Migration, Move
 from planner.scenario import Scenario
 from sim.connection import Parcel
 from sim.network import Network
 from traces.errors import RunError
 
 
-class MigrationUnderWay:
-    """What a decision moves; all of it sets off at once, and what goes the same way leaves in order.
+class MovesUnderWay:
+    """What travels; whoever waits for it begins when all that it needs is there.
 
-    Devices that leave meanwhile are not looked at: what they send still arrives.
+    What goes the same way leaves in order, and before anything of the step. Devices that leave meanwhile are not looked
+    at: what they send still arrives.
 
     Args:
-        decision: Says what.
-        scenario: Gives links, traces and outages.
-        start_s: When, from the start of the run.
+        moves: What.
+        step: The first one of the set-up.
+        ready_at_s: Gives the second of the run from which on a device can send.
+        actor_of: The actor of each device that receives.
     """
 
-    def __init__(self, decision: Decision, scenario: Scenario, start_s: float) -> None:
-        self._environment = simpy.Environment(start_s)
-        self._moves, self._step, self._start_s = decision.migration.moves, decision.first_step, start_s
-        pairs = {(move.source, move.target): True for move in self._moves}
-        connections = decision.plan.connections
-        self.network = Network(self._environment, scenario, pairs, connections, self._deliver, lambda: None)
-        self.events: list[Event] = []
-        self.end_s = start_s
+    def __init__(
+        self, moves: Sequence[Move], step: int, ready_at_s: Callable[[str], float], actor_of: Mapping[str, int]
+    ) -> None:
+        self._actor_of = actor_of
+        self._under_way = {
+            Parcel(step, number, move.size_bytes, ready_at_s(move.source)): move for number, move in enumerate(moves)
+        }
+        self._awaited = Counter(actor_of[move.target] for move in moves)
+        self.end_s = 0.0
 
-    def run(self) -> None:
-        """Carry everything over: `events` has a row for each move, and `end_s` is when the last one has arrived.
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Actors that need something that is not there yet."""
+        return frozenset(actor for actor, count in self._awaited.items() if count)
 
-        Raises:
-            RunError: A link stays at rate zero for ever.
-        """
-        for number, move in enumerate(self._moves):
-            line = self.network.number[move.source, move.target]
-            self.network.send(line, Parcel(self._step, number, move.size_bytes, self._start_s))
-        self._environment.run()
-        if len(self.events) < len(self._moves):
-            arrived = {(event.device, event.peer) for event in self.events}
-            late = sorted({(move.source, move.target) for move in self._moves} - arrived)
-            names = ", ".join(f"{source}->{target}" for source, target in late)
-            raise RunError(
-                f"the run stalls at {self.end_s:.3f} s: layers that change devices never arrive ({names}); does a link "
-                "stay at rate zero?"
-            )
+    def send(self, network: Network) -> None:
+        """Hand everything over."""
+        for parcel, move in list(self._under_way.items()):
+            network.send(network.number[move.source, move.target], parcel)
 
-    def _deliver(self, parcel: Parcel, departed_s: float, arrived_s: float) -> None:
-        move = self._moves[parcel.message]
-        place = (move.source, move.target, -1, -1, -1, self._step, MIGRATE_ACTION)
-        self.events.append(Event(EventKind.MIGRATE, *place, self._start_s, departed_s, move.size_bytes))
+    def __contains__(self, parcel: Parcel) -> bool:
+        return parcel in self._under_way
+
+    def arrive(self, parcel: Parcel, arrived_s: float) -> int | None:
+        """Take what has arrived; return the actor that waits for nothing more now, None if there is none."""
+        actor = self._actor_of[self._under_way.pop(parcel).target]
+        self._awaited[actor] -= 1
         self.end_s = max(self.end_s, arrived_s)
+        return None if self._awaited[actor] else actor
+
+    def row(self, parcel: Parcel, departed_s: float) -> Event:
+        """Return the row of what is under way."""
+        move = self._under_way[parcel]
+        place = (move.source, move.target, -1, -1, -1, parcel.step, MIGRATE_ACTION)
+        return Event(EventKind.MIGRATE, *place, parcel.ready_s, departed_s, move.size_bytes)
+
+
+def travel_s(migration: Migration, scenario: Scenario, connections: int) -> float:
+    """Return how long a migration takes from the start of a run if nothing else is on the links, seconds.
+
+    Raises:
+        RunError: A link stays at rate zero for ever.
+    """
+    environment = simpy.Environment()
+    number = {target: place for place, target in enumerate(dict.fromkeys(move.target for move in migration.moves))}
+    under_way = MovesUnderWay(migration.moves, 0, lambda _: 0.0, number)
+    pairs = {(move.source, move.target): True for move in migration.moves}
+
+    def deliver(parcel: Parcel, departed_s: float, arrived_s: float) -> None:
+        under_way.arrive(parcel, arrived_s)
+
+    under_way.send(Network(environment, scenario, pairs, connections, deliver, lambda: None))
+    environment.run()
+    if under_way.waiting:
+        raise RunError("layers that change devices never arrive; does a link stay at rate zero?")
+    return under_way.end_s

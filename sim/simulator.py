@@ -35,7 +35,7 @@ class Simulator:
         check_plan(plan, scenario)
         if self._duration_s == math.inf:
             check_traces_last(scenario, plan, steps)
-        adaptation = Adaptation(policy, plan, scenario, moves=True) if policy is not None else None
+        adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
         events = Course(scenario, plan, adaptation, Horizon(steps, self._duration_s)).run()
         decisions = tuple(adaptation.decisions) if adaptation is not None else ()
         return RunRecord("simulated", scenario, plan, events, decisions)

@@ -20,9 +20,11 @@ from sim.connection import Parcel
 from sim.devices import make_devices
 from sim.dynamic import DynamicStep
 from sim.horizon import Horizon
+from sim.migration import MovesUnderWay
 from sim.network import Network
 from sim.posts import Posts
 from sim.recorder import Recorder
+from sim.set_up import SetUp
 from sim.steps import StepUnderWay, begin_step
 from sim.talking_pairs import talking_pairs
 from sim.updates import Updates
@@ -36,25 +38,21 @@ class World:
 
     Args:
         scenario: What is trained, where.
-        plan: Of the first step.
-        adaptation: Gives those of the others; None for all the same.
+        set_up: The plan of the first step, and how it begins.
+        adaptation: Gives the plans of the others; None for all the same.
         horizon: How far the run goes.
         recorder: Where rows go.
-        first_step: Its index.
-        start_s: When it begins, seconds from the start of the run.
     """
 
     def __init__(
         self,
         scenario: Scenario,
-        plan: Plan,
+        set_up: SetUp,
         adaptation: Adaptation | None,
         horizon: Horizon,
         recorder: Recorder,
-        first_step: int = 0,
-        start_s: float = 0.0,
     ) -> None:
-        self.environment = simpy.Environment(start_s)
+        plan, first_step = set_up.plan, set_up.first_step
         self._scenario = scenario
         self._plan = plan
         self._adaptation = adaptation
@@ -66,18 +64,28 @@ class World:
         self._ready_notice = scenario.effects.network.ready_notice
         compiled = compile_step(plan, scenario)
         self.actors = compiled.actors
-        groups = {replica.device: replica.devices for p in plan.pipelines for s in p.stages for replica in s.replicas}
-        self._devices = make_devices([groups[actor] for actor in self.actors], scenario)
-        self._devices.clock_s[:] = start_s
+        self._groups = {r.device: r.devices for p in plan.pipelines for s in p.stages for r in s.replicas}
+        groups = [self._groups[actor] for actor in self.actors]
+        self._devices = make_devices(groups, scenario)
+        self._devices.clock_s[:] = [max(map(set_up.ready_at_s, group)) for group in groups]
+        actor_of = {name: actor for actor, group in enumerate(groups) for name in group}
+        self._moves = MovesUnderWay(set_up.moves, first_step, set_up.ready_at_s, actor_of)
+        clocks_s: list[float] = [
+            *self._devices.clock_s.tolist(),
+            *(set_up.ready_at_s(move.source) for move in set_up.moves),
+        ]
+        self._begins_s = min(clocks_s)
+        self.environment = simpy.Environment(self._begins_s)
         self.network = Network(
             self.environment,
             scenario,
-            talking_pairs(plan, scenario, changes=adaptation is not None),
+            talking_pairs(plan, scenario, changes=adaptation is not None)
+            | {(move.source, move.target): True for move in set_up.moves},
             plan.connections,
             self._deliver,
             self._work,
         )
-        self.partners = {leader: group[1:] for leader, group in groups.items() if group[1:]}
+        self.partners = {leader: group[1:] for leader, group in self._groups.items() if group[1:]}
         self.under_way: dict[int, StepUnderWay] = {}
         self._dynamic: dict[int, DynamicStep] = {}
         self._known_steps = first_step + DECISION_LAG_STEPS if adaptation is not None else horizon.steps
@@ -99,9 +107,7 @@ class World:
     def run(self, until_s: float = math.inf) -> None:
         """Begin, or go on, until nothing moves any more, or up to a time; steps that end later are not seen yet."""
         self._until_s = until_s
-        if not self._begun:
-            self._begun = True
-            self._enter(self._first_step, range(len(self.actors)))
+        self._begin()
         late, self._late = self._late, []
         for step in late:
             self._finish(step, self.under_way[step])
@@ -110,6 +116,22 @@ class World:
             self.environment.run()
         while self.environment.peek() < until_s:
             self.environment.step()
+
+    def move(self) -> float:
+        """Go on until all layers are where they belong; return when that was, seconds. No step is seen meanwhile."""
+        self._until_s = -math.inf
+        self._begin()
+        self._work()
+        while self._moves.waiting and self.environment.peek() < math.inf:
+            self.environment.step()
+        return max(self._moves.end_s, self._begins_s)
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._moves.send(self.network)
+            waiting = self._moves.waiting
+            self._enter(self._first_step, [actor for actor in range(len(self.actors)) if actor not in waiting])
 
     @property
     def is_over(self) -> bool:
@@ -122,16 +144,17 @@ class World:
         return max(float(self.environment.now), float(self._devices.clock_s.max()))
 
     @property
-    def ended_s(self) -> float:
-        """When everybody had done all steps."""
-        return float(self._devices.clock_s.max())
+    def ended_s(self) -> dict[str, float]:
+        """When each device had done all steps."""
+        clocks_s = zip(self.actors, self._devices.clock_s.tolist(), strict=True)
+        return {device: clock_s for actor, clock_s in clocks_s for device in self._groups[actor]}
 
     @property
     def waiting(self) -> list[str]:
         """Devices that have not finished the last step."""
         rest = {actor for under_way in self.under_way.values() for actor in under_way.working}
         rest |= {actor for actors in self._undecided.values() for actor in actors}
-        rest |= set(self.updates.waiting)
+        rest |= {*self.updates.waiting, *self._moves.waiting}
         return [self.actors[actor] for actor in sorted(rest)] if self.unfinished_actors else []
 
     def _bound_steps(self) -> None:
@@ -142,6 +165,8 @@ class World:
 
     def _enter(self, step: int, actors: Sequence[int]) -> None:
         """Let actors begin a step, or wait until its plan is known, or until somebody else begins it in time."""
+        if not actors:
+            return
         if step == self._steps:
             self.unfinished_actors -= len(actors)
         elif step >= self._known_steps:
@@ -240,6 +265,9 @@ class World:
             self.network.send(line, parcel)
 
     def _deliver(self, parcel: Parcel, departed_s: float, arrived_s: float) -> None:
+        if parcel in self._moves:
+            self._settle(parcel, departed_s, arrived_s)
+            return
         if parcel.message < 0:
             self._apply(parcel, departed_s, arrived_s)
             return
@@ -257,6 +285,14 @@ class World:
             self._release(parcel.step, under_way, parcel.message, departed_s)
         under_way.unfinished -= 1
         self._finish(parcel.step, under_way)
+
+    def _settle(self, parcel: Parcel, departed_s: float, arrived_s: float) -> None:
+        """Take layers that have arrived, and let the device begin that waited for nothing else."""
+        self.recorder.add(self._moves.row(parcel, departed_s))
+        actor = self._moves.arrive(parcel, arrived_s)
+        if actor is not None:
+            self._devices.clock_s[actor] = max(self._devices.clock_s[actor], arrived_s)
+            self._enter(self._first_step, [actor])
 
     def _apply(self, parcel: Parcel, departed_s: float, arrived_s: float) -> None:
         """Take an update that another pipeline sent, and let those begin who waited for it."""

@@ -84,7 +84,7 @@ def _start(jobs: Sequence[JobFolder], folder: Path) -> Exception | None:
 
 
 def _outcome(job: JobFolder, ranks: int) -> Outcome:
-    losses = [part for rank in range(ranks) if (part := json.loads(job.losses(rank).read_text()))]
+    losses = [part for rank in range(ranks) if (part := [loss for _, loss in json.loads(job.losses(rank).read_text())])]
     parameters: dict[str, torch.Tensor] = {}
     for rank in range(ranks):
         for name, value in load_file(job.parameters(rank)).items():

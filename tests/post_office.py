@@ -139,7 +139,7 @@ class Pipelines:
             )
             self.computes.append(compute)
             self._interpreters.append(
-                Interpreter(scenario, transport, compute, self.clock, AsItIs(), rows, updates, lambda _: None)
+                Interpreter(scenario, transport, compute, self.clock, AsItIs(), rows, updates, lambda *_: None)
             )
 
     def step(self, p: int) -> None:

@@ -9,6 +9,11 @@ from torch import nn
 from executor.training.gradient_norm import squared_norm
 from planner.scenario import Optimizer, Training
 
+# What torch's optimizers keep of a parameter: arrays of its shape, and a number of steps.
+_ARRAYS = {"sgd": (), "momentum": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}
+_COUNTS = {"sgd": (), "momentum": (), "adamw": ("step",)}
+_COUNT_BYTES = 4
+
 # As in torch.nn.utils.clip_grad_norm_: clipping stops short of dividing by zero.
 _SMALLEST_NORM = 1e-6
 
@@ -26,6 +31,26 @@ class UpdateRule:
         self._rule = training.optimizer
         self._clip_norm = training.clip_norm
         self._optimizer = _make_optimizer(training.optimizer, parameters)
+
+    def adopt(self, other: "UpdateRule") -> None:
+        """Go on with what another rule of the same kind has kept of parameters that are this one's too."""
+        known = other._optimizer.state
+        self._optimizer.state.update({each: known[each] for each in self._parameters if each in known})
+
+    def kept_bytes(self, parameter: nn.Parameter) -> int:
+        """Return the bytes of what `kept` returns."""
+        return len(_ARRAYS[self._rule.name]) * parameter.nbytes + len(_COUNTS[self._rule.name]) * _COUNT_BYTES
+
+    def kept(self, parameter: nn.Parameter) -> list[torch.Tensor]:
+        """Return what the optimizer keeps of a parameter, not copied; of one without an update yet it is zero."""
+        state = self._optimizer.state[parameter]
+        for name in _ARRAYS[self._rule.name]:
+            if name not in state:
+                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        for name in _COUNTS[self._rule.name]:
+            if name not in state:
+                state[name] = torch.zeros((), dtype=torch.float32)
+        return [state[name] for name in (*_ARRAYS[self._rule.name], *_COUNTS[self._rule.name])]
 
     def clear_gradients(self) -> None:
         """Let go of all gradients."""

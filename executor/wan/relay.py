@@ -22,6 +22,7 @@ from typing import Never
 
 from executor.job import JobFolder
 from executor.parent import die_with_parent
+from executor.rank_devices import rank_devices
 from executor.wan.carriage import Carriage, Route
 from executor.wan.emulated_link import EmulatedLink
 from executor.wan.hosts import INTERFACE, NETMASK, control_address, device_address
@@ -139,13 +140,14 @@ def main(parent: str, folder: str, tcp: str) -> None:
     # Ctrl-C is for the launcher.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     job = JobFolder(Path(folder))
-    scenario, plan, _ = job.read()
-    paths = LinkPaths(scenario, plan.devices)
+    scenario, plan, orders = job.read()
+    names = rank_devices(scenario, plan, orders)
+    paths = LinkPaths(scenario, names)
     control = open_tun(INTERFACE, control_address(), NETMASK)
     wanted = WIDE_AREA if tcp == "wide-area" else as_on(json.loads(os.environ[HOST_TCP]))
     tcp_misses: list[str] = []
     devices, namespaces = [], []
-    for rank in range(len(plan.devices)):
+    for rank in range(len(names)):
         namespaces.append(enter_new_network())
         switch_on_loopback()
         # The same on all hosts.
@@ -157,7 +159,7 @@ def main(parent: str, folder: str, tcp: str) -> None:
     try:
         relay.forward()
     except RunError as error:
-        job.network_failure.write_text(str(error))
+        job.run_failure.write_text(str(error))
         sys.exit(1)
     finally:
         # This process is still in the network of the last device.

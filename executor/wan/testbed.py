@@ -93,6 +93,6 @@ class TestBed:
     def _watch(self) -> None:
         status = self._relay.wait()
         if self._wanted:
-            if not self._job.network_failure.exists():
-                self._job.network_failure.write_text(f"the relay of the emulated links ended with status {status}")
+            if not self._job.run_failure.exists():
+                self._job.run_failure.write_text(f"the relay of the emulated links ended with status {status}")
             os.kill(os.getpid(), signal.SIGTERM)

@@ -1,6 +1,6 @@
 """Training by two ranks held against training in one process on the same kind of device, case by case."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -83,10 +83,14 @@ def largest_difference(trained: Trained, expected: Trained) -> float:
 
     What is no number, and a parameter that only one of them has, is infinitely far off.
     """
-    if trained.parameters.keys() != expected.parameters.keys():
+    return max(_of_losses(trained, expected), parameter_difference(trained.parameters, expected.parameters))
+
+
+def parameter_difference(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
+    """Return the same of parameters alone, by name; without unit."""
+    if found.keys() != expected.keys():
         return float("inf")
-    found = [_largest(trained.parameters[name], value) for name, value in expected.parameters.items()]
-    return max(_of_losses(trained, expected), *found)
+    return max(_largest(found[name], value) for name, value in expected.items())
 
 
 def _of_losses(trained: Trained, expected: Trained) -> float:

@@ -28,6 +28,7 @@ from planner.step_graph import longest_path
 from planner.strategies import make_plan
 from sim.horizon import Horizon
 from sim.recorder import Recorder
+from sim.set_up import SetUp
 from sim.simulator import Simulator
 from sim.world import World
 
@@ -191,7 +192,7 @@ def _simulate(scenario: Scenario, plan: Plan) -> None:
 
 
 def _world(scenario: Scenario, plan: Plan) -> World:
-    return World(scenario, plan, None, Horizon(1), Recorder(plan.devices))
+    return World(scenario, SetUp(plan), None, Horizon(1), Recorder(plan.devices))
 
 
 def _compile_anew(scenario: Scenario, plan: Plan) -> None:

@@ -12,14 +12,13 @@ from experiments.benches.result import Row
 from experiments.reproductions.asteroid_throughput import simulated_samples_per_s
 from planner.backups import backup_holders
 from planner.metrics import step_ends_s
-from planner.migration import Migration, migration_between
+from planner.migration import migration_between
 from planner.plan import Plan
 from planner.policies.heavy_rescheduling import full_redistribution, replan
-from planner.policy import Decision
 from planner.recovery import DETECTION_S
 from planner.replay import in_proportion, replay, where_they_were
 from planner.scenario import Scenario
-from sim.migration import MigrationUnderWay
+from sim.migration import travel_s
 from sim.simulator import Simulator
 from traces.errors import InputError
 
@@ -82,7 +81,7 @@ def _replayed(scenario: Scenario, plan: Plan, gone: str) -> Recovery:
     after = replay(plan, scenario, [gone])
     planning_s = perf_counter() - began_s
     migration = migration_between(plan, after, scenario, [gone], backup_holders(plan))
-    return Recovery(after, planning_s, _migration_s(migration, after, scenario), _round_s(after, scenario))
+    return Recovery(after, planning_s, travel_s(migration, scenario, after.connections), _round_s(after, scenario))
 
 
 def _rescheduled(scenario: Scenario, plan: Plan, gone: str) -> Recovery:
@@ -90,14 +89,8 @@ def _rescheduled(scenario: Scenario, plan: Plan, gone: str) -> Recovery:
     after = replan(plan, scenario, [gone])
     planning_s = perf_counter() - began_s
     both = full_redistribution(plan, after, scenario, [gone], backup_holders(plan))
-    migration_s = sum(_migration_s(each, after, scenario) for each in both)
+    migration_s = sum(travel_s(each, scenario, after.connections) for each in both)
     return Recovery(after, planning_s, migration_s, _round_s(after, scenario))
-
-
-def _migration_s(migration: Migration, plan: Plan, scenario: Scenario) -> float:
-    under_way = MigrationUnderWay(Decision(0, 0, plan, "", migration), scenario, 0.0)
-    under_way.run()
-    return under_way.end_s
 
 
 def _round_s(plan: Plan, scenario: Scenario) -> float:

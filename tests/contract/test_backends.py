@@ -1,6 +1,6 @@
 """What every backend does: one suite, held against the simulator and against real processes."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
+from timeless_rows import rows
 
 from executor.backend import TorchBackend
 from planner.adaptation import Adaptation
@@ -104,15 +105,6 @@ def test_nothing_starts_before_what_it_needs_has_been_sent(backend: str) -> None
                 for transfer in work.receives:
                     send = sent[(transfer.source, device, *key)]
                     assert send.end_s <= started[(device, *key)].start_s
-
-
-def rows(record: RunRecord) -> Counter[tuple[object, ...]]:
-    """What happened without when; who waited is a matter of when."""
-    return Counter(
-        (e.kind, e.device, e.peer, e.pipeline, e.stage, e.microbatch, e.step, e.action, e.size_bytes)
-        for e in record.events
-        if e.kind is not EventKind.RECEIVE
-    )
 
 
 def test_both_write_the_same_rows() -> None:

@@ -1,12 +1,11 @@
 """Groups of devices that share layers: both backends write the same rows, partners' included."""
 
-from collections import Counter
 from dataclasses import replace
 
 from builders import mesh_scenario
+from timeless_rows import rows
 
 from executor.backend import TorchBackend
-from planner.backend import RunRecord
 from planner.cluster import Cluster
 from planner.events import EventKind
 from planner.observation import Observation
@@ -57,15 +56,6 @@ def paired() -> tuple[Scenario, Plan]:
         Stage(1, 2, (Replica(names[2], 3.0, (names[3],)), Replica(names[4], 1.0, (names[5],))), 1),
     )
     return scenario, Plan(scenario.name, scenario.model.name, "hand", "1f1b", (Pipeline(stages, (4, 2, 2)),))
-
-
-def rows(record: RunRecord) -> Counter[tuple[object, ...]]:
-    """What happened without when; who waited is a matter of when."""
-    return Counter(
-        (e.kind, e.device, e.peer, e.pipeline, e.stage, e.microbatch, e.step, e.action, e.size_bytes)
-        for e in record.events
-        if e.kind is not EventKind.RECEIVE
-    )
 
 
 def test_both_write_the_same_rows() -> None:

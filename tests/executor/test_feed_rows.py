@@ -7,14 +7,16 @@ from dataclasses import replace
 
 import pytest
 from builders import chain_plan, chain_scenario
-from torch.distributed import TCPStore
 
 from executor.backend import TorchBackend
-from executor.bridge import Bridge
-from executor.control import PATIENCE, PlanFeed
+from executor.control_store import reach_control_store
+from executor.coordinator import Coordinator
+from executor.new_plan import Beginning, NewPlan
+from executor.plan_feed import FINISHED, PlanFeed
 from planner.events import Event, EventKind
 from planner.observation import Observation
 from planner.plan import Plan
+from planner.policy import DECISION_LAG_STEPS
 
 STEPS = 6
 UPDATE_S = 0.02
@@ -62,14 +64,18 @@ def test_nothing_is_left_of_steps_that_all_have_published() -> None:
         os.fdopen(plans) as inbound,
         os.fdopen(to_agent, "w") as answers,
     ):
-        bridge = Bridge("127.0.0.1", 2, STEPS, outbound, inbound)
-        store = TCPStore("127.0.0.1", bridge.port, is_master=False, timeout=PATIENCE)
+        coordinator = Coordinator(
+            "127.0.0.1", scenario, plan, plan.devices, STEPS, outbound, inbound, None, pytest.fail
+        )
+        address = ("127.0.0.1", coordinator.port)
+        store = reach_control_store(address)
         keys_before = store.num_keys()
-        feeds = [PlanFeed(("127.0.0.1", bridge.port), rank, plan, STEPS, errors.append) for rank in range(2)]
+        beginning = Beginning(0, (0, 1), 0, (NewPlan(plan),) * DECISION_LAG_STEPS)
+        feeds = [PlanFeed(address, rank, beginning, STEPS, errors.append) for rank in range(2)]
 
         def run(feed: PlanFeed) -> None:
             for step in range(STEPS):
-                assert feed.wait(step) == plan
+                assert feed.wait(step).plan == plan
                 feed.log(update_row(step))
                 feed.finish(step)
                 # An update that was applied long after its step.
@@ -79,13 +85,16 @@ def test_nothing_is_left_of_steps_that_all_have_published() -> None:
         for rank in ranks:
             rank.start()
         for step in range(STEPS):
-            rows = json.loads(seen.readline())
-            assert [[row[6] for row in each] for each in rows] == [[step]] * 2
-            answers.write(json.dumps("same") + "\n")
+            asked = json.loads(seen.readline())
+            assert asked["step"] == step
+            assert [[row[6] for row in part["rows"]] for part in asked["parts"]] == [[step]] * 2
+            answers.write(json.dumps(None) + "\n")
             answers.flush()
         for rank in ranks:
             rank.join()
-        bridge.finish()
-        assert store.num_keys() == keys_before
+        coordinator.finish()
+        assert [feed.outcome() for feed in feeds] == [FINISHED] * 2
+        # What says so stays.
+        assert store.num_keys() == keys_before + 1
     assert errors == []
     assert [len(feed._events) for feed in feeds] == [0, 0]

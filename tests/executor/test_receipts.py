@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import cast
 
 import pytest
@@ -21,7 +22,7 @@ class Receive:
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error
 
-    def wait(self) -> None:
+    def wait(self, patience: timedelta) -> None:
         if self._error is not None:
             raise self._error
 

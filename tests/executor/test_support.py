@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[Plan, Scenario, ComputeMode, Emulator, str, str, str]] 
         "relay",
         "faults[0]",
         "a fault of the kind 'Absence'",
-        "keep only outages of links",
+        "devices leave and hang with '--backup-every'",
     ),
     "an outage without the relay": (
         PLAN,

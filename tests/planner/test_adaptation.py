@@ -21,19 +21,28 @@ def running() -> tuple[Scenario, Plan]:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("synchronisation", Synchronisation("asgd")),
-        ("synchronisation", Synchronisation(bucket_bytes=1000)),
-        ("connections", 2),
-        ("compression", "int8"),
-    ],
+    [("synchronisation", Synchronisation("asgd", staleness_bound=3)), ("connections", 2), ("compression", "int8")],
 )
-def test_what_is_set_up_once_stays(field: str, value: object) -> None:
-    scenario, plan = running()
+def test_what_is_set_up_once_stays_where_nobody_waits(field: str, value: object) -> None:
+    scenario, synchronous = running()
+    plan = replace(synchronous, synchronisation=Synchronisation("asgd"))
     adaptation = Adaptation(Scripted({0: replace(plan, **{field: value})}), plan, scenario)
-    with pytest.raises(RunError, match=f"after step 0 policy Scripted changes '{field}' from .*, which a running job"):
+    with pytest.raises(RunError, match=r"after step 0 policy Scripted moves layers .*, or changes what is set up once"):
         adaptation.finish_step(0, [])
     assert adaptation.plan_for(2) == plan
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("synchronisation", Synchronisation(bucket_bytes=1000)), ("connections", 2), ("compression", "int8")],
+)
+def test_what_is_set_up_anew_though_nothing_moves(field: str, value: object) -> None:
+    scenario, plan = running()
+    adaptation = Adaptation(Scripted({0: replace(plan, **{field: value})}), plan, scenario)
+    decision = adaptation.finish_step(0, [])
+    assert decision is not None
+    assert adaptation.is_start(decision)
+    assert not decision.migration.moves
 
 
 def test_what_each_step_may_have_for_itself() -> None:
@@ -58,16 +67,13 @@ def test_what_each_step_may_have_for_itself() -> None:
     assert adaptation.plan_for(2) == other
 
 
-def test_layers_stay_where_the_backend_cannot_move_them() -> None:
+def test_what_travels_is_worked_out() -> None:
     scenario = chain_scenario([1.0, 1.0], [1.0, 1.0])
     plan = chain_plan(scenario)
     first, second = plan.pipelines[0].stages
     swapped = (replace(first, replicas=second.replicas), replace(second, replicas=first.replicas))
     moved = replace(plan, pipelines=(replace(plan.pipelines[0], stages=swapped),))
-    message = "after step 0 policy Scripted moves layers to other devices, which this backend cannot carry out yet"
-    with pytest.raises(RunError, match=message):
-        Adaptation(Scripted({0: moved}), plan, scenario).finish_step(0, [])
-    decision = Adaptation(Scripted({0: moved}), plan, scenario, moves=True).finish_step(0, [])
+    decision = Adaptation(Scripted({0: moved}), plan, scenario).finish_step(0, [])
     assert decision is not None
     assert decision.migration.size_bytes == 8000
 
@@ -77,14 +83,14 @@ def test_what_no_backend_changes(field: str) -> None:
     scenario, plan = running()
     proposed = replace(plan, **{field: 7 if field == "version" else "another"})
     with pytest.raises(RunError, match=f"changes '{field}'|for model 'another'"):
-        Adaptation(Scripted({0: proposed}), plan, scenario, moves=True).finish_step(0, [])
+        Adaptation(Scripted({0: proposed}), plan, scenario).finish_step(0, [])
 
 
 def test_the_way_of_bringing_copies_together_stays() -> None:
     scenario, plan = running()
     proposed = replace(plan, synchronisation=Synchronisation("asgd"))
     with pytest.raises(RunError, match=r"changes 'synchronisation\.method' from 'allreduce' to 'asgd'"):
-        Adaptation(Scripted({0: proposed}), plan, scenario, moves=True).finish_step(0, [])
+        Adaptation(Scripted({0: proposed}), plan, scenario).finish_step(0, [])
 
 
 def test_what_a_change_is_called() -> None:

@@ -226,7 +226,7 @@ def test_a_run_can_be_replayed() -> None:
     scenario = equal_devices(stragglers={2: 3.0})
     plan = even_plan(scenario, "cannikin")
     record = Simulator().run(scenario, plan, CannikinPolicy(scenario), 8)
-    replay = Adaptation(CannikinPolicy(scenario), plan, scenario, moves=True)
+    replay = Adaptation(CannikinPolicy(scenario), plan, scenario)
     for step in range(8):
         replay.finish_step(step, record.events)
     assert [each.plan for each in replay.decisions] == [each.plan for each in record.decisions]

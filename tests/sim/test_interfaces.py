@@ -20,6 +20,7 @@ from planner.scenario import Scenario
 from sim.advance import SHARED
 from sim.horizon import Horizon
 from sim.recorder import Recorder
+from sim.set_up import SetUp
 from sim.simulator import Simulator
 from sim.world import World
 from traces.trace import LinkTrace
@@ -146,7 +147,7 @@ def test_an_interface_that_can_never_fill_changes_nothing(
     assert step_time_s(wide[1], wide[0]) == step_time_s(without[1], without[0])
     # Nor does it cost anything: no line needs events.
     scenario, plan = wide
-    world = World(scenario, plan, None, Horizon(1), Recorder(plan.devices))
+    world = World(scenario, SetUp(plan), None, Horizon(1), Recorder(plan.devices))
     assert (world.network.lines.mode != SHARED).all()
 
 

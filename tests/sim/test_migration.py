@@ -1,7 +1,7 @@
 """Decisions that move layers: nothing is lost or doubled, what travels does so over the links as they are."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -99,7 +99,7 @@ def done_work(record: RunRecord) -> Counter[tuple[object, ...]]:
 # --- one move, by hand ------------------------------------------------------------------------------------------
 
 
-def test_a_migration_takes_latency_and_bytes_over_the_rate_of_the_busiest_link_and_everybody_waits() -> None:
+def test_layers_leave_when_their_holder_is_done_and_who_needs_none_goes_on() -> None:
     scenario = layers_on_three()
     before, after = cut_at(scenario, [2, 4, 6]), cut_at(scenario, [1, 3, 6])
     record = run(scenario, before, {0: after}, 4)
@@ -114,10 +114,15 @@ def test_a_migration_takes_latency_and_bytes_over_the_rate_of_the_busiest_link_a
         ("device-0", "device-1", 2 * 10**6, 2, "M"),
         ("device-1", "device-2", 10**6, 2, "M"),
     ]
-    last_s = step_ends_s(record.events)[1]
-    assert {event.start_s for event in moved} == {last_s}
-    begins_s = min(e.start_s for e in of_kind(record, EventKind.COMPUTE) if e.step == 2)
-    assert begins_s == pytest.approx(last_s + 2.02, rel=EXACT)
+    computed = of_kind(record, EventKind.COMPUTE)
+    done_s = {name: max(e.end_s for e in computed if e.device == name and e.step == 1) for name in before.devices}
+    begun_s = {name: min(e.start_s for e in computed if e.device == name and e.step == 2) for name in after.devices}
+    assert {event.device: event.start_s for event in moved} == {name: done_s[name] for name in ("device-0", "device-1")}
+    assert begun_s["device-0"] == done_s["device-0"]
+    there_s = max(done_s["device-1"], done_s["device-0"] + 2.02)
+    # The first microbatch's activations left behind the layers.
+    first = min((e for e in of_kind(record, EventKind.SEND) if e.step == 2), key=lambda e: e.start_s)
+    assert begun_s["device-1"] == pytest.approx(max(there_s, first.end_s + 0.02), rel=EXACT)
     assert migration_time_s(decision.migration, scenario) == pytest.approx(2.02, rel=EXACT)
 
 
@@ -128,13 +133,17 @@ def test_before_the_move_the_run_is_the_old_plans_and_after_it_the_new_ones() ->
     old, new = (Simulator().run(scenario, plan, None, 2) for plan in (before, after))
     first = [event for event in moved.events if event.step < 2 and event.kind is not EventKind.DECISION]
     assert first == list(old.events)
-    shift_s = min(e.start_s for e in of_kind(moved, EventKind.COMPUTE) if e.step == 2)
-    later = [e for e in moved.events if e.step >= 2 and e.kind is not EventKind.MIGRATE]
-    assert len(later) == len(new.events)
-    for event, alone in zip(later, new.events, strict=True):
-        times = {"start_s": alone.start_s, "end_s": alone.end_s, "step": alone.step}
-        assert replace(event, **times) == alone
-        assert (event.start_s, event.end_s) == pytest.approx((alone.start_s + shift_s, alone.end_s + shift_s), rel=1e-6)
+    later = [event for event in moved.events if event.step >= 2 and event.kind is not EventKind.MIGRATE]
+    assert what_happened(later, 2) == what_happened(new.events, 0)
+
+
+def what_happened(events: Iterable[Event], first_step: int) -> Counter[tuple[object, ...]]:
+    """Rows without times; who waited is a matter of when."""
+    return Counter(
+        (e.kind, e.device, e.peer, e.stage, e.microbatch, e.step - first_step, e.action, e.size_bytes)
+        for e in events
+        if e.kind is not EventKind.RECEIVE
+    )
 
 
 def test_moves_between_the_same_two_devices_leave_in_turn_and_others_beside_them() -> None:
@@ -187,7 +196,7 @@ def test_there_and_back_again_nothing_is_lost_or_doubled(
         own = [event for event in moved if event.step == decision.first_step]
         assert sum(event.size_bytes for event in own) == decision.migration.size_bytes
     assert sum(e.size_bytes for e in moved) == sum(each.migration.size_bytes for each in carried_out)
-    assert_alone(record, moved)
+    assert_in_time(record, moved)
     # Each pair has a link of its own: what left over it while layers travelled is the integral of its rate.
     for source, target in {(event.device, event.peer) for event in moved if event.size_bytes}:
         for step in {e.step for e in moved if (e.device, e.peer) == (source, target)}:
@@ -203,11 +212,14 @@ def test_there_and_back_again_nothing_is_lost_or_doubled(
         assert (line.held_bytes[-1] > 1) == (device in last)
 
 
-def assert_alone(record: RunRecord, moved: Sequence[Event]) -> None:
-    """While layers travel nobody computes or sends."""
-    for event in of_kind(record, EventKind.COMPUTE, EventKind.SEND, EventKind.SYNC):
+def assert_in_time(record: RunRecord, moved: Sequence[Event]) -> None:
+    """Nobody sends layers before its last step is over, or computes with layers that are not there."""
+    for event in of_kind(record, EventKind.COMPUTE):
         for move in moved:
-            assert event.end_s <= move.start_s + 1e-9 or event.start_s >= move.end_s - 1e-9
+            if event.device == move.device and event.step < move.step:
+                assert event.end_s <= move.start_s + 1e-9
+            if event.device == move.peer and event.step >= move.step:
+                assert event.start_s >= move.end_s - 1e-9
 
 
 @settings(deadline=None, max_examples=10)

@@ -1,0 +1,37 @@
+"""What a rank's process has, whichever other ranks it is connected with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from executor.clock import RunClock
+from executor.compute import Compute
+from executor.resources import SampleFile
+from executor.safekeeping import Safekeeping
+from executor.shaper import LinkShaper
+from executor.training.tensor_parallel import RankGroup
+from planner.events import EventWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One process's.
+
+    Attributes:
+        compute: Holds the layers.
+        clock: Of the run.
+        shaper: Emulates links; None where nothing or somebody else does.
+        group: With which this rank computes; None where it does by itself.
+        file: Takes all rows.
+        samples: Takes what the process holds.
+        safekeeping: Copies of the state; None where the run ends with the first lost rank.
+        note_loss: Takes a step and this rank's part of its loss.
+    """
+
+    compute: Compute
+    clock: RunClock
+    shaper: LinkShaper | None
+    group: RankGroup | None
+    file: EventWriter
+    samples: SampleFile
+    safekeeping: Safekeeping | None
+    note_loss: Callable[[int, float], None]

@@ -1,0 +1,70 @@
+"""What the ranks of a job are told: the plan of a step, and with what a generation of ranks begins."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from planner.files.plan_file import parse_plan, plan_json
+from planner.migration import Move
+from planner.plan import Plan
+from planner.policy import DECISION_LAG_STEPS
+
+
+@dataclass(frozen=True, slots=True)
+class NewPlan:
+    """What steps run from some step on.
+
+    Attributes:
+        plan: Each of them.
+        moves: What travels before the first of them; None where everybody keeps what it was set up with.
+    """
+
+    plan: Plan
+    moves: tuple[Move, ...] | None = None
+
+    def to_data(self) -> dict[str, Any]:
+        """Return it as what JSON can hold."""
+        moves = None if self.moves is None else [asdict(move) for move in self.moves]
+        return {"plan": plan_json(self.plan), "moves": moves}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> "NewPlan":
+        """Return what `to_data` gave."""
+        moves = None if data["moves"] is None else tuple(Move(**move) for move in data["moves"])
+        return cls(parse_plan(data["plan"]), moves)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """With what a generation begins: ranks that are connected with each other until one of them is lost.
+
+    Attributes:
+        generation: Counts from 0.
+        ranks: Those of the job that belong to it, in the order of their ranks within it.
+        first: The step with which it begins; the parameters are those before this step.
+        plans: Of this step and those after it, as far as they are known. What moves before the first of them is the
+            state of layers that ranks do not have as it was before that step.
+    """
+
+    generation: int
+    ranks: tuple[int, ...]
+    first: int
+    plans: tuple[NewPlan, ...]
+
+    @classmethod
+    def of_run(cls, plan: Plan, ranks: int, steps: int) -> "Beginning":
+        """Return with what a run of so many ranks and steps begins: the first plan, until one can be decided on."""
+        return cls(0, tuple(range(ranks)), 0, (NewPlan(plan),) * min(DECISION_LAG_STEPS, steps))
+
+    def to_text(self) -> str:
+        """Return it as JSON."""
+        data = {"generation": self.generation, "ranks": self.ranks, "first": self.first}
+        return json.dumps({**data, "plans": [each.to_data() for each in self.plans]})
+
+    @classmethod
+    def from_text(cls, text: str) -> "Beginning":
+        """Return what `to_text` gave."""
+        data = json.loads(text)
+        plans = tuple(NewPlan.from_data(each) for each in data["plans"])
+        return cls(data["generation"], tuple(data["ranks"]), data["first"], plans)

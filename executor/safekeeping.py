@@ -1,0 +1,154 @@
+"""Copies of the layers' state at some steps: what a run goes on from when ranks are lost.
+
+Every few steps each rank copies the state of its layers, and layers that nobody else has are sent to a backup too
+(planner/backups.py). When all have all of it, which ranks hear with a plan, older copies are dropped. At most
+`_UNDER_WAY` copies are on their way at a time: where links are slow, some are left out.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+
+import torch
+
+from executor.compute import Compute
+from executor.receipt import Receipt
+from executor.regrouping import Copies, layers_of
+from executor.tags import backup_tag
+from executor.transport import Transport
+from planner.backups import backup_moves
+from planner.migration import Move, state_bytes
+from planner.plan import Plan
+from planner.scenario import Scenario
+
+# Copies that not everybody is known to have.
+_UNDER_WAY = 2
+
+
+class Safekeeping:
+    """What one rank keeps, over all generations.
+
+    Args:
+        device: This rank's.
+        every: Steps from one copy to the next.
+        scenario: What is trained.
+        compute: Has the layers.
+    """
+
+    def __init__(self, device: str, every: int, scenario: Scenario, compute: Compute) -> None:
+        self._device = device
+        self._every = every
+        self._scenario = scenario
+        self._compute = compute
+        self._layers = range(len(scenario.model.layers))
+        self._copies: dict[int, dict[int, torch.Tensor]] = {}
+        # Layers that were never trained here are as the model was built.
+        self._untouched = set(self._layers)
+        self._awaited: dict[int, int] = {}
+        self._begun: list[int] = []
+        self._rests = False
+        self._lock = threading.Lock()
+
+    def begin_generation(self, step: int) -> None:
+        """Forget what is on its way, and all copies but those from before ``step``, from which everybody goes on."""
+        with self._lock:
+            self._copies = {step: self._copies.get(step, {})}
+            self._awaited.clear()
+            self._begun.clear()
+
+    def take_up(self, plan: Plan) -> None:
+        """Take note that this rank trains the layers that it has under a plan: they are not as they were built."""
+        self._untouched -= layers_of(plan, self._device)
+
+    def begin_step(self, step: int, plan: Plan, durable: int, *, anew: bool, transport: Transport) -> None:
+        """Copy the layers as they are before a step, if it is time; all ranks of the plan come to the same answer.
+
+        Args:
+            step: Which.
+            plan: What it runs.
+            durable: The step whose copies everybody was known to have when this step was decided on.
+            anew: Whether layers have changed devices before it.
+            transport: Carries what goes to backups.
+        """
+        own = layers_of(plan, self._device)
+        self.take_up(plan)
+        with self._lock:
+            self._rests = False
+            self._copies = {each: layers for each, layers in self._copies.items() if each >= durable}
+            self._begun = [each for each in self._begun if each >= durable]
+            self._awaited = {each: count for each, count in self._awaited.items() if each >= durable}
+            under_way = sum(each > durable for each in self._begun)
+            if not (anew or step % self._every == 0) or step in self._begun or under_way >= _UNDER_WAY:
+                return
+        moves = backup_moves(plan, self._scenario)
+        with self._lock:
+            self._begun.append(step)
+            self._awaited[step] = sum(move.target == self._device for move in moves)
+        states = {layer: self._compute.layer_state(self._one(layer)) for layer in own}
+        with self._lock:
+            self._copies.setdefault(step, {}).update(states)
+        for number, move in enumerate(moves):
+            if move.target == self._device:
+                sizes = [self._compute.state_bytes(self._one(layer)) for layer in _layers(move)]
+                arrived = self._arrival(step, move, sizes)
+                transport.post(move.source, backup_tag(step, number), sum(sizes), arrived)
+            if move.source == self._device:
+                transport.send(move.target, backup_tag(step, number), self.state(step, move), float("-inf"))
+
+    def rest(self) -> None:
+        """Take note that this rank has no part in the steps to come: it has nothing to keep."""
+        with self._lock:
+            self._rests = True
+
+    @property
+    def kept(self) -> int | None:
+        """The latest step whose copies are complete here, as are those before; None where there is nothing to keep."""
+        with self._lock:
+            if self._rests:
+                return None
+            complete = takewhile(lambda step: not self._awaited[step], self._begun)
+            return max(complete, default=0)
+
+    def copies(self) -> Copies:
+        """Return the layers of which this rank has the state before some step, by that step."""
+        with self._lock:
+            held = {step: frozenset(layers) for step, layers in self._copies.items()}
+        return {**held, 0: held.get(0, frozenset()) | frozenset(self._untouched)}
+
+    def state(self, step: int, move: Move) -> torch.Tensor:
+        """Return the copy of the layers of ``move`` as they were before ``step``."""
+        return torch.cat([self._state_of(step, layer) for layer in range(move.first_layer, move.end_layer)])
+
+    def restore(self, step: int, plan: Plan) -> None:
+        """Put those copies back that this rank has of the layers that it holds under ``plan``."""
+        there = self.copies().get(step, frozenset())
+        for layer in sorted(layers_of(plan, self._device) & there):
+            self._compute.put_layer_state(self._one(layer), self._state_of(step, layer))
+
+    def _state_of(self, step: int, layer: int) -> torch.Tensor:
+        with self._lock:
+            copy = self._copies.get(step, {}).get(layer)
+        if copy is None:
+            assert step == 0, (step, layer)
+            assert layer in self._untouched, layer
+            return self._compute.layer_state(self._one(layer))
+        return copy
+
+    def _arrival(self, step: int, move: Move, sizes: Sequence[int]) -> Callable[[Receipt], None]:
+        def arrived(receipt: Receipt) -> None:
+            if receipt.lost:
+                return
+            parts = dict(zip(_layers(move), receipt.wait().split_with_sizes(list(sizes)), strict=True))
+            with self._lock:
+                if step in self._awaited:
+                    self._copies[step].update(parts)
+                    self._awaited[step] -= 1
+
+        return arrived
+
+    def _one(self, layer: int) -> Move:
+        return Move(self._device, self._device, layer, layer + 1, state_bytes(self._scenario, layer, layer + 1))
+
+
+def _layers(move: Move) -> range:
+    return range(move.first_layer, move.end_layer)

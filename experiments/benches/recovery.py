@@ -1,0 +1,118 @@
+"""Ranks that are killed or stopped at random instants: how soon the next step is finished, and what is lost.
+
+The policy `asteroid-replay` goes on with those that are left. Beside it, in the same run: torchrun, which starts all
+ranks again from a checkpoint of every step.
+"""
+
+import random
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import torch
+from safetensors.torch import load_file
+
+from executor.backend import TorchBackend
+from experiments.benches.equal_training import parameter_difference
+from experiments.benches.recovery_case import KINDS, MODEL, recovery_case
+from experiments.benches.result import BenchResult, Check, Row
+from experiments.benches.torch_restarts import restart_s
+from planner.backend import RunRecord
+from planner.faults import Absence, Fault, Hang
+from planner.metrics import step_ends_s
+from planner.plan import Plan
+from planner.policies import make_policy
+from planner.scenario import ModelCode, Scenario
+
+TRIALS, QUICK_TRIALS = 50, 5
+# Of torchrun; killed ranks, and stopped ones, of which it hears only when the others give up.
+RESTARTS, QUICK_RESTARTS = (7, 3), (1, 0)
+SEED = 0
+
+STEPS = 80
+POLICY = "asteroid-replay"
+# Every step is copied: what torchrun is given too.
+BACKUP_EVERY = 1
+
+# Seconds of the run between which ranks are hit: after the first steps, and long before the last.
+_EARLIEST_S, _LATEST_S = 0.5, 2.0
+
+LEAST_SPEED_UP = 14.0
+MOST_DIFFERENCE = 1e-6
+
+_MODEL_FILE = Path(__file__).parents[1] / "models" / "gpt.py"
+
+
+def measure_recovery(quick: bool, tell: Callable[[str], None]) -> BenchResult:
+    """Hit ranks of ours, and kill ranks of torchrun's."""
+    chance = random.Random(SEED)
+    scenario, plan = recovery_case(ModelCode(_MODEL_FILE, MODEL))
+    undisturbed, expected = _train(scenario, plan, policy="none")
+    rows: list[Row] = []
+    for trial in range(QUICK_TRIALS if quick else TRIALS):
+        device = list(KINDS)[trial % len(KINDS)]
+        start_s = chance.uniform(_EARLIEST_S, _LATEST_S)
+        fault: Fault = Absence(device, start_s) if trial // len(KINDS) % 2 == 0 else Hang(device, start_s)
+        record, parameters = _train(replace(scenario, faults=(fault,)), plan, policy=POLICY)
+        rows.append(_row(fault, record, undisturbed, parameter_difference(parameters, expected)))
+        tell(f"{rows[-1]['how']} {device}: next step after {float(rows[-1]['next_step_s']):.3f} s")
+    restarts: dict[str, list[float]] = {"killed": [], "stopped": []}
+    killed, stopped = QUICK_RESTARTS if quick else RESTARTS
+    for how, blow in [("killed", signal.SIGKILL)] * killed + [("stopped", signal.SIGSTOP)] * stopped:
+        restarts[how].append(restart_s(chance, blow))
+        rows.append({**dict.fromkeys(rows[0], ""), "kind": "torchrun", "how": how, "next_step_s": restarts[how][-1]})
+        tell(f"torchrun, {how}: next step after {restarts[how][-1]:.3f} s")
+    ours = [row for row in rows if row["kind"] != "torchrun"]
+    speed_ups = [
+        Check(
+            f"torchrun's median to ours, {how}",
+            median(theirs) / median(float(row["next_step_s"]) for row in ours if row["how"] == how),
+            LEAST_SPEED_UP,
+            at_most=False,
+        )
+        for how, theirs in restarts.items()
+        if theirs
+    ]
+    return BenchResult(
+        rows,
+        [
+            *speed_ups,
+            Check("lost or doubled updates", sum(int(row["wrong_steps"]) for row in ours), 0, at_most=True),
+            Check(
+                "largest difference of a parameter from undisturbed training, over 1 + its value",
+                max(float(row["difference"]) for row in ours),
+                MOST_DIFFERENCE,
+                at_most=True,
+            ),
+        ],
+    )
+
+
+def _train(scenario: Scenario, plan: Plan, policy: str) -> tuple[RunRecord, dict[str, torch.Tensor]]:
+    with TemporaryDirectory(prefix="ropebridge-bench-") as folder:
+        target = Path(folder) / "parameters.safetensors"
+        backend = TorchBackend("real", parameters=target, backup_every=BACKUP_EVERY)
+        record = backend.run(scenario, plan, make_policy(policy, scenario), STEPS)
+        return record, load_file(target)
+
+
+def _row(fault: Fault, record: RunRecord, undisturbed: RunRecord, difference: float) -> Row:
+    assert isinstance(fault, Absence | Hang)
+    (decision,) = record.decisions
+    # The first one that had not been finished before, not those that are done again.
+    next_s = step_ends_s(record.events)[decision.first_step]
+    pairs = zip(record.losses, undisturbed.losses, strict=False)
+    # What is no number is wrong too.
+    wrong = sum(not abs(one - other) <= MOST_DIFFERENCE * (1 + abs(other)) for one, other in pairs)
+    return {
+        "kind": KINDS[fault.device],
+        "how": "killed" if isinstance(fault, Absence) else "stopped",
+        "device": fault.device,
+        "at_s": fault.start_s,
+        "next_step_s": next_s - fault.start_s,
+        "wrong_steps": wrong + abs(len(record.losses) - len(undisturbed.losses)),
+        "difference": difference,
+    }
