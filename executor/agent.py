@@ -71,6 +71,8 @@ def _run_workers(job: JobFolder, module: str, ranks: int, host: str) -> int:
         "--standalone",
         f"--local-addr={host}",
         f"--nproc-per-node={ranks}",
+        f"--log-dir={job.workers_logs}",
+        "--redirects=3",
         "-m",
         module,
         str(os.getpid()),

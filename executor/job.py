@@ -88,8 +88,14 @@ class JobFolder:
 
     @property
     def log(self) -> Path:
-        """Everything that agent and workers print."""
+        """Everything that the agent prints."""
         return self.path / "log.txt"
+
+    @property
+    def workers_logs(self) -> Path:
+        """The folder that torchrun makes for what each worker prints, a file of its own each: two that end at the same
+        time would mix their lines."""
+        return self.path / "workers-logs"
 
     def events(self, rank: int) -> Path:
         """A rank's events, written at the end."""

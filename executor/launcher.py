@@ -119,11 +119,19 @@ def _failure(job: JobFolder, devices: Sequence[str], status: int) -> Exception:
     cause = read_cause(job, len(devices))
     if cause is not None:
         return cause
-    return _unforeseen(job.log.read_text(errors="replace").strip().splitlines(), status)
+    logs = [job.log, *sorted(job.workers_logs.rglob("stderr.log"))]
+    return _unforeseen([log.read_text(errors="replace").strip().splitlines() for log in logs if log.exists()], status)
 
 
-def _unforeseen(log: Sequence[str], status: int) -> RunError:
-    """What a process said that could write nothing down: the end of the log, and the last stack in it."""
+def _unforeseen(logs: Sequence[Sequence[str]], status: int) -> RunError:
+    """What a process said that could write nothing down: the end of its log, and the last stack in it.
+
+    Args:
+        logs: The lines of each process. The first that holds a stack says why, or else all together do.
+        status: How the agent ended.
+    """
+    everything = [line for log in logs for line in log]
+    log = next((log for log in logs if _TRACE in log), everything)
     said = [line for line in log if not _TORCHS_OWN.match(line)] or log
     error = RunError(f"the workers ended with status {status}: {' | '.join(map(str.strip, said[-3:])) or 'no message'}")
     if _TRACE in said:
