@@ -93,8 +93,10 @@ class JobFolder:
 
     @property
     def workers_logs(self) -> Path:
-        """The folder that torchrun makes for what each worker prints, a file of its own each: two that end at the same
-        time would mix their lines."""
+        """The folder that torchrun makes for what workers print.
+
+        Each has a file of its own: two that end at the same time would mix their lines.
+        """
         return self.path / "workers-logs"
 
     def events(self, rank: int) -> Path:
