@@ -4,9 +4,18 @@ import time
 
 
 class RunClock:
-    """Counts from ``origin_s``, a reading of the machine's monotonic clock."""
+    """Counts from an origin, a reading of the machine's monotonic clock.
 
-    def __init__(self, origin_s: float) -> None:
+    Args:
+        origin_s: None where it is not yet agreed on: there is no time before `start`.
+    """
+
+    def __init__(self, origin_s: float | None = None) -> None:
+        if origin_s is not None:
+            self.start(origin_s)
+
+    def start(self, origin_s: float) -> None:
+        """Count from here."""
         self._origin_s = origin_s
 
     def now_s(self) -> float:

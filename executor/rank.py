@@ -88,8 +88,11 @@ class Rank:
         where = compute_device(part.scenario.cluster.by_name[part.device].kind, orders.compute)
         group = _tensor_group(part, where) if model else None
         groups = ProcessGroups(part.plan.connections, PATIENCE)
-        clock = _agree_on_clock(part.rank, part.folder, part.scenario.cluster, head_start_s)
+        clock = RunClock()
         held = self._hold(model, clock, local_delivery_s, where, group)
+        # The first plan is compiled, and all that takes its time is done, before the run's first second.
+        part.program(part.plan)
+        clock.start(_agreed_origin_s(part.rank, part.folder, part.scenario.cluster, head_start_s))
         if part.recovers:
             reach_control_store(store_address()).set(ready_key(part.rank, 0), str(local_delivery_s))
         beginning = Beginning.of_run(part.plan, len(part.devices), orders.steps)
@@ -210,8 +213,8 @@ def _tensor_group(part: PartInJob, where: torch.device) -> RankGroup | None:
     return form_group(part.plan, part.device, where.type, PATIENCE)
 
 
-def _agree_on_clock(rank: int, job: JobFolder, cluster: Cluster, head_start_s: float) -> RunClock:
-    """The clock of the run: rank 0 says when it starts, a little after everyone has heard."""
+def _agreed_origin_s(rank: int, job: JobFolder, cluster: Cluster, head_start_s: float) -> float:
+    """The origin of the run's clock: rank 0 says when it starts, a little after everyone has heard."""
     # Models take unequal times to load; and the news travels over connections that are warm.
     dist.barrier()
     head_start_s += _HEAD_START_LATENCIES * max((link.latency_s for link in cluster.links), default=0.0)
@@ -219,4 +222,4 @@ def _agree_on_clock(rank: int, job: JobFolder, cluster: Cluster, head_start_s: f
     dist.broadcast(origin, 0)
     if rank == 0:
         announce_origin(job.origin, origin.item())
-    return RunClock(origin.item())
+    return float(origin.item())
