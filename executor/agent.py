@@ -47,7 +47,7 @@ def main(parent: str, folder: str, module: str, telemetry: str, plans: str) -> i
             departures, fail = None, partial(_fail, job)
             if orders.backup_every:
                 departures = DepartedRanks(host, FaultHand(job, scenario, devices).away_until_s)
-            coordinator = Coordinator(host, scenario, plan, devices, orders.steps, outbound, inbound, departures, fail)
+            coordinator = Coordinator(host, scenario, plan, devices, orders, outbound, inbound, departures, fail)
             announce_store(host, coordinator.port)
         if orders.backup_every:
             # It looks after its rank.

@@ -4,12 +4,15 @@ import json
 import shutil
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from executor.checkpoints import CheckpointFolder
 from executor.controller import Controller
 from executor.departures import settling
 from executor.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, Orders, Tcp
@@ -18,6 +21,7 @@ from executor.model import check_model
 from executor.noise_files import gather_norms
 from executor.prepared_job import prepared_job
 from executor.rank_devices import rank_devices
+from executor.resuming import CheckpointOrders
 from executor.support import check_decision, check_supported
 from executor.training.tensor_parallel_layout import check_layouts
 from executor.wan.capacity import too_fast
@@ -49,6 +53,7 @@ class TorchBackend:
         resources: The folder where each rank's ``resources-RANK.jsonl`` goes; None drops them.
         backup_every: Steps between two copies of the state, from which the run goes on when ranks are lost; 0 where it
             ends with that.
+        checkpoints: Where the state goes to disk, and with which step the run begins; None writes none.
         tell: Called with a line for people where the links are not what was asked for: before a run when ``auto`` is
             not the relay or links are faster than it, after it with what the relay has to remark.
     """
@@ -62,6 +67,7 @@ class TorchBackend:
         parameters: Path | None = None,
         resources: Path | None = None,
         backup_every: int = 0,
+        checkpoints: CheckpointOrders | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._compute: ComputeMode = compute
@@ -70,10 +76,11 @@ class TorchBackend:
         self._parameters = parameters
         self._resources = resources
         self._backup_every = backup_every
+        self._checkpoints = checkpoints
         self._tell = tell
 
     def run(self, scenario: Scenario, plan: Plan, policy: Policy | None, steps: int) -> RunRecord:
-        """Run ``steps`` training steps in processes of their own, which have all ended when this returns.
+        """Run all training steps up to ``steps`` in processes of their own, which have all ended when this returns.
 
         Raises:
             InputError: The scenario cannot carry out the plan, it asks for what can only be simulated yet, or the model
@@ -82,8 +89,9 @@ class TorchBackend:
         """
         emulator = choose_emulator(self._emulator, self._tell)
         check_plan(plan, scenario)
-        recovers = self._backup_every > 0
-        check_supported(plan, scenario, self._compute, emulator, recovers=recovers)
+        recovers, checkpoints = self._backup_every > 0, self._checkpoints
+        supports = partial(check_supported, recovers=recovers, checkpoints=checkpoints is not None)
+        supports(plan, scenario, self._compute, emulator)
         if self._compute == "real":
             check_model(scenario)
             check_layouts(scenario, plan)
@@ -94,10 +102,18 @@ class TorchBackend:
         events: list[Event] = []
         check = partial(check_decision, scenario=scenario, compute=self._compute, emulator=emulator, recovers=recovers)
         orders = Orders(self._compute, steps, emulator, policy is not None, self._tcp, self._backup_every)
+        if checkpoints is not None:
+            orders = replace(
+                orders,
+                checkpoints=str(checkpoints.folder.resolve()),
+                checkpoint_every=checkpoints.every,
+                first_step=checkpoints.first_step,
+            )
         take = events.extend if recovers else _leave
-        controller = Controller(plan, adaptation, settle, check, take) if orders.is_steered else None
+        controller = Controller(plan, orders.first_step, adaptation, settle, check, take) if orders.is_steered else None
         devices = rank_devices(scenario, plan, orders)
-        with prepared_job(scenario, plan, orders) as job:
+        held = CheckpointFolder(checkpoints.folder).held() if checkpoints is not None else nullcontext()
+        with held, prepared_job(scenario, plan, orders) as job:
             run_job(job, devices, controller.answer if controller is not None else None)
             network = self._network(job, emulator)
             if self._parameters is not None and self._compute == "real":

@@ -19,6 +19,7 @@ class Controller:
 
     Args:
         plan: Of the first step.
+        first_step: That one.
         adaptation: Holds the policy; None where there is none.
         settle: Makes the rows of all ranks into those of a step.
         check: Refuses a decision that the ranks cannot carry out, given the plan until then.
@@ -28,6 +29,7 @@ class Controller:
     def __init__(
         self,
         plan: Plan,
+        first_step: int,
         adaptation: Adaptation | None,
         settle: Callable[[Iterable[Event]], list[Event]],
         check: Callable[[Plan, Decision], None],
@@ -37,9 +39,9 @@ class Controller:
         self._settle = settle
         self._check = check
         self._take = take
-        self._shown = 0
+        self._shown = first_step
         # Rising; what steps from each of these on run.
-        self._timeline = [(0, NewPlan(plan))]
+        self._timeline = [(first_step, NewPlan(plan))]
         self.decision_events: list[Event] = []
         self.losses: dict[int, float] = {}
 

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from executor import control_store as store_keys
 from executor.control_store import open_store
 from executor.departed_ranks import DepartedRanks
+from executor.job import Orders
 from executor.new_plan import Beginning, NewPlan
 from executor.plan_feed import ENDED, FINISHED
 from executor.regrouping import Copies, missing_layers, newest_complete, restoring_moves
@@ -43,7 +44,7 @@ class Coordinator:
         scenario: What is trained.
         plan: Of the first step.
         devices: In rank order.
-        steps: Training steps.
+        orders: How they run.
         telemetry: To the launcher, a line for each question.
         answers: From the launcher, a line for each of these.
         departures: Tells which ranks are lost; None where that ends the run.
@@ -56,7 +57,7 @@ class Coordinator:
         scenario: Scenario,
         plan: Plan,
         devices: Sequence[str],
-        steps: int,
+        orders: Orders,
         telemetry: TextIO,
         answers: TextIO,
         departures: DepartedRanks | None,
@@ -65,15 +66,15 @@ class Coordinator:
         self._store = open_store(host)
         self._scenario = scenario
         self._devices = devices
-        self._steps = steps
+        self._steps = orders.steps
         self._telemetry = telemetry
         self._answers = answers
         self._departures = departures
         self._failed = failed
-        self._current = Beginning.of_run(plan, len(devices), steps)
+        self._current = Beginning.of_run(plan, len(devices), orders.first_step, orders.steps)
         self._incarnations = dict.fromkeys(self._current.ranks, 0)
         self._lost: set[int] = set()
-        self._durable = 0
+        self._durable = orders.first_step
         self._thread = threading.Thread(target=self._guarded, name="coordinator", daemon=True)
         self._thread.start()
 

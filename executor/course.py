@@ -62,7 +62,7 @@ class Course:
                 self._held.safekeeping.rest()
             return watch_steps(first, steps, self._feed, clock)
         source = StepSource(self._own_program, first, plan, steps, self._feed)
-        return run_steps(source, self._interpreter_of(plan, first), clock)
+        return run_steps(source, self._interpreter_of(plan, first), clock, self._part.orders.first_step)
 
     def _own_program(self, plan: Plan) -> DeviceProgram:
         program = self._part.program(plan)

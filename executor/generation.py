@@ -82,6 +82,8 @@ class Generation:
             transport, course = self._set_out()
             self._restore(transport)
             course.run(self._beginning.first, self._beginning.plans[0].plan)
+            if self._held.checkpointing is not None:
+                self._held.checkpointing.finish(self._part.orders.steps)
             transport.close()
             self._rows.flush()
             conclude()
@@ -150,6 +152,8 @@ class Generation:
         part, held, feed = self._part, self._held, self._feed
 
         def begin(step: StepProgram) -> None:
+            if held.checkpointing is not None:
+                held.checkpointing.begin_step(step.step, step.plan)
             if held.safekeeping is not None and feed is not None:
                 anew = step.step == first
                 durable = feed.durable(step.step)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from executor.checkpointing import Checkpointing
 from executor.clock import RunClock
 from executor.compute import Compute
 from executor.resources import SampleFile
@@ -24,6 +25,7 @@ class Held:
         file: Takes all rows.
         samples: Takes what the process holds.
         safekeeping: Copies of the state; None where the run ends with the first lost rank.
+        checkpointing: Writes the state to disk; None where nobody asks for that.
         note_loss: Takes a step and this rank's part of its loss.
     """
 
@@ -34,4 +36,5 @@ class Held:
     file: EventWriter
     samples: SampleFile
     safekeeping: Safekeeping | None
+    checkpointing: Checkpointing | None
     note_loss: Callable[[int, float], None]

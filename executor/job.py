@@ -28,6 +28,9 @@ class Orders:
         tcp: How the relay's hosts are set: as hosts for wide-area links should be, or as this machine is.
         backup_every: Steps between two copies of the state of all layers, from which a run goes on when ranks are lost;
             0 where such a run ends.
+        checkpoints: The folder of the state on disk, from which a run goes on that has ended; empty if there is none.
+        checkpoint_every: Steps between two of them; 0 writes none.
+        first_step: Of the run; where it is not 0, training goes on from the checkpoint of this step.
     """
 
     compute: ComputeMode
@@ -36,6 +39,9 @@ class Orders:
     adapts: bool
     tcp: Tcp = "wide-area"
     backup_every: int = 0
+    checkpoints: str = ""
+    checkpoint_every: int = 0
+    first_step: int = 0
 
     @property
     def is_steered(self) -> bool:

@@ -53,9 +53,9 @@ class Beginning:
     plans: tuple[NewPlan, ...]
 
     @classmethod
-    def of_run(cls, plan: Plan, ranks: int, steps: int) -> "Beginning":
-        """Return with what a run of so many ranks and steps begins: the first plan, until one can be decided on."""
-        return cls(0, tuple(range(ranks)), 0, (NewPlan(plan),) * min(DECISION_LAG_STEPS, steps))
+    def of_run(cls, plan: Plan, ranks: int, first: int, steps: int) -> "Beginning":
+        """Return with what a run of steps ``first`` to ``steps - 1`` begins: a plan, until one can be decided on."""
+        return cls(0, tuple(range(ranks)), first, (NewPlan(plan),) * min(DECISION_LAG_STEPS, steps - first))
 
     def to_text(self) -> str:
         """Return it as JSON."""

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from executor.checkpointing import Checkpointing
 from executor.clock import RunClock
 from executor.compute import PacedCompute
 from executor.compute_device import compute_device, threads_of_a_rank
@@ -22,6 +23,7 @@ from executor.control_store import (
 )
 from executor.coordinator import UNINVITED
 from executor.fingerprint import model_facts
+from executor.first_state import first_state, one_layer
 from executor.generation import Generation
 from executor.handshake import Handshake
 from executor.held import Held
@@ -37,10 +39,12 @@ from executor.peers import SharedInputError
 from executor.plan_feed import GenerationEndedError
 from executor.process_groups import ProcessGroups
 from executor.real_compute import RealCompute
+from executor.regrouping import layers_of
 from executor.rendezvous import CONNECT_S, connect, try_connections
 from executor.resources import SampleFile
 from executor.safekeeping import Safekeeping
 from executor.shaper import LinkShaper
+from executor.training.layer_state import model_state
 from executor.training.tensor_parallel import RankGroup
 from executor.wan.origin import OriginWatch, announce_origin
 from planner.cluster import Cluster
@@ -95,7 +99,7 @@ class Rank:
         clock.start(_agreed_origin_s(part.rank, part.folder, part.scenario.cluster, head_start_s))
         if part.recovers:
             reach_control_store(store_address()).set(ready_key(part.rank, 0), str(local_delivery_s))
-        beginning = Beginning.of_run(part.plan, len(part.devices), orders.steps)
+        beginning = Beginning.of_run(part.plan, len(part.devices), orders.first_step, orders.steps)
         self._live(held, Generation(part, held, beginning, lambda: groups, self._give_up))
 
     def join(self, incarnation: int) -> None:
@@ -135,11 +139,18 @@ class Rank:
         shaper = None
         if part.orders.emulator == "shaper":
             shaper = LinkShaper(part.folder.ledger, part.scenario.cluster, clock, local_delivery_s)
-        keeping = None
+        state = () if model is None else model_state(model.model.layers, training.optimizer.name)
+        first = first_state(part.orders, part.scenario, compute, state)
+        if part.orders.first_step:
+            for layer in layers_of(part.plan, part.device):
+                compute.put_layer_state(one_layer(part.scenario, layer), first.row(layer))
+        keeping, checkpointing = None, None
         if part.recovers:
-            keeping = Safekeeping(part.device, part.orders.backup_every, part.scenario, compute)
+            keeping = Safekeeping(part.device, part.orders.backup_every, part.scenario, compute, first)
+        if part.orders.checkpoint_every:
+            checkpointing = Checkpointing(part, state, compute, self._give_up)
         file, samples = EventWriter(part.folder.events(part.rank)), SampleFile(part.folder.resources(part.rank))
-        return Held(compute, clock, shaper, group, file, samples, keeping, self._note_loss)
+        return Held(compute, clock, shaper, group, file, samples, keeping, checkpointing, self._note_loss)
 
     def _live(self, held: Held, generation: Generation) -> None:
         """Go through generations until the run is over."""

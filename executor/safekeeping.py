@@ -12,12 +12,13 @@ from itertools import takewhile
 import torch
 
 from executor.compute import Compute
+from executor.first_state import FirstState, one_layer
 from executor.receipt import Receipt
 from executor.regrouping import Copies, layers_of
 from executor.tags import backup_tag
 from executor.transport import Transport
 from planner.backups import backup_moves
-from planner.migration import Move, state_bytes
+from planner.migration import Move
 from planner.plan import Plan
 from planner.scenario import Scenario
 
@@ -33,16 +34,18 @@ class Safekeeping:
         every: Steps from one copy to the next.
         scenario: What is trained.
         compute: Has the layers.
+        source: Where layers that were never trained here are as they were before the run's first step: as the model
+            was built, or as a checkpoint has them.
     """
 
-    def __init__(self, device: str, every: int, scenario: Scenario, compute: Compute) -> None:
+    def __init__(self, device: str, every: int, scenario: Scenario, compute: Compute, source: FirstState) -> None:
         self._device = device
         self._every = every
         self._scenario = scenario
         self._compute = compute
         self._layers = range(len(scenario.model.layers))
         self._copies: dict[int, dict[int, torch.Tensor]] = {}
-        # Layers that were never trained here are as the model was built.
+        self._source = source
         self._untouched = set(self._layers)
         self._awaited: dict[int, int] = {}
         self._begun: list[int] = []
@@ -84,12 +87,12 @@ class Safekeeping:
         with self._lock:
             self._begun.append(step)
             self._awaited[step] = sum(move.target == self._device for move in moves)
-        states = {layer: self._compute.layer_state(self._one(layer)) for layer in own}
+        states = {layer: self._compute.layer_state(one_layer(self._scenario, layer)) for layer in own}
         with self._lock:
             self._copies.setdefault(step, {}).update(states)
         for number, move in enumerate(moves):
             if move.target == self._device:
-                sizes = [self._compute.state_bytes(self._one(layer)) for layer in _layers(move)]
+                sizes = [self._compute.state_bytes(one_layer(self._scenario, layer)) for layer in _layers(move)]
                 arrived = self._arrival(step, move, sizes)
                 transport.post(move.source, backup_tag(step, number), sum(sizes), arrived)
             if move.source == self._device:
@@ -107,13 +110,14 @@ class Safekeeping:
             if self._rests:
                 return None
             complete = takewhile(lambda step: not self._awaited[step], self._begun)
-            return max(complete, default=0)
+            return max(complete, default=self._source.step)
 
     def copies(self) -> Copies:
         """Return the layers of which this rank has the state before some step, by that step."""
         with self._lock:
             held = {step: frozenset(layers) for step, layers in self._copies.items()}
-        return {**held, 0: held.get(0, frozenset()) | frozenset(self._untouched)}
+        first = self._source.step
+        return {**held, first: held.get(first, frozenset()) | frozenset(self._untouched)}
 
     def state(self, step: int, move: Move) -> torch.Tensor:
         """Return the copy of the layers of ``move`` as they were before ``step``."""
@@ -123,15 +127,15 @@ class Safekeeping:
         """Put those copies back that this rank has of the layers that it holds under ``plan``."""
         there = self.copies().get(step, frozenset())
         for layer in sorted(layers_of(plan, self._device) & there):
-            self._compute.put_layer_state(self._one(layer), self._state_of(step, layer))
+            self._compute.put_layer_state(one_layer(self._scenario, layer), self._state_of(step, layer))
 
     def _state_of(self, step: int, layer: int) -> torch.Tensor:
         with self._lock:
             copy = self._copies.get(step, {}).get(layer)
         if copy is None:
-            assert step == 0, (step, layer)
+            assert step == self._source.step, (step, layer)
             assert layer in self._untouched, layer
-            return self._compute.layer_state(self._one(layer))
+            return self._source.row(layer)
         return copy
 
     def _arrival(self, step: int, move: Move, sizes: Sequence[int]) -> Callable[[Receipt], None]:
@@ -145,9 +149,6 @@ class Safekeeping:
                     self._awaited[step] -= 1
 
         return arrived
-
-    def _one(self, layer: int) -> Move:
-        return Move(self._device, self._device, layer, layer + 1, state_bytes(self._scenario, layer, layer + 1))
 
 
 def _layers(move: Move) -> range:

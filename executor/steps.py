@@ -69,13 +69,14 @@ class Change:
     ready_s: float
 
 
-def run_steps(source: StepSource, interpreter: Interpreter, clock: RunClock) -> Change | None:
+def run_steps(source: StepSource, interpreter: Interpreter, clock: RunClock, begins_with: int) -> Change | None:
     """Carry out all steps of a set-up; return why it ends, None if the run does.
 
     Args:
         source: Gives them.
         interpreter: Carries them out.
         clock: Of the run.
+        begins_with: The first step of the run, which nobody begins before its clock does.
     """
     change = None
     for step in range(source.first, source.steps):
@@ -88,7 +89,7 @@ def run_steps(source: StepSource, interpreter: Interpreter, clock: RunClock) -> 
         if isinstance(current, NewPlan):
             change = Change(step, current, ready_s)
             break
-        if step == 0:
+        if step == begins_with:
             interpreter.post(current)
             clock.sleep_until(0.0)
             ready_s = clock.now_s()

@@ -17,11 +17,17 @@ _SIMULATE = "'ropebridge simulate' knows how"
 
 
 def check_supported(
-    plan: Plan, scenario: Scenario, compute: ComputeMode, emulator: Emulator, *, recovers: bool = False
+    plan: Plan,
+    scenario: Scenario,
+    compute: ComputeMode,
+    emulator: Emulator,
+    *,
+    recovers: bool = False,
+    checkpoints: bool = False,
 ) -> None:
     """Refuse a checked plan, or a scenario, that asks for what only the simulator can do.
 
-    With ``recovers`` the run shall go on when ranks are lost.
+    With ``recovers`` the run shall go on when ranks are lost, with ``checkpoints`` its state be read or written.
 
     Raises:
         InputError: With the first such thing, and what can be run instead.
@@ -44,6 +50,8 @@ def check_supported(
         _check_noise_scale(plan)
     if recovers:
         _check_recovery(plan, scenario)
+    if checkpoints:
+        _check_checkpoints(plan, compute)
 
 
 def check_decision(
@@ -71,12 +79,27 @@ def _is_grouped(plan: Plan) -> bool:
 
 def _check_recovery(plan: Plan, scenario: Scenario) -> None:
     valid = "leave '--backup-every' away"
-    if plan.synchronisation.method != "allreduce":
-        raise _unsupported("recovery of pipelines that train without a barrier", "synchronisation.method", valid)
-    if _is_grouped(plan):
-        raise _unsupported("recovery of tensor-parallel groups", "pipelines", valid)
+    _check_one_state(plan, "recovery", valid)
     if scenario.training.noise_scale:
         raise _unsupported("recovery of what measures the noise scale", "training.noise_scale", valid)
+
+
+def _check_checkpoints(plan: Plan, compute: ComputeMode) -> None:
+    if compute != "real":
+        raise InputError(
+            "checkpoints of paced compute, which trains nothing",
+            where="--checkpoint",
+            valid="leave it away, or choose '--compute real'",
+        )
+    _check_one_state(plan, "a checkpoint", "leave '--checkpoint' away")
+
+
+def _check_one_state(plan: Plan, what: str, valid: str) -> None:
+    """Refuse plans under which the state of a layer is not one row that some device has."""
+    if plan.synchronisation.method != "allreduce":
+        raise _unsupported(f"{what} of pipelines that train without a barrier", "synchronisation.method", valid)
+    if _is_grouped(plan):
+        raise _unsupported(f"{what} of tensor-parallel groups", "pipelines", valid)
 
 
 def _check_synchronisation(plan: Plan) -> None:

@@ -142,13 +142,15 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Run a plan in the model of its cluster. Example: ropebridge simulate two-regions --policy depth."""
-    from experiments.scenario_choice import Ordering
+    from experiments.scenario_choice import Ordering, choose_plan, choose_scenario
     from experiments.verbs.running import bounded, carry_out, present
     from sim.simulator import Simulator
 
     count, duration_s = bounded(steps, duration)
     ordering = Ordering(schedule, dynamic, orders)
-    record = carry_out(scenario, plan, strategy, ordering, policy, count, output, lambda _: Simulator(duration_s))
+    chosen = choose_scenario(scenario)
+    planned = choose_plan(chosen, plan, strategy, ordering)
+    record = carry_out(chosen, planned, policy, count, output, lambda _: Simulator(duration_s))
     _say(present(record, as_json))
 
 
@@ -178,6 +180,15 @@ def run(
         int,
         typer.Option("--backup-every", min=0, help="Copy the state so often, in steps, and go on when ranks are lost."),
     ] = 0,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="Folder to write the training state into, now and then.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option("--checkpoint-every", min=1, help="Steps from one checkpoint to the next (10).")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest whole checkpoint, with the plan that it had.")
+    ] = False,
     steps: StepsOption = 20,
     output: FolderOption = None,
     as_json: JsonOption = False,
@@ -185,9 +196,12 @@ def run(
     """Run a plan for real, a process per device. Example: ropebridge run two-regions --compute paced --emulate-wan."""
     from executor.backend import TorchBackend
     from executor.job import EmulatorChoice
-    from experiments.scenario_choice import Ordering
+    from experiments.scenario_choice import Ordering, choose_plan, choose_scenario
+    from experiments.verbs.resuming import checkpoint_orders, resumed_plan
     from experiments.verbs.running import carry_out, present
 
+    described = choose_scenario(scenario)
+    checkpoints, had = checkpoint_orders(checkpoint, checkpoint_every, resume, described, steps, _tell)
     chosen: EmulatorChoice = "auto" if emulate_wan else "none"
     if emulator is not None:
         chosen = emulator.value
@@ -200,11 +214,16 @@ def run(
             parameters=parameters,
             resources=folder,
             backup_every=backup_every,
+            checkpoints=checkpoints,
             tell=_tell,
         )
 
     ordering = Ordering(schedule, dynamic, orders)
-    record = carry_out(scenario, plan, strategy, ordering, policy, steps, output, backend)
+    if had is not None and plan is None and strategy is None:
+        planned = resumed_plan(had, described, ordering)
+    else:
+        planned = choose_plan(described, plan, strategy, ordering)
+    record = carry_out(described, planned, policy, steps, output, backend)
     _say(present(record, as_json))
 
 
@@ -261,13 +280,20 @@ def bench(
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help="asteroid, cannikin, cloudless or deepcee.")],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer settings and steps.")] = False,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Run settings of it for real, and hold that against the simulator.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the result and its figure.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Hold a published system's claims against what we measure. Example: ropebridge reproduce asteroid --quick."""
+    from experiments.reproduce import execute_reproduction
     from experiments.reproduce import reproduce as verb
 
-    text, holds = verb(name, quick, as_json, output, _tell)
+    if execute:
+        text, holds = execute_reproduction(name, as_json, output, _tell)
+    else:
+        text, holds = verb(name, quick, as_json, output, _tell)
     _say(text)
     if not holds:
         raise typer.Exit(1)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
-from experiments.benches.result import plain_number
+from experiments.benches.result import BenchResult, plain_number
 from experiments.machine import describe_machine
 from experiments.reproductions.asteroid import reproduce_asteroid
 from experiments.reproductions.cannikin import reproduce_cannikin
@@ -48,4 +48,33 @@ def reproduce(
         if folder is not None:
             write_text_atomically(folder / "result.json", document)
             result.draw(folder / "figure.png")
+    return document if as_json else result.text(), all(check.holds for check in result.checks)
+
+
+def execute_reproduction(
+    name: str, as_json: bool, output: Path | None, tell: Callable[[str], None]
+) -> tuple[str, bool]:
+    """Run a system and its rivals for real, beside the simulator; return what to print and whether they agree.
+
+    Args:
+        name: One of `REPRODUCTIONS`.
+        as_json: Whether to print JSON.
+        output: Folder for ``executed.json``, or None.
+        tell: Takes a line about the progress.
+
+    Raises:
+        InputError: There is no such system, or the folder cannot be written to.
+    """
+    # Loads torch, which simulations do without.
+    from experiments.reproductions.contests import CONTESTS
+    from experiments.reproductions.executed import execute, executed_check
+
+    contests = find_by_name(name, CONTESTS, "system")
+    with new_folder(output) if output is not None else nullcontext() as folder:
+        rows = [row for contest in contests() for row in execute(contest, tell)]
+        result = BenchResult(rows, [executed_check(rows)])
+        found = {"rows": rows, "checks": [check.row() for check in result.checks], "machine": describe_machine()}
+        document = json.dumps(found, default=plain_number)
+        if folder is not None:
+            write_text_atomically(folder / "executed.json", document)
     return document if as_json else result.text(), all(check.holds for check in result.checks)

@@ -33,17 +33,20 @@ def plan_spells(record: RunRecord, log: EventLog, step_ends_s: Sequence[float]) 
         log: Its events.
         step_ends_s: When each step ended.
     """
-    spells = [Spell(record.plan, 0, 0.0)]
+    # A run that goes on from a checkpoint begins with a later step.
+    first = int(log.columns["step"][log.is_a(EventKind.COMPUTE, EventKind.SYNC)].min())
+    spells = [Spell(record.plan, first, 0.0)]
     times_s = answer_times_s(record, log)
     for number, decision in enumerate(record.decisions):
-        if decision.first_step >= len(step_ends_s):
+        since_first = decision.first_step - first
+        if since_first >= len(step_ends_s):
             continue
         if decision.answers_departure:
             while spells[-1].start_s > times_s[number]:
                 spells.pop()
             spells.append(Spell(decision.plan, decision.first_step, times_s[number]))
         else:
-            spells.append(Spell(decision.plan, decision.first_step, step_ends_s[decision.first_step - 1]))
+            spells.append(Spell(decision.plan, decision.first_step, step_ends_s[since_first - 1]))
     return spells
 
 

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from executor.model import load_model, load_with_sizes
 from executor.training.trainable import TrainableModel
+from planner.backend import RunRecord
 from planner.cluster import Cluster, Device, Link
 from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.profile import LayerProfile, ModelProfile, TimeTable
@@ -137,3 +140,20 @@ def batch(model: TrainableModel, step: int, training: Training) -> tuple[torch.T
         keys = np.random.Philox(key=[training.seed, epoch]).random_raw(model.size).tolist()
         indices.append(sorted(range(model.size), key=keys.__getitem__)[place])
     return model.select(torch.tensor(indices))
+
+
+def chain(code: ModelCode = GPT, optimizer: Optimizer | None = None) -> tuple[Scenario, Plan]:
+    """Three stages; the middle one has two replicas."""
+    scenario = training_scenario(code, 4, optimizer=optimizer)
+    layers = len(scenario.model.layers)
+    stages = [(2, [1.0]), (2, [1.0, 1.0]), (layers - 4, [1.0])]
+    return scenario, hybrid_plan(scenario, "1f1b", [(stages, [4, 4, 4])])
+
+
+def assert_trained(record: RunRecord, parameters: Path, expected: Trained) -> None:
+    """Losses and parameters are those of training that nothing has disturbed."""
+    assert record.losses == pytest.approx(expected.losses, rel=1e-6)
+    trained = load_file(parameters)
+    assert trained.keys() == expected.parameters.keys()
+    for name, value in expected.parameters.items():
+        torch.testing.assert_close(trained[name], value, rtol=1e-5, atol=1e-6, msg=name)

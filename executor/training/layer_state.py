@@ -1,6 +1,6 @@
 """What a layer is to whoever holds it next: its parameters, what the optimizer keeps of them, and its buffers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -51,3 +51,13 @@ class LayerState:
                 tensors += [parameter, *self._rule.kept(parameter)]
             tensors += layer.buffers()
         return tensors
+
+
+def model_state(layers: Iterable[nn.Module], optimizer: str) -> tuple[str, ...]:
+    """Return what the state of each layer consists of: equal where one model's can be another's."""
+    return tuple(f"{_parts(layer)} by {optimizer}" for layer in layers)
+
+
+def _parts(layer: nn.Module) -> str:
+    parts = [*layer.named_parameters(), *layer.named_buffers()]
+    return ", ".join(f"{name} {list(part.shape)}" for name, part in parts) or "no parameters"

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from experiments.run_folder import new_folder, summarise, write_record
 from experiments.scenario_choice import choose_scenario
 from experiments.verbs.comparing import compare
 from experiments.verbs.planning import describe_plan
+from planner.effects import WIDE_AREA_TCP, Effects
 from planner.files.plan_file import write_plan
 from planner.policies import make_policy
 from planner.strategies import make_plan
@@ -41,7 +42,10 @@ def demo(output: Path | None, tell: Callable[[str], None]) -> Demo:
         tell: Takes a line for people.
     """
     target = output if output is not None else _next_free(Path("runs"))
-    scenario = choose_scenario(SCENARIO)
+    scenario, emulator = choose_scenario(SCENARIO), choose_emulator("auto", tell)
+    if emulator == "relay":
+        # What will carry the bytes is TCP, on hosts that are set for wide-area links.
+        scenario = replace(scenario, effects=Effects(network=WIDE_AREA_TCP))
     with new_folder(target) as folder:
         plan = make_plan(STRATEGY, scenario)
         write_plan(plan, folder / "plan.json")
@@ -50,7 +54,6 @@ def demo(output: Path | None, tell: Callable[[str], None]) -> Demo:
         simulated = Simulator().run(scenario, plan, make_policy(POLICY, scenario), PACED_STEPS)
         write_record(simulated, folder / "simulated")
         tell(f"running the same on torch.distributed: {len(plan.devices)} processes, true bytes, profiled times")
-        emulator = choose_emulator("auto", tell)
         backend = TorchBackend("paced", emulator=emulator, tell=tell)
         paced = backend.run(scenario, plan, make_policy(POLICY, scenario), PACED_STEPS)
         write_record(paced, folder / "paced")

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.run_folder import new_folder, summarise, write_record
-from experiments.scenario_choice import Ordering, choose_plan, choose_scenario
 from planner.backend import Backend, RunRecord
+from planner.plan import Plan
 from planner.policies import make_policy
+from planner.scenario import Scenario
 from traces.errors import InputError
 from traces.units import parse_duration_s
 
@@ -20,10 +21,8 @@ DEFAULT_STEPS = 20
 
 
 def carry_out(
-    scenario_name: str,
-    plan: Path | None,
-    strategy: str | None,
-    ordering: Ordering,
+    scenario: Scenario,
+    plan: Plan,
     policy: str,
     steps: int,
     output: Path | None,
@@ -32,20 +31,16 @@ def carry_out(
     """Run a scenario in a backend and write the run folder if one is asked for.
 
     Args:
-        scenario_name: A file or a ready scenario.
-        plan: A plan file, or None to make one with ``strategy``.
-        strategy: Name of a strategy, or None.
-        ordering: Another schedule than the plan's, or None of it.
+        scenario: What is trained, and where.
+        plan: Of the first step.
         policy: Name of a policy.
         steps: Training steps.
         output: The run folder, or None.
         make_backend: Makes the backend, given the folder that is being filled.
     """
-    scenario = choose_scenario(scenario_name)
-    chosen = choose_plan(scenario, plan, strategy, ordering)
     chosen_policy = make_policy(policy, scenario)
     with new_folder(output) if output is not None else nullcontext() as folder:
-        record = make_backend(folder).run(scenario, chosen, chosen_policy, steps)
+        record = make_backend(folder).run(scenario, plan, chosen_policy, steps)
         if folder is not None:
             write_record(record, folder)
     return record

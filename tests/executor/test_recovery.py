@@ -10,30 +10,18 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from scripted_policy import Scripted
-from training import GPT, Trained, hybrid_plan, train_in_one_process, training_scenario
+from training import assert_trained, chain, hybrid_plan, train_in_one_process
 
 from executor.backend import TorchBackend
 from executor.pulse import beat_path
 from executor.resources import read_samples
-from planner.backend import RunRecord
 from planner.faults import Absence
 from planner.metrics import step_ends_s
 from planner.plan import Plan, Synchronisation
-from planner.scenario import Optimizer, Scenario
 from traces.errors import InputError, RunError
 
 STEPS = 16
-
-
-def chain() -> tuple[Scenario, Plan]:
-    """Three stages; the middle one has two replicas."""
-    scenario = training_scenario(GPT, 4, optimizer=Optimizer("momentum", learning_rate=0.05))
-    layers = len(scenario.model.layers)
-    stages = [(2, [1.0]), (2, [1.0, 1.0]), (layers - 4, [1.0])]
-    return scenario, hybrid_plan(scenario, "1f1b", [(stages, [4, 4, 4])])
 
 
 def strike(folder: Path, rank: int, step: int, number: signal.Signals) -> None:
@@ -45,15 +33,6 @@ def strike(folder: Path, rank: int, step: int, number: signal.Signals) -> None:
                 os.kill(int(beat_path(job, rank).read_text()), number)
                 return
         time.sleep(0.002)
-
-
-def assert_trained(record: RunRecord, parameters: Path, expected: Trained) -> None:
-    """Losses and parameters are those of training that nothing has disturbed."""
-    assert record.losses == pytest.approx(expected.losses, rel=1e-6)
-    trained = load_file(parameters)
-    assert trained.keys() == expected.parameters.keys()
-    for name, value in expected.parameters.items():
-        torch.testing.assert_close(trained[name], value, rtol=1e-5, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize(

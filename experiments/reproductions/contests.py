@@ -1,0 +1,137 @@
+"""What of each published system is run for real: settings of its reproduction that two cores can carry.
+
+The first contender is the system, or what it does; the others are what it is held against.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from experiments.reproductions.asteroid_settings import CLUSTERS, edge_scenario
+from experiments.reproductions.cannikin_clusters import base_scenario
+from experiments.reproductions.cloudless_settings import (
+    PASCAL,
+    RESNET_18,
+    SMALL_CNN,
+    VOLTA,
+    rental_scenario,
+    server_scenario,
+)
+from experiments.reproductions.deepcee_scenarios import deepcee_scenario
+from experiments.reproductions.executed import Contender, Contest
+from planner.faults import Absence
+from planner.plan import Plan
+from planner.region_pipelines import with_exchanges
+from planner.scenario import Scenario
+from planner.strategies import make_plan
+from traces.trace import LinkTrace
+
+STEPS = 5
+ADAPTED_STEPS = 24
+EXCHANGE_STEPS = 48
+
+# The first setting of DeepCEE's reproduction, and a drop of its links that stays.
+_CLUSTER, _MODEL, _WAN_BPS, _WAN_S = "data centres", "gpt-2.7b", 1e9, 0.01
+_DROP_AT_S, _DROP_TO = 40.0, 0.3
+
+# The network of Cannikin's ablations.
+_NETWORK_BPS = 10e9
+
+# A board leaves after some steps, and does not come back.
+_LEAVES_AT_S = 15.0
+_EVERY = 4
+
+
+def deepcee_contests() -> list[Contest]:
+    """Pipelines across three data centres, devices region by region and in turn; and the adapter when a link drops."""
+    contests = []
+    for mixed in (False, True):
+        scenario = deepcee_scenario(_CLUSTER, _MODEL, _WAN_BPS, _WAN_S, mixed=mixed)
+        order = "devices in turn" if mixed else "region by region"
+        rivals = ("deepcee", "megatron", "zb-h1-equal", "asteroid")
+        contests.append(Contest(f"{_CLUSTER}, {_MODEL}, {order}", scenario, _planned(scenario, rivals), STEPS, True))
+    drop = LinkTrace(np.array([0.0, _DROP_AT_S]), np.array([_WAN_BPS, _DROP_TO * _WAN_BPS]), 1e6)
+    scenario = deepcee_scenario(_CLUSTER, _MODEL, _WAN_BPS, _WAN_S, trace=drop)
+    plan = make_plan("deepcee", scenario)
+    contests.append(
+        Contest(
+            f"{_CLUSTER}, {_MODEL}, a link drops to {_DROP_TO:.0%}",
+            scenario,
+            _with_policies(plan, "deepcee", "none"),
+            ADAPTED_STEPS,
+            True,
+        )
+    )
+    return contests
+
+
+def asteroid_contests() -> list[Contest]:
+    """Jetson boards on their LAN at its true rate; and a board that leaves."""
+    boards = CLUSTERS["4 boards"]
+    contests = []
+    for model in ("MobileNetV2", "EfficientNet-B1"):
+        scenario = edge_scenario(model, boards, 32)
+        rivals = ("asteroid", "ddp", "gpipe", "pipedream", "dapple")
+        contests.append(Contest(f"{model}, 4 boards, batch 32", scenario, _planned(scenario, rivals), STEPS))
+    plan = make_plan("asteroid", scenario)
+    leaver = plan.pipelines[0].stages[-1].replicas[-1].device
+    contests.append(
+        Contest(
+            f"EfficientNet-B1, 4 boards, batch 32, {leaver} leaves",
+            replace(scenario, faults=(Absence(leaver, _LEAVES_AT_S),)),
+            _with_policies(plan, "asteroid-replay", "heavy-rescheduling"),
+            ADAPTED_STEPS,
+            backup_every=_EVERY,
+        )
+    )
+    return contests
+
+
+def cannikin_contests() -> list[Contest]:
+    """Three unlike GPUs: shares by OptPerf from the start, and learned by the policy from even ones."""
+    scenario = base_scenario("A", "resnet50", _NETWORK_BPS)
+    where = "resnet50, cluster A, 10 Gbit/s"
+    planned = _planned(scenario, ("cannikin", "ddp", "lb-bsp"))
+    learned = _with_policies(make_plan("ddp", scenario), "cannikin", "none")
+    return [
+        Contest(where, scenario, planned, STEPS, True),
+        Contest(f"{where}, shares learned", scenario, learned, ADAPTED_STEPS, True),
+    ]
+
+
+def cloudless_contests() -> list[Contest]:
+    """Two regions that exchange updates rarely, or in every step; and GPUs that are given back."""
+    small = server_scenario(SMALL_CNN, "cpu-core", 32)
+    large = server_scenario(RESNET_18, "cpu-server", 128)
+    contests = [
+        Contest(f"{name} samples a region", scenario, _exchanges(make_plan("greedy", scenario)), EXCHANGE_STEPS, big)
+        for name, scenario, big in (("small-cnn, 32", small, False), ("resnet-18, 128", large, True))
+    ]
+    rental = rental_scenario((PASCAL, VOLTA), 4, (1, 2))
+    planned = _planned(rental, ("cloudless", "greedy"))
+    contests.append(
+        Contest("4 P100 and 4 V100, data 1:2, samples per dollar", rental, planned, STEPS, True, per_dollar=True)
+    )
+    return contests
+
+
+CONTESTS: Mapping[str, Callable[[], Sequence[Contest]]] = {
+    "asteroid": asteroid_contests,
+    "cannikin": cannikin_contests,
+    "cloudless": cloudless_contests,
+    "deepcee": deepcee_contests,
+}
+
+
+def _planned(scenario: Scenario, strategies: Sequence[str]) -> dict[str, Contender]:
+    return {name: (make_plan(name, scenario), "none") for name in strategies}
+
+
+def _with_policies(plan: Plan, *policies: str) -> dict[str, Contender]:
+    return {f"policy {name}": (plan, name) for name in policies}
+
+
+def _exchanges(plan: Plan) -> dict[str, Contender]:
+    ways = {"asgd-ga, every 8": ("asgd-ga", 8), "ma, every 8": ("ma", 8), "asgd": ("asgd", 1)}
+    return {name: (with_exchanges(plan, *way), "none") for name, way in ways.items()}
