@@ -41,6 +41,7 @@ class Receipt:
         self._arrived = arrived
         self._watched = False
         self._settled = threading.Event()
+        self._concluding = threading.Lock()
         self._lost: PeerLostError | None = None
         self.arrived_s = float("inf")
 
@@ -87,14 +88,29 @@ class Receipt:
             raise self._lost
         return self._buffer
 
+    def lose(self) -> None:
+        """Give up what has not arrived; its connection is closed.
+
+        gloo ends the wait for a message that has not begun to arrive, but not for one that was cut off in the middle.
+        """
+        self._conclude(PeerLostError(f"lost {self._source}: the connection was closed"))
+
     def _settle(self) -> None:
+        lost = None
         try:
             with blaming(self._source):
                 for work in self._works:
                     work.wait(PATIENCE)
         except PeerLostError as error:
-            self._lost = error
-        self.arrived_s = self._clock.now_s()
-        self._settled.set()
+            lost = error
+        self._conclude(lost)
+
+    def _conclude(self, lost: PeerLostError | None) -> None:
+        with self._concluding:
+            if self._settled.is_set():
+                return
+            self._lost = lost
+            self.arrived_s = self._clock.now_s()
+            self._settled.set()
         if self._arrived is not None:
             self._arrived(self)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -65,6 +66,8 @@ class Transport:
         self._connections: dict[tuple[str, int], Connection] = {}
         self._connecting = threading.Lock()
         self._waiting = ThreadPoolExecutor(_MOST_WAITING, "receive")
+        self._posted: WeakSet[Receipt] = WeakSet()
+        self._posting = threading.Lock()
 
     def post(self, source: str, tag: int, size_bytes: int, arrived: Callable[[Receipt], None] | None = None) -> Receipt:
         """Post a receive: gloo moves nothing before the receiver has said that it is ready.
@@ -79,6 +82,8 @@ class Transport:
                 assert work is not None
                 works.append(work)
         receipt = Receipt(buffer, works, source, self._clock, arrived)
+        with self._posting:
+            self._posted.add(receipt)
         if self._watches or arrived is not None:
             receipt.watch(self._waiting, self._failed)
         return receipt
@@ -109,7 +114,8 @@ class Transport:
     def abort(self) -> None:
         """Close all connections: who waits for something on one of them, here or at its other end, hears of it.
 
-        A wait that is over before anything came is the one way to make gloo close a connection.
+        A wait that is over before anything came is the one way to make gloo close a connection. It does not tell who
+        waits for a message that was cut off in the middle.
         """
         for peer in self._ranks.values():
             for index in range(self._groups.count) if peer != self._ranks[self._device] else ():
@@ -118,12 +124,16 @@ class Transport:
                     work = dist.irecv(nothing, peer, group=self._groups[index], tag=NO_MESSAGE)
                     assert work is not None
                     work.wait(_AT_ONCE)
+        with self._posting:
+            cut_off = list(self._posted)
+        for receipt in cut_off:
+            receipt.lose()
 
     def abandon(self) -> None:
-        """End all threads, after `abort`."""
+        """End all threads, after `abort`; those of messages that were cut off end when their patience does."""
         for connection in self._connections.values():
             connection.close()
-        self._waiting.shutdown()
+        self._waiting.shutdown(wait=False)
 
     def _stripes(self, peer: str, size_bytes: int) -> list[tuple[int, int]]:
         apart = self._cluster.crosses_regions(self._device, peer)

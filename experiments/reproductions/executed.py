@@ -21,9 +21,8 @@ from sim.simulator import Simulator
 
 MOST_POINTS = 10.0
 
-# What two cores carry and wait for, of the slowest contender: seconds and bytes of a step.
-_STEP_S = 2.5
-_STEP_BYTES = 60e6
+# What two cores carry, of all devices together, bytes per second.
+_CARRIED = 40e6
 
 Contender = tuple[Plan, str]
 
@@ -37,8 +36,8 @@ class Contest:
         scenario: At its true size.
         contenders: Name to plan and name of a policy; the first is the system.
         steps: Training steps of each run; the first is not counted.
-        scaled: Whether it is reduced to what this machine carries; else it runs at its true size.
-        backup_every: Steps between copies of the state, where devices leave; 0 where none does.
+        step_s: What the slowest contender's step is brought down to, seconds, with as few bytes as this machine carries
+            in that time; None runs all at its true size.
         per_dollar: Whether samples per US dollar count, instead of samples per second.
     """
 
@@ -46,8 +45,7 @@ class Contest:
     scenario: Scenario
     contenders: Mapping[str, Contender]
     steps: int
-    scaled: bool = False
-    backup_every: int = 0
+    step_s: float | None = None
     per_dollar: bool = False
 
 
@@ -63,7 +61,7 @@ def execute(contest: Contest, tell: Callable[[str], None]) -> list[Row]:
     for name, (plan, policy) in contest.contenders.items():
         simulated[name] = _rate(contest, Simulator().run(scenario, plan, make_policy(policy, scenario), contest.steps))
         tell(f"{contest.setting}: {name}")
-        backend = TorchBackend("paced", emulator="auto", backup_every=contest.backup_every)
+        backend = TorchBackend("paced", emulator="auto")
         executed[name] = _rate(contest, backend.run(scenario, plan, make_policy(policy, scenario), contest.steps))
     own, *rivals = contest.contenders
     return [
@@ -95,11 +93,11 @@ def _rate(contest: Contest, record: RunRecord) -> float:
 def _reduced(contest: Contest) -> tuple[Scenario, str]:
     """The scenario as this machine runs it, over links that carry TCP; and in words what was reduced."""
     scenario = replace(contest.scenario, effects=Effects(network=WIDE_AREA_TCP))
-    if not contest.scaled:
+    if contest.step_s is None:
         return scenario, "at true size"
     steps = [_step(scenario, plan) for plan, _ in contest.contenders.values()]
-    quicker = max(1.0, max(step_s for step_s, _ in steps) / _STEP_S)
-    smaller = max(1.0, max(size_bytes for _, size_bytes in steps) / _STEP_BYTES)
+    quicker = max(1.0, max(step_s for step_s, _ in steps) / contest.step_s)
+    smaller = max(1.0, max(size_bytes * quicker / step_s for step_s, size_bytes in steps) / _CARRIED)
     return scaled(scenario, smaller, quicker), f"{smaller:.3g} times fewer bytes, {quicker:.3g} times as quick"
 
 

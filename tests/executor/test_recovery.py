@@ -10,12 +10,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from builders import chain_plan, chain_scenario
 from scripted_policy import Scripted
 from training import assert_trained, chain, hybrid_plan, train_in_one_process
 
 from executor.backend import TorchBackend
 from executor.pulse import beat_path
 from executor.resources import read_samples
+from executor.wan.testbed import missing
 from planner.faults import Absence
 from planner.metrics import step_ends_s
 from planner.plan import Plan, Synchronisation
@@ -160,3 +162,19 @@ def test_a_spare_device_takes_the_place_of_one_that_is_lost(tmp_path: Path, monk
     record = TorchBackend("real", parameters=target, backup_every=2).run(scenario, on(0, 1), policy, STEPS)
     assert [each.plan.devices for each in record.decisions] == [on(0, 2).devices, on(3, 0).devices]
     assert_trained(record, target, train_in_one_process(scenario, STEPS))
+
+
+def test_messages_that_are_cut_off_in_the_middle_hold_nobody_up() -> None:
+    """Copies of the state are on slow links all the time, so that some of them are half there when a rank is lost."""
+    lack = missing()
+    if lack is not None:
+        pytest.skip(lack)
+    scenario = chain_scenario(
+        [2e-3] * 4, [4e-3] * 4, parameter_bytes=1_500_000, bandwidth_bps=20e6, latency_s=0.01, global_batch=4
+    )
+    faults = tuple(Absence(f"device-{number}", at_s, at_s + 0.1) for number, at_s in ((3, 1.0), (0, 5.0)))
+    plan = chain_plan(scenario)
+    record = TorchBackend("paced", emulator="relay", backup_every=1).run(
+        replace(scenario, faults=faults), plan, None, 14
+    )
+    assert len(step_ends_s(record.events)) == 14
