@@ -7,6 +7,7 @@ _REAL = (
     "contract",
     "executor",
     "experiments/test_command.py",
+    "experiments/test_executed.py",
     "experiments/test_executor_bench.py",
     "experiments/test_interrupts.py",
 )

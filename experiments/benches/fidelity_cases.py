@@ -9,9 +9,10 @@ from experiments.scenario_choice import choose_scenario
 from planner.cluster import Cluster, Device, Link
 from planner.effects import WIDE_AREA_TCP, Effects
 from planner.plan import Pipeline, Plan, Replica, Stage, Synchronisation
+from planner.policies import POLICIES
 from planner.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario import Scenario, Training
-from planner.strategies import make_plan
+from planner.strategies import STRATEGIES, make_plan
 from traces.files import read_trace
 from traces.presets import preset
 from traces.trace import LinkTrace
@@ -164,13 +165,13 @@ def _played(trace: LinkTrace, mean_bps: float, speed: float = 1) -> LinkTrace:
 
 
 def _planned() -> Iterator[Case]:
+    """Every strategy and every policy; those that answer departures see none here (``ropebridge bench recovery``)."""
+    starts = {"depth": "megatron", "cannikin": "ddp", "deepcee": "deepcee", "auto": "auto", "cloudless": "cloudless"}
     for scenario_name, strategy, policy in (
         ("two-regions", "megatron", "none"),
         ("two-regions", "pipedream", "depth"),
-        ("cloud-edge-end-small", "megatron", "none"),
-        ("cloud-edge-end-small", "pipedream", "none"),
-        ("cloud-edge-end-small", "megatron", "depth"),
-        ("cloud-edge-end-small", "ddp", "none"),
+        *(("cloud-edge-end-small", strategy, "none") for strategy in STRATEGIES),
+        *(("cloud-edge-end-small", starts.get(policy, "asteroid"), policy) for policy in POLICIES if policy != "none"),
     ):
         scenario = replace(choose_scenario(scenario_name), effects=EFFECTS)
         yield Case(

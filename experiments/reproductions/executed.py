@@ -36,8 +36,9 @@ class Contest:
         scenario: At its true size.
         contenders: Name to plan and name of a policy; the first is the system.
         steps: Training steps of each run; the first is not counted.
-        step_s: What the slowest contender's step is brought down to, seconds, with as few bytes as this machine carries
-            in that time; None runs all at its true size.
+        step_s: What the quickest contender's step is brought to, seconds, and with as few bytes as this machine carries:
+            short steps become longer too, since every message takes this machine its time. None runs all at its
+            true size.
         per_dollar: Whether samples per US dollar count, instead of samples per second.
     """
 
@@ -96,7 +97,7 @@ def _reduced(contest: Contest) -> tuple[Scenario, str]:
     if contest.step_s is None:
         return scenario, "at true size"
     steps = [_step(scenario, plan) for plan, _ in contest.contenders.values()]
-    quicker = max(1.0, max(step_s for step_s, _ in steps) / contest.step_s)
+    quicker = min(step_s for step_s, _ in steps) / contest.step_s
     smaller = max(1.0, max(size_bytes * quicker / step_s for step_s, size_bytes in steps) / _CARRIED)
     return scaled(scenario, smaller, quicker), f"{smaller:.3g} times fewer bytes, {quicker:.3g} times as quick"
 
