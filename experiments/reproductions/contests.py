@@ -70,15 +70,10 @@ def asteroid_contests() -> list[Contest]:
     """Jetson boards on their LAN; how they recover is measured by ``ropebridge bench recovery``."""
     mobile, efficient = (edge_scenario(model, CLUSTERS["4 boards"], 32) for model in ("MobileNetV2", "EfficientNet-B1"))
     pipelines = _planned(mobile, ("asteroid", "gpipe", "pipedream", "dapple"))
+    parallel = _planned(efficient, ("asteroid", "ddp"))
     return [
         Contest("MobileNetV2, 4 boards, batch 32", mobile, pipelines, STEPS, LONG_S),
-        Contest(
-            "EfficientNet-B1, 4 boards, batch 32",
-            efficient,
-            _planned(efficient, ("asteroid", "ddp")),
-            FEW_STEPS,
-            SHORT_S,
-        ),
+        Contest("EfficientNet-B1, 4 boards, batch 32", efficient, parallel, FEW_STEPS, SHORT_S),
     ]
 
 

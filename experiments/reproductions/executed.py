@@ -36,9 +36,8 @@ class Contest:
         scenario: At its true size.
         contenders: Name to plan and name of a policy; the first is the system.
         steps: Training steps of each run; the first is not counted.
-        step_s: What the quickest contender's step is brought to, seconds, and with as few bytes as this machine carries:
-            short steps become longer too, since every message takes this machine its time. None runs all at its
-            true size.
+        step_s: What the quickest contender's step is brought to, seconds, with as few bytes as this machine carries.
+            Short steps become longer too: every message takes this machine its time. None runs all at true size.
         per_dollar: Whether samples per US dollar count, instead of samples per second.
     """
 
