@@ -17,9 +17,12 @@ _NUMBER_BYTES = 4
 
 
 def scaled(scenario: Scenario, smaller: float, quicker: float) -> Scenario:
-    """Return a scenario with so many times fewer bytes, in which all takes so many times less.
+    """Return a scenario of fewer bytes and shorter times; devices keep their memory, and what fitted still fits.
 
-    Devices keep their memory: what fitted still fits.
+    Args:
+        scenario: The whole one.
+        smaller: So many times fewer bytes.
+        quicker: So many times less time.
     """
     bandwidth = quicker / smaller
     cluster = scenario.cluster
