@@ -11,6 +11,7 @@ from builders import chain_plan, chain_scenario
 from executor.backend import TorchBackend
 from executor.control_store import reach_control_store
 from executor.coordinator import Coordinator
+from executor.job import Orders
 from executor.new_plan import Beginning, NewPlan
 from executor.plan_feed import FINISHED, PlanFeed
 from planner.events import Event, EventKind
@@ -64,8 +65,9 @@ def test_nothing_is_left_of_steps_that_all_have_published() -> None:
         os.fdopen(plans) as inbound,
         os.fdopen(to_agent, "w") as answers,
     ):
+        orders = Orders("paced", STEPS, "none", adapts=True)
         coordinator = Coordinator(
-            "127.0.0.1", scenario, plan, plan.devices, STEPS, outbound, inbound, None, pytest.fail
+            "127.0.0.1", scenario, plan, plan.devices, orders, outbound, inbound, None, pytest.fail
         )
         address = ("127.0.0.1", coordinator.port)
         store = reach_control_store(address)

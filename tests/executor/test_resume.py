@@ -30,8 +30,10 @@ def other_plan(scenario: Scenario) -> Plan:
 
 @pytest.mark.parametrize(
     ("code", "optimizer"),
-    [(CONVOLUTIONAL, Optimizer("adamw", learning_rate=0.001)), (GPT, Optimizer("momentum", learning_rate=0.05))],
-    ids=["adamw", "momentum"],
+    [
+        pytest.param(CONVOLUTIONAL, Optimizer("adamw", learning_rate=0.001), id="adamw"),
+        pytest.param(GPT, Optimizer("momentum", learning_rate=0.05), id="momentum", marks=pytest.mark.slow),
+    ],
 )
 def test_training_goes_on_with_the_same_plan_or_another(code: ModelCode, optimizer: Optimizer, tmp_path: Path) -> None:
     scenario, plan = chain(code, optimizer)
