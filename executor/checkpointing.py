@@ -81,8 +81,5 @@ class Checkpointing:
 def written_layers(plan: Plan, device: str) -> list[int]:
     """Return the layers whose state a device writes: each has one such device, though more may train it."""
     return [
-        layer
-        for stage in plan.pipelines[0].stages
-        if stage.replicas[0].devices[0] == device
-        for layer in range(stage.first_layer, stage.end_layer)
+        layer for stage in plan.pipelines[0].stages if stage.replicas[0].devices[0] == device for layer in stage.layers
     ]

@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: ``step-000120/DEVICE.safetensors``, a file from each device that has part of it.
+"""The folder of a run's checkpoints: ``step-00000120/DEVICE.safetensors``, a file from each device that has part of it.
 
 A checkpoint is whole when its files together have every layer, and each file shows that it is as it was written
 (executor/checkpoint_file.py). So nobody has to say that one is finished, and what is half-written is passed over.
@@ -41,10 +41,8 @@ class Checkpoint:
         Raises:
             InputError: Its file has been damaged since it was looked at.
         """
-        try:
+        with _damaged_since():
             return read_row(self.files[layer], layer)
-        except DamagedError as error:
-            raise InputError(str(error), valid="resume again: the checkpoint before it is used") from None
 
 
 class CheckpointFolder:
@@ -98,10 +96,8 @@ class CheckpointFolder:
         Raises:
             InputError: It is not whole.
         """
-        try:
+        with _damaged_since():
             return self._found(step, model)
-        except DamagedError as error:
-            raise InputError(str(error), valid="resume again: the checkpoint before it is used") from None
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -143,6 +139,15 @@ class CheckpointFolder:
         if header is None or missing:
             raise DamagedError(f"it lacks layer {', '.join(map(str, missing))}")
         return Checkpoint(step, header.plan, [files[layer] for layer in range(len(model))])
+
+
+@contextmanager
+def _damaged_since() -> Iterator[None]:
+    """Around reading what was whole when the launcher looked at it."""
+    try:
+        yield
+    except DamagedError as error:
+        raise InputError(str(error), valid="resume again: the checkpoint before it is used") from None
 
 
 def _another_model(path: Path, there: tuple[str, ...], wanted: tuple[str, ...]) -> InputError:

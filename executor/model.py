@@ -82,8 +82,8 @@ class LoadedModel:
     sizes: tuple[LayerSize, ...]
 
 
-def check_model(scenario: Scenario) -> None:
-    """Refuse a scenario whose model code cannot be trained or does not match its profile.
+def check_model(scenario: Scenario) -> LoadedModel:
+    """Return a scenario's model if its code can be trained and matches its profile.
 
     Raises:
         InputError: Says which layer differs, by how much, and what the profile says; or what the loss is instead of a
@@ -98,6 +98,7 @@ def check_model(scenario: Scenario) -> None:
     loaded = load_with_sizes(scenario.code, scenario.training.seed)
     compare_sizes(scenario.model, loaded.sizes, str(scenario.code.path))
     _check_loss(loaded, scenario.code, scenario.training.seed)
+    return loaded
 
 
 def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:

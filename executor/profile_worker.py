@@ -43,7 +43,7 @@ def main(agent: str, folder: str) -> None:
         for stage in pipeline.stages:
             for replica, samples in zip(stage.replicas, stage.most_samples(pipeline.microbatches), strict=True):
                 if replica.device == device:
-                    layers = range(stage.first_layer, stage.end_layer)
+                    layers = stage.layers
                     measured += measure_layers(loaded, layers, samples, scenario.training, REPEATS, where)
     dist.barrier()
     (job.path / f"layers-{rank}.json").write_text(json.dumps([asdict(each) for each in measured]))

@@ -111,12 +111,12 @@ class RealCompute:
         self._state(move).unpack(state)
 
     def _state(self, move: Move) -> LayerState:
-        layers = [self._loaded.model.layers[index] for index in range(move.first_layer, move.end_layer)]
+        layers = [self._loaded.model.layers[index] for index in move.layers]
         return LayerState(layers, self._rule)
 
     def _hold(self, stage: Stage) -> _HeldStage:
         sizes = self._loaded.sizes
-        layers = {index: self._loaded.model.layers[index] for index in range(stage.first_layer, stage.end_layer)}
+        layers = {index: self._loaded.model.layers[index] for index in stage.layers}
         self._cut(layers)
         self._layers |= layers
         # Any of them: before it there may be layers that pass on what they get, or a view of it.

@@ -1,6 +1,6 @@
 """What ranks that are left have between them, and what has to travel so that they can begin anew."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from planner.migration import Migration, moves_from
 from planner.plan import Plan
@@ -51,10 +51,10 @@ def restoring_moves(plan: Plan, scenario: Scenario, step: int, copies: Mapping[s
 
 def layers_of(plan: Plan, device: str) -> frozenset[int]:
     """Return the layers that a device trains under a plan."""
-    stages: Sequence[range] = [
-        range(stage.first_layer, stage.end_layer)
-        for pipeline in plan.pipelines
-        for stage in pipeline.stages
+    stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
+    return frozenset(
+        layer
+        for stage in stages
         if any(device in replica.devices for replica in stage.replicas)
-    ]
-    return frozenset(layer for stage in stages for layer in stage)
+        for layer in stage.layers
+    )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executor.checkpoints import CheckpointFolder
-from executor.model import check_model, load_with_sizes
+from executor.model import check_model
 from executor.training.layer_state import model_state
 from planner.files.plan_file import parse_plan
 from planner.plan import Plan
@@ -40,9 +40,7 @@ def resumption(folder: Path, scenario: Scenario, steps: int, tell: Callable[[str
     Raises:
         InputError: No checkpoint is whole, it is of another model, or there is nothing left to do.
     """
-    check_model(scenario)
-    assert scenario.code is not None, "it was checked"
-    layers = load_with_sizes(scenario.code, scenario.training.seed).model.layers
+    layers = check_model(scenario).model.layers
     found = CheckpointFolder(folder).newest(model_state(layers, scenario.training.optimizer.name), tell)
     if found.step >= steps:
         raise InputError(

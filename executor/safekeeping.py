@@ -92,7 +92,7 @@ class Safekeeping:
             self._copies.setdefault(step, {}).update(states)
         for number, move in enumerate(moves):
             if move.target == self._device:
-                sizes = [self._compute.state_bytes(one_layer(self._scenario, layer)) for layer in _layers(move)]
+                sizes = [self._compute.state_bytes(one_layer(self._scenario, layer)) for layer in move.layers]
                 arrived = self._arrival(step, move, sizes)
                 transport.post(move.source, backup_tag(step, number), sum(sizes), arrived)
             if move.source == self._device:
@@ -121,7 +121,7 @@ class Safekeeping:
 
     def state(self, step: int, move: Move) -> torch.Tensor:
         """Return the copy of the layers of ``move`` as they were before ``step``."""
-        return torch.cat([self._state_of(step, layer) for layer in range(move.first_layer, move.end_layer)])
+        return torch.cat([self._state_of(step, layer) for layer in move.layers])
 
     def restore(self, step: int, plan: Plan) -> None:
         """Put those copies back that this rank has of the layers that it holds under ``plan``."""
@@ -142,14 +142,10 @@ class Safekeeping:
         def arrived(receipt: Receipt) -> None:
             if receipt.lost:
                 return
-            parts = dict(zip(_layers(move), receipt.wait().split_with_sizes(list(sizes)), strict=True))
+            parts = dict(zip(move.layers, receipt.wait().split_with_sizes(list(sizes)), strict=True))
             with self._lock:
                 if step in self._awaited:
                     self._copies[step].update(parts)
                     self._awaited[step] -= 1
 
         return arrived
-
-
-def _layers(move: Move) -> range:
-    return range(move.first_layer, move.end_layer)

@@ -63,5 +63,4 @@ def bench(
     if not as_json:
         described = ", ".join(f"{name} {value}" for name, value in machine.items())
         return f"{result.text()}\n{described}", holds
-    checks = [check.row() for check in result.checks]
-    return json.dumps({"rows": list(result.rows), "checks": checks, "machine": machine}, default=plain_number), holds
+    return json.dumps({**result.document(), "machine": machine}, default=plain_number), holds

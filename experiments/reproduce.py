@@ -73,8 +73,7 @@ def execute_reproduction(
     with new_folder(output) if output is not None else nullcontext() as folder:
         rows = [row for contest in contests() for row in execute(contest, tell)]
         result = BenchResult(rows, [executed_check(rows)])
-        found = {"rows": rows, "checks": [check.row() for check in result.checks], "machine": describe_machine()}
-        document = json.dumps(found, default=plain_number)
+        document = json.dumps({**result.document(), "machine": describe_machine()}, default=plain_number)
         if folder is not None:
             write_text_atomically(folder / "executed.json", document)
     return document if as_json else result.text(), all(check.holds for check in result.checks)

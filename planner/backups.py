@@ -21,13 +21,13 @@ def backup_holders(plan: Plan) -> Mapping[int, tuple[str, ...]]:
     copies: Counter[int] = Counter()
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
-            copies.update({layer: len(stage.replicas) for layer in range(stage.first_layer, stage.end_layer)})
+            copies.update({layer: len(stage.replicas) for layer in stage.layers})
     holders: dict[int, tuple[str, ...]] = {}
     for pipeline in plan.pipelines:
         for index, stage in enumerate(pipeline.stages):
             neighbour = pipeline.stages[(index + 1) % len(pipeline.stages)].replicas[0].device
             if neighbour not in {device for replica in stage.replicas for device in replica.devices}:
-                alone = (layer for layer in range(stage.first_layer, stage.end_layer) if copies[layer] == 1)
+                alone = (layer for layer in stage.layers if copies[layer] == 1)
                 holders |= dict.fromkeys(alone, (neighbour,))
     return holders
 
@@ -39,7 +39,7 @@ def backup_moves(plan: Plan, scenario: Scenario) -> tuple[Move, ...]:
         for pipeline in plan.pipelines
         for stage in pipeline.stages
         for replica in stage.replicas
-        for layer in range(stage.first_layer, stage.end_layer)
+        for layer in stage.layers
     }
     copies = sorted(backup_holders(plan).items())
     wanted = [(owners[layer], holder, layer) for layer, holders in copies for holder in holders]

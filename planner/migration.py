@@ -34,6 +34,11 @@ class Move:
     end_layer: int
     size_bytes: int
 
+    @property
+    def layers(self) -> range:
+        """The indices of the layers."""
+        return range(self.first_layer, self.end_layer)
+
 
 @dataclass(frozen=True, slots=True)
 class Migration:
@@ -152,7 +157,7 @@ def _held(plan: Plan) -> dict[str, frozenset[_Shard]]:
         for stage in pipeline.stages:
             for replica in stage.replicas:
                 for part, device in enumerate(replica.devices):
-                    layers = range(stage.first_layer, stage.end_layer)
+                    layers = stage.layers
                     held[device] |= {_Shard(layer, replica.tensor_parallel, part) for layer in layers}
     return {device: frozenset(shards) for device, shards in held.items()}
 

@@ -53,6 +53,11 @@ class Stage:
     in_flight: int
     recompute: bool = False
 
+    @property
+    def layers(self) -> range:
+        """The indices of its layers."""
+        return range(self.first_layer, self.end_layer)
+
     def intervals(self, samples: int) -> tuple[tuple[int, int], ...]:
         """Return the (first, end) samples of a microbatch of ``samples`` that each replica takes.
 

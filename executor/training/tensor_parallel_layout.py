@@ -27,7 +27,7 @@ def check_layouts(scenario: Scenario, plan: Plan) -> None:
     cuts = {
         (replica.tensor_parallel, layer)
         for stage, replica in stages
-        for layer in range(stage.first_layer, stage.end_layer)
+        for layer in stage.layers
         if replica.tensor_parallel > 1
     }
     code, seed = scenario.code, scenario.training.seed

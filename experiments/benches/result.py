@@ -45,6 +45,10 @@ class BenchResult:
     rows: Sequence[Row]
     checks: Sequence[Check]
 
+    def document(self) -> dict[str, Any]:
+        """Return rows and checks as JSON has them."""
+        return {"rows": list(self.rows), "checks": [check.row() for check in self.checks]}
+
     def text(self) -> str:
         """Return a table of the rows, then the checks, for people."""
         return "\n".join([table(self.rows), *(check.text() for check in self.checks)])
