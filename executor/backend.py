@@ -22,6 +22,7 @@ from executor.noise_files import gather_norms
 from executor.prepared_job import prepared_job
 from executor.rank_devices import rank_devices
 from executor.resuming import CheckpointOrders
+from executor.row_log import RowLog
 from executor.support import check_decision, check_supported
 from executor.training.tensor_parallel_layout import check_layouts
 from executor.wan.capacity import too_fast
@@ -31,7 +32,9 @@ from executor.wan.testbed import missing
 from planner.adaptation import Adaptation
 from planner.backend import RealNetwork, RunRecord
 from planner.check import check_plan
-from planner.events import Event, in_order, read_events
+from planner.events import Event, EventWriter, in_order, read_events
+from planner.fault_events import fault_events
+from planner.faults import LinkOutage
 from planner.plan import Plan
 from planner.policy import Policy
 from planner.scenario import Scenario
@@ -99,7 +102,6 @@ class TorchBackend:
             self._tell(fast)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
         settle = settling(emulator, scenario.cluster)
-        events: list[Event] = []
         check = partial(check_decision, scenario=scenario, compute=self._compute, emulator=emulator, recovers=recovers)
         orders = Orders(self._compute, steps, emulator, policy is not None, self._tcp, self._backup_every)
         if checkpoints is not None:
@@ -109,26 +111,26 @@ class TorchBackend:
                 checkpoint_every=checkpoints.every,
                 first_step=checkpoints.first_step,
             )
-        take = events.extend if recovers else _leave
-        controller = Controller(plan, orders.first_step, adaptation, settle, check, take) if orders.is_steered else None
         devices = rank_devices(scenario, plan, orders)
         held = CheckpointFolder(checkpoints.folder).held() if checkpoints is not None else nullcontext()
         with held, prepared_job(scenario, plan, orders) as job:
-            run_job(job, devices, controller.answer if controller is not None else None)
+            rows = RowLog(EventWriter(job.published), None) if recovers else None
+            take = partial(_write, rows) if rows is not None else _leave
+            controller = Controller(plan, orders.first_step, adaptation, settle, check, take)
+            run_job(job, devices, controller.answer if orders.is_steered else None)
             network = self._network(job, emulator)
             if self._parameters is not None and self._compute == "real":
                 _merge_parameters(job, len(devices), self._parameters)
             if self._resources is not None:
                 for rank in range(len(devices)):
                     shutil.copy(job.resources(rank), self._resources)
-            if not recovers:
-                events += settle(_all_events(job, len(devices)))
-            losses = controller.losses if recovers and controller is not None else _total_losses(job, len(devices))
+            events = _published(job, rows) if rows is not None else settle(_all_events(job, len(devices)))
+            losses = controller.losses if recovers else _total_losses(job, len(devices))
             return RunRecord(
                 self._compute,
                 scenario,
                 plan,
-                tuple(in_order([*events, *(controller.decision_events if controller is not None else ())])),
+                tuple(in_order([*events, *controller.decision_events, *_faults(scenario, controller, events)])),
                 tuple(adaptation.decisions) if adaptation is not None else (),
                 tuple(losses[step] for step in sorted(losses)),
                 gather_norms(job, len(devices)),
@@ -178,8 +180,26 @@ def _total_losses(job: JobFolder, ranks: int) -> dict[int, float]:
     return total
 
 
+def _faults(scenario: Scenario, controller: Controller, events: list[Event]) -> list[Event]:
+    """Of links those that were emulated, of devices those that were found."""
+    end_s = max(event.end_s for event in events)
+    outages = [fault for fault in scenario.faults if isinstance(fault, LinkOutage)]
+    return [*fault_events(outages, end_s), *controller.absences.events(end_s)]
+
+
 def _leave(events: list[Event]) -> None:
     """The ranks write their rows themselves."""
+
+
+def _write(rows: RowLog, events: list[Event]) -> None:
+    for event in events:
+        rows.log(event)
+    rows.end_step()
+
+
+def _published(job: JobFolder, rows: RowLog) -> list[Event]:
+    rows.close()
+    return read_events(job.published)
 
 
 def _merge_parameters(job: JobFolder, ranks: int, target: Path) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from executor.absences import Absences
 from executor.new_plan import NewPlan
 from executor.plan_feed import unpack
 from planner.adaptation import Adaptation
@@ -43,6 +44,7 @@ class Controller:
         # Rising; what steps from each of these on run.
         self._timeline = [(first_step, NewPlan(plan))]
         self.decision_events: list[Event] = []
+        self.absences = Absences()
         self.losses: dict[int, float] = {}
 
     def answer(self, question: str) -> str:
@@ -54,6 +56,7 @@ class Controller:
         """What the step after next runs, given what the ranks have published of a step; None for what it would run."""
         step, events = asked["step"], self._settled(asked["parts"])
         self._add_losses(step, asked["parts"])
+        self.absences.see(events)
         if step < self._shown:
             return None
         self._shown = step + 1
@@ -74,6 +77,7 @@ class Controller:
         """Whether to wait for those who are gone, and what steps run from the one on that is done again."""
         resumed, events = asked["resumed"], self._settled(asked["parts"])
         self.losses = {step: loss for step, loss in self.losses.items() if step < resumed}
+        self.absences.begin(asked["gone"], asked["now_s"])
         decision = None
         if self._adaptation is not None and asked["gone"]:
             before = self._adaptation.plan_for(self._shown)

@@ -1,13 +1,14 @@
 """A rank's way through a run: the steps of one set-up after the other, and between them layers that change devices."""
 
 from collections.abc import Callable
+from typing import NoReturn
 
 from executor.held import Held
 from executor.interpreter import Interpreter
 from executor.layer_moves import LayerMoves
 from executor.part_in_job import PartInJob
 from executor.peers import blaming
-from executor.plan_feed import PlanFeed
+from executor.plan_feed import GenerationEndedError, PlanFeed
 from executor.process_groups import ProcessGroups
 from executor.row_log import RowLog
 from executor.steps import Change, StepSource, run_steps, watch_steps
@@ -48,9 +49,15 @@ class Course:
         self._rows = rows
 
     def run(self, first: int, plan: Plan) -> None:
-        """Carry out all steps from ``first`` on, which runs ``plan``."""
+        """Carry out all steps from ``first`` on, which runs ``plan``.
+
+        Raises:
+            GenerationEndedError: Devices have a part in a later plan that the generation does not have.
+        """
         change = self._carry_out(first, plan)
         while change is not None:
+            if change.to.joins:
+                self._let_join(change.step)
             self._set_up(change)
             change = self._carry_out(change.step, change.to.plan)
 
@@ -68,6 +75,14 @@ class Course:
         program = self._part.program(plan)
         assert program is not None, "within a set-up the same devices have a part in every plan"
         return program
+
+    def _let_join(self, step: int) -> NoReturn:
+        """Keep the layers as they are before a step, with which all begin anew, others among them."""
+        assert self._feed is not None
+        assert self._held.safekeeping is not None, "without copies all devices are in the one generation"
+        self._held.safekeeping.copy(step)
+        self._feed.outcome()
+        raise GenerationEndedError
 
     def _set_up(self, change: Change) -> None:
         """Hand over and take up what moves; nobody waits for anything else."""

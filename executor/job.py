@@ -109,6 +109,11 @@ class JobFolder:
         """A rank's events, written at the end."""
         return self.path / f"events-{rank}.parquet"
 
+    @property
+    def published(self) -> Path:
+        """The rows of all ranks as the launcher was told of them, of a run that goes on when ranks are lost."""
+        return self.path / "published.parquet"
+
     def resources(self, rank: int) -> Path:
         """What a rank's process held at the end of each step, as it comes."""
         return self.path / f"resources-{rank}.jsonl"

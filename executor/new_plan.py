@@ -18,21 +18,24 @@ class NewPlan:
     Attributes:
         plan: Each of them.
         moves: What travels before the first of them; None where everybody keeps what it was set up with.
+        joins: Whether devices have a part in them that the generation does not have: all finish the step before, and
+            connect anew together with those.
     """
 
     plan: Plan
     moves: tuple[Move, ...] | None = None
+    joins: bool = False
 
     def to_data(self) -> dict[str, Any]:
         """Return it as what JSON can hold."""
         moves = None if self.moves is None else [asdict(move) for move in self.moves]
-        return {"plan": plan_json(self.plan), "moves": moves}
+        return {"plan": plan_json(self.plan), "moves": moves, "joins": self.joins}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> "NewPlan":
         """Return what `to_data` gave."""
         moves = None if data["moves"] is None else tuple(Move(**move) for move in data["moves"])
-        return cls(parse_plan(data["plan"]), moves)
+        return cls(parse_plan(data["plan"]), moves, data["joins"])
 
 
 @dataclass(frozen=True, slots=True)

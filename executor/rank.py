@@ -21,7 +21,6 @@ from executor.control_store import (
     ready_key,
     store_address,
 )
-from executor.coordinator import UNINVITED
 from executor.fingerprint import model_facts
 from executor.first_state import first_state, one_layer
 from executor.generation import Generation
@@ -38,6 +37,7 @@ from executor.patience import PATIENCE
 from executor.peers import SharedInputError
 from executor.plan_feed import GenerationEndedError
 from executor.process_groups import ProcessGroups
+from executor.rank_processes import UNINVITED
 from executor.real_compute import RealCompute
 from executor.regrouping import layers_of
 from executor.rendezvous import CONNECT_S, connect, try_connections

@@ -55,6 +55,11 @@ class RowLog:
             rows, self._rows = self._rows, []
         self._file.append(rows)
 
+    def close(self) -> None:
+        """Write what is left, and complete the file."""
+        self.flush()
+        self._file.close()
+
     def arrived(self, row: Callable[[float, float], Event], idle_since_s: float, arrived_s: float) -> None:
         """Log an arrival: a wait, or a row without length where the device had other things to do.
 

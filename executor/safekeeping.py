@@ -47,6 +47,7 @@ class Safekeeping:
         self._copies: dict[int, dict[int, torch.Tensor]] = {}
         self._source = source
         self._untouched = set(self._layers)
+        self._own: frozenset[int] = frozenset()
         self._awaited: dict[int, int] = {}
         self._begun: list[int] = []
         self._rests = False
@@ -73,7 +74,7 @@ class Safekeeping:
             anew: Whether layers have changed devices before it.
             transport: Carries what goes to backups.
         """
-        own = layers_of(plan, self._device)
+        self._own = layers_of(plan, self._device)
         self.take_up(plan)
         with self._lock:
             self._rests = False
@@ -87,9 +88,7 @@ class Safekeeping:
         with self._lock:
             self._begun.append(step)
             self._awaited[step] = sum(move.target == self._device for move in moves)
-        states = {layer: self._compute.layer_state(one_layer(self._scenario, layer)) for layer in own}
-        with self._lock:
-            self._copies.setdefault(step, {}).update(states)
+        self.copy(step)
         for number, move in enumerate(moves):
             if move.target == self._device:
                 sizes = [self._compute.state_bytes(one_layer(self._scenario, layer)) for layer in move.layers]
@@ -98,8 +97,15 @@ class Safekeeping:
             if move.source == self._device:
                 transport.send(move.target, backup_tag(step, number), self.state(step, move), float("-inf"))
 
+    def copy(self, step: int) -> None:
+        """Copy the layers of this rank as they are now, before ``step``."""
+        states = {layer: self._compute.layer_state(one_layer(self._scenario, layer)) for layer in self._own}
+        with self._lock:
+            self._copies.setdefault(step, {}).update(states)
+
     def rest(self) -> None:
         """Take note that this rank has no part in the steps to come: it has nothing to keep."""
+        self._own = frozenset()
         with self._lock:
             self._rests = True
 

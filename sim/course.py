@@ -4,11 +4,11 @@ from itertools import groupby
 
 from planner.adaptation import Adaptation
 from planner.event_log import EventLog
+from planner.fault_events import fault_events
 from planner.plan import Plan
 from planner.policy import Decision
 from planner.recovery import DETECTION_S, known_away, noticed_absences
 from planner.scenario import Scenario
-from sim.foreseen import fault_events
 from sim.horizon import Horizon
 from sim.network import Network
 from sim.recorder import Recorder
@@ -51,7 +51,7 @@ class Course:
             if upcoming is None:
                 break
             set_up = upcoming
-        for event in (*world.updates.events(), *fault_events(self._scenario, world.now_s)):
+        for event in (*world.updates.events(), *fault_events(self._scenario.faults, world.now_s)):
             self._recorder.add(event)
         return self._recorder.log()
 

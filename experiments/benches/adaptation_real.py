@@ -1,7 +1,7 @@
-"""What adaptation gains: policy `depth` against no policy from the same plan, simulated and real.
+"""What adaptation gains: a policy against no policy from the same plan, simulated and real.
 
 The scenario's link drops to a third and recovers. The gain is the ratio of throughputs; the gain that the
-simulator promises must be the one that the real, paced run shows.
+simulator promises must be the one that the real, paced run shows, also where there is none.
 """
 
 import math
@@ -17,14 +17,16 @@ from planner.strategies import make_plan
 from sim.simulator import Simulator
 
 SCENARIO = "two-regions"
-POLICY = "depth"
-STRATEGIES = ("megatron", "pipedream")
+
+# Strategy of the first plan, and policy. What `depth` can gain from the first two is known; the others move layers too.
+GAINING = (("megatron", "depth"), ("pipedream", "depth"))
+MOVING = (("deepcee", "deepcee"), ("megatron", "auto"))
 
 # Long enough for the link's drop and recovery, whichever plan runs.
 STEPS = 50
 
 LEAST_GAIN = 1.05
-WORST_GAIN_DIFFERENCE = 0.10
+WORST_GAIN_DIFFERENCE = 0.05
 
 
 def real_checks(tell: Callable[[str], None]) -> list[Check]:
@@ -33,15 +35,16 @@ def real_checks(tell: Callable[[str], None]) -> list[Check]:
     real = TorchBackend("paced", emulator=choose_emulator("auto", tell), tell=tell)
     backends: dict[str, Backend] = {"simulated": Simulator(), "real": real}
     least, worst = math.inf, 0.0
-    for strategy in STRATEGIES:
+    for strategy, policy in (*GAINING, *MOVING):
         plan = make_plan(strategy, scenario)
         gains = {}
         for name, backend in backends.items():
-            tell(f"{SCENARIO}, {strategy}, {name}")
             plain = backend.run(scenario, plan, None, STEPS)
-            adapted = backend.run(scenario, plan, make_policy(POLICY, scenario), STEPS)
+            adapted = backend.run(scenario, plan, make_policy(policy, scenario), STEPS)
             gains[name] = measure(adapted).samples_per_s / measure(plain).samples_per_s
-        least = min(least, *gains.values())
+            tell(f"{SCENARIO}, {strategy}, policy {policy}, {name}: gain {gains[name]:.3f}")
+        if (strategy, policy) in GAINING:
+            least = min(least, *gains.values())
         worst = max(worst, abs(gains["simulated"] - gains["real"]))
     return [
         Check("two regions: least gain of policy depth, simulated or real", least, LEAST_GAIN, at_most=False),

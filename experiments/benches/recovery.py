@@ -1,12 +1,13 @@
 """Ranks that are killed or stopped at random instants: how soon the next step is finished, and what is lost.
 
-The policy `asteroid-replay` goes on with those that are left. Beside it, in the same run: torchrun, which starts all
-ranks again from a checkpoint of every step.
+The policy `asteroid-replay` goes on with those that are left. With the launcher, which holds the policy, the whole job
+ends, and it is resumed from a checkpoint. Beside it, in the same run: torchrun, which starts all ranks again from a
+checkpoint of every step.
 """
 
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from experiments.benches.equal_training import parameter_difference
+from experiments.benches.lost_launcher import resumption_s
 from experiments.benches.recovery_case import KINDS, MODEL, recovery_case
 from experiments.benches.result import BenchResult, Check, Row
 from experiments.benches.torch_restarts import restart_s
@@ -28,6 +30,7 @@ from planner.policies import make_policy
 from planner.scenario import ModelCode, Scenario
 
 TRIALS, QUICK_TRIALS = 50, 5
+LAUNCHERS, QUICK_LAUNCHERS = 5, 1
 # Of torchrun; killed ranks, and stopped ones, of which it hears only when the others give up.
 RESTARTS, QUICK_RESTARTS = (7, 3), (1, 0)
 SEED = 0
@@ -59,6 +62,9 @@ def measure_recovery(quick: bool, tell: Callable[[str], None]) -> BenchResult:
         record, parameters = _train(replace(scenario, faults=(fault,)), plan, policy=POLICY)
         rows.append(_row(fault, record, undisturbed, parameter_difference(parameters, expected)))
         tell(f"{rows[-1]['how']} {device}: next step after {float(rows[-1]['next_step_s']):.3f} s")
+    for _ in range(QUICK_LAUNCHERS if quick else LAUNCHERS):
+        rows.append(_launcher_row(chance, undisturbed, expected))
+        tell(f"the launcher killed, and resumed: next step after {float(rows[-1]['next_step_s']):.3f} s")
     restarts: dict[str, list[float]] = {"killed": [], "stopped": []}
     killed, stopped = QUICK_RESTARTS if quick else RESTARTS
     for how, blow in [("killed", signal.SIGKILL)] * killed + [("stopped", signal.SIGSTOP)] * stopped:
@@ -99,14 +105,31 @@ def _train(scenario: Scenario, plan: Plan, policy: str) -> tuple[RunRecord, dict
         return record, load_file(target)
 
 
+def _launcher_row(chance: random.Random, undisturbed: RunRecord, expected: Mapping[str, torch.Tensor]) -> Row:
+    next_step_s, losses, parameters = resumption_s(chance, STEPS)
+    since = dict(enumerate(undisturbed.losses))
+    return {
+        "kind": "the launcher, with the controller; resumed",
+        "how": "killed",
+        "device": "",
+        "at_s": "",
+        "next_step_s": next_step_s,
+        "wrong_steps": sum(_is_wrong(loss, since[step]) for step, loss in losses.items()),
+        "difference": parameter_difference(parameters, expected),
+    }
+
+
+def _is_wrong(loss: float, undisturbed: float) -> bool:
+    """Also what is no number."""
+    return not abs(loss - undisturbed) <= MOST_DIFFERENCE * (1 + abs(undisturbed))
+
+
 def _row(fault: Fault, record: RunRecord, undisturbed: RunRecord, difference: float) -> Row:
     assert isinstance(fault, Absence | Hang)
     (decision,) = record.decisions
     # The first one that had not been finished before, not those that are done again.
     next_s = step_ends_s(record.events)[decision.first_step]
-    pairs = zip(record.losses, undisturbed.losses, strict=False)
-    # What is no number is wrong too.
-    wrong = sum(not abs(one - other) <= MOST_DIFFERENCE * (1 + abs(other)) for one, other in pairs)
+    wrong = sum(map(_is_wrong, record.losses, undisturbed.losses))
     return {
         "kind": KINDS[fault.device],
         "how": "killed" if isinstance(fault, Absence) else "stopped",

@@ -22,6 +22,8 @@ LEARNING_RATE = 0.05
 _LAYERS = MODEL["blocks"] + 2
 _STAGES = ((0, 2, ("first",)), (2, 4, ("middle",)), (4, 6, ("replica-0", "replica-1")), (6, _LAYERS, ("last",)))
 
+STAGES = len(_STAGES)
+
 
 def recovery_case(code: ModelCode) -> tuple[Scenario, Plan]:
     """Return five devices of one region with a pipeline of four stages, whose third has two replicas."""

@@ -1,0 +1,142 @@
+"""Two thousand steps over links that sway, with a policy that moves layers; ranks are killed and stopped at random.
+
+Hours of a run in minutes: every process holds at the end what it held early, nothing stays behind, nothing is lost.
+"""
+
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+import uuid
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import pytest
+from process_watch import MARK, left_behind, marked_processes, wait_until
+from training import GPT, assert_trained, hybrid_plan, train_in_one_process, training_scenario
+
+from executor.backend import TorchBackend
+from executor.pulse import beat_path
+from planner.policies.auto import AutoPolicy
+from planner.scenario import Scenario
+from traces.presets import preset
+from traces.trace import LinkTrace
+
+pytestmark = pytest.mark.slow
+
+STEPS = 2000
+RANKS = 4
+# Long enough for a new process to come and to be taken up.
+BETWEEN_S = 12.0
+# A process that lives for less has hardly begun.
+LEAST_LOOKS = 30
+MOST_GROWTH_BYTES = 8e6
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a process holds."""
+
+    resident_bytes: int
+    open_files: int
+
+
+def swaying() -> Scenario:
+    scenario = training_scenario(GPT, RANKS, regions=["north", "north", "south", "south"])
+    trace = preset("lte", duration_s=300.0, seed=11)
+    trace = LinkTrace(trace.times_s, trace.bandwidth_bps * (40e6 / trace.mean_bps), trace.duration_s)
+    links = tuple(
+        replace(link, latency_s=0.005, bandwidth_bps=trace.mean_bps, trace=trace)
+        if link.source != link.target
+        else link
+        for link in scenario.cluster.links
+    )
+    return replace(scenario, cluster=replace(scenario.cluster, links=links))
+
+
+class Watch:
+    """Looks at all processes of a run, and strikes some of its ranks.
+
+    Args:
+        scratch: Where the job's folder is.
+        mark: That its processes have inherited.
+    """
+
+    def __init__(self, scratch: Path, mark: str) -> None:
+        self._scratch = scratch
+        self._mark = mark
+        self._over = threading.Event()
+        self.looks: defaultdict[int, list[Look]] = defaultdict(list)
+        self.commands: dict[int, str] = {}
+        self.blows = 0
+        self._threads = [threading.Thread(target=work) for work in (self._look, self._strike)]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(1.0):
+            for pid, command in marked_processes(self._mark).items():
+                with suppress(OSError):
+                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                    files = len(os.listdir(f"/proc/{pid}/fd"))
+                    self.commands[pid] = command
+                    self.looks[pid].append(Look(pages * os.sysconf("SC_PAGE_SIZE"), files))
+
+    def _strike(self) -> None:
+        chance = random.Random(5)
+        while not self._over.wait(BETWEEN_S):
+            rank, number = chance.randrange(RANKS), chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
+            with suppress(OSError, ValueError):
+                (job,) = self._scratch.glob("ropebridge-*")
+                os.kill(int(beat_path(job, rank).read_text()), number)
+                self.blows += 1
+
+
+def test_two_thousand_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark, scratch = uuid.uuid4().hex, tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv(MARK, mark)
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    scenario = swaying()
+    plan = hybrid_plan(scenario, "1f1b", [([(1, [1.0]), (2, [1.0]), (2, [1.0]), (1, [1.0])], [3] * 4)])
+    target = tmp_path / "parameters.safetensors"
+    open_before = len(os.listdir("/proc/self/fd"))
+    threads_before = threading.active_count()
+    watch = Watch(scratch, mark)
+    began_s = time.monotonic()
+    try:
+        backend = TorchBackend("real", emulator="shaper", parameters=target, backup_every=1)
+        record = backend.run(scenario, plan, AutoPolicy(scenario), STEPS)
+    finally:
+        watch.close()
+    took_s = time.monotonic() - began_s
+    print(f"MEASURED {watch.blows} blows, {len(record.decisions)} decisions in {took_s:.0f} s")
+    for pid, looks in watch.looks.items():
+        if len(looks) >= LEAST_LOOKS:
+            assert_steady(watch.commands[pid], looks)
+    wait_until(lambda: set(marked_processes(mark)) <= {os.getpid()}, "processes stay behind")
+    assert left_behind(tmp_path) == []
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert threading.active_count() == threads_before
+    assert watch.blows >= took_s / BETWEEN_S / 2
+    assert_trained(record, target, train_in_one_process(scenario, STEPS))
+
+
+def assert_steady(command: str, looks: list[Look]) -> None:
+    third = len(looks) // 3
+    early, late = looks[third : 2 * third], looks[-third:]
+    growth = median(each.resident_bytes for each in late) - median(each.resident_bytes for each in early)
+    files = [median(each.open_files for each in part) for part in (early, late)]
+    print(f"MEASURED {len(looks)} s: {growth / 1e6:+.1f} MB, files {files}: {command[-60:]}")
+    assert growth < MOST_GROWTH_BYTES, command
+    assert files[1] <= files[0] + 2, command
