@@ -77,11 +77,13 @@ class Connection:
         self._round_trip_s = self._latency_s + back_s
         self._lossy = any(link.loss for link in route.path)
         self._window = None
+        self._most_bytes = math.inf
         if effects.cold_start:
             # Where packets are lost, what windows let through in the long run is in the route's ceiling.
-            most_bytes = math.inf if self._lossy else effects.window_bytes * route.connections
-            first_bytes = min(effects.initial_window_bytes * route.connections, most_bytes)
-            self._window = SendWindow(first_bytes, most_bytes, self._round_trip_s, effects.idle_s)
+            self._most_bytes = math.inf if self._lossy else effects.window_bytes * route.connections
+            first_bytes = min(effects.initial_window_bytes * route.connections, self._most_bytes)
+            self._window = SendWindow(first_bytes, self._most_bytes, self._round_trip_s, effects.idle_s)
+        self._left_bytes = 0.0
         self._queue: deque[Parcel] = deque()
         self._busy = False
         self._arrived_s = 0.0
@@ -106,10 +108,22 @@ class Connection:
             self._start()
 
     def _start(self, _: Alarm | None = None) -> None:
-        size_bytes = self._queue[0].size_bytes
-        bits = 8 * size_bytes / self._effects.payload_efficiency
-        ceiling_bps = self._ceiling_bps(size_bytes)
-        self._carrier.start(Flow(self._links, bits, self._route.connections, ceiling_bps, self._departed))
+        self._left_bytes = self._queue[0].size_bytes
+        self._start_window()
+
+    def _start_window(self) -> None:
+        """Let as much of the first parcel go as a window holds at most: what is queued before links at a time."""
+        window_bytes = min(self._left_bytes, self._most_bytes)
+        self._left_bytes -= window_bytes
+        bits = 8 * window_bytes / self._effects.payload_efficiency
+        ceiling_bps = self._ceiling_bps(self._queue[0].size_bytes)
+        self._carrier.start(Flow(self._links, bits, self._route.connections, ceiling_bps, self._window_departed))
+
+    def _window_departed(self, now_s: float) -> None:
+        if self._left_bytes:
+            self._start_window()
+        else:
+            self._departed(now_s)
 
     def _ceiling_bps(self, size_bytes: int) -> float:
         """Return the bits on the wire per second that a message reaches by itself at most, of each connection."""

@@ -8,11 +8,13 @@ import simpy
 from planner.cluster import Link
 from planner.scenario import Scenario
 from sim.advance import CONSTANT, SHARED, TABLED, Lines
-from sim.connection import Connection, Parcel
+from sim.connection import Carrier, Connection, Parcel
 from sim.fair_link import FairLink
-from sim.fair_links import FairLinks
+from sim.queued_link import QueuedLink
 from sim.rate_tables import RateTable, join_tables, latency_table
 from sim.routes import Route, find_routes, group_links, link_rates
+from sim.shared_links import SharedLinks
+from sim.shares import first_come_rates, max_min_rates
 
 
 class Network:
@@ -118,24 +120,37 @@ def _path_latency(path: Sequence[Link], swaying: Link) -> RateTable:
 
 def _share_groups(
     environment: simpy.Environment, routes: Sequence[Route], scenario: Scenario, settled: Callable[[], None]
-) -> dict[str, FairLink | FairLinks]:
+) -> dict[str, Carrier]:
     """What carries the messages over each shared link, by the link's name."""
     links = {link.name: link for route in routes for link in route.binding}
     number = {name: index for index, name in enumerate(links)}
     tables = join_tables([link_rates(link, scenario) for link in links.values()])
-    groups: dict[str, FairLink | FairLinks] = {}
+    groups: dict[str, Carrier] = {}
     for names in group_links(routes):
         own = [route for route in routes if route.binding[0].name in names]
-        group: FairLink | FairLinks
-        if _is_fair_link(names, own):
-            group = FairLink(environment, tables, number[next(iter(names))], settled)
+        queue = _queue(scenario, own)
+        group: Carrier
+        if not _is_one_link(names, own):
+            numbers = {name: number[name] for name in sorted(names)}
+            rates = first_come_rates if queue else max_min_rates
+            group = SharedLinks(environment, tables, numbers, rates, settled)
+        elif queue:
+            group = QueuedLink(environment, tables, number[next(iter(names))], settled)
         else:
-            group = FairLinks(environment, tables, {name: number[name] for name in sorted(names)}, settled)
+            group = FairLink(environment, tables, number[next(iter(names))], settled)
         groups |= dict.fromkeys(names, group)
     return groups
 
 
-def _is_fair_link(names: set[str], routes: Sequence[Route]) -> bool:
+def _is_one_link(names: set[str], routes: Sequence[Route]) -> bool:
     same_ceiling = len({route.ceiling_bps for route in routes}) == 1
     curved = any(link.size_curve is not None for route in routes for link in route.path)
     return len(names) == 1 and same_ceiling and not curved
+
+
+def _queue(scenario: Scenario, routes: Sequence[Route]) -> bool:
+    """Whether messages queue before links as a whole, since the windows of their senders are open.
+
+    Where packets are lost windows are small: what is on a link is on its way from everybody at the same time.
+    """
+    return scenario.effects.network.cold_start and not any(link.loss for route in routes for link in route.path)

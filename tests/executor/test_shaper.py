@@ -15,9 +15,10 @@ import simpy
 from executor.clock import RunClock
 from executor.shaper import LinkShaper, create_ledger
 from planner.cluster import Cluster, Device, Link
-from sim.fair_links import FairLinks
 from sim.flow import Flow
 from sim.rate_tables import RateTable, join_tables
+from sim.shared_links import SharedLinks
+from sim.shares import max_min_rates
 from traces.errors import RunError
 from traces.trace import LinkTrace
 
@@ -80,7 +81,7 @@ def test_a_path_of_two_links_leaves_the_fast_one_to_others(tmp_path: Path) -> No
     environment = simpy.Environment()
     numbers = {link.name: number for number, link in enumerate(links)}
     tables = join_tables([RateTable((0.0,), (link.bandwidth_bps,)) for link in links])
-    shared = FairLinks(environment, tables, numbers, lambda: None)
+    shared = SharedLinks(environment, tables, numbers, max_min_rates, lambda: None)
     for name, (source, target, bits) in flows.items():
         path = tuple(link.name for link in cluster.path(source, target))
         shared.start(Flow(path, bits, 1, inf, partial(expected_s.__setitem__, name)))

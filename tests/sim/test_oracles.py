@@ -1,7 +1,7 @@
 """The simulator against exact answers: formulas, a published recursion, sums by hand, and the quick evaluator."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 
@@ -23,9 +23,11 @@ from planner.scenario import Scenario
 from sim.alarm import Alarm
 from sim.connection import Carrier
 from sim.fair_link import FairLink
-from sim.fair_links import FairLinks
 from sim.flow import Flow
-from sim.rate_tables import RateTable, join_tables, link_table
+from sim.queued_link import QueuedLink
+from sim.rate_tables import RateTable, RateTables, join_tables, link_table
+from sim.shared_links import SharedLinks
+from sim.shares import first_come_rates, max_min_rates
 from sim.simulator import Simulator
 from traces.trace import LinkTrace
 
@@ -189,20 +191,21 @@ def test_a_transfer_that_starts_inside_an_outage_waits_for_its_end() -> None:
 def ends_s(*flows: tuple[float, list[Link], float]) -> list[float]:
     """When each flow (start in seconds, links, bits) has left, alone with the others on shared links."""
     links = {link.name: link for _, path, _ in flows for link in path}
-    tables = join_tables(
-        [
-            RateTable((0.0,), (link.bandwidth_bps,)) if link.trace is None else link_table(link.trace)
-            for link in links.values()
-        ]
-    )
+    tables = tables_of(links.values())
     numbers = {name: number for number, name in enumerate(links)}
-    ends = _ends_on(lambda environment: FairLinks(environment, tables, numbers, _nothing), flows)
+    ends = _ends_on(lambda environment: SharedLinks(environment, tables, numbers, max_min_rates, _nothing), flows)
     if len(links) == 1:
         # Virtual time and progressive filling are two ways to the same shares.
         assert _ends_on(lambda environment: FairLink(environment, tables, 0, _nothing), flows) == pytest.approx(
             ends, rel=1e-8
         )
     return ends
+
+
+def tables_of(links: Iterable[Link]) -> RateTables:
+    return join_tables(
+        [RateTable((0.0,), (link.bandwidth_bps,)) if link.trace is None else link_table(link.trace) for link in links]
+    )
 
 
 def _nothing() -> None:
@@ -246,6 +249,32 @@ def test_virtual_time_shares_a_link_as_progressive_filling_does(
     trace = LinkTrace(np.append(0.0, ends[:-1]), np.array([rate for _, rate in pieces]), float(ends[-1]))
     link = Link("a", "b", 1.0, 0.0, trace)
     ends_s(*((start_s, [link], bits) for start_s, bits in messages))
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.tuples(st.floats(0.1, 3), st.floats(1e3, 1e6)), min_size=1, max_size=8),
+    st.lists(st.tuples(st.floats(0, 50), st.floats(1, 1e6)), min_size=1, max_size=8),
+)
+def test_whole_messages_queue_as_lindley_says(
+    pieces: list[tuple[float, float]], messages: list[tuple[float, float]]
+) -> None:
+    """Each begins when it has come and the one before it has left."""
+    ends = np.cumsum([length_s for length_s, _ in pieces])
+    trace = LinkTrace(np.append(0.0, ends[:-1]), np.array([rate for _, rate in pieces]), float(ends[-1]))
+    link = Link("a", "b", 1.0, 0.0, trace)
+    arrivals = sorted(messages, key=lambda message: message[0])
+    expected, free_s = [], 0.0
+    for start_s, bits in arrivals:
+        begins_s = max(start_s, free_s)
+        free_s = begins_s + float(trace.time_to_send([bits], begins_s)[0])
+        expected.append(free_s)
+    tables, flows = tables_of([link]), [(start_s, [link], bits) for start_s, bits in arrivals]
+    for make in (
+        lambda environment: QueuedLink(environment, tables, 0, _nothing),
+        lambda environment: SharedLinks(environment, tables, {link.name: 0}, first_come_rates, _nothing),
+    ):
+        assert _ends_on(make, flows) == pytest.approx(expected, rel=1e-8)
 
 
 WIDE, OTHER = Link("a", "b", 100.0, 0.0), Link("c", "d", 100.0, 0.0)

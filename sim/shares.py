@@ -1,7 +1,8 @@
-"""Max-min fair shares: nobody can get more without somebody who has no more getting less.
+"""Who gets what of links that several messages take: max-min fair shares, or first come, first served.
 
-Progressive filling (Bertsekas and Gallager, Data Networks, 1992, section 6.5): all rates grow together; the
-connections on the first link that fills up keep their rate, the others grow on.
+Max-min fair is where nobody can get more without somebody who has no more getting less. Progressive filling (Bertsekas
+and Gallager, Data Networks, 1992, section 6.5): all rates grow together; the connections on the first link that fills
+up keep their rate, the others grow on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,4 +47,21 @@ def max_min_rates(flows: Sequence[Flow], capacity_bps: Mapping[str, float]) -> l
                 for link in flow.links:
                     users[link] -= flow.weight
         growing = still
+    return rates
+
+
+def first_come_rates(flows: Sequence[Flow], capacity_bps: Mapping[str, float]) -> list[float]:
+    """Return the rate of each flow in bits per second where whole messages queue before links.
+
+    Args:
+        flows: By when they came; each takes what those before it leave.
+        capacity_bps: Bits per second of each link that some flow takes.
+    """
+    remaining_bps = dict(capacity_bps)
+    rates = []
+    for flow in flows:
+        rate_bps = min([flow.ceiling_bps * flow.weight, *(remaining_bps[link] for link in flow.links)])
+        for link in flow.links:
+            remaining_bps[link] -= rate_bps
+        rates.append(rate_bps)
     return rates

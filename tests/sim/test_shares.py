@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.fairshare import max_min_rates
 from sim.flow import Flow
+from sim.shares import max_min_rates
 
 LINKS = "abcde"
 SLACK = 1e-9

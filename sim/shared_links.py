@@ -1,28 +1,28 @@
-"""Links that messages share along paths of several links: max-min fair shares, integrated exactly.
+"""Links that messages share along paths of several links, integrated exactly.
 
 Between two moments at which a message starts, one departs or a link's rate changes, all rates are constant; the
 links wake at these moments only.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import simpy
 
 from planner.cluster import LONGEST_OUTAGE_S
 from sim.alarm import Alarm
-from sim.fairshare import max_min_rates
 from sim.flow import Flow
 from sim.rate_tables import RateTables, holding
 from traces.errors import RunError
 
 
-class FairLinks:
+class SharedLinks:
     """Links that some paths have in common.
 
     Args:
         environment: The clock.
         tables: Rates in bits per second.
         table: Of each link, by name.
+        rates: Says who gets what: the flows by when they came, and the rate of each link, in bits per second.
         settled: Called after departures.
     """
 
@@ -31,11 +31,13 @@ class FairLinks:
         environment: simpy.Environment,
         tables: RateTables,
         table: Mapping[str, int],
+        rates: Callable[[Sequence[Flow], Mapping[str, float]], list[float]],
         settled: Callable[[], None],
     ) -> None:
         self._environment = environment
         self._tables = tables
         self._table = table
+        self._shares_of = rates
         self._settled = settled
         self._flows: list[Flow] = []
         self._rates: list[float] = []
@@ -87,7 +89,7 @@ class FairLinks:
             return
         names = dict.fromkeys(name for flow in self._flows for name in flow.links)
         held = {name: holding(self._tables, self._table[name], now_s) for name in names}
-        self._rates = max_min_rates(self._flows, {name: rate_bps for name, (rate_bps, _) in held.items()})
+        self._rates = self._shares_of(self._flows, {name: rate_bps for name, (rate_bps, _) in held.items()})
         self._ends_s = [
             now_s + flow.bits / rate_bps if rate_bps > 0 else float("inf")
             for flow, rate_bps in zip(self._flows, self._rates, strict=True)
