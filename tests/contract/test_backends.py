@@ -17,6 +17,7 @@ from planner.backend import Backend, RunRecord
 from planner.events import Event, EventKind
 from planner.observation import Observation
 from planner.plan import Pipeline, Plan, Replica, Stage, Synchronisation
+from planner.policies.deepcee import DeepceePolicy
 from planner.policies.depth import DepthPolicy
 from planner.policy import DECISION_LAG_STEPS, Policy
 from planner.program import compile_plan
@@ -137,13 +138,38 @@ def fluctuating() -> tuple[Scenario, Plan]:
     return scenario, chain_plan(scenario, microbatches=[2, 2, 2, 2])
 
 
+def detour() -> tuple[Scenario, Plan]:
+    """Three regions in a row, of which the link between the first two drops for good."""
+    trace = LinkTrace(np.array([0.0, 0.6]), np.array([100e6, 3e6]), 1e5)
+    scenario = mesh_scenario(
+        3,
+        [0.004] * 6,
+        [0.008] * 6,
+        output_bytes=[40_000] * 6,
+        parameter_bytes=[20_000] * 6,
+        link=lambda a, b: (100e6, 0.005),
+        regions=["a", "b", "c"],
+    )
+    names = {"device-0", "device-1"}
+    links = (
+        replace(link, trace=trace) if {link.source, link.target} == names else link for link in scenario.cluster.links
+    )
+    scenario = replace(scenario, cluster=replace(scenario.cluster, links=tuple(links)))
+    return scenario, layered_plan(scenario, [([(2, 1, 3), (4, 1, 2), (6, 1, 1)], [1] * 8)])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_recorded_run_replayed_gives_the_same_decisions(backend: str) -> None:
-    scenario, plan = fluctuating()
-    policy: Policy = DepthPolicy(scenario)
-    record = BACKENDS[backend]().run(scenario, plan, policy, 25)
+@pytest.mark.parametrize(
+    ("case", "policy", "moves"), [(fluctuating, DepthPolicy, False), (detour, DeepceePolicy, True)]
+)
+def test_a_recorded_run_replayed_gives_the_same_decisions(
+    backend: str, case: Callable[[], tuple[Scenario, Plan]], policy: Callable[[Scenario], Policy], moves: bool
+) -> None:
+    scenario, plan = case()
+    record = BACKENDS[backend]().run(scenario, plan, policy(scenario), 25)
     assert record.decisions
-    replay = Adaptation(DepthPolicy(scenario), plan, scenario)
+    assert any(decision.migration.moves for decision in record.decisions) == moves
+    replay = Adaptation(policy(scenario), plan, scenario)
     for step in range(25):
         replay.finish_step(step, record.events)
     assert tuple(replay.decisions) == record.decisions

@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from training import GPT, assert_trained, hybrid_plan, train_in_one_process, tra
 from executor.backend import TorchBackend
 from executor.pulse import beat_path
 from planner.policies.auto import AutoPolicy
-from planner.scenario import Scenario
+from planner.scenario import Optimizer, Scenario
 from traces.presets import preset
 from traces.trace import LinkTrace
 
@@ -33,8 +34,8 @@ STEPS = 2000
 RANKS = 4
 # Long enough for a new process to come and to be taken up.
 BETWEEN_S = 12.0
-# A process that lives for less has hardly begun.
-LEAST_LOOKS = 30
+# A process that lives for less has hardly begun: it loads torch, waits until it is taken up, and compiles plans.
+LEAST_LOOKS = 40
 MOST_GROWTH_BYTES = 8e6
 
 
@@ -47,7 +48,9 @@ class Look:
 
 
 def swaying() -> Scenario:
-    scenario = training_scenario(GPT, RANKS, regions=["north", "north", "south", "south"])
+    # Rounding grows from step to step, all the more the longer these are; a lost or doubled step would show at once.
+    rule = Optimizer("sgd", learning_rate=0.01)
+    scenario = training_scenario(GPT, RANKS, optimizer=rule, regions=["north", "north", "south", "south"])
     trace = preset("lte", duration_s=300.0, seed=11)
     trace = LinkTrace(trace.times_s, trace.bandwidth_bps * (40e6 / trace.mean_bps), trace.duration_s)
     links = tuple(
@@ -85,7 +88,7 @@ class Watch:
 
     def _look(self) -> None:
         while not self._over.wait(1.0):
-            for pid, command in marked_processes(self._mark).items():
+            for pid, command in {**marked_processes(self._mark), os.getpid(): "the launcher"}.items():
                 with suppress(OSError):
                     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
                     files = len(os.listdir(f"/proc/{pid}/fd"))
@@ -121,9 +124,11 @@ def test_two_thousand_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         watch.close()
     took_s = time.monotonic() - began_s
     print(f"MEASURED {watch.blows} blows, {len(record.decisions)} decisions in {took_s:.0f} s")
-    for pid, looks in watch.looks.items():
-        if len(looks) >= LEAST_LOOKS:
-            assert_steady(watch.commands[pid], looks)
+    lives = {pid: looks for pid, looks in watch.looks.items() if len(looks) >= LEAST_LOOKS}
+    # Who is connected with fewer others, since one is away, has fewer files open.
+    most_files = max(median(each.open_files for each in early(looks)) for looks in lives.values())
+    for pid, looks in lives.items():
+        assert_steady(watch.commands[pid], looks, most_files)
     wait_until(lambda: set(marked_processes(mark)) <= {os.getpid()}, "processes stay behind")
     assert left_behind(tmp_path) == []
     assert len(os.listdir("/proc/self/fd")) == open_before
@@ -132,11 +137,15 @@ def test_two_thousand_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert_trained(record, target, train_in_one_process(scenario, STEPS))
 
 
-def assert_steady(command: str, looks: list[Look]) -> None:
-    third = len(looks) // 3
-    early, late = looks[third : 2 * third], looks[-third:]
-    growth = median(each.resident_bytes for each in late) - median(each.resident_bytes for each in early)
-    files = [median(each.open_files for each in part) for part in (early, late)]
-    print(f"MEASURED {len(looks)} s: {growth / 1e6:+.1f} MB, files {files}: {command[-60:]}")
+def early(looks: Sequence[Look]) -> Sequence[Look]:
+    """When everything had been loaded."""
+    return looks[len(looks) // 2 : 3 * len(looks) // 4]
+
+
+def assert_steady(command: str, looks: Sequence[Look], most_files: float) -> None:
+    before, late = early(looks), looks[-len(looks) // 4 :]
+    growth = median(each.resident_bytes for each in late) - median(each.resident_bytes for each in before)
+    files = [median(each.open_files for each in part) for part in (before, late)]
+    print(f"MEASURED {len(looks)} s: {growth / 1e6:+.1f} MB, files {files}: {command.split('/')[-1]}")
     assert growth < MOST_GROWTH_BYTES, command
-    assert files[1] <= files[0] + 2, command
+    assert files[1] <= most_files, command
