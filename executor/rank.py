@@ -1,5 +1,6 @@
 """One rank of a run: connected to the others, it carries out all steps and writes what they left."""
 
+import gc
 import json
 import time
 from array import array
@@ -150,6 +151,8 @@ class Rank:
         if part.orders.checkpoint_every:
             checkpointing = Checkpointing(part, state, compute, self._give_up)
         file, samples = EventWriter(part.folder.events(part.rank)), SampleFile(part.folder.resources(part.rank))
+        # What is there by now stays: to look for what is not needed any more takes a millisecond then.
+        gc.freeze()
         return Held(compute, clock, shaper, group, file, samples, keeping, checkpointing, self._note_loss)
 
     def _live(self, held: Held, generation: Generation) -> None:
@@ -160,7 +163,10 @@ class Rank:
                 break
             except GenerationEndedError:
                 generation.leave()
-                generation = self._regrouped(held, generation.next_beginning())
+                beginning = generation.next_beginning()
+            generation = self._regrouped(held, beginning)
+            # Errors and the calls that they came through hold each other, and with them the connections of before.
+            gc.collect()
         if held.shaper is not None:
             held.shaper.close()
         held.samples.close()
