@@ -1,6 +1,6 @@
 """Since when devices of a run have been gone, as it shows in its rows."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from planner.events import Event, EventKind
 from planner.fault_events import ABSENT, fault_event
@@ -18,8 +18,8 @@ class Absences:
         for device in devices:
             self._since_s.setdefault(device, now_s)
 
-    def see(self, events: Iterable[Event]) -> None:
-        """Take the rows of a finished step: who computes is there again."""
+    def see(self, events: Sequence[Event], away: Collection[str]) -> None:
+        """Take the rows of a finished step, and who is away: who computes, or is not away, is there again."""
         if not self._since_s:
             return
         computed = (event for event in events if event.kind is EventKind.COMPUTE and event.device in self._since_s)
@@ -27,6 +27,10 @@ class Absences:
             since_s = self._since_s.pop(event.device, None)
             if since_s is not None:
                 self._over.append(fault_event(event.device, ABSENT, since_s, event.start_s))
+        end_s = max((event.end_s for event in events), default=0.0)
+        for device in [device for device in self._since_s if device not in away]:
+            since_s = self._since_s.pop(device)
+            self._over.append(fault_event(device, ABSENT, since_s, max(since_s, end_s)))
 
     def events(self, end_s: float) -> list[Event]:
         """Return a row for each absence; one that still lasts is cut at the run's end, a second of it."""

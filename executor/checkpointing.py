@@ -72,7 +72,7 @@ class Checkpointing:
                 step, plan, rows = part
                 self._folder.write(self._part.device, step, plan_json(plan), self._model, rows)
                 if 0 in rows:
-                    self._folder.drop_old()
+                    self._folder.drop_old(self._part.orders.first_step)
                 self._written.release()
         except Exception as error:
             self._failed(error)

@@ -61,9 +61,9 @@ class CheckpointFolder:
         """Write a device's part of a checkpoint; see `write_part`."""
         write_part(self._place(step) / f"{quote(device, safe='')}.safetensors", step, plan, model, rows)
 
-    def drop_old(self) -> None:
-        """Remove all but the newest ones."""
-        for step in self.steps[:-_KEPT]:
+    def drop_old(self, first: int) -> None:
+        """Remove all but the newest ones, and that of a step: the run's first, which processes that come later read."""
+        for step in filter(lambda step: step != first, self.steps[:-_KEPT]):
             shutil.rmtree(self._place(step), ignore_errors=True)
 
     def newest(self, model: tuple[str, ...], tell: Callable[[str], None]) -> Checkpoint:

@@ -8,6 +8,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 # A rank waits this long for an answer before it gives up; the launcher ends all ranks long before if it is gone.
 PATIENCE = timedelta(hours=1)
 
+# Set when all have done all steps.
+OVER = "over"
+
 # Says to the ranks where the store is: HOST:PORT.
 _ADDRESS = "ROPEBRIDGE_STORE"
 

@@ -56,7 +56,7 @@ class Controller:
         """What the step after next runs, given what the ranks have published of a step; None for what it would run."""
         step, events = asked["step"], self._settled(asked["parts"])
         self._add_losses(step, asked["parts"])
-        self.absences.see(events)
+        self.absences.see(events, asked["away"])
         if step < self._shown:
             return None
         self._shown = step + 1

@@ -22,7 +22,7 @@ from executor.departed_ranks import DepartedRanks
 from executor.job import Orders
 from executor.new_plan import Beginning, NewPlan
 from executor.plan_feed import ENDED, FINISHED
-from executor.rank_processes import UNINVITED, RankProcesses
+from executor.rank_processes import RankProcesses
 from executor.regrouping import Copies, missing_layers, newest_complete, restoring_moves
 from planner.plan import Plan
 from planner.policy import DECISION_LAG_STEPS
@@ -111,7 +111,7 @@ class Coordinator:
         current = self._current
         self._step, told = current.first, current.first + len(current.plans)
         while self._step < self._steps:
-            if self._is_joined():
+            if self._others_join_now():
                 return False
             keys = [store_keys.telemetry_key(current.generation, self._step, rank) for rank in current.ranks]
             published = self._await(keys)
@@ -121,12 +121,14 @@ class Coordinator:
             # Nobody goes back to before what is said here; what happened in later steps may be lost with a rank.
             kept = [part["kept"] for part in parts if part["kept"] is not None]
             self._durable = max(self._durable, min([self._step + 1, *kept]))
-            new = self._ask({"step": self._step, "parts": parts, "away": self._processes.absent(current.ranks)})
+            # Whether those are still there who are about to join is asked when they do.
+            there = {*current.ranks, *(self._joining[1] if self._joining is not None else ())}
+            new = self._ask({"step": self._step, "parts": parts, "away": self._processes.absent(there)})
             upcoming = self._step + DECISION_LAG_STEPS
             if told <= upcoming < self._steps and self._joining is None:
                 if new is not None:
-                    (plan,) = self._until_others_join([NewPlan.from_data(new)], upcoming, current.ranks)
-                    new = plan.to_data()
+                    (told_plan,) = self._until_others_join([NewPlan.from_data(new)], upcoming, current.ranks)
+                    new = told_plan.to_data()
                 self._tell(upcoming, json.dumps({"new": new, "durable": self._durable}))
             # Who has published a step has fetched its plan. The first steps' plans are in nobody's key.
             for key in keys if self._step < told else [*keys, self._plan_key(self._step)]:
@@ -141,8 +143,8 @@ class Coordinator:
             if self._await(done) is None:
                 return False
         self._tell(self._steps, FINISHED)
-        # New processes that were not needed any more.
-        self._processes.invite(self._processes.lost, UNINVITED)
+        # For processes that wait and are not needed any more.
+        self._store.set(store_keys.OVER, "")
         return True
 
     def _tell(self, step: int, text: str) -> None:
@@ -181,24 +183,24 @@ class Coordinator:
     def _regroup(self) -> None:
         """End a generation, and begin another one with those who are left, or with all."""
         self._end_generation()
-        unpublished = None
+        joining, unpublished = self._joining, None
         while True:
             reports = self._reports()
             if unpublished is None:
                 unpublished = [report["unpublished"] for report in reports.values()]
-            begin = self._beginning(reports, unpublished)
+            begin = self._beginning(reports, unpublished, joining)
             unpublished = []
             # Somebody else may have been lost meanwhile.
             if not self._processes.lost & set(reports):
                 break
-        self._current, self._durable = begin, begin.first
-        self._processes.lost -= set(begin.ranks)
+        self._current, self._durable = begin, begin.durable
+        self._processes.take_in(begin.ranks)
         self._store.set(store_keys.beginning_key(begin.generation), begin.to_text())
         self._processes.invite(set(begin.ranks) - set(reports), begin.generation)
 
     def _end_generation(self) -> None:
         """Say that it is over where ranks wait for a plan."""
-        if self._is_joined():
+        if self._others_join_now():
             # Whoever has yet to fetch the plan of this step learns from it that others join.
             self._tell(self._step + 1, ENDED)
             return
@@ -206,18 +208,20 @@ class Coordinator:
         for step in range(first_told, max(first_told, self._step + DECISION_LAG_STEPS) + 1):
             self._tell(min(step, self._steps), ENDED)
 
-    def _is_joined(self) -> bool:
+    def _others_join_now(self) -> bool:
         """Whether all steps are done before the one that has others join."""
         return self._joining is not None and self._joining[0] == self._step
 
-    def _beginning(self, reports: dict[int, dict[str, Any]], unpublished: list[Any]) -> Beginning:
+    def _beginning(
+        self, reports: dict[int, dict[str, Any]], unpublished: list[Any], joining: tuple[int, frozenset[int]] | None
+    ) -> Beginning:
         """With what those who have reported begin anew, and those who join or for whom they wait."""
         before = self._current
         copies = {self._devices[rank]: _copies(report) for rank, report in reports.items()}
         resumed = self._resumed(copies)
         gone = {rank for rank in before.ranks if rank not in reports}
-        if self._joining is not None and self._joining[0] == resumed:
-            gone |= {rank for rank in self._joining[1] if not self._processes.has_returned(rank)}
+        if joining is not None and joining[0] == resumed:
+            gone |= {rank for rank in joining[1] if not self._processes.has_returned(rank)}
         names = sorted(self._devices[rank] for rank in gone)
         answer = self._ask(
             {
@@ -230,12 +234,15 @@ class Coordinator:
         )
         plans = [NewPlan.from_data(each) for each in answer["plans"]][: self._steps - resumed]
         plan = plans[0].plan
-        joining = self._beyond(plan, reports)
-        self._processes.await_all(joining)
-        copies |= {self._devices[rank]: {} for rank in joining}
+        others = self._beyond(plan, reports)
+        self._processes.await_all(others)
+        copies |= {self._devices[rank]: {} for rank in others}
         plans[0] = NewPlan(plan, restoring_moves(plan, self._scenario, resumed, copies).moves)
-        ranks = tuple(sorted({*reports, *joining}))
-        return Beginning(before.generation + 1, ranks, resumed, self._until_others_join(plans, resumed, ranks))
+        ranks = tuple(sorted({*reports, *others}))
+        # Those who join begin with layers of which nobody has a second copy yet: older ones are kept until then.
+        durable = min(self._durable, resumed)
+        told = self._until_others_join(plans, resumed, ranks)
+        return Beginning(before.generation + 1, ranks, resumed, durable, told)
 
     def _until_others_join(self, plans: Sequence[NewPlan], first: int, ranks: Collection[int]) -> tuple[NewPlan, ...]:
         """Those of the plans of steps from ``first`` on that a generation hears of."""

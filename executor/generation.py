@@ -1,4 +1,4 @@
-"""Ranks that are connected with each other, from a step on, until the run is over or one of them is lost."""
+"""Ranks that are connected with each other, from a step on, until the run is over, one is lost or others join."""
 
 import threading
 from collections.abc import Callable
@@ -146,7 +146,7 @@ class Generation:
         keeping.restore(first, new.plan)
         keeping.take_up(new.plan)
         moves.take()
-        keeping.begin_generation(first)
+        keeping.begin_generation(first, self._beginning.durable)
 
     def _interpreter(self, transport: Transport, plan: Plan, first: int) -> Interpreter:
         part, held, feed = self._part, self._held, self._feed

@@ -46,6 +46,7 @@ class Beginning:
         generation: Counts from 0.
         ranks: Those of the job that belong to it, in the order of their ranks within it.
         first: The step with which it begins; the parameters are those before this step.
+        durable: The newest step of which everybody is known to have complete copies: from it all could begin anew.
         plans: Of this step and those after it, as far as they are known. What moves before the first of them is the
             state of layers that ranks do not have as it was before that step.
     """
@@ -53,21 +54,22 @@ class Beginning:
     generation: int
     ranks: tuple[int, ...]
     first: int
+    durable: int
     plans: tuple[NewPlan, ...]
 
     @classmethod
     def of_run(cls, plan: Plan, ranks: int, first: int, steps: int) -> "Beginning":
         """Return with what a run of steps ``first`` to ``steps - 1`` begins: a plan, until one can be decided on."""
-        return cls(0, tuple(range(ranks)), first, (NewPlan(plan),) * min(DECISION_LAG_STEPS, steps - first))
+        return cls(0, tuple(range(ranks)), first, first, (NewPlan(plan),) * min(DECISION_LAG_STEPS, steps - first))
 
     def to_text(self) -> str:
         """Return it as JSON."""
-        data = {"generation": self.generation, "ranks": self.ranks, "first": self.first}
-        return json.dumps({**data, "plans": [each.to_data() for each in self.plans]})
+        plain = {name: getattr(self, name) for name in ("generation", "ranks", "first", "durable")}
+        return json.dumps({**plain, "plans": [each.to_data() for each in self.plans]})
 
     @classmethod
     def from_text(cls, text: str) -> "Beginning":
         """Return what `to_text` gave."""
         data = json.loads(text)
         plans = tuple(NewPlan.from_data(each) for each in data["plans"])
-        return cls(data["generation"], tuple(data["ranks"]), data["first"], plans)
+        return cls(data["generation"], tuple(data["ranks"]), data["first"], data["durable"], plans)

@@ -29,7 +29,7 @@ ENDED, FINISHED = "ended", "finished"
 
 
 class GenerationEndedError(Exception):
-    """A rank is lost: what the others have begun together is over, and they will begin anew."""
+    """A rank is lost, or another one joins: what these have begun together is over, and they will begin anew."""
 
 
 class PlanFeed:
@@ -57,7 +57,7 @@ class PlanFeed:
     ) -> None:
         self._rank = rank
         self._generation = beginning.generation
-        self._first = beginning.first
+        self._durable = beginning.durable
         self._steps = steps
         self._failed = failed
         self._ended = ended
@@ -114,7 +114,7 @@ class PlanFeed:
     def durable(self, step: int) -> int:
         """Return the step of which, when this step was decided on, everybody had complete copies."""
         with self._known:
-            return self._durables.get(step, self._first)
+            return self._durables.get(step, self._durable)
 
     def wait(self, step: int) -> NewPlan:
         """Return the plan of a step, waiting for it if need be, with what moves right before that step.

@@ -16,6 +16,7 @@ from executor.clock import RunClock
 from executor.compute import PacedCompute
 from executor.compute_device import compute_device, threads_of_a_rank
 from executor.control_store import (
+    OVER,
     beginning_key,
     invitation_key,
     reach_control_store,
@@ -38,7 +39,6 @@ from executor.patience import PATIENCE
 from executor.peers import SharedInputError
 from executor.plan_feed import GenerationEndedError
 from executor.process_groups import ProcessGroups
-from executor.rank_processes import UNINVITED
 from executor.real_compute import RealCompute
 from executor.regrouping import layers_of
 from executor.rendezvous import CONNECT_S, connect, try_connections
@@ -58,6 +58,9 @@ _UNTIL_ALL_ARE_DONE = timedelta(days=365)
 # From agreeing on the start of the run to the start: enough for everybody to hear of it and get ready.
 HEAD_START_S = 0.5
 _HEAD_START_LATENCIES = 8
+
+# Between two looks at whether a process that has come later is needed.
+_PAUSE_S = 0.005
 
 
 class Rank:
@@ -118,9 +121,12 @@ class Rank:
         assert origin_s is not None, "the others have begun"
         held = self._hold(model, RunClock(origin_s), float(store.get(ready_key(part.rank, 0))), where, None)
         store.set(ready_key(part.rank, incarnation), "")
+        # For as long as it takes: its device may be of no use for hours.
+        while not store.check([invitation_key(part.rank, incarnation)]):
+            if store.check([OVER]):
+                return
+            time.sleep(_PAUSE_S)
         generation = int(store.get(invitation_key(part.rank, incarnation)))
-        if generation == UNINVITED:
-            return
         beginning = Beginning.from_text(store.get(beginning_key(generation)).decode())
         self._live(held, self._regrouped(held, beginning))
 

@@ -12,9 +12,6 @@ from traces.errors import RunError
 
 _PAUSE_S = 0.002
 
-# Stands for a generation where a process is invited to none.
-UNINVITED = -1
-
 
 class RankProcesses:
     """A process of each rank at a time; the keepers start another one where one is gone.
@@ -30,7 +27,7 @@ class RankProcesses:
         self._devices = devices
         self._departures = departures
         self._incarnations = dict.fromkeys(range(len(devices)), 0)
-        self.lost: set[int] = set()
+        self._lost: set[int] = set()
 
     @property
     def are_replaced(self) -> bool:
@@ -38,9 +35,18 @@ class RankProcesses:
         return self._departures is not None
 
     @property
+    def lost(self) -> frozenset[int]:
+        """Ranks whose processes are gone, and others not yet taken in."""
+        return frozenset(self._lost)
+
+    def take_in(self, ranks: Collection[int]) -> None:
+        """Take note that these belong to a generation: none of them is lost any more."""
+        self._lost -= set(ranks)
+
+    @property
     def lost_names(self) -> str:
         """The devices of those that are lost, for people."""
-        return ", ".join(self._devices[rank] for rank in sorted(self.lost))
+        return ", ".join(self._devices[rank] for rank in sorted(self._lost))
 
     def hear(self) -> set[int]:
         """Take note of processes that are gone; return the ranks of those that are news."""
@@ -48,7 +54,7 @@ class RankProcesses:
         for departure in self._departures.heard() if self._departures is not None else ():
             self._incarnations[departure.rank] = departure.incarnation + 1
             news.add(departure.rank)
-        self.lost |= news
+        self._lost |= news
         return news
 
     def absent(self, ranks: Collection[int]) -> list[str]:
@@ -75,7 +81,7 @@ class RankProcesses:
             time.sleep(_PAUSE_S)
 
     def invite(self, ranks: Collection[int], generation: int) -> None:
-        """Tell processes that wait for it to which generation they belong; `UNINVITED` if to none any more."""
+        """Tell processes that wait for it to which generation they belong."""
         for rank in ranks:
             self._store.set(invitation_key(rank, self._incarnations[rank]), str(generation))
 

@@ -1,4 +1,4 @@
-"""Where a rank's rows go: to its file and, if a policy watches, to the feed."""
+"""Where rows go: to a file and, if a policy watches, to the feed."""
 
 import threading
 from collections.abc import Callable

@@ -53,10 +53,15 @@ class Safekeeping:
         self._rests = False
         self._lock = threading.Lock()
 
-    def begin_generation(self, step: int) -> None:
-        """Forget what is on its way, and all copies but those from before ``step``, from which everybody goes on."""
+    def begin_generation(self, step: int, durable: int) -> None:
+        """Forget what is on its way, and the copies that are not needed any more or come too late.
+
+        Args:
+            step: Before which everybody goes on; of some layers there may be one copy only.
+            durable: The step whose copies everybody was known to have.
+        """
         with self._lock:
-            self._copies = {step: self._copies.get(step, {})}
+            self._copies = {each: layers for each, layers in self._copies.items() if durable <= each <= step}
             self._awaited.clear()
             self._begun.clear()
 

@@ -1,6 +1,5 @@
 """The command `ropebridge`. Each verb loads what it needs when it is called, so that `--help` answers at once."""
 
-import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -8,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from experiments.console import say, tell
 from experiments.interrupts import CommandInterruptedError, raise_when_interrupted
-from traces.errors import InputError, RopebridgeError, RunError
+from experiments.profile_cli import profile_app
+from traces.errors import InputError, RopebridgeError
 
 app = typer.Typer(
     name="ropebridge",
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 traces_app = typer.Typer(help="Read, convert and make traces of link bandwidth.", no_args_is_help=True)
 app.add_typer(traces_app, name="traces")
+app.add_typer(profile_app, name="profile")
 
 ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="A YAML file, or a ready scenario's name.")]
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan file made by 'ropebridge plan'.")]
@@ -83,8 +85,8 @@ def demo(output: FolderOption = None, as_json: JsonOption = False) -> None:
 
     from experiments.verbs import demo as verb
 
-    done = verb.demo(output, _tell)
-    _say(json.dumps(done.result) if as_json else verb.describe_demo(done))
+    done = verb.demo(output, tell)
+    say(json.dumps(done.result) if as_json else verb.describe_demo(done))
 
 
 @app.command()
@@ -124,7 +126,7 @@ def plan(
 
     asked = PlanObjective(objective, budget_per_hour, rate_samples_per_s, robust_share)
     ordering = Ordering(schedule, dynamic, orders)
-    _say(verb(scenario, strategy, ordering, output, torch_csv, as_json, asked, explain))
+    say(verb(scenario, strategy, ordering, output, torch_csv, as_json, asked, explain))
 
 
 @app.command()
@@ -151,7 +153,7 @@ def simulate(
     chosen = choose_scenario(scenario)
     planned = choose_plan(chosen, plan, strategy, ordering)
     record = carry_out(chosen, planned, policy, count, output, lambda _: Simulator(duration_s))
-    _say(present(record, as_json))
+    say(present(record, as_json))
 
 
 @app.command()
@@ -201,7 +203,7 @@ def run(
     from experiments.verbs.running import carry_out, present
 
     described = choose_scenario(scenario)
-    checkpoints, had = checkpoint_orders(checkpoint, checkpoint_every, resume, described, steps, _tell)
+    checkpoints, had = checkpoint_orders(checkpoint, checkpoint_every, resume, described, steps, tell)
     chosen: EmulatorChoice = "auto" if emulate_wan else "none"
     if emulator is not None:
         chosen = emulator.value
@@ -215,7 +217,7 @@ def run(
             resources=folder,
             backup_every=backup_every,
             checkpoints=checkpoints,
-            tell=_tell,
+            tell=tell,
         )
 
     ordering = Ordering(schedule, dynamic, orders)
@@ -224,7 +226,7 @@ def run(
     else:
         planned = choose_plan(described, plan, strategy, ordering)
     record = carry_out(described, planned, policy, steps, output, backend)
-    _say(present(record, as_json))
+    say(present(record, as_json))
 
 
 @app.command()
@@ -235,7 +237,7 @@ def compare(
     """Show runs side by side, simulated or real. Example: ropebridge compare runs/simulated runs/real."""
     from experiments.verbs.comparing import compare as verb
 
-    _say(verb(runs, as_json))
+    say(verb(runs, as_json))
 
 
 @app.command()
@@ -246,7 +248,7 @@ def report(
     """Draw runs as a PNG and write a file for ui.perfetto.dev. Example: ropebridge report runs/demo-1."""
     from experiments.verbs.reporting import report as verb
 
-    _say(verb(runs, output))
+    say(verb(runs, output))
 
 
 @app.command()
@@ -270,8 +272,8 @@ def bench(
     from experiments.bench import bench as verb
 
     files = (runs, times, sizes, network, model)
-    text, holds = verb(name, quick, as_json, _tell, files if any(files) else None)
-    _say(text)
+    text, holds = verb(name, quick, as_json, tell, files if any(files) else None)
+    say(text)
     if not holds:
         raise typer.Exit(1)
 
@@ -291,10 +293,10 @@ def reproduce(
     from experiments.reproduce import reproduce as verb
 
     if execute:
-        text, holds = execute_reproduction(name, as_json, output, _tell)
+        text, holds = execute_reproduction(name, as_json, output, tell)
     else:
-        text, holds = verb(name, quick, as_json, output, _tell)
-    _say(text)
+        text, holds = verb(name, quick, as_json, output, tell)
+    say(text)
     if not holds:
         raise typer.Exit(1)
 
@@ -309,7 +311,7 @@ def traces_show(
     """Describe a trace and draw its rate. Example: ropebridge traces show link.csv --plot link.png."""
     from experiments.verbs.traces_verbs import show
 
-    _say(show(path, loops=loops, as_json=as_json, plot=plot))
+    say(show(path, loops=loops, as_json=as_json, plot=plot))
 
 
 @traces_app.command("convert")
@@ -325,7 +327,7 @@ def traces_convert(
     from experiments.verbs.traces_verbs import convert
     from traces.units import parse_duration_s
 
-    _say(convert(source, target, to=to, step_s=parse_duration_s(step) if step is not None else None))
+    say(convert(source, target, to=to, step_s=parse_duration_s(step) if step is not None else None))
 
 
 @traces_app.command("generate")
@@ -355,7 +357,7 @@ def traces_generate(
         format_name=to,
         parameters=dict(_key_and_value(parameter) for parameter in parameters or []),
     )
-    _say(text)
+    say(text)
 
 
 def main() -> None:
@@ -366,41 +368,21 @@ def main() -> None:
     try:
         app()
     except RopebridgeError as error:
-        _tell(f"ropebridge: {error}")
+        tell(f"ropebridge: {error}")
         for note in getattr(error, "__notes__", []):
-            _tell(note)
+            tell(note)
         sys.exit(2 if isinstance(error, InputError) else 1)
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "safetensors"):
             raise
-        _tell(
+        tell(
             f"ropebridge: this verb runs for real and needs {error.name}, which is not installed; "
             "pip install 'ropebridge[executor]'"
         )
         sys.exit(2)
     except CommandInterruptedError:
-        _tell("ropebridge: interrupted")
+        tell("ropebridge: interrupted")
         sys.exit(130)
-
-
-def _say(text: str) -> None:
-    """Print results.
-
-    Raises:
-        RunError: They cannot be written, to a full disk for example; a reader that has left, typer deals with.
-    """
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        # Else the interpreter would try again when it ends, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise RunError(f"the results cannot be written to the standard output: {error.strerror}") from error
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _key_and_value(text: str) -> tuple[str, str]:

@@ -99,7 +99,9 @@ class Adaptation:
         """
         running = self.plan_for(step)
         seen = replace(observe(events, step, running), gone=gone, away=away)
-        proposed = self._policy.decide(seen, self.latest)
+        # A plan that was decided on for later may do without those who are gone now.
+        current = self.latest if set(gone) & set(self.latest.devices) else running
+        proposed = self._policy.decide(seen, current)
         if proposed is None:
             return None
         when = f"when {', '.join(gone)} had left step {step}, policy {self._name}"

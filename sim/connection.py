@@ -120,7 +120,8 @@ class Connection:
         self._carrier.start(Flow(self._links, bits, self._route.connections, ceiling_bps, self._window_departed))
 
     def _window_departed(self, now_s: float) -> None:
-        if self._left_bytes:
+        # Half a byte is what rounding left.
+        if self._left_bytes > 0.5:
             self._start_window()
         else:
             self._departed(now_s)

@@ -51,7 +51,9 @@ def max_min_rates(flows: Sequence[Flow], capacity_bps: Mapping[str, float]) -> l
 
 
 def first_come_rates(flows: Sequence[Flow], capacity_bps: Mapping[str, float]) -> list[float]:
-    """Return the rate of each flow in bits per second where whole messages queue before links.
+    """Return the rate of each flow in bits per second where what windows let through queues before links.
+
+    Who waits for one of its links holds nobody up on the others.
 
     Args:
         flows: By when they came; each takes what those before it leave.

@@ -34,7 +34,7 @@ def real_checks(tell: Callable[[str], None]) -> list[Check]:
     scenario = choose_scenario(SCENARIO)
     real = TorchBackend("paced", emulator=choose_emulator("auto", tell), tell=tell)
     backends: dict[str, Backend] = {"simulated": Simulator(), "real": real}
-    least, worst = math.inf, 0.0
+    least, worst, moving = math.inf, 0.0, 0
     for strategy, policy in (*GAINING, *MOVING):
         plan = make_plan(strategy, scenario)
         gains = {}
@@ -43,10 +43,12 @@ def real_checks(tell: Callable[[str], None]) -> list[Check]:
             adapted = backend.run(scenario, plan, make_policy(policy, scenario), STEPS)
             gains[name] = measure(adapted).samples_per_s / measure(plain).samples_per_s
             tell(f"{SCENARIO}, {strategy}, policy {policy}, {name}: gain {gains[name]:.3f}")
+            moving += any(decision.migration.moves for decision in adapted.decisions)
         if (strategy, policy) in GAINING:
             least = min(least, *gains.values())
         worst = max(worst, abs(gains["simulated"] - gains["real"]))
     return [
         Check("two regions: least gain of policy depth, simulated or real", least, LEAST_GAIN, at_most=False),
+        Check("two regions: runs in which layers moved", moving, 1, at_most=False),
         Check("two regions: worst difference of simulated and real gain", worst, WORST_GAIN_DIFFERENCE, at_most=True),
     ]

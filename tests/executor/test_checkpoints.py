@@ -106,8 +106,8 @@ def test_old_ones_go(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     for step in range(5, 40, 5):
         write_whole(folder, step)
-        folder.drop_old()
-    assert folder.steps == [20, 25, 30, 35]
+        folder.drop_old(first=5)
+    assert folder.steps == [5, 20, 25, 30, 35]
 
 
 HOLDS = """

@@ -37,6 +37,8 @@ BETWEEN_S = 12.0
 # A process that lives for less has hardly begun: it loads torch, waits until it is taken up, and compiles plans.
 LEAST_LOOKS = 55
 MOST_GROWTH_BYTES = 8e6
+# Who is connected with fewer others, since some are away, has fewer open. One left behind by each blow would be more.
+MOST_MORE_FILES = 6
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,9 @@ def test_two_thousand_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     took_s = time.monotonic() - began_s
     print(f"MEASURED {watch.blows} blows, {len(record.decisions)} decisions in {took_s:.0f} s")
     lives = {pid: looks for pid, looks in watch.looks.items() if len(looks) >= LEAST_LOOKS}
+    assert any("executor.worker" in watch.commands[pid] for pid in lives), "no rank lived for long"
     for pid, looks in lives.items():
-        assert_steady(watch.commands[pid], looks, watch.blows)
+        assert_steady(watch.commands[pid], looks)
     wait_until(lambda: set(marked_processes(mark)) <= {os.getpid()}, "processes stay behind")
     assert left_behind(tmp_path) == []
     assert len(os.listdir("/proc/self/fd")) == open_before
@@ -135,12 +138,11 @@ def test_two_thousand_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert_trained(record, target, train_in_one_process(scenario, STEPS))
 
 
-def assert_steady(command: str, looks: Sequence[Look], blows: int) -> None:
+def assert_steady(command: str, looks: Sequence[Look]) -> None:
     quarter = len(looks) // 4
     _, second, third, last = (looks[number * quarter : (number + 1) * quarter] for number in range(4))
     growth = median(each.resident_bytes for each in last) - median(each.resident_bytes for each in third)
     files = [median(each.open_files for each in part) for part in (second, last)]
     print(f"MEASURED {len(looks)} s: {growth / 1e6:+.1f} MB, files {files}: {command.split('/')[-1]}")
     assert growth < MOST_GROWTH_BYTES, command
-    # Who is connected with fewer others, since some are away, has fewer open. One left behind by each blow would show.
-    assert files[1] <= files[0] + blows / 2, command
+    assert files[1] <= files[0] + MOST_MORE_FILES, command

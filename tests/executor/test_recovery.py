@@ -1,22 +1,19 @@
 """Ranks that are killed while they train: the run goes on, and ends with what undisturbed training ends with."""
 
-import os
 import signal
 import tempfile
 import threading
-import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from blows import strike
 from builders import chain_plan, chain_scenario
 from scripted_policy import Scripted
 from training import assert_trained, chain, hybrid_plan, train_in_one_process
 
 from executor.backend import TorchBackend
-from executor.pulse import beat_path
-from executor.resources import read_samples
 from executor.wan.testbed import missing
 from planner.faults import Absence
 from planner.metrics import step_ends_s
@@ -24,17 +21,6 @@ from planner.plan import Plan, Synchronisation
 from traces.errors import InputError, RunError
 
 STEPS = 16
-
-
-def strike(folder: Path, rank: int, step: int, number: signal.Signals) -> None:
-    """Send a signal to the process of a rank when it has done a step."""
-    while True:
-        for job in folder.glob("ropebridge-*"):
-            samples = job / f"resources-{rank}.jsonl"
-            if samples.exists() and any(each.step >= step for each in read_samples(samples)):
-                os.kill(int(beat_path(job, rank).read_text()), number)
-                return
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize(

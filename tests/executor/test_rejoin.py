@@ -3,19 +3,24 @@
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from blows import strike
 from training import assert_trained, chain, hybrid_plan, train_in_one_process
 
 from executor.backend import TorchBackend
 from executor.pulse import beat_path
+from executor.resources import read_samples
+from planner.events import EventKind
 from planner.faults import Absence
 from planner.metrics import step_ends_s
 from planner.observation import Observation
 from planner.plan import Plan
+from planner.policy import DECISION_LAG_STEPS
 from planner.scenario import Scenario
 
 # Their processes need seconds to start, and a step takes some 60 ms.
@@ -24,7 +29,7 @@ LATENCY_S = 0.015
 
 
 class TakesUp:
-    """Goes on without a device that has gone, and takes it up once nothing is away.
+    """Goes on without a device that has gone, and takes it up once nothing is away; waits for others that have gone.
 
     Args:
         home: The plan with all devices.
@@ -39,7 +44,7 @@ class TakesUp:
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         if observation.gone:
-            return self._rest
+            return None if set(observation.gone) & set(self._rest.devices) else self._rest
         if observation.away or plan == self._home:
             return None
         self._deciding()
@@ -71,6 +76,12 @@ def test_a_device_that_returns_is_taken_up_by_the_policy(rank: int, tmp_path: Pa
     assert lost.plan == rest
     assert taken_up.plan == plan
     assert taken_up.first_step < STEPS - 5
+    # Part of the step in which it was lost, and of those that some had begun, was done twice; nothing later was.
+    later = [event for event in record.events if event.kind is EventKind.COMPUTE and event.step > lost.first_step + 2]
+    assert len({(e.device, e.action, e.step, e.microbatch) for e in later}) == len(later)
+    absent = [event for event in record.events if event.kind is EventKind.FAULT]
+    assert [(event.device, event.action) for event in absent] == [(f"device-{rank}", "absent")]
+    assert absent[0].end_s < max(event.end_s for event in record.events)
     assert len(step_ends_s(record.events)) == STEPS
     assert_trained(record, target, train_in_one_process(scenario, STEPS))
 
@@ -94,4 +105,33 @@ def test_who_is_lost_again_before_it_is_taken_up_is_gone_without(
     backend = TorchBackend("real", emulator="shaper", parameters=target, backup_every=1)
     record = backend.run(scenario, plan, TakesUp(plan, rest, strike_once), STEPS)
     assert [each.plan for each in record.decisions] == [rest, plan, rest, plan]
+    assert_trained(record, target, train_in_one_process(scenario, STEPS))
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_lost_right_after_another_one_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its layers as they were when all began anew there is no second copy yet: older ones count."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scenario, plan, rest = case(2)
+    scenario = replace(scenario, faults=(Absence("device-2", 1.0, 1.5),))
+    killers = []
+
+    def strike_when_joined() -> None:
+        if killers:
+            return
+        (job,) = tmp_path.glob("ropebridge-*")
+        # What is decided now holds from the step after next on.
+        step = max(each.step for each in read_samples(job / "resources-0.jsonl")) + DECISION_LAG_STEPS
+        killers.append(threading.Thread(target=strike, args=(tmp_path, 0, step, signal.SIGKILL), daemon=True))
+        killers[0].start()
+
+    target = tmp_path / "parameters.safetensors"
+    backend = TorchBackend("real", emulator="shaper", parameters=target, backup_every=1)
+    record = backend.run(scenario, plan, TakesUp(plan, rest, strike_when_joined), STEPS)
+    assert len(killers) == 1
+    assert not killers[0].is_alive()
+    lost, taken_up = record.decisions
+    computed = [event for event in record.events if event.kind is EventKind.COMPUTE]
+    between = [event for event in computed if lost.first_step + 2 < event.step < taken_up.first_step - 4]
+    assert len({(e.device, e.action, e.step, e.microbatch) for e in between}) == len(between)
     assert_trained(record, target, train_in_one_process(scenario, STEPS))

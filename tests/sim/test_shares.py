@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.flow import Flow
-from sim.shares import max_min_rates
+from sim.shares import first_come_rates, max_min_rates
 
 LINKS = "abcde"
 SLACK = 1e-9
@@ -68,3 +68,25 @@ def test_connections_count_and_windows_bind() -> None:
 
 def test_an_outage_stops_those_who_cross_it_alone() -> None:
     assert max_min_rates([flow("ab"), flow("a")], {"a": 10.0, "b": 0.0}) == pytest.approx([0.0, 10.0])
+
+
+@settings(deadline=None)
+@given(networks())
+def test_who_came_first_has_the_links_as_if_alone(network: tuple[list[Flow], dict[str, float]]) -> None:
+    flows, capacity_bps = network
+    rates = first_come_rates(flows, capacity_bps)
+    for link, capacity in capacity_bps.items():
+        assert sum(rate for each, rate in zip(flows, rates, strict=True) if link in each.links) <= capacity * (
+            1 + SLACK
+        )
+    for count in range(1, len(flows)):
+        # Nobody who comes later changes anything.
+        assert first_come_rates(flows[:count], capacity_bps) == rates[:count]
+    first = flows[0]
+    assert rates[0] == min(first.ceiling_bps * first.weight, *(capacity_bps[link] for link in first.links))
+
+
+def test_first_come_by_hand() -> None:
+    # The first takes all of c, and leaves 80 on a.
+    rates = first_come_rates([flow("ac"), flow("a"), flow("c")], {"a": 100.0, "c": 20.0})
+    assert rates == pytest.approx([20.0, 80.0, 0.0])

@@ -1,0 +1,20 @@
+"""Signals to ranks in the middle of a run."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from executor.pulse import beat_path
+from executor.resources import read_samples
+
+
+def strike(folder: Path, rank: int, step: int, number: signal.Signals) -> None:
+    """Send a signal to the process of a rank when it has done a step."""
+    while True:
+        for job in folder.glob("ropebridge-*"):
+            samples = job / f"resources-{rank}.jsonl"
+            if samples.exists() and any(each.step >= step for each in read_samples(samples)):
+                os.kill(int(beat_path(job, rank).read_text()), number)
+                return
+        time.sleep(0.002)
