@@ -142,9 +142,9 @@ class Coordinator:
             done = [store_keys.done_key(self._current.generation, rank) for rank in self._current.ranks]
             if self._await(done) is None:
                 return False
+            # For processes that wait and are not needed any more.
+            self._store.set(store_keys.OVER, "")
         self._tell(self._steps, FINISHED)
-        # For processes that wait and are not needed any more.
-        self._store.set(store_keys.OVER, "")
         return True
 
     def _tell(self, step: int, text: str) -> None:

@@ -72,7 +72,7 @@ def test_nothing_is_left_of_steps_that_all_have_published() -> None:
         address = ("127.0.0.1", coordinator.port)
         store = reach_control_store(address)
         keys_before = store.num_keys()
-        beginning = Beginning(0, (0, 1), 0, (NewPlan(plan),) * DECISION_LAG_STEPS)
+        beginning = Beginning(0, (0, 1), 0, 0, (NewPlan(plan),) * DECISION_LAG_STEPS)
         feeds = [PlanFeed(address, rank, beginning, STEPS, errors.append) for rank in range(2)]
 
         def run(feed: PlanFeed) -> None:
