@@ -61,6 +61,10 @@ class CheckpointFolder:
         """Write a device's part of a checkpoint; see `write_part`."""
         write_part(self._place(step) / f"{quote(device, safe='')}.safetensors", step, plan, model, rows)
 
+    def parts(self, step: int) -> list[Path]:
+        """Return the files that there are of a step, by device."""
+        return sorted(self._place(step).glob("*.safetensors"))
+
     def drop_old(self, first: int) -> None:
         """Remove all but the newest ones, and that of a step: the run's first, which processes that come later read."""
         for step in filter(lambda step: step != first, self.steps[:-_KEPT]):
@@ -130,7 +134,7 @@ class CheckpointFolder:
     def _found(self, step: int, model: tuple[str, ...]) -> Checkpoint:
         files: dict[int, Path] = {}
         header: Header | None = None
-        for path in sorted(self._place(step).glob("*.safetensors")):
+        for path in self.parts(step):
             header = read_header(path)
             if header.model != model:
                 raise _another_model(path, header.model, model)

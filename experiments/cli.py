@@ -9,6 +9,7 @@ import typer
 
 from experiments.console import say, tell
 from experiments.interrupts import CommandInterruptedError, raise_when_interrupted
+from experiments.key_values import key_and_value
 from experiments.profile_cli import profile_app
 from traces.errors import InputError, RopebridgeError
 
@@ -355,7 +356,7 @@ def traces_generate(
         seed=seed,
         step_s=parse_duration_s(step),
         format_name=to,
-        parameters=dict(_key_and_value(parameter) for parameter in parameters or []),
+        parameters=dict(key_and_value(parameter, "mean=10 Mbit/s") for parameter in parameters or []),
     )
     say(text)
 
@@ -383,10 +384,3 @@ def main() -> None:
     except CommandInterruptedError:
         tell("ropebridge: interrupted")
         sys.exit(130)
-
-
-def _key_and_value(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise InputError(f"'{text}' sets nothing", where="--set", valid="write KEY=VALUE, for example 'mean=10 Mbit/s'")
-    return key, value

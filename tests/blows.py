@@ -11,10 +11,15 @@ from executor.resources import read_samples
 
 def strike(folder: Path, rank: int, step: int, number: signal.Signals) -> None:
     """Send a signal to the process of a rank when it has done a step."""
+    job = await_step(folder, rank, step)
+    os.kill(int(beat_path(job, rank).read_text()), number)
+
+
+def await_step(folder: Path, rank: int, step: int) -> Path:
+    """The folder of the job that has its place in ``folder``, once a rank has done a step."""
     while True:
         for job in folder.glob("ropebridge-*"):
             samples = job / f"resources-{rank}.jsonl"
             if samples.exists() and any(each.step >= step for each in read_samples(samples)):
-                os.kill(int(beat_path(job, rank).read_text()), number)
-                return
+                return job
         time.sleep(0.002)

@@ -19,10 +19,8 @@ from safetensors.torch import load_file
 from executor.backend import TorchBackend
 from executor.checkpoints import CheckpointFolder
 from executor.resuming import CheckpointOrders, resumption
-from experiments.benches.recovery_case import MODEL, STAGES, recovery_case
-from planner.scenario import ModelCode
+from experiments.benches.recovery_case import STAGES, recovery_case
 
-_MODEL_FILE = Path(__file__).parents[1] / "models" / "gpt.py"
 _PAUSE_S = 0.002
 _WARM_UP_STEPS = 3
 _LIMIT_S = 120.0
@@ -31,7 +29,7 @@ _LIMIT_S = 120.0
 def main(folder: str, steps: str) -> None:
     """Train from the newest checkpoint in a folder, or from the beginning, and leave losses and parameters there."""
     place = Path(folder)
-    scenario, plan = recovery_case(ModelCode(_MODEL_FILE, MODEL))
+    scenario, plan = recovery_case()
     first = 0
     if _newest(place) >= 0:
         first, plan = resumption(place / "checkpoints", scenario, int(steps), print)
@@ -89,8 +87,7 @@ def _start(place: Path, steps: int) -> "subprocess.Popen[bytes]":
 def _newest(place: Path) -> int:
     """The step before which every stage has left its state, -1 if there is none."""
     folder = CheckpointFolder(place / "checkpoints")
-    parts = {step: list(folder.path.glob(f"step-{step:08d}/*.safetensors")) for step in folder.steps}
-    return max((step for step, files in parts.items() if len(files) == STAGES), default=-1)
+    return max((step for step in folder.steps if len(folder.parts(step)) == STAGES), default=-1)
 
 
 def _await(place: Path, step: int) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from executor.backend import TorchBackend
 from experiments.benches.equal_training import parameter_difference
 from experiments.benches.lost_launcher import resumption_s
-from experiments.benches.recovery_case import KINDS, MODEL, recovery_case
+from experiments.benches.recovery_case import KINDS, recovery_case
 from experiments.benches.result import BenchResult, Check, Row
 from experiments.benches.torch_restarts import restart_s
 from planner.backend import RunRecord
@@ -27,7 +27,7 @@ from planner.faults import Absence, Fault, Hang
 from planner.metrics import step_ends_s
 from planner.plan import Plan
 from planner.policies import make_policy
-from planner.scenario import ModelCode, Scenario
+from planner.scenario import Scenario
 
 TRIALS, QUICK_TRIALS = 50, 5
 LAUNCHERS, QUICK_LAUNCHERS = 5, 1
@@ -46,13 +46,11 @@ _EARLIEST_S, _LATEST_S = 0.5, 2.0
 LEAST_SPEED_UP = 14.0
 MOST_DIFFERENCE = 1e-6
 
-_MODEL_FILE = Path(__file__).parents[1] / "models" / "gpt.py"
-
 
 def measure_recovery(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     """Hit ranks of ours, and kill ranks of torchrun's."""
     chance = random.Random(SEED)
-    scenario, plan = recovery_case(ModelCode(_MODEL_FILE, MODEL))
+    scenario, plan = recovery_case()
     undisturbed, expected = _train(scenario, plan, policy="none")
     rows: list[Row] = []
     for trial in range(QUICK_TRIALS if quick else TRIALS):

@@ -1,5 +1,7 @@
 """What is trained where the bench of recovery kills ranks: the example GPT, on every kind of rank."""
 
+from pathlib import Path
+
 from planner.cluster import Cluster, Device, Link
 from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.profile import LayerProfile, ModelProfile, TimeTable
@@ -15,6 +17,7 @@ KINDS = {
 }
 
 MODEL = {"vocabulary": 64, "width": 64, "heads": 4, "blocks": 6, "length": 32}
+_MODEL_FILE = Path(__file__).parents[1] / "models" / "gpt.py"
 GLOBAL_BATCH = 16
 MICROBATCHES = 4
 LEARNING_RATE = 0.05
@@ -25,10 +28,11 @@ _STAGES = ((0, 2, ("first",)), (2, 4, ("middle",)), (4, 6, ("replica-0", "replic
 STAGES = len(_STAGES)
 
 
-def recovery_case(code: ModelCode) -> tuple[Scenario, Plan]:
+def recovery_case() -> tuple[Scenario, Plan]:
     """Return five devices of one region with a pipeline of four stages, whose third has two replicas."""
     from executor.model import load_with_sizes
 
+    code = ModelCode(_MODEL_FILE, MODEL)
     sizes = load_with_sizes(code, seed=0).sizes
     # By what it plans with when a device is gone; all devices are alike.
     table = TimeTable((1,), (0.002,), (0.002,), (0.002,))

@@ -11,6 +11,7 @@ import yaml
 from executor.compute_device import CPU, threads_of_a_rank
 from executor.model import load_with_sizes
 from executor.model_profile import CONFIDENCE, LayerCosts, profile_model
+from experiments.key_values import key_and_value
 from planner.files.model_file import add_to_model_file
 from planner.profile import LayerProfile, TimeTable
 from planner.scenario import ELEMENT_BYTES, OPTIMIZER_STATES, ModelCode, Optimizer, Training
@@ -84,8 +85,8 @@ def _samples(text: str) -> list[int]:
 
 
 def _argument(text: str) -> tuple[str, int | float | str | bool]:
-    key, equals, value = text.partition("=")
-    read = yaml.safe_load(value) if equals else None
+    key, value = key_and_value(text, "width=64")
+    read = yaml.safe_load(value)
     if not isinstance(read, int | float | str | bool):
         raise InputError(f"'{text}' sets nothing", where="--set", valid="write KEY=VALUE, for example 'width=64'")
     return key, read

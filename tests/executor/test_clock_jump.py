@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+from blows import await_step
 from training import assert_trained, chain, train_in_one_process
 
 from executor.backend import TorchBackend
 from executor.pulse import beat_path
-from executor.resources import read_samples
 
 STEPS = 24
 HOUR_S = 3600.0
@@ -113,7 +113,7 @@ def test_a_clock_that_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def meddle() -> None:
         for step, offset_s in ((3, HOUR_S), (6, -HOUR_S), (9, 24 * HOUR_S)):
-            job = wait_for(tmp_path, step)
+            job = await_step(tmp_path, 0, step)
             clock[:] = struct.pack("d", offset_s)
         os.kill(int(beat_path(job, 1).read_text()), signal.SIGKILL)
 
@@ -127,13 +127,3 @@ def test_a_clock_that_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     read = subprocess.run(["date", "+%s"], capture_output=True, check=True)
     assert int(read.stdout) - time.time() == pytest.approx(24 * HOUR_S, abs=60), "the clock has not jumped"
     assert_trained(record, target, train_in_one_process(scenario, STEPS))
-
-
-def wait_for(folder: Path, step: int) -> Path:
-    """The folder of the job, once its first rank has done a step."""
-    while True:
-        for job in folder.glob("ropebridge-*"):
-            samples = job / "resources-0.jsonl"
-            if samples.exists() and any(each.step >= step for each in read_samples(samples)):
-                return job
-        time.sleep(0.002)

@@ -237,37 +237,36 @@ def test_a_lone_flow_takes_what_the_traces_integral_says(trace: LinkTrace, start
     assert least_s * (1 - EXACT) <= end_s <= most_s * (1 + EXACT)
 
 
-@settings(deadline=None, max_examples=150)
-@given(
-    st.lists(st.tuples(st.floats(0.1, 3), st.floats(1e3, 1e6)), min_size=1, max_size=8),
-    st.lists(st.tuples(st.floats(0, 50), st.floats(1, 1e6)), min_size=2, max_size=8),
-)
-def test_virtual_time_shares_a_link_as_progressive_filling_does(
-    pieces: list[tuple[float, float]], messages: list[tuple[float, float]]
-) -> None:
+@st.composite
+def swaying_links(draw: st.DrawFn) -> Link:
+    pieces = draw(st.lists(st.tuples(st.floats(0.1, 3), st.floats(1e3, 1e6)), min_size=1, max_size=8))
     ends = np.cumsum([length_s for length_s, _ in pieces])
     trace = LinkTrace(np.append(0.0, ends[:-1]), np.array([rate for _, rate in pieces]), float(ends[-1]))
-    link = Link("a", "b", 1.0, 0.0, trace)
+    return Link("a", "b", 1.0, 0.0, trace)
+
+
+# When each comes, seconds, and its bits.
+MESSAGES = st.tuples(st.floats(0, 50), st.floats(1, 1e6))
+
+
+@settings(deadline=None, max_examples=150)
+@given(swaying_links(), st.lists(MESSAGES, min_size=2, max_size=8))
+def test_virtual_time_shares_a_link_as_progressive_filling_does(
+    link: Link, messages: list[tuple[float, float]]
+) -> None:
     ends_s(*((start_s, [link], bits) for start_s, bits in messages))
 
 
 @settings(deadline=None, max_examples=150)
-@given(
-    st.lists(st.tuples(st.floats(0.1, 3), st.floats(1e3, 1e6)), min_size=1, max_size=8),
-    st.lists(st.tuples(st.floats(0, 50), st.floats(1, 1e6)), min_size=1, max_size=8),
-)
-def test_whole_messages_queue_as_lindley_says(
-    pieces: list[tuple[float, float]], messages: list[tuple[float, float]]
-) -> None:
+@given(swaying_links(), st.lists(MESSAGES, min_size=1, max_size=8))
+def test_whole_messages_queue_as_lindley_says(link: Link, messages: list[tuple[float, float]]) -> None:
     """Each begins when it has come and the one before it has left."""
-    ends = np.cumsum([length_s for length_s, _ in pieces])
-    trace = LinkTrace(np.append(0.0, ends[:-1]), np.array([rate for _, rate in pieces]), float(ends[-1]))
-    link = Link("a", "b", 1.0, 0.0, trace)
+    assert link.trace is not None
     arrivals = sorted(messages, key=lambda message: message[0])
     expected, free_s = [], 0.0
     for start_s, bits in arrivals:
         begins_s = max(start_s, free_s)
-        free_s = begins_s + float(trace.time_to_send([bits], begins_s)[0])
+        free_s = begins_s + float(link.trace.time_to_send([bits], begins_s)[0])
         expected.append(free_s)
     tables, flows = tables_of([link]), [(start_s, [link], bits) for start_s, bits in arrivals]
     for make in (

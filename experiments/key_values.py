@@ -1,0 +1,19 @@
+"""What is set on the command line as KEY=VALUE."""
+
+from traces.errors import InputError
+
+
+def key_and_value(text: str, example: str) -> tuple[str, str]:
+    """Return both sides.
+
+    Args:
+        text: As it was given to ``--set``.
+        example: Of such a text, for who forgot the sign.
+
+    Raises:
+        InputError: There is no sign.
+    """
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"'{text}' sets nothing", where="--set", valid=f"write KEY=VALUE, for example '{example}'")
+    return key, value
