@@ -9,10 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from traces.atomic import write_bytes_atomically
+from traces.colours import COLOURS
 from traces.trace import LinkTrace
-
-# Okabe and Ito's palette, which people with any common colour blindness can tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 def plot_rates(traces: Mapping[str, LinkTrace], path: Path | str) -> None:

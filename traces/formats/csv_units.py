@@ -2,7 +2,7 @@
 
 A rate holds from its row to the next one, the last for the median step between rows (a single row for one
 second); a last row with a time only says instead when the trace ends. Rows may start at any time: the trace
-starts at 0.
+starts at 0. Under the header of a recording, which grows row by row, a last row without its line end does not count.
 """
 
 from collections.abc import Mapping
@@ -32,6 +32,9 @@ COLUMNS: Mapping[str, tuple[str, int]] = MappingProxyType(
 
 QUANTITIES = ("time", "bandwidth", "latency")
 
+RECORDING_HEADER = 'time_s,bandwidth_mbps,"latency_ms"\n'
+"""Of a file that `traces.recording` appends to; nobody else quotes like this."""
+
 
 def matches(text: str) -> bool:
     """Return whether a text looks like this format: a column of its header names a quantity."""
@@ -45,6 +48,9 @@ def read(text: str) -> LinkTrace:
         LineError: A column has no unit or an unknown one, a cell is not a number or negative, or time does
             not rise.
     """
+    if text.startswith(RECORDING_HEADER):
+        # What follows the last line end was being written.
+        text = text[: text.rindex("\n") + 1]
     rows = [(line, _cells(row)) for line, row in enumerate(text.splitlines(), start=1) if row.strip()]
     header_line, header = rows[0] if rows else (1, [])
     columns, rows = _parse_header(header, header_line), rows[1:]

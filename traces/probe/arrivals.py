@@ -1,0 +1,106 @@
+"""When how many bytes of a burst had arrived, and the rates that follow from it."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from traces.probe.conversation import PeerError
+
+# Before this share of a burst's time windows open: slow start is no property of the link.
+_WARM_UP_SHARE = 0.4
+
+# At the end of a burst that went through whole, some connections are through before others.
+_FULL_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Bytes of all connections of a burst together, at the receiving end.
+
+    Attributes:
+        times_s: Since the receiver was ready, rising, seconds.
+        totals_bytes: Payload that had arrived by then.
+        end_s: Until when the receiver looked, seconds.
+        complete: Whether everything came that was sent, and the sender said so.
+    """
+
+    times_s: tuple[float, ...]
+    totals_bytes: tuple[int, ...]
+    end_s: float
+    complete: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """All that arrived."""
+        return self.totals_bytes[-1] if self.totals_bytes else 0
+
+    def window_rates_bps(self, count: int) -> list[float]:
+        """Return the payload rate in equal windows of the time in which connections were past their slow start.
+
+        Empty where too little arrived to tell.
+        """
+        if len(self.times_s) < 2:
+            return []
+        first_s, last_s = self.times_s[0], self._until_s
+        if self.complete:
+            last_s = self._time_of(_FULL_SHARE * self.size_bytes)
+        edges_s = np.linspace(first_s + _WARM_UP_SHARE * (last_s - first_s), last_s, count + 1)
+        if not edges_s[-1] > edges_s[0]:
+            return []
+        bits = 8 * np.interp(edges_s, self.times_s, self.totals_bytes)
+        return [float((later - earlier) / (edges_s[1] - edges_s[0])) for earlier, later in pairwise(bits)]
+
+    def last_half_bps(self) -> float | None:
+        """Return the payload rate of the second half of the bytes, when windows are as open as the burst made them.
+
+        0 where nothing came; None where everything came at once.
+        """
+        if not self.size_bytes:
+            return 0.0
+        half_s = self._time_of(self.size_bytes / 2)
+        return 4 * self.size_bytes / (self._until_s - half_s) if self._until_s > half_s else None
+
+    @property
+    def warm_up_s(self) -> float:
+        """How long windows had to open before `window_rates_bps` begins, seconds."""
+        return _WARM_UP_SHARE * (self._until_s - self.times_s[0]) if self.times_s else 0.0
+
+    @property
+    def _until_s(self) -> float:
+        # Who waited for more in vain has seen silence.
+        return self.times_s[-1] if self.complete else self.end_s
+
+    def _time_of(self, size_bytes: float) -> float:
+        return float(np.interp(size_bytes, self.totals_bytes, self.times_s))
+
+    def as_message(self) -> dict[str, Any]:
+        """Return what tells them to the other end."""
+        return {
+            "times_s": [round(each, 6) for each in self.times_s],
+            "totals_bytes": self.totals_bytes,
+            "end_s": round(self.end_s, 6),
+            "complete": self.complete,
+        }
+
+
+def arrivals_of(message: dict[str, Any]) -> Arrivals:
+    """Return the arrivals in a message from another host.
+
+    Raises:
+        PeerError: It makes no sense.
+    """
+    try:
+        times_s = tuple(float(each) for each in message["times_s"])
+        totals = tuple(int(each) for each in message["totals_bytes"])
+        found = Arrivals(times_s, totals, float(message["end_s"]), bool(message["complete"]))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise PeerError("the responder reported arrivals that make no sense") from None
+    if len(times_s) != len(totals):
+        raise PeerError("the responder reported arrivals that make no sense")
+    rising = all(earlier <= later for each in (times_s, totals) for earlier, later in pairwise(each))
+    ends = not times_s or (times_s[0] >= 0 and times_s[-1] <= found.end_s < float("inf") and totals[0] > 0)
+    if not rising or not ends:
+        raise PeerError("the responder reported arrivals that make no sense")
+    return found

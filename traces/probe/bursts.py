@@ -1,0 +1,131 @@
+"""Bytes as fast as TCP lets over several connections at once: one end sends, the other one notes when they come."""
+
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from traces.probe.arrivals import Arrivals
+from traces.probe.burst_order import BurstOrder
+from traces.probe.window_limits import full_window_bytes
+
+_CHUNK_BYTES = 1 << 18
+_BUFFER_BYTES = 1 << 20
+
+# Arrivals are noted so often at first; when there are too many of them every other one is forgotten.
+_RESOLUTION_S = 1e-4
+_MOST_NOTES = 4000
+
+# How long after its time a sender waits for the receiver to end a burst.
+_GRACE_S = 3.0
+
+# On, and no time: close at once, and forget what is still to send or unread.
+_AT_ONCE = struct.pack("ii", 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Departures:
+    """What a sender knows of a burst.
+
+    Attributes:
+        size_bytes: Handed over.
+        window_bytes: The buffer or window that held it up; None where that was the path, or the system does not say.
+    """
+
+    size_bytes: int
+    window_bytes: float | None
+
+
+def send_burst(connections: Sequence[socket.socket], order: BurstOrder) -> Departures:
+    """Send what was ordered, or as much as the time allows, or as the receiver wants.
+
+    The bytes are noise, which nothing on the way can compress.
+    """
+    noise = memoryview(os.urandom(_CHUNK_BYTES))
+    left = order.size_bytes
+    # The receiver ends the burst: it knows when the first byte came.
+    deadline_s = time.monotonic() + order.seconds + _GRACE_S
+    with selectors.DefaultSelector() as selector, suppress(OSError):
+        for connection in connections:
+            connection.setblocking(False)
+            selector.register(connection, selectors.EVENT_WRITE)
+        while left > 0 and time.monotonic() < deadline_s:
+            for key, _ in selector.select(deadline_s - time.monotonic()):
+                assert isinstance(key.fileobj, socket.socket)
+                with suppress(BlockingIOError):
+                    left -= key.fileobj.send(noise[: max(0, left)])
+    for connection in connections:
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
+    return Departures(order.size_bytes - left, full_window_bytes(connections))
+
+
+def receive_burst(connections: Sequence[socket.socket], order: BurstOrder) -> Arrivals:
+    """Receive until every sender says that this was all, or the time is over, and hang up."""
+    start_s = time.monotonic()
+    log = _Log()
+    buffer = bytearray(_BUFFER_BYTES)
+    deadline_s = start_s + order.seconds
+    cut_off = False
+    with selectors.DefaultSelector() as selector:
+        for connection in connections:
+            connection.setblocking(False)
+            selector.register(connection, selectors.EVENT_READ)
+        while selector.get_map() and (now_s := time.monotonic()) < deadline_s:
+            for key, _ in selector.select(deadline_s - now_s):
+                assert isinstance(key.fileobj, socket.socket)
+                try:
+                    count = key.fileobj.recv_into(buffer)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    count, cut_off = 0, True
+                if not count:
+                    selector.unregister(key.fileobj)
+                    continue
+                now_s = time.monotonic()
+                if not log.total_bytes:
+                    deadline_s = now_s + order.seconds
+                log.note(now_s - start_s, count)
+        complete = not selector.get_map() and not cut_off
+    end_s = time.monotonic() - start_s
+    for connection in connections:
+        hang_up(connection)
+    return log.arrivals(end_s, complete)
+
+
+def hang_up(connection: socket.socket) -> None:
+    """Close a connection at once: what is under way on it, or waits to be, is nobody's business any more."""
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+    connection.close()
+
+
+class _Log:
+    """When how much had arrived, of bounded length."""
+
+    def __init__(self) -> None:
+        self.total_bytes = 0
+        self._resolution_s = _RESOLUTION_S
+        self._notes: list[tuple[float, int]] = []
+        self._latest_s = 0.0
+
+    def note(self, time_s: float, count: int) -> None:
+        self.total_bytes += count
+        self._latest_s = time_s
+        if self._notes and time_s - self._notes[-1][0] < self._resolution_s:
+            return
+        self._notes.append((time_s, self.total_bytes))
+        if len(self._notes) > _MOST_NOTES:
+            self._notes = self._notes[::2]
+            self._resolution_s *= 2
+
+    def arrivals(self, end_s: float, complete: bool) -> Arrivals:
+        if self._notes and self._notes[-1][1] < self.total_bytes:
+            self._notes.append((self._latest_s, self.total_bytes))
+        times_s = tuple(time_s for time_s, _ in self._notes)
+        return Arrivals(times_s, tuple(total for _, total in self._notes), end_s, complete)

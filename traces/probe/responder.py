@@ -1,0 +1,140 @@
+"""The far end of a measurement: listens, and does its part for one peer at a time."""
+
+import hmac
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Self
+
+from traces.errors import InputError
+from traces.probe.address import Address
+from traces.probe.burst_order import MOST_CONNECTIONS
+from traces.probe.conversation import Conversation, PeerError
+from traces.probe.session import Service, Session
+
+# For somebody who has connected to say what they want.
+_GREETING_S = 5.0
+
+# Of those who have not said it yet.
+_MOST_STRANGERS = 64
+
+# For a session to end whose peer has just left.
+_LEAVING_S = 0.5
+
+# For one that its peer wants to replace.
+_REPLACING_S = 10.0
+
+
+class Responder:
+    """Listens at one address, from ``with`` to its end.
+
+    Args:
+        address: Where; nowhere else.
+        services: What it does beside echoes and bursts, by the name that peers ask for.
+        tell: Called with lines about who measures.
+
+    Raises:
+        InputError: It cannot listen there.
+    """
+
+    def __init__(self, address: Address, services: Mapping[str, Service], tell: Callable[[str], None]) -> None:
+        self.address = address
+        self._services = services
+        self._tell = tell
+        self._strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
+        self._serving = threading.Lock()
+        self._session: Session | None = None
+
+    def __enter__(self) -> Self:
+        self._listening = _listen(self.address)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with suppress(OSError):
+            # Whoever waits for the next one to connect hears of it only so.
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        if (session := self._session) is not None:
+            session.end()
+
+    def serve(self) -> None:
+        """Serve until the socket is closed, or this thread is interrupted."""
+        while True:
+            try:
+                connection, (host, *_) = self._listening.accept()
+            except OSError:
+                # Closed, or somebody who has hung up already.
+                if self._listening.fileno() < 0:
+                    return
+                continue
+            if not self._strangers.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._receive, args=(connection, host), daemon=True).start()
+
+    def _receive(self, connection: socket.socket, host: str) -> None:
+        """Find out what somebody wants who has connected."""
+        # Whoever connects may be gone again at any time.
+        with suppress(PeerError, OSError), ExitStack() as stack:
+            stack.callback(connection.close)
+            try:
+                conversation = Conversation(connection, _GREETING_S, host)
+                conversation.greet()
+                wish = conversation.hear()
+            finally:
+                self._strangers.release()
+            if wish.get("want") == "session":
+                self._measure(conversation, host, self._session_of(wish.get("replaces")))
+            elif (session := self._session_of(wish.get("join"))) is not None and session.join(conversation):
+                # It is the session's from now on.
+                stack.pop_all()
+
+    def _session_of(self, token: object) -> Session | None:
+        """The session that is served, if this is its token."""
+        session = self._session
+        given = str(token).encode(errors="replace")
+        return session if session is not None and hmac.compare_digest(given, session.token.encode()) else None
+
+    def _measure(self, conversation: Conversation, host: str, replaced: Session | None) -> None:
+        if replaced is not None:
+            # The peer has given it up, and this end may hear of that much later.
+            replaced.end()
+        if not self._serving.acquire(timeout=_LEAVING_S if replaced is None else _REPLACING_S):
+            conversation.say({"busy": True})
+            return
+        try:
+            session = self._session = Session(conversation, secrets.token_hex(16), self._services)
+            try:
+                session.serve()
+            finally:
+                self._session = None
+                session.end()
+                self._tell(f"{host} measured: {session.received_bytes:,} bytes from there, {session.sent_bytes:,} back")
+        finally:
+            self._serving.release()
+
+
+def _listen(address: Address) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, place = found[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise InputError(
+            f"cannot listen at {address}: {error.strerror}", valid="give an address that this host has"
+        ) from error
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+        listening.listen(2 * MOST_CONNECTIONS)
+    except OSError as error:
+        listening.close()
+        raise InputError(
+            f"cannot listen at {address}: {error.strerror}", valid="give an address of this host and a free port"
+        ) from error
+    return listening
