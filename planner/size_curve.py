@@ -59,4 +59,8 @@ class SizeCurve:
         if square == 0:
             return -rest / line if line > 0 else -math.inf
         discriminant = line**2 - 4 * square * rest
-        return (math.sqrt(discriminant) - line) / (2 * square) if discriminant >= 0 else -math.inf
+        if discriminant < 0:
+            return -math.inf
+        root = math.sqrt(discriminant)
+        # The same number; where the curve is nearly a line the first form cancels to nothing.
+        return (root - line) / (2 * square) if line <= 0 else -2 * rest / (line + root)

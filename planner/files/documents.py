@@ -1,6 +1,7 @@
 """YAML and JSON files as plain values that know on which line each key stands."""
 
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class Document:
 
     def where(self, location: Location) -> str:
         """Return file, line and key path of a place in the document."""
-        node, line = self._compose(), None
+        node, line = self._composed, None
         for key in location:
             child = _child(node, key)
             if child is None:
@@ -75,7 +76,16 @@ class Document:
         file = f"{self.path}:{line}" if line is not None else str(self.path)
         return f"{file}: {place}" if place else file
 
-    def _compose(self) -> yaml.Node | None:
+    def part(self, key: str) -> "Document":
+        """Return the document in the file that a key of this one names.
+
+        Raises:
+            InputError: There is none.
+        """
+        return Document(self.path.parent / self.value[key])
+
+    @cached_property
+    def _composed(self) -> yaml.Node | None:
         """The document with its lines; only for a message, since it takes long."""
         try:
             return yaml.compose(self._text, Loader=yaml.SafeLoader)

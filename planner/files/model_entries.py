@@ -8,12 +8,13 @@ from planner.files.quantities import Bytes, Flop, Name, Positive, Seconds
 
 @dataclass(frozen=True, kw_only=True)
 class TimesEntry:
-    """Times of a layer on one device kind, a row per sample count."""
+    """Times of a layer on one device kind, a row per sample count, and of the optimizer's ``update`` of it."""
 
     samples: tuple[Positive, ...]
     forward: tuple[Seconds, ...]
     backward_input: tuple[Seconds, ...]
     backward_weight: tuple[Seconds, ...]
+    update: Seconds | None = None
 
     __pydantic_config__ = STRICT
 

@@ -1,71 +1,132 @@
 """Model files: what each layer costs on each kind of device, written and read back to add another kind."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from planner.files.documents import Document
-from planner.profile import LayerProfile
+from planner.profile import LayerProfile, TimeTable
+from planner.roofline import LayerWork
 from planner.scenario import ModelCode
 from traces.atomic import write_text_atomically
 from traces.errors import InputError
+from traces.units import parse_duration_s, parse_flop
 
 
-def add_to_model_file(path: Path, name: str, code: ModelCode, layers: Sequence[LayerProfile]) -> None:
+@dataclass(frozen=True, slots=True)
+class ModelLayers:
+    """A model as files have it.
+
+    Attributes:
+        name: Of the model.
+        layers: In order: with times of the kinds that somebody measured, or with the work that a roofline needs.
+        code: Where it is; None if there is only what it costs.
+    """
+
+    name: str
+    layers: Sequence[LayerProfile | LayerWork]
+    code: ModelCode | None = None
+
+
+def refuse_another_model(path: Path, name: str, layers: int | None = None) -> None:
+    """Refuse a file that cannot be completed, before the work that completes it.
+
+    Args:
+        path: Of the file; there may be none.
+        name: Of the model.
+        layers: How many it has; None where nobody knows yet.
+
+    Raises:
+        InputError: The file is damaged, or of a model of another name or number of layers.
+    """
+    if path.exists():
+        old = Document(path).value
+        found = old.get("layers") if isinstance(old, Mapping) else None
+        if not isinstance(found, list) or old.get("name") != name or layers not in (None, len(found)):
+            raise _another_model(path)
+
+
+def add_to_model_file(path: Path, model: ModelLayers) -> None:
     """Write what layers cost; what a file has of other kinds of devices stays.
 
     Args:
         path: Of the file, YAML; made if there is none.
-        name: Of the model.
-        code: Where it is.
-        layers: With times of the kinds that were measured.
+        model: With times of the kinds that were measured.
 
     Raises:
         InputError: The file is of another model, or cannot be written.
     """
-    new = _document(path, name, code, layers)
+    new = _document(path, model)
     if path.exists():
         _take_over(Document(path).value, new, path)
     write_text_atomically(path, yaml.safe_dump(new, sort_keys=False, width=120, default_flow_style=None))
 
 
-def _document(path: Path, name: str, code: ModelCode, layers: Sequence[LayerProfile]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "code": os.path.relpath(code.path.resolve(), path.resolve().parent),
-        "arguments": dict(code.arguments),
-        "layers": [_layer(layer) for layer in layers],
-    }
+def _document(path: Path, model: ModelLayers) -> dict[str, Any]:
+    document: dict[str, Any] = {"name": model.name}
+    if model.code is not None:
+        document["code"] = os.path.relpath(model.code.path.resolve(), path.resolve().parent)
+        document["arguments"] = dict(model.code.arguments)
+    # Equal layers that follow each other are one entry: each is read with its number after the name.
+    alike = [list(layers) for _, layers in groupby(model.layers, key=lambda layer: (layer.name, _layer(layer)))]
+    return document | {"layers": [_layer(layers[0], repeat=len(layers)) for layers in alike]}
 
 
-def _layer(layer: LayerProfile) -> dict[str, Any]:
-    columns = ("forward", "backward_input", "backward_weight")
-    times = {
-        kind: {
-            "samples": list(table.samples),
-            **{column: [f"{1000 * each:.6g} ms" for each in getattr(table, f"{column}_s")] for column in columns},
-        }
-        for kind, table in layer.times.items()
-    }
+def _layer(layer: LayerProfile | LayerWork, repeat: int = 1) -> dict[str, Any]:
     sizes = {"parameters": layer.parameter_bytes, "output": layer.output_bytes, "activation": layer.activation_bytes}
-    return {"name": layer.name, **{key: f"{size} B" for key, size in sizes.items()}, "times": times}
+    entry: dict[str, Any] = {"name": layer.name, **({"repeat": repeat} if repeat > 1 else {})}
+    entry |= {key: f"{size} B" for key, size in sizes.items()}
+    if isinstance(layer, LayerWork):
+        return entry | {
+            "forward": _exact(float(layer.forward_flop), {"GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1.0}, parse_flop)
+        }
+    return entry | {"times": {kind: _times(table, layer.update_s.get(kind)) for kind, table in layer.times.items()}}
+
+
+def _times(table: TimeTable, update_s: float | None) -> dict[str, Any]:
+    columns = ("forward", "backward_input", "backward_weight")
+    times = {column: [_duration(each) for each in getattr(table, f"{column}_s")] for column in columns}
+    update = {} if update_s is None else {"update": _duration(update_s)}
+    return {"samples": list(table.samples), **times, **update}
+
+
+def _duration(seconds: float) -> str:
+    return _exact(seconds, {"ms": 1e-3, "s": 1.0}, parse_duration_s)
+
+
+def _exact(value: float, units: Mapping[str, float], parse: Callable[[object], float]) -> str:
+    """The value in the first unit in which six digits say it exactly, else with all its digits in the last one."""
+    for unit, scale in units.items():
+        text = f"{value / scale:.6g} {unit}"
+        if parse(text) == value:
+            return text
+    return f"{int(value) if value.is_integer() else value!r} {list(units)[-1]}"
 
 
 def _take_over(old: Any, new: dict[str, Any], path: Path) -> None:
     """Add the times of other kinds from what was in the file, if that is of the same layers."""
     if not isinstance(old, Mapping) or _without_times(old) != _without_times(new):
-        raise InputError(
-            "there is another model in this file", where=str(path), valid="choose another file, or remove this one"
-        )
+        raise _another_model(path)
     for before, layer in zip(old["layers"], new["layers"], strict=True):
-        layer["times"] = {**before["times"], **layer["times"]}
+        if "times" in layer:
+            layer["times"] = {**before["times"], **layer["times"]}
 
 
 def _without_times(document: Mapping[str, Any]) -> Any:
+    """The document, with nothing of times but whether there are any."""
     layers = document.get("layers")
-    if not isinstance(layers, list) or not all(isinstance(layer, Mapping) and "times" in layer for layer in layers):
+    if not isinstance(layers, list) or not all(isinstance(layer, Mapping) for layer in layers):
         return None
-    return {**document, "layers": [{key: layer[key] for key in layer if key != "times"} for layer in layers]}
+    blank = [{**layer, "times": isinstance(layer.get("times"), Mapping)} for layer in layers]
+    return {**document, "layers": blank}
+
+
+def _another_model(path: Path) -> InputError:
+    return InputError(
+        "there is another model in this file", where=str(path), valid="choose another file, or remove this one"
+    )

@@ -1,5 +1,6 @@
 """The ``model`` of a scenario, resolved to the costs of its layers."""
 
+from dataclasses import replace
 from itertools import chain
 
 from planner.datasheet import DeviceKind
@@ -61,10 +62,11 @@ def _layer(entry: LayerEntry, kinds: dict[str, DeviceKind], part: Part, index: i
                 kind: TimeTable(times.samples, times.forward, times.backward_input, times.backward_weight)
                 for kind, times in entry.times.items()
             }
-            layer = LayerProfile(entry.name, *sizes, tables)
+            updates = {kind: times.update for kind, times in entry.times.items() if times.update is not None}
+            layer = LayerProfile(entry.name, *sizes, tables, updates)
     except InputError as error:
         raise error.within(where) from None
     if entry.repeat == 1:
         return [layer]
     names = (f"{entry.name}-{number}" for number in range(entry.repeat))
-    return [LayerProfile(name, *sizes, layer.times) for name in names]
+    return [replace(layer, name=name) for name in names]

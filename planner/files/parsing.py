@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -34,9 +35,19 @@ def parse(kind: type[Data], document: Document, value: Any, location: Location =
         where, valid = document.where(location), "do not nest it in itself"
         raise InputError(f"this cannot be read: {error}", where=where, valid=valid) from None
     try:
-        return TypeAdapter(kind).validate_json(text)
+        return _adapter(kind).validate_json(text)
     except ValidationError as error:
         raise _first_error(error, kind, document, value, location) from None
+
+
+def _adapter(kind: type[Data]) -> TypeAdapter[Data]:
+    """Made once where it can be remembered: making it takes longer than reading many files with it."""
+    return _remembered_adapter(kind) if isinstance(kind, type) and is_dataclass(kind) else TypeAdapter(kind)
+
+
+@cache
+def _remembered_adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def reported(convert: Any) -> Any:
@@ -59,7 +70,7 @@ def _first_error(error: ValidationError, kind: type, document: Document, value: 
     where = document.where((*location, *inner))
     if details["type"] in _UNKNOWN_KEY:
         name = str(inner[-1])
-        return unknown_name("key", name, _keys_at(kind, inner[:-1]), where=where)
+        return unknown_name("key", name, keys_at(kind, inner[:-1]), where=where)
     if details["type"] == "input":
         context = details["ctx"]
         return InputError(context["problem"], where=where, valid=context["valid"])
@@ -82,20 +93,20 @@ def _inside(value: Any, location: Location) -> Location:
     return location
 
 
-def _keys_at(kind: Any, location: Location) -> list[str]:
-    """Names of the keys that are valid at a place inside a dataclass."""
+def keys_at(kind: Any, location: Location) -> list[str]:
+    """Return the names of the keys that are valid at a place inside a dataclass; none where no dataclass stands."""
     for part in location:
-        kind = _member(kind, part)
+        kind = type_at(kind, part)
     return [key for dataclass_ in _dataclasses(kind) for key in _field_types(dataclass_)]
 
 
-def _member(kind: Any, part: int | str) -> Any:
-    """The type of what stands at a key or index inside a type."""
+def type_at(kind: Any, part: int | str) -> Any:
+    """Return the type of what stands at a key or index inside a type, None if nothing can."""
     if get_origin(kind) in (dict, tuple):
         return get_args(kind)[-1 if get_origin(kind) is dict else 0]
     if isinstance(kind, type) and is_dataclass(kind):
         return _field_types(kind).get(str(part))
-    return next((found for each in get_args(kind) if (found := _member(each, part)) is not None), None)
+    return next((found for each in get_args(kind) if (found := type_at(each, part)) is not None), None)
 
 
 def _field_types(kind: type) -> Mapping[str, Any]:

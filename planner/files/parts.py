@@ -17,7 +17,7 @@ class Part:
         value = document.value[key]
         if isinstance(value, str):
             try:
-                self.document = Document(document.path.parent / value)
+                self.document = document.part(key)
             except InputError as error:
                 raise InputError(
                     f"{error.problem}: '{value}'", where=document.where((key,)), valid=error.valid

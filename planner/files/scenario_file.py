@@ -33,8 +33,16 @@ def read_scenario(path: Path) -> Scenario:
     Raises:
         InputError: The first thing that is wrong, with file, line, key, value and what would be valid.
     """
-    document = Document(path)
-    value = document.value
+    return scenario_in(Document(path))
+
+
+def scenario_in(document: Document) -> Scenario:
+    """Return the scenario in a document, and in those that it names.
+
+    Raises:
+        InputError: The first thing that is wrong, with file, line, key, value and what would be valid.
+    """
+    value, path = document.value, document.path
     if not isinstance(value, dict):
         raise InputError("this is not a scenario", where=str(path), valid="write keys: name, cluster, model, training")
     keys = [field.name for field in fields(ScenarioEntry)]

@@ -1,6 +1,7 @@
 """The ``trace`` of a link in a scenario: a file, a preset, or steps written in place."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import numpy as np
@@ -86,8 +87,14 @@ def read_trace_entry(entry: TraceEntry, document: Document, location: Location) 
 def _from_preset(entry: TraceEntry, loops: bool) -> LinkTrace:
     assert entry.preset is not None
     duration_s = PRESET_DURATION_S if entry.duration is None else entry.duration
-    made = preset(entry.preset, duration_s=duration_s, seed=entry.seed)
+    made = _preset(entry.preset, duration_s, entry.seed)
     return LinkTrace(made.times_s, made.bandwidth_bps, made.duration_s, made.latency_s, loops)
+
+
+@lru_cache(maxsize=64)
+def _preset(name: str, duration_s: float, seed: int) -> LinkTrace:
+    """Remembered, since one is read again and again where many scenarios differ in something else."""
+    return preset(name, duration_s=duration_s, seed=seed)
 
 
 def _from_steps(entry: TraceEntry, loops: bool) -> LinkTrace:

@@ -14,7 +14,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from planner.importers.sailor_files import KINDS, pick, read_file
+from planner.importers.json_file import pick, read_file
+from planner.importers.sailor_files import KINDS
 from planner.importers.sailor_updates import updates_s
 from planner.profile import LayerProfile, ModelProfile, TimeTable
 from traces.errors import InputError

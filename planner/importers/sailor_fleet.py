@@ -15,7 +15,8 @@ from pathlib import Path
 
 from planner.cluster import Cluster, Device, Link
 from planner.datasheet import find_kind
-from planner.importers.sailor_files import KINDS, pick
+from planner.importers.json_file import pick
+from planner.importers.sailor_files import KINDS
 from planner.importers.sailor_network import Node, SailorNetwork, read_inside
 from planner.size_curve import SizeCurve
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from planner.importers.sailor_files import Value, pick, read_file
+from planner.importers.json_file import Value, pick, read_file
 from planner.size_curve import SizeCurve
 
 _Curve = tuple[tuple[float, float, float], float]

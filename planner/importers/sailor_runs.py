@@ -17,8 +17,9 @@ from pathlib import Path
 import pydantic.dataclasses
 from pydantic import PositiveFloat, PositiveInt, TypeAdapter
 
+from planner.importers.json_file import pick, read_file
 from planner.importers.sailor_cluster import cluster_of, gpus_of
-from planner.importers.sailor_files import KINDS, pick, read_file
+from planner.importers.sailor_files import KINDS
 from planner.importers.sailor_network import Node, SailorNetwork
 from planner.plan import Pipeline, Plan, Replica, Stage
 from planner.profile import ModelProfile

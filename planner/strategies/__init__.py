@@ -1,6 +1,7 @@
 """What makes plans, by name: one file each, behind one small interface."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from planner.check import check_plan
 from planner.plan import Plan
@@ -20,6 +21,8 @@ from planner.strategies.lb_bsp import lb_bsp
 from planner.strategies.megatron import megatron
 from planner.strategies.pipedream import pipedream
 from planner.strategies.zb_equal import zb_equal
+from planner.users_code import load_function, users_code
+from traces.errors import InputError
 from traces.naming import find_by_name
 
 Strategy = Callable[[Scenario], Plan]
@@ -47,9 +50,24 @@ STRATEGIES: Mapping[str, Strategy] = {
 def make_plan(strategy: str, scenario: Scenario) -> Plan:
     """Return the checked plan that a strategy makes for a scenario.
 
+    Args:
+        strategy: Its name, or a Python file with a function ``plan`` of a scenario.
+        scenario: What is trained, and where.
+
     Raises:
-        InputError: No strategy has this name, or its plan does not fit the scenario.
+        InputError: There is no such strategy, or its plan does not fit the scenario.
     """
-    plan = find_by_name(strategy, STRATEGIES, "strategy")(scenario)
+    plan = _from_file(Path(strategy), scenario) if strategy.endswith(".py") else None
+    if plan is None:
+        plan = find_by_name(strategy, STRATEGIES, "strategy")(scenario)
     check_plan(plan, scenario)
     return plan
+
+
+def _from_file(path: Path, scenario: Scenario) -> Plan:
+    make = load_function(path, "plan", "strategy", "plan(scenario) that returns a planner.plan.Plan")
+    with users_code(path, "'plan' fails", "correct the strategy"):
+        made = make(scenario)
+    if not isinstance(made, Plan):
+        raise InputError(f"'plan' returns a {type(made).__name__}", where=str(path), valid="return a planner.plan.Plan")
+    return made
