@@ -1,7 +1,8 @@
-"""Runs torchrun for one job in a process of its own, and writes down which rank failed first.
+"""Runs the ranks of one job on this machine under torchrun, and writes down which failed first.
 
 Called as ``python -m executor.agent PARENT_PID JOB_FOLDER MODULE TELEMETRY PLANS``, the last two file descriptors of
-pipes to and from the launcher, in a network namespace of its own if the job's links are emulated by a relay.
+pipes to and from the launcher, in a network namespace of its own if the job's links are emulated by a relay. A job on
+several machines is the `executor.head.Head`'s.
 """
 
 import json
@@ -18,10 +19,12 @@ from torch.distributed.run import parse_args, run
 
 from executor.control_store import announce_store
 from executor.coordinator import Coordinator
-from executor.departed_ranks import DepartedRanks
 from executor.fault_hand import FaultHand
+from executor.head import Head
 from executor.heartbeat import watch_ranks
+from executor.hosts import read_hosts
 from executor.job import JobFolder
+from executor.keepers import Keepers
 from executor.parent import die_with_parent
 from executor.rank_devices import rank_devices
 from executor.wan.hosts import control_address
@@ -38,16 +41,19 @@ def main(parent: str, folder: str, module: str, telemetry: str, plans: str) -> i
     with ExitStack() as stack:
         # Closed when this process ends: from that the launcher knows that it has.
         outbound, inbound = os.fdopen(int(telemetry), "w"), os.fdopen(int(plans))
+        if (hosts := read_hosts(job.hosts)) is not None:
+            return Head(job, hosts, devices, outbound, inbound).run()
         host = "127.0.0.1"
         if orders.emulator == "relay":
             host = control_address()
             stack.enter_context(TestBed(job, orders.tcp))
         coordinator = None
         if orders.is_steered:
-            departures, fail = None, partial(_fail, job)
+            keepers, fail = None, partial(_fail, job)
             if orders.backup_every:
-                departures = DepartedRanks(host, FaultHand(job, scenario, devices).away_until_s)
-            coordinator = Coordinator(host, scenario, plan, devices, orders, outbound, inbound, departures, fail)
+                keepers = Keepers((host, 0), ranks, FaultHand(job, scenario, devices).away_until_s)
+                keepers.let_go()
+            coordinator = Coordinator((host, 0), scenario, plan, devices, orders, outbound, inbound, keepers, fail)
             announce_store(host, coordinator.port)
         if orders.backup_every:
             # It looks after its rank.

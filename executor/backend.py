@@ -1,9 +1,9 @@
-"""The executor as a backend: the same plan and policy as a simulation, in real processes on this machine."""
+"""The executor as a backend: the same plan and policy as a simulation, in real processes."""
 
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from executor.checkpoints import CheckpointFolder
 from executor.controller import Controller
 from executor.departures import settling
+from executor.hosts import Hosts
 from executor.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, Orders, Tcp
 from executor.launcher import run_job
 from executor.model import check_model
@@ -23,7 +24,7 @@ from executor.prepared_job import prepared_job
 from executor.rank_devices import rank_devices
 from executor.resuming import CheckpointOrders
 from executor.row_log import RowLog
-from executor.support import check_decision, check_supported
+from executor.support import check_decision, check_spread, check_supported
 from executor.training.tensor_parallel_layout import check_layouts
 from executor.wan.capacity import too_fast
 from executor.wan.relay_report import read_report
@@ -37,8 +38,11 @@ from planner.fault_events import fault_events
 from planner.faults import LinkOutage
 from planner.plan import Plan
 from planner.policy import Policy
+from planner.progress import Watch
 from planner.scenario import Scenario
 from traces.errors import InputError
+
+HostsOf = Callable[[Sequence[str]], Hosts]
 
 
 class TorchBackend:
@@ -57,6 +61,9 @@ class TorchBackend:
         backup_every: Steps between two copies of the state, from which the run goes on when ranks are lost; 0 where it
             ends with that.
         checkpoints: Where the state goes to disk, and with which step the run begins; None writes none.
+        hosts: Where the ranks are, given their devices in rank order; None for this machine alone. The processes of
+            other machines are started there: executor/member.py.
+        watch: Called with each step as soon as all ranks have finished it, in a run that goes on meanwhile.
         tell: Called with a line for people where the links are not what was asked for: before a run when ``auto`` is
             not the relay or links are faster than it, after it with what the relay has to remark.
     """
@@ -71,8 +78,12 @@ class TorchBackend:
         resources: Path | None = None,
         backup_every: int = 0,
         checkpoints: CheckpointOrders | None = None,
+        hosts: HostsOf | None = None,
+        watch: Watch | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._hosts = hosts
+        self._watch = watch
         self._compute: ComputeMode = compute
         self._emulator: EmulatorChoice = emulator
         self._tcp: Tcp = tcp
@@ -95,15 +106,22 @@ class TorchBackend:
         recovers, checkpoints = self._backup_every > 0, self._checkpoints
         supports = partial(check_supported, recovers=recovers, checkpoints=checkpoints is not None)
         supports(plan, scenario, self._compute, emulator)
+        if self._hosts is not None:
+            check_spread(scenario, emulator)
         if self._compute == "real":
             check_model(scenario)
             check_layouts(scenario, plan)
         if emulator == "relay" and (fast := too_fast(plan, scenario)) is not None:
             self._tell(fast)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
-        settle = settling(emulator, scenario.cluster)
+        settle = settling(emulator, scenario.cluster, is_spread=self._hosts is not None)
         check = partial(check_decision, scenario=scenario, compute=self._compute, emulator=emulator, recovers=recovers)
         orders = Orders(self._compute, steps, emulator, policy is not None, self._tcp, self._backup_every)
+        is_watched = self._watch is not None
+        if is_watched and not orders.is_steered and plan.synchronisation.method != "allreduce":
+            self._tell("pipelines that do not wait for each other are not watched: it would hold them back")
+            is_watched = False
+        orders = replace(orders, spread=self._hosts is not None, is_watched=is_watched)
         if checkpoints is not None:
             orders = replace(
                 orders,
@@ -112,20 +130,23 @@ class TorchBackend:
                 first_step=checkpoints.first_step,
             )
         devices = rank_devices(scenario, plan, orders)
-        held = CheckpointFolder(checkpoints.folder).held() if checkpoints is not None else nullcontext()
-        with held, prepared_job(scenario, plan, orders) as job:
-            rows = RowLog(EventWriter(job.published), None) if recovers else None
+        held = CheckpointFolder(checkpoints.folder).held() if checkpoints is not None else nullcontext("")
+        with held as mark, prepared_job(scenario, plan, replace(orders, checkpoints_mark=mark)) as job:
+            if self._hosts is not None:
+                self._hosts(devices).write(job.hosts)
+            rows = RowLog(EventWriter(job.published), None) if orders.publishes else None
             take = partial(_write, rows) if rows is not None else _leave
-            controller = Controller(plan, orders.first_step, adaptation, settle, check, take)
+            watch = self._watch or (lambda _: None)
+            controller = Controller(plan, orders.first_step, adaptation, settle, check, take, watch, self._tell, steps)
             run_job(job, devices, controller.answer if orders.is_steered else None)
             network = self._network(job, emulator)
             if self._parameters is not None and self._compute == "real":
                 _merge_parameters(job, len(devices), self._parameters)
             if self._resources is not None:
-                for rank in range(len(devices)):
+                for rank in filter(lambda rank: job.resources(rank).exists(), range(len(devices))):
                     shutil.copy(job.resources(rank), self._resources)
             events = _published(job, rows) if rows is not None else settle(_all_events(job, len(devices)))
-            losses = controller.losses if recovers else _total_losses(job, len(devices))
+            losses = controller.losses if orders.publishes else _total_losses(job, len(devices))
             return RunRecord(
                 self._compute,
                 scenario,

@@ -6,19 +6,28 @@ A checkpoint is whole when its files together have every layer, and each file sh
 
 import fcntl
 import shutil
+import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from urllib.parse import quote
 
 import torch
 
 from executor.checkpoint_file import DamagedError, Header, read_header, read_row, write_part
+from traces.atomic import write_text_atomically
 from traces.errors import InputError
 
 # The newest may be under way, the one before it damaged, and devices that train together are at most one apart.
 _KEPT = 4
+
+_LOCK, _MARK = "lock", "mark"
+
+# Other hosts may see late what the head has just written.
+_SEEN_S, _LOOK_S = 10.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +113,18 @@ class CheckpointFolder:
             return self._found(step, model)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> Iterator[str]:
         """Keep other runs from writing here until this one ends, however it does.
+
+        Yields:
+            A mark by which `check_held` knows this folder.
 
         Raises:
             InputError: One does already, or the folder cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / "lock").open("wb")
+            file = (self.path / _LOCK).open("wb")
         except OSError as error:
             raise InputError(
                 f"no checkpoints can be written: {error.strerror}",
@@ -126,7 +138,34 @@ class CheckpointFolder:
                 raise InputError(
                     "another run writes its checkpoints here", where=str(self.path), valid="choose another folder"
                 ) from None
-            yield
+            mark = token_hex(8)
+            write_text_atomically(self.path / _MARK, mark)
+            yield mark
+
+    def check_held(self, mark: str) -> None:
+        """Refuse to write where the run's launcher does not see it: it may be on another machine.
+
+        Args:
+            mark: What the launcher has from `held`.
+
+        Raises:
+            InputError: This is another folder of the same name, or there is none.
+        """
+        until_s = time.monotonic() + _SEEN_S
+        while self._mark() != mark:
+            if time.monotonic() > until_s:
+                raise InputError(
+                    "this folder for checkpoints is not the one that the head has",
+                    where=f"{self.path} on {socket.gethostname()}",
+                    valid="give '--checkpoint' a folder that all hosts share, or leave it out",
+                )
+            time.sleep(_LOOK_S)
+
+    def _mark(self) -> str:
+        try:
+            return (self.path / _MARK).read_text()
+        except OSError:
+            return ""
 
     def _place(self, step: int) -> Path:
         return self.path / f"step-{step:08d}"

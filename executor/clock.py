@@ -1,4 +1,4 @@
-"""The clock of a run: seconds since an origin that all ranks of this machine agree on."""
+"""The clock of a run: seconds since an origin that all ranks agree on."""
 
 import time
 
@@ -17,6 +17,10 @@ class RunClock:
     def start(self, origin_s: float) -> None:
         """Count from here."""
         self._origin_s = origin_s
+
+    def adjust(self, later_s: float) -> None:
+        """Show so much more, seconds; less if negative."""
+        self._origin_s -= later_s
 
     def now_s(self) -> float:
         """Return the seconds since the start of the run; negative before it."""

@@ -1,9 +1,12 @@
 """The store through which ranks and agent hear of each other: where it is, and what stands under which key."""
 
 import os
+import socket
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from executor.keeper_line import STORE_ADDRESS
 
 # A rank waits this long for an answer before it gives up; the launcher ends all ranks long before if it is gone.
 PATIENCE = timedelta(hours=1)
@@ -11,23 +14,27 @@ PATIENCE = timedelta(hours=1)
 # Set when all have done all steps.
 OVER = "over"
 
-# Says to the ranks where the store is: HOST:PORT.
-_ADDRESS = "ROPEBRIDGE_STORE"
+# Second 0 of the run, a reading of the clock of the machine that has the agent.
+ORIGIN = "origin"
 
 
-def open_store(host: str) -> TCPStore:
-    """Return a new store that this process holds; ranks reach it at ``host``."""
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+def open_store(address: tuple[str, int]) -> TCPStore:
+    """Return a new store that this process holds, reached at an address and nowhere else; port 0 is any."""
+    # Left to itself the store would listen on every interface of the machine.
+    with socket.create_server(address, backlog=1024) as listening:
+        host, port = listening.getsockname()
+        descriptor = listening.detach()
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=PATIENCE, master_listen_fd=descriptor)
 
 
 def announce_store(host: str, port: int) -> None:
     """Tell the processes that this one starts where the store of their job is."""
-    os.environ[_ADDRESS] = f"{host}:{port}"
+    os.environ[STORE_ADDRESS] = f"{host}:{port}"
 
 
 def store_address() -> tuple[str, int]:
     """Return host and port of the store of this rank's job."""
-    host, _, port = os.environ[_ADDRESS].rpartition(":")
+    host, _, port = os.environ[STORE_ADDRESS].rpartition(":")
     return host, int(port)
 
 

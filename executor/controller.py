@@ -8,9 +8,10 @@ from executor.absences import Absences
 from executor.new_plan import NewPlan
 from executor.plan_feed import unpack
 from planner.adaptation import Adaptation
-from planner.events import Event, EventKind
+from planner.events import UPDATE_ACTION, Event, EventKind
 from planner.plan import Plan
 from planner.policy import DECISION_LAG_STEPS, Decision
+from planner.progress import Progress, Watch
 
 
 class Controller:
@@ -25,6 +26,9 @@ class Controller:
         settle: Makes the rows of all ranks into those of a step.
         check: Refuses a decision that the ranks cannot carry out, given the plan until then.
         take: Gets the rows of all steps, also of what is done again.
+        watch: Gets each step that is finished, in order and once.
+        tell: Called with a line for people when devices are lost.
+        steps: Of the run.
     """
 
     def __init__(
@@ -35,12 +39,19 @@ class Controller:
         settle: Callable[[Iterable[Event]], list[Event]],
         check: Callable[[Plan, Decision], None],
         take: Callable[[list[Event]], None],
+        watch: Watch = lambda _: None,
+        tell: Callable[[str], None] = lambda _: None,
+        steps: int = 0,
     ) -> None:
         self._adaptation = adaptation
         self._settle = settle
         self._check = check
         self._take = take
+        self._watch = watch
+        self._tell = tell
+        self._steps = steps
         self._shown = first_step
+        self._ended_s = 0.0
         # Rising; what steps from each of these on run.
         self._timeline = [(first_step, NewPlan(plan))]
         self.decision_events: list[Event] = []
@@ -54,24 +65,40 @@ class Controller:
 
     def _finish(self, asked: dict[str, Any]) -> dict[str, Any] | None:
         """What the step after next runs, given what the ranks have published of a step; None for what it would run."""
-        step, events = asked["step"], self._settled(asked["parts"])
+        step = asked["step"]
+        # Without updates for which nobody waits: those that are late would be of steps before it.
+        events = [event for event in self._settled(asked["parts"]) if not _is_update(event)]
         self._add_losses(step, asked["parts"])
         self.absences.see(events, asked["away"])
         if step < self._shown:
             return None
         self._shown = step + 1
+        decision, answer = self._decide(step, events, asked["away"])
+        self._show(step, events, decision, asked["away"])
+        return answer
+
+    def _decide(self, step: int, events: list[Event], away: list[str]) -> tuple[Decision | None, dict[str, Any] | None]:
+        """What the policy decides, and the answer to that."""
         if self._adaptation is None:
-            return None
+            return None, None
         before = self._adaptation.latest
-        decision = self._adaptation.finish_step(step, events, tuple(asked["away"]))
+        decision = self._adaptation.finish_step(step, events, tuple(away))
         if decision is None:
-            return None
+            return None, None
         self._note(decision, max(event.end_s for event in events))
         self._check(before, decision)
         anew = self._adaptation.is_start(decision)
         new = NewPlan(decision.plan, decision.migration.moves if anew else None)
         self._timeline.append((decision.first_step, new))
-        return new.to_data()
+        return decision, new.to_data()
+
+    def _show(self, step: int, events: list[Event], decision: Decision | None, away: list[str]) -> None:
+        end_s = max((event.end_s for event in events), default=self._ended_s)
+        change = decision.change if decision is not None else ""
+        took_s, samples = end_s - self._ended_s, self._at(step).plan.global_batch
+        loss = self.losses.get(step)
+        self._watch(Progress(step, self._steps, end_s, took_s, samples, loss, change, tuple(away)))
+        self._ended_s = end_s
 
     def _lose(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Whether to wait for those who are gone, and what steps run from the one on that is done again."""
@@ -89,6 +116,9 @@ class Controller:
                 kept = [each for each in self._timeline if each[0] < resumed]
                 self._timeline = [*kept, (resumed, NewPlan(decision.plan, ()))]
         known = range(resumed, self._shown + DECISION_LAG_STEPS)
+        if asked["gone"]:
+            how = "by the others, with another plan" if decision is not None else "when their processes are back"
+            self._tell(f"lost: {', '.join(asked['gone'])}; steps from {resumed + 1} on are done again, {how}")
         return {"waits": decision is None, "plans": [self._at(step).to_data() for step in known]}
 
     def _at(self, step: int) -> NewPlan:
@@ -108,3 +138,8 @@ class Controller:
     def _note(self, decision: Decision, now_s: float) -> None:
         place = ("", "", -1, -1, -1, decision.observed_step, "")
         self.decision_events.append(Event(EventKind.DECISION, *place, now_s, now_s, 0))
+
+
+def _is_update(event: Event) -> bool:
+    """Whether it is what pipelines send each other without waiting."""
+    return event.kind is EventKind.UPDATE or (event.kind is EventKind.SEND and event.action == UPDATE_ACTION)

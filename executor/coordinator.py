@@ -13,13 +13,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TextIO
 
+from torch.distributed import DistStoreError
+
 from executor import control_store as store_keys
 from executor.control_store import open_store
-from executor.departed_ranks import DepartedRanks
 from executor.job import Orders
+from executor.keepers import Keepers
 from executor.new_plan import Beginning, NewPlan
 from executor.plan_feed import ENDED, FINISHED
 from executor.rank_processes import RankProcesses
@@ -39,36 +42,36 @@ class Coordinator:
     """Steers the ranks of a job, in a thread of its own.
 
     Args:
-        host: Where the ranks reach this process.
+        address: Where the ranks reach the store, host and port; port 0 for any.
         scenario: What is trained.
         plan: Of the first step.
         devices: In rank order.
         orders: How they run.
         telemetry: To the launcher, a line for each question.
         answers: From the launcher, a line for each of these.
-        departures: Tells which ranks are lost; None where that ends the run.
+        keepers: Tell which ranks are lost; None where that ends the run.
         failed: Called with the reason if the run cannot go on.
     """
 
     def __init__(
         self,
-        host: str,
+        address: tuple[str, int],
         scenario: Scenario,
         plan: Plan,
         devices: Sequence[str],
         orders: Orders,
         telemetry: TextIO,
         answers: TextIO,
-        departures: DepartedRanks | None,
+        keepers: Keepers | None,
         failed: Callable[[str], None],
     ) -> None:
-        self._store = open_store(host)
+        self._store = open_store(address)
         self._scenario = scenario
         self._devices = devices
         self._steps = orders.steps
         self._telemetry = telemetry
         self._answers = answers
-        self._processes = RankProcesses(self._store, devices, departures)
+        self._processes = RankProcesses(self._store, devices, keepers)
         self._failed = failed
         self._current = Beginning.of_run(plan, len(devices), orders.first_step, orders.steps)
         # The step before which processes join that the generation does not have, and which.
@@ -82,9 +85,10 @@ class Coordinator:
         """Of the store."""
         return int(self._store.port)
 
-    def finish(self) -> None:
-        """Wait until the launcher has seen all steps."""
+    def finish(self) -> tuple[int, ...]:
+        """Wait until the launcher has seen all steps; return the ranks that have done the last one."""
         self._thread.join()
+        return self._current.ranks
 
     def _guarded(self) -> None:
         try:
@@ -165,7 +169,10 @@ class Coordinator:
     def _await(self, keys: Sequence[str]) -> list[str] | None:
         """What stands under keys when all of them are there; None if a rank of the generation is lost before."""
         if not self._processes.are_replaced:
-            self._store.wait(list(keys), store_keys.PATIENCE)
+            while not self._store.check(list(keys)):
+                # It gives up after a while, and machines may take longer to come, or steps to end.
+                with suppress(DistStoreError):
+                    self._store.wait(list(keys), store_keys.PATIENCE)
         trouble = store_keys.trouble_key(self._current.generation)
         since_s = None
         while not self._store.check(list(keys)):

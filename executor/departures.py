@@ -22,17 +22,19 @@ def no_departures(events: Iterable[Event]) -> list[Event]:
     return [event for event in events if not _only_tells(event)]
 
 
-def settling(emulator: Emulator, cluster: Cluster) -> Callable[[Iterable[Event]], list[Event]]:
+def settling(
+    emulator: Emulator, cluster: Cluster, *, is_spread: bool = False
+) -> Callable[[Iterable[Event]], list[Event]]:
     """Return what makes the rows of all ranks into those of a run.
 
-    A `LinkShaper` knows when bytes have left. The relay's paths have the latencies of the cluster's links; without
-    emulation bytes pass through this machine, in no time.
+    A `LinkShaper` knows when bytes have left. The relay's paths, and those between machines, have the latencies of the
+    cluster's links; without either bytes pass through this machine, in no time.
     """
     if emulator == "shaper":
         return no_departures
 
     def latency_s(source: str, target: str, now_s: float) -> float:
-        if emulator == "none":
+        if emulator == "none" and not is_spread:
             return 0.0
         return sum(link.latency_at_s(max(0.0, now_s)) for link in cluster.path(source, target))
 

@@ -105,10 +105,11 @@ class Interpreter:
             self._post_ahead(current.step + 1, following)
             inputs, arrived_s = self._take(current, work, posted, idle_since_s)
             done = self._compute.run(work, inputs, ready_s=max(ready_s, arrived_s), complete=complete)
-            posted.order.finish(work)
-            self._log(current, current.program.compute_event(current.step, work.action, done.start_s, done.end_s))
+            # Before all else: somebody may wait for it.
             for transfer, payload in zip(work.sends, done.outputs, strict=True):
                 self._send(current, transfer, payload, done.end_s)
+            posted.order.finish(work)
+            self._log(current, current.program.compute_event(current.step, work.action, done.start_s, done.end_s))
         self._post_ahead(current.step + 1, following)
         if lane is not None:
             self._compute.wait_until(lane.finish())

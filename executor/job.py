@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from planner.files.plan_file import read_plan, write_plan
 from planner.files.scenario_json import read_resolved_scenario, write_resolved_scenario
@@ -14,6 +14,8 @@ ComputeMode = Literal["paced", "real"]
 Emulator = Literal["none", "shaper", "relay"]
 EmulatorChoice = Literal["none", "shaper", "relay", "auto"]
 Tcp = Literal["wide-area", "as-is"]
+
+_DOCUMENTS = ("scenario.json", "plan.json", "orders.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,10 @@ class Orders:
         backup_every: Steps between two copies of the state of all layers, from which a run goes on when ranks are lost;
             0 where such a run ends.
         checkpoints: The folder of the state on disk, from which a run goes on that has ended; empty if there is none.
+        checkpoints_mark: By which the ranks know that folder; see `CheckpointFolder.check_held`.
         checkpoint_every: Steps between two of them; 0 writes none.
+        spread: Whether its ranks are on several machines.
+        is_watched: Whether somebody looks at the run while it goes on.
         first_step: Of the run; where it is not 0, training goes on from the checkpoint of this step.
     """
 
@@ -40,13 +45,21 @@ class Orders:
     tcp: Tcp = "wide-area"
     backup_every: int = 0
     checkpoints: str = ""
+    checkpoints_mark: str = ""
     checkpoint_every: int = 0
     first_step: int = 0
+    spread: bool = False
+    is_watched: bool = False
 
     @property
     def is_steered(self) -> bool:
         """Whether the ranks hear from the launcher while they run."""
-        return self.adapts or self.backup_every > 0
+        return self.adapts or self.publishes or self.is_watched
+
+    @property
+    def publishes(self) -> bool:
+        """Whether the launcher hears of all that happens step by step: files of ranks may be lost, or elsewhere."""
+        return self.backup_every > 0 or self.spread
 
 
 class JobFolder:
@@ -66,6 +79,19 @@ class JobFolder:
         orders = Orders(**json.loads((self.path / "orders.json").read_text()))
         scenario = read_resolved_scenario(self.path / "scenario.json")
         return scenario, read_plan(self.path / "plan.json"), orders
+
+    def documents(self) -> dict[str, Any]:
+        """Return what the workers read, for a folder on another machine: the file's name to what it says."""
+        return {name: json.loads((self.path / name).read_text()) for name in _DOCUMENTS}
+
+    @property
+    def hosts(self) -> Path:
+        """The hosts of a job on several machines: executor/hosts.py."""
+        return self.path / "hosts.json"
+
+    def left(self, rank: int) -> list[Path]:
+        """Return the files that a rank may leave at its end, besides what it publishes."""
+        return [self.parameters(rank), self.resources(rank), self.norms(rank)]
 
     @property
     def ledger(self) -> Path:
@@ -125,6 +151,10 @@ class JobFolder:
     def parameters(self, rank: int) -> Path:
         """A rank's trained parameters, written at the end of real compute."""
         return self.path / f"parameters-{rank}.safetensors"
+
+    def norms(self, rank: int) -> Path:
+        """The norms of gradients that a rank has noted: executor/noise_files.py."""
+        return self.path / f"gradient-norms-{rank}.jsonl"
 
     def error(self, rank: int) -> Path:
         """Why a rank gave up."""

@@ -15,6 +15,9 @@ from executor.job import JobFolder
 from executor.peers import PeerLostError, SharedInputError, SharedRunError
 from traces.errors import InputError, RopebridgeError, RunError
 
+# How far from the cause.
+_LOST_PEER = 2
+
 
 @dataclass(frozen=True, slots=True)
 class LastWords:
@@ -76,7 +79,7 @@ def _words(name: str, error: Exception) -> LastWords:
     return LastWords(
         time.monotonic(),
         message if shared else f"{name}: {message}",
-        2 if isinstance(error, PeerLostError) else int(shared),
+        _LOST_PEER if isinstance(error, PeerLostError) else int(shared),
         isinstance(error, InputError),
         "" if isinstance(error, RopebridgeError) else "".join(traceback.format_exception(error)),
     )
@@ -86,6 +89,15 @@ def read_cause(job: JobFolder, ranks: int) -> Exception | None:
     """Return the error that ended the run, from what its ranks have left; None if they left nothing."""
     left = [_read(job, rank) for rank in range(ranks) if job.error(rank).exists()]
     return _cause(left) if left else None
+
+
+def is_explained(job: JobFolder, ranks: int) -> bool:
+    """Return whether a rank has left more than that it has lost another one, or is about to."""
+    try:
+        return any(_read(job, rank).follows < _LOST_PEER for rank in range(ranks) if job.error(rank).exists())
+    except ValueError:
+        # Half-written.
+        return True
 
 
 def _read(job: JobFolder, rank: int) -> LastWords:

@@ -9,13 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
+from executor.agent_process import ended, environment
+from executor.hosts import read_hosts
 from executor.job import JobFolder
 from executor.last_words import read_cause
 from executor.peers import rank_name
 from traces.errors import RunError
-
-# How long torchrun may take to end its workers before the kernel does.
-GRACE_S = 5.0
 
 # How the lines of torch's own log start, which tell that a rank failed and not why.
 _TORCHS_OWN = re.compile(r"\[?[EWI]\d{4} ")
@@ -43,6 +42,7 @@ def run_job(
         InputError: A worker found the input wrong.
         RunError: A worker failed or was killed; says which and why.
     """
+    hosts = read_hosts(job.hosts)
     telemetry, agents_telemetry = os.pipe()
     agents_plans, plans = os.pipe()
     # An agent that has ended before an answer says why by its status.
@@ -51,7 +51,7 @@ def run_job(
         try:
             agent = subprocess.Popen(
                 _command(job, module, agents_telemetry, agents_plans),
-                env=_environment(),
+                env=environment("lo" if hosts is None else hosts.part(hosts.head).interface),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -61,15 +61,13 @@ def run_job(
         finally:
             os.close(agents_telemetry)
             os.close(agents_plans)
-        try:
+        with ended(agent):
             # The agent alone holds the other end: no line comes any more when it has ended.
             for line in inbound:
                 assert answer is not None, "only ranks that adapt send telemetry"
                 outbound.write(f"{answer(line)}\n")
                 outbound.flush()
             agent.wait()
-        finally:
-            _end(agent)
     if agent.returncode != 0:
         raise _failure(job, devices, agent.returncode)
 
@@ -82,41 +80,27 @@ def _command(job: JobFolder, module: str, telemetry: int, plans: int) -> list[st
     return [*isolated, *agent] if orders.emulator == "relay" else agent
 
 
-def _environment() -> dict[str, str]:
-    return {
-        **os.environ,
-        # All ranks are on this machine; gloo must not look its host name up.
-        "GLOO_SOCKET_IFNAME": "lo",
-        # Workers import ropebridge, never a folder of the same name where the user happens to stand.
-        "PYTHONSAFEPATH": "1",
-        "OMP_NUM_THREADS": "1",
-        # Agent and workers find the packages where this process found them.
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
-
-
-def _end(agent: "subprocess.Popen[bytes]") -> None:
-    """End torchrun, which ends its workers; the kernel ends those that outlive it."""
-    if agent.poll() is not None:
-        return
-    agent.terminate()
-    try:
-        agent.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        agent.kill()
-        agent.wait()
-
-
 def _failure(job: JobFolder, devices: Sequence[str], status: int) -> Exception:
     """What went wrong, from what the workers and the agent wrote down: the cause, not what followed from it."""
     exit_codes: dict[str, int] = json.loads(job.failure.read_text()) if job.failure.exists() else {}
-    for ended, code in sorted(exit_codes.items()):
+    for rank, code in sorted(exit_codes.items()):
         # torchrun itself ends the other ranks by SIGTERM.
         if code < 0 and -code != signal.SIGTERM:
-            return RunError(f"{rank_name(int(ended), devices[int(ended)])} was ended by {_signal_name(-code)}")
+            return RunError(f"{rank_name(int(rank), devices[int(rank)])} was ended by {_signal_name(-code)}")
     if job.run_failure.exists():
         return RunError(job.run_failure.read_text())
-    cause = read_cause(job, len(devices))
+    return cause_of_end(job, len(devices), status)
+
+
+def cause_of_end(job: JobFolder, ranks: int, status: int) -> Exception:
+    """Return why the workers of this machine have ended, by what they wrote down, or else by what they printed.
+
+    Args:
+        job: Its folder here.
+        ranks: Of the job.
+        status: How who started them ended.
+    """
+    cause = read_cause(job, ranks)
     if cause is not None:
         return cause
     logs = [job.log, *sorted(job.workers_logs.rglob("stderr.log"))]

@@ -1,11 +1,9 @@
 """The user's model: loaded from its file, measured without memory, held against the profile."""
 
-import importlib.util
 import inspect
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,8 @@ from executor.training.data_order import DataOrder
 from executor.training.trainable import MEMBERS, FiniteModel, TrainableModel, check_members
 from planner.profile import ModelProfile
 from planner.scenario import ModelCode, Scenario
+from planner.users_code import load_function
+from planner.users_code import users_code as code_around
 from traces.errors import InputError
 
 
@@ -178,28 +178,9 @@ def _described(outputs: object) -> str:
     return f"shape {list(outputs.shape)}" if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
 
 
-@contextmanager
-def users_code(path: Path, failure: str) -> Iterator[None]:
-    """Around code that is not ours: what it prints goes to stderr, what it raises is wrong input.
-
-    Raises:
-        InputError: With ``failure``, and what was raised.
-    """
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    except InputError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise InputError(
-            f"{failure}: {type(error).__name__}: {_first_line(error)}",
-            where=str(path),
-            valid="correct the model, or 'arguments' in the scenario",
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "no message")
+def users_code(path: Path, failure: str) -> AbstractContextManager[None]:
+    """Return what to put around code of a model: what it raises is wrong input."""
+    return code_around(path, failure, "correct the model, or 'arguments' in the scenario")
 
 
 def compare_sizes(profile: ModelProfile, sizes: Sequence[LayerSize], where: str = "") -> None:
@@ -234,20 +215,4 @@ def compare_sizes(profile: ModelProfile, sizes: Sequence[LayerSize], where: str 
 
 
 def _load_build(path: Path) -> Callable[..., Any]:
-    """The function ``build`` of a Python file; its name in sys.modules cannot clash with anything installed."""
-    name = f"ropebridge_user_model_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise InputError("this is not a Python file", where=str(path), valid="name a file that ends in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    with users_code(path, "the model file fails on import"):
-        spec.loader.exec_module(module)
-    if not callable(getattr(module, "build", None)):
-        raise InputError(
-            "the model file has no function 'build'",
-            where=str(path),
-            valid=f"define build(**arguments) that returns an object with {MEMBERS}",
-        )
-    build: Callable[..., Any] = module.build
-    return build
+    return load_function(path, "build", "model", f"build(**arguments) that returns an object with {MEMBERS}")

@@ -2,43 +2,37 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import torch
-from torch import nn
 
 from executor.compute_device import CPU
-from executor.model import LoadedModel, SampleShape
-from executor.profiling import LayerTimes, measure_layers
-from executor.training.data_order import DataOrder
+from executor.layer_memory import activations_bytes, stage_peak_bytes
+from executor.model import LoadedModel
+from executor.profiling import LayerTimes, PassOverhead, measure_layers, measure_overhead
 from planner.scenario import Training
+from traces.probe.interval import ROUNDS, Interval, interval_of
 
-# Rounds lie apart in time: this machine is not always equally fast. The median of all that could be measured lies
-# between the least and the most of six medians with a probability of 1 - 2 / 2^6 = 97 %, however times are spread.
-ROUNDS = 6
-CONFIDENCE = 1 - 2 / 2**ROUNDS
-
-# What a sample keeps is the difference of what two numbers of samples keep: more than one, for layers that need a few.
-_FEW, _MORE = 2, 4
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A time that was taken in several rounds, seconds; ``least_s`` to ``most_s`` holds with `CONFIDENCE`."""
-
-    least_s: float
-    median_s: float
-    most_s: float
+# Of each round: a pass without layers takes microseconds.
+_OVERHEAD_REPEATS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchTimes:
-    """One layer's times for a microbatch of some samples, and of the optimizer's update."""
+    """One layer's times for a microbatch of some samples, and of the optimizer's update; seconds.
 
-    forward: Measured
-    backward_input: Measured
-    backward_weight: Measured
-    update: Measured
+    Attributes:
+        forward_s: Beyond what a stage takes without layers, as all times of passes.
+        backward_s: Both gradients in one go.
+        backward_input_s: That of the input, where backward is split.
+        backward_weight_s: Those of the weights, where backward is split.
+        update_s: Once a step.
+    """
+
+    forward_s: Interval
+    backward_s: Interval
+    backward_input_s: Interval
+    backward_weight_s: Interval
+    update_s: Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +44,7 @@ class LayerCosts:
         parameter_bytes: Of all its parameters.
         output_bytes: Of one sample.
         activation_bytes: Kept of one sample from forward to backward.
+        peak_bytes: The most that a pass of the largest microbatch holds at once, beside parameters and their gradients.
         times: Samples of a microbatch to its times.
     """
 
@@ -57,7 +52,43 @@ class LayerCosts:
     parameter_bytes: int
     output_bytes: int
     activation_bytes: int
+    peak_bytes: int
     times: Mapping[int, MicrobatchTimes]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCosts:
+    """A model on a device.
+
+    Attributes:
+        layers: In order.
+        launch_forward_s: What a forward takes whatever layers it has and however many samples, seconds.
+        launch_backward_s: The same of a backward.
+        peak_bytes: The most that forward and backward of the largest microbatch through all layers hold at once.
+    """
+
+    layers: Sequence[LayerCosts]
+    launch_forward_s: Interval
+    launch_backward_s: Interval
+    peak_bytes: int
+
+    @property
+    def launch_overhead_s(self) -> float:
+        """Of a forward and a backward, in the mean: simulations have one figure for both."""
+        return (self.launch_forward_s.median + self.launch_backward_s.median) / 2
+
+    @property
+    def workspace_share(self) -> float:
+        """What a pass holds beyond what its layer keeps, relative to what the layer that keeps most does."""
+        samples = max(self.layers[0].times)
+        most = samples * max(layer.activation_bytes for layer in self.layers)
+        beyond = max(layer.peak_bytes - samples * layer.activation_bytes for layer in self.layers)
+        return max(0, beyond) / most if most else 0.0
+
+
+def profiling_steps(samples: Sequence[int]) -> int:
+    """Return how often `profile_model` tells of its progress."""
+    return 1 + (ROUNDS + 1) * len(samples)
 
 
 def profile_model(
@@ -66,92 +97,60 @@ def profile_model(
     training: Training,
     repeats: int,
     device: torch.device = CPU,
-    tell: Callable[[str], None] = lambda _: None,
-) -> list[LayerCosts]:
+    begin: Callable[[str], None] = lambda _: None,
+) -> ModelCosts:
     """Return what each layer costs.
 
     Args:
-        loaded: The model; its layers are trained on noise and moved to the device.
+        loaded: The model; its layers are moved to the device.
         samples: Sizes of microbatches, rising.
         training: The update rule, the precision, and a global batch of the largest size at least.
-        repeats: How often each time is taken in a round, of which the median counts.
+        repeats: How often each time is taken in a round.
         device: Where the layers are computed.
-        tell: Called with a line about the progress before each round.
+        begin: Called with a line about what comes next, `profiling_steps` times.
     """
-    activations = [activation_bytes(*each) for each in _with_inputs(loaded, training)]
+    begin("memory")
+    activations = activations_bytes(loaded, training)
     layers = range(len(loaded.sizes))
+    peaks = [stage_peak_bytes(loaded, [layer], samples[-1], training, device) for layer in layers]
+    whole_peak = stage_peak_bytes(loaded, layers, samples[-1], training, device)
+    # Rounds lie apart in time: this machine is not always equally fast.
     rounds: list[dict[int, list[LayerTimes]]] = []
-    # The first one only warms up.
+    overheads: list[PassOverhead] = []
     for number in range(ROUNDS + 1):
-        tell(f"round {number} of {ROUNDS}" if number else "warming up")
-        rounds.append({count: measure_layers(loaded, layers, count, training, repeats, device) for count in samples})
-    return [
+        measured = {}
+        for count in samples:
+            begin(f"round {number} of {ROUNDS}" if number else "warming up")
+            measured[count] = measure_layers(loaded, layers, count, training, repeats, device)
+        rounds.append(measured)
+        overheads.append(measure_overhead(training, _OVERHEAD_REPEATS, device))
+    # The first one has only warmed up.
+    del rounds[0], overheads[0]
+    costs = [
         LayerCosts(
             f"{layer}-{type(loaded.model.layers[layer]).__name__.lower()}",
             loaded.sizes[layer].parameter_bytes,
             loaded.sizes[layer].output.size_bytes,
             activations[layer],
-            {count: _times([each[count][layer] for each in rounds[1:]]) for count in samples},
+            peaks[layer],
+            {count: _times([each[count][layer] for each in rounds], overheads) for count in samples},
         )
         for layer in layers
     ]
-
-
-def activation_bytes(layer: nn.Module, inputs: SampleShape | None, make: Callable[[int], torch.Tensor]) -> int:
-    """Return what autograd keeps of a sample for a layer's backward, parameters apart, bytes.
-
-    Args:
-        layer: On the CPU.
-        inputs: What it takes of one sample; None where that is the model's own data.
-        make: Gives the model's own data for some samples.
-    """
-    few, more = (
-        _kept_bytes(layer, make(count) if inputs is None else torch.randn(count, *inputs.sizes, dtype=inputs.dtype))
-        for count in (_FEW, _MORE)
+    return ModelCosts(
+        costs,
+        interval_of([each.forward_s for each in overheads]),
+        interval_of([each.backward_s for each in overheads]),
+        whole_peak,
     )
-    return max(0, (more - few) // (_MORE - _FEW))
 
 
-def _with_inputs(
-    loaded: LoadedModel, training: Training
-) -> list[tuple[nn.Module, SampleShape | None, Callable[[int], torch.Tensor]]]:
-    outputs = [None, *(size.output for size in loaded.sizes[:-1])]
-
-    def make(count: int) -> torch.Tensor:
-        model = loaded.model
-        inputs, _ = DataOrder(model, max(count, training.global_batch), training.seed).samples(0, 0, count)
-        return inputs
-
-    return [(layer, inputs, make) for layer, inputs in zip(loaded.model.layers, outputs, strict=True)]
-
-
-def _kept_bytes(layer: nn.Module, inputs: torch.Tensor) -> int:
-    known = {each.untyped_storage().data_ptr() for each in (*layer.parameters(), *layer.buffers())}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    entering = inputs.requires_grad_() if inputs.is_floating_point() else inputs
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        # Held until all is counted: a place that is free may be taken again.
-        outputs = layer(entering.clone() if entering.requires_grad else entering)
-    total = sum(kept.values())
-    del outputs
-    return total
-
-
-def _times(rounds: Sequence[LayerTimes]) -> MicrobatchTimes:
+def _times(rounds: Sequence[LayerTimes], overheads: Sequence[PassOverhead]) -> MicrobatchTimes:
+    pairs = list(zip(rounds, overheads, strict=True))
     return MicrobatchTimes(
-        *(
-            _measured([getattr(each, name) for each in rounds])
-            for name in ("forward_s", "backward_input_s", "backward_weight_s", "update_s")
-        )
+        interval_of([max(0.0, times.forward_s - once.forward_s) for times, once in pairs]),
+        interval_of([max(0.0, times.backward_s - once.backward_s) for times, once in pairs]),
+        interval_of([max(0.0, times.backward_input_s - once.backward_s) for times, once in pairs]),
+        interval_of([times.backward_weight_s for times in rounds]),
+        interval_of([times.update_s for times in rounds]),
     )
-
-
-def _measured(seconds: Sequence[float]) -> Measured:
-    return Measured(min(seconds), median(seconds), max(seconds))

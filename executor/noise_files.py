@@ -32,14 +32,14 @@ class LocalNorms:
 
 def write_norms(norms: Iterable[LocalNorms], job: JobFolder, rank: int) -> None:
     """Write what a rank has noted."""
-    _path(job, rank).write_text("".join(json.dumps(asdict(each)) + "\n" for each in norms))
+    job.norms(rank).write_text("".join(json.dumps(asdict(each)) + "\n" for each in norms))
 
 
 def gather_norms(job: JobFolder, ranks: int) -> tuple[GradientNorms, ...]:
     """Return what all ranks have noted, step by step; nothing where the noise was not measured."""
     by_step: defaultdict[int, list[LocalNorms]] = defaultdict(list)
     for rank in range(ranks):
-        for norms in _read(_path(job, rank)):
+        for norms in _read(job.norms(rank)):
             by_step[norms.step].append(norms)
     return tuple(_together(step, by_step[step]) for step in sorted(by_step) if len(by_step[step]) >= _FEWEST_DEVICES)
 
@@ -57,7 +57,3 @@ def _together(step: int, parts: Sequence[LocalNorms]) -> GradientNorms:
         tuple(part.local_squared_norm for part in parts),
         parts[0].global_squared_norm,
     )
-
-
-def _path(job: JobFolder, rank: int) -> Path:
-    return job.path / f"gradient-norms-{rank}.jsonl"

@@ -21,7 +21,7 @@ from executor.control_store import (
     trouble_key,
 )
 from executor.new_plan import Beginning, NewPlan
-from planner.events import Event, EventKind
+from planner.events import UPDATE_ACTION, Event, EventKind
 from planner.policy import DECISION_LAG_STEPS
 
 # What may stand in a plan's place.
@@ -68,6 +68,7 @@ class PlanFeed:
         self._known = threading.Condition()
         self._outcome = ""
         self._events: defaultdict[int, list[Event]] = defaultdict(list)
+        self._late: list[Event] = []
         self._losses: dict[int, float] = {}
         self._open: defaultdict[int, int] = defaultdict(lambda: 1)
         self._finished = beginning.first - 1
@@ -80,19 +81,23 @@ class PlanFeed:
     def log(self, event: Event) -> None:
         """Take an event; that of a send or of a move of layers closes what `sending` opened.
 
-        An update of another pipeline may be applied when the step that it belongs to has long been published: a policy
-        does not see that.
+        Updates of other pipelines may be sent and applied when the step that they belong to has long been published.
+        They go with the next one; a policy does not see them.
         """
         with self._lock:
-            if event.step > self._finished or event.step in self._open:
-                self._events[event.step].append(event)
+            is_late = event.step <= self._finished and event.step not in self._open
+            (self._late if is_late else self._events[event.step]).append(event)
         if event.kind in (EventKind.SEND, EventKind.MIGRATE):
-            self._close(event.step)
+            self._close(self._steps - 1 if event.action == UPDATE_ACTION else event.step)
 
     def sending(self, step: int) -> None:
-        """Say that a send of this step, or a move before it, is under way."""
+        """Say that a send, or a move of layers before a step, is under way, which holds this step back."""
         with self._lock:
             self._open[step] += 1
+
+    def release(self, step: int) -> None:
+        """Say that what held a step back is over."""
+        self._close(step)
 
     def note_loss(self, step: int, loss: float) -> None:
         """Take this rank's part of a step's loss, before the step is finished."""
@@ -169,7 +174,8 @@ class PlanFeed:
             if self._open[step]:
                 return
             del self._open[step]
-            packed = pack(self._events.pop(step, []), self._losses.pop(step, None), self._kept())
+            late, self._late = self._late, []
+            packed = pack([*self._events.pop(step, []), *late], self._losses.pop(step, None), self._kept())
         self._outbound.set(telemetry_key(self._generation, step, self._rank), json.dumps(packed, separators=(",", ":")))
 
     def _fetch(self) -> None:

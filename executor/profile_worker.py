@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from executor.compute_device import compute_device, threads_of_a_rank
+from executor.freed_memory import keep_freed_memory
 from executor.job import JobFolder
 from executor.model import load_with_sizes
 from executor.parent import die_with_parent
@@ -27,6 +28,7 @@ _PATIENCE = timedelta(minutes=10)
 def main(agent: str, folder: str) -> None:
     """Measure this rank's layers with each size of its microbatches."""
     die_with_parent(int(agent))
+    keep_freed_memory()
     enter_device_network()
     job, rank = JobFolder(Path(folder)), int(os.environ["RANK"])
     scenario, plan, _ = job.read()

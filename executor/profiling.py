@@ -1,11 +1,18 @@
-"""How long each layer of a stage takes on a device: forward, both gradients, update."""
+"""How long each layer of a stage takes on a device: forward, both gradients, update.
+
+The layers take turns, as they do in a step: one that is repeated by itself finds its weights in the caches, and memory
+that it has just let go.
+"""
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean, median
+from typing import TypeVar
 
 import torch
+from torch import nn
 
 from executor.compute_device import CPU, settle
 from executor.model import LoadedModel, SampleShape
@@ -17,10 +24,15 @@ from planner.scenario import Training
 
 _MICROBATCH = 0
 
+# Of the order of what a stage waits for another one.
+WAIT_S = 0.001
+
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """Seconds of one layer, for one microbatch; medians.
+    """Seconds of one layer, for one microbatch; means.
 
     Attributes:
         layer: Index in the model.
@@ -42,6 +54,19 @@ class LayerTimes:
     update_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class PassOverhead:
+    """What a forward and a backward take where there is nothing to compute: it comes on top once for each stage.
+
+    Attributes:
+        forward_s: Seconds; every layer's time has it.
+        backward_s: The same of a whole backward, and of that of the input.
+    """
+
+    forward_s: float
+    backward_s: float
+
+
 def measure_layers(
     loaded: LoadedModel,
     layers: Sequence[int],
@@ -49,20 +74,63 @@ def measure_layers(
     training: Training,
     repeats: int,
     device: torch.device = CPU,
+    wait_s: float = WAIT_S,
 ) -> list[LayerTimes]:
     """Return the times of the layers of a stage.
 
     Args:
-        loaded: The model; its layers are trained on noise and moved to the device.
+        loaded: The model; its layers are moved to the device, and keep their parameters.
         layers: Consecutive. The first one receives from the stage before it, if there is one, the last one sends.
         samples: Of a microbatch.
         training: The update rule, the precision, and the global batch.
-        repeats: How often each time is taken; the median counts.
+        repeats: How often each time is taken.
         device: Where the layers are computed.
+        wait_s: Before each pass: stages wait for each other, and a core that has idled is slower for some milliseconds.
     """
-    data = DataOrder(loaded.model, training.global_batch, training.seed)
     ends = (layers[0], layers[-1]) if layers else (0, 0)
-    return [_measure(_StageLayer(loaded, layer, ends, samples, training, data, device), repeats) for layer in layers]
+    works = [_StageLayer(loaded, layer, ends, samples, training, device) for layer in layers]
+    for splits in (False, True):
+        for work in works:
+            work.module.start_step(recompute=False, splits=splits)
+        for _ in range(repeats):
+            time.sleep(wait_s)
+            _forward(works)
+            time.sleep(wait_s)
+            _backward(works, splits)
+    for work in works:
+        work.module.start_step(recompute=False, splits=False)
+        work.rule.clear_gradients()
+    return [work.times() for work in works]
+
+
+def measure_overhead(training: Training, repeats: int, device: torch.device = CPU) -> PassOverhead:
+    """Return what is in every layer's time once, and in a stage's once as well; medians."""
+    module = StageModule([nn.Identity()], device, training.precision, copies_inputs=False)
+    module.start_step(recompute=False, splits=False)
+    number = torch.zeros(1, 1, device=device)
+    forward_s, backward_s = [], []
+    for _ in range(repeats):
+        forward_s.append(_seconds(lambda: module.forward(_MICROBATCH, number.detach().requires_grad_()), device)[0])
+        backward_s.append(_seconds(lambda: module.backward(_MICROBATCH, number), device)[0])
+    return PassOverhead(median(forward_s), median(backward_s))
+
+
+def _forward(works: Sequence["_StageLayer"]) -> None:
+    passed: torch.Tensor | None = None
+    for work in works:
+        passed = work.timed("forward_s", partial(work.forward, passed))
+
+
+def _backward(works: Sequence["_StageLayer"], splits: bool) -> None:
+    gradient: torch.Tensor | None = None
+    for work in reversed(works):
+        name, run = ("backward_input_s", work.module.backward_input) if splits else ("backward_s", work.module.backward)
+        gradient = work.timed(name, partial(work.backward, run, gradient))
+    for work in reversed(works):
+        if splits:
+            work.timed("backward_weight_s", partial(work.module.backward_weight, _MICROBATCH))
+        else:
+            work.timed("update_s", partial(work.rule.update, 0, 0.0))
 
 
 class _StageLayer:
@@ -75,23 +143,39 @@ class _StageLayer:
         ends: tuple[int, int],
         samples: int,
         training: Training,
-        data: DataOrder,
         device: torch.device,
     ) -> None:
         sizes = loaded.sizes
         self.layer, self.samples, self.device = layer, samples, device
-        self._model, self._data = loaded.model, data
+        self._model, self._data = loaded.model, DataOrder(loaded.model, training.global_batch, training.seed)
         self._is_first, self._is_last = layer == 0, layer == len(sizes) - 1
         self._receives, self._sends = layer == ends[0], layer == ends[1]
         self.module = StageModule(
             [loaded.model.layers[layer]], device, training.precision, copies_inputs=sizes[layer].changes_inputs
         )
-        self.rule = UpdateRule(list(loaded.model.layers[layer].parameters()), training)
-        self._entering = _Noise(None if self._is_first else sizes[layer - 1].output, samples, device)
-        self._gradient = _Noise(None if self._is_last else sizes[layer].output, samples, device)
+        # Gradients add up over all repeats: steps along them would take the parameters out of the numbers' range.
+        still = replace(training, optimizer=replace(training.optimizer, learning_rate=0.0))
+        self.rule = UpdateRule(list(loaded.model.layers[layer].parameters()), still)
+        self._entering = _Noise(sizes[layer - 1].output, samples, device) if self._receives and layer else None
+        self._leaving = _Noise(sizes[layer].output, samples, device) if self._sends and not self._is_last else None
+        self._taken: dict[str, list[float]] = {}
 
-    def forward(self) -> None:
-        """Run the layer forward, from the data or the payload before it to the loss or the payload after it."""
+    def timed(self, name: str, work: Callable[[], Result]) -> Result:
+        """Do some work, and remember under a name how long it took."""
+        seconds, result = _seconds(work, self.device)
+        self._taken.setdefault(name, []).append(seconds)
+        return result
+
+    def times(self) -> LayerTimes:
+        """Return the means of what was timed.
+
+        Times have a tail: medians of layers add up to less than a step takes, which has many of them. And where a host
+        may use part of a core only, the passes in which it has to stand still are what tells.
+        """
+        return LayerTimes(self.layer, self.samples, **{name: fmean(values) for name, values in self._taken.items()})
+
+    def forward(self, entering: torch.Tensor | None) -> torch.Tensor:
+        """Run the layer forward, from the data, the layer or the payload before it to the loss or what comes after."""
         loss: Loss | None = None
         if self._is_first or self._is_last:
             inputs, targets = self._data.samples(0, 0, self.samples)
@@ -99,58 +183,41 @@ class _StageLayer:
             aims = targets.to(self.device)
             loss = lambda outputs: self._model.loss(outputs, aims)  # noqa: E731
         if self._is_first:
-            entering = inputs.to(self.device)
+            begin = inputs.to(self.device)
         else:
-            entering = self._entering.take(arrives=self._receives).detach().requires_grad_()
-        outputs = self.module.forward(_MICROBATCH, entering, loss)
-        if self._sends and not self._is_last:
+            passed = self._entering.arrive() if self._entering is not None else entering
+            assert passed is not None, "the layer before has put something out"
+            begin = passed.detach().requires_grad_()
+        outputs = self.module.forward(_MICROBATCH, begin, loss)
+        if self._leaving is not None:
             to_payload(outputs)
+        return outputs
 
-    def backward(self, run: Callable[[int, torch.Tensor | None], torch.Tensor | None]) -> None:
-        """Run a method of the module backward, from the payload after it to the payload before it."""
-        gradient = None if self._is_last else self._gradient.take(arrives=self._sends)
-        found = run(_MICROBATCH, gradient)
+    def backward(
+        self, run: Callable[[int, torch.Tensor | None], torch.Tensor | None], gradient: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Run a method of the module backward, from the payload or layer after it to the one before it."""
+        found = run(_MICROBATCH, self._leaving.arrive() if self._leaving is not None else gradient)
         if self._receives and found is not None:
             to_payload(found)
+        return found
 
 
 class _Noise:
-    """What a layer beside puts out: on the device, or a payload that has arrived on the CPU."""
+    """What a stage beside puts out: a payload that has arrived on the CPU."""
 
-    def __init__(self, shape: SampleShape | None, samples: int, device: torch.device) -> None:
+    def __init__(self, shape: SampleShape, samples: int, device: torch.device) -> None:
         self._shape = shape
-        if shape is not None:
-            self._values = torch.randn(samples, *shape.sizes, dtype=shape.dtype).to(device)
-            self._payload = to_payload(self._values).clone()
+        self._device = device
+        self._payload = to_payload(torch.randn(samples, *shape.sizes, dtype=shape.dtype)).clone()
 
-    def take(self, *, arrives: bool) -> torch.Tensor:
-        assert self._shape is not None, "the ends of the model have no layer beside"
-        if not arrives:
-            return self._values
-        return from_payloads([self._payload], self._shape.sizes, self._shape.dtype, self._values.device)
+    def arrive(self) -> torch.Tensor:
+        return from_payloads([self._payload], self._shape.sizes, self._shape.dtype, self._device)
 
 
-def _measure(work: _StageLayer, repeats: int) -> LayerTimes:
-    forward_s, backward_s, input_s, weight_s, update_s = [], [], [], [], []
-    module, device = work.module, work.device
-    for splits in (False, True):
-        module.start_step(recompute=False, splits=splits)
-        for _ in range(repeats):
-            forward_s.append(_seconds(work.forward, device))
-            if splits:
-                input_s.append(_seconds(lambda: work.backward(module.backward_input), device))
-                weight_s.append(_seconds(lambda: module.backward_weight(_MICROBATCH), device))
-            else:
-                backward_s.append(_seconds(lambda: work.backward(module.backward), device))
-                update_s.append(_seconds(lambda: work.rule.update(0, 0.0), device))
-    module.start_step(recompute=False, splits=False)
-    work.rule.clear_gradients()
-    return LayerTimes(work.layer, work.samples, *map(median, (forward_s, backward_s, input_s, weight_s, update_s)))
-
-
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
+def _seconds(work: Callable[[], Result], device: torch.device) -> tuple[float, Result]:
     settle(device)
     start_s = time.perf_counter()
-    work()
+    result = work()
     settle(device)
-    return time.perf_counter() - start_s
+    return time.perf_counter() - start_s, result

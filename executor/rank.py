@@ -2,20 +2,26 @@
 
 import gc
 import json
+import os
 import time
 from array import array
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
 from executor.checkpointing import Checkpointing
+from executor.checkpoints import CheckpointFolder
 from executor.clock import RunClock
+from executor.clock_offset import HeadClock
+from executor.collecting import hand_over
 from executor.compute import PacedCompute
 from executor.compute_device import compute_device, threads_of_a_rank
 from executor.control_store import (
+    ORIGIN,
     OVER,
     beginning_key,
     invitation_key,
@@ -28,7 +34,6 @@ from executor.first_state import first_state, one_layer
 from executor.generation import Generation
 from executor.handshake import Handshake
 from executor.held import Held
-from executor.job import JobFolder
 from executor.local_delivery import measure_local_delivery_s
 from executor.model import LoadedModel, load_with_sizes
 from executor.new_plan import Beginning
@@ -47,7 +52,7 @@ from executor.safekeeping import Safekeeping
 from executor.shaper import LinkShaper
 from executor.training.layer_state import model_state
 from executor.training.tensor_parallel import RankGroup
-from executor.wan.origin import OriginWatch, announce_origin
+from executor.wan.origin import announce_origin
 from planner.cluster import Cluster
 from planner.events import EventWriter
 from planner.program import compile_plan
@@ -77,7 +82,7 @@ class Rank:
         self._trained: RealCompute | None = None
         # Sixteen bytes a step; everything else that grows with the steps goes to disk as it comes.
         self._losses = array("q"), array("d")
-        torch.set_num_threads(threads_of_a_rank(len(part.devices)))
+        torch.set_num_threads(threads_of_a_rank(int(os.environ.get("LOCAL_WORLD_SIZE", len(part.devices)))))
 
     def run(self, handshake: Handshake, head_start_s: float) -> None:
         """Run all steps with the others and write what they left.
@@ -89,6 +94,8 @@ class Rank:
         part, orders = self._part, self._part.orders
         # Loaded before the ranks agree on the start: models take their time.
         model = _load_together(part, handshake) if orders.compute == "real" else None
+        if orders.checkpoints:
+            _see_checkpoints(part, handshake)
         _connect(part, handshake)
         local_delivery_s = 0.0
         if orders.emulator == "shaper":
@@ -100,9 +107,17 @@ class Rank:
         held = self._hold(model, clock, local_delivery_s, where, group)
         # The first plan is compiled, and all that takes its time is done, before the run's first second.
         part.program(part.plan)
-        clock.start(_agreed_origin_s(part.rank, part.folder, part.scenario.cluster, head_start_s))
+        head = HeadClock()
+        origin_s = _agreed_origin_s(part.rank, head.offset_s, part.scenario.cluster, head_start_s)
+        clock.start(origin_s - head.offset_s)
+        head.lead(clock)
+        if part.rank == 0 and not orders.spread:
+            announce_origin(part.folder.origin, origin_s)
         if part.recovers:
-            reach_control_store(store_address()).set(ready_key(part.rank, 0), str(local_delivery_s))
+            store = reach_control_store(store_address())
+            if part.rank == 0:
+                store.set(ORIGIN, repr(origin_s))
+            store.set(ready_key(part.rank, 0), str(local_delivery_s))
         beginning = Beginning.of_run(part.plan, len(part.devices), orders.first_step, orders.steps)
         self._live(held, Generation(part, held, beginning, lambda: groups, self._give_up))
 
@@ -117,9 +132,10 @@ class Rank:
         model = load_with_sizes(code, training.seed) if orders.compute == "real" and code is not None else None
         store = reach_control_store(store_address())
         where = compute_device(part.scenario.cluster.by_name[part.device].kind, orders.compute)
-        origin_s = OriginWatch(part.folder.origin).origin_s()
-        assert origin_s is not None, "the others have begun"
-        held = self._hold(model, RunClock(origin_s), float(store.get(ready_key(part.rank, 0))), where, None)
+        head = HeadClock()
+        clock = RunClock(float(store.get(ORIGIN)) - head.offset_s)
+        head.lead(clock)
+        held = self._hold(model, clock, float(store.get(ready_key(part.rank, 0))), where, None)
         store.set(ready_key(part.rank, incarnation), "")
         # For as long as it takes: its device may be of no use for hours.
         while not store.check([invitation_key(part.rank, incarnation)]):
@@ -178,6 +194,9 @@ class Rank:
         held.samples.close()
         held.file.close()
         dist.destroy_process_group()
+        # Now nobody can be lost any more for whom something would have to be done again.
+        if self._part.orders.spread:
+            hand_over(reach_control_store(store_address()), self._part.folder, self._part.rank)
 
     def _regrouped(self, held: Held, beginning: Beginning) -> Generation:
         """This rank in a generation whose ranks connect anew."""
@@ -219,6 +238,17 @@ def _load_together(part: PartInJob, handshake: Handshake) -> LoadedModel:
     return handshake.agree("model", load, PATIENCE.total_seconds(), SharedInputError)
 
 
+def _see_checkpoints(part: PartInJob, handshake: Handshake) -> None:
+    """Refuse folders that are not the same one on all hosts."""
+    folder, mark = CheckpointFolder(Path(part.orders.checkpoints)), part.orders.checkpoints_mark
+
+    def see() -> tuple[None, dict[str, str]]:
+        folder.check_held(mark)
+        return None, {}
+
+    handshake.agree("checkpoints", see, 2 * CONNECT_S, SharedInputError)
+
+
 def _connect(part: PartInJob, handshake: Handshake) -> None:
     store, ranks = handshake.store, len(part.devices)
     # They end when the others are connected: nobody leaves while somebody else still tries.
@@ -236,13 +266,12 @@ def _tensor_group(part: PartInJob, where: torch.device) -> RankGroup | None:
     return form_group(part.plan, part.device, where.type, PATIENCE)
 
 
-def _agreed_origin_s(rank: int, job: JobFolder, cluster: Cluster, head_start_s: float) -> float:
-    """The origin of the run's clock: rank 0 says when it starts, a little after everyone has heard."""
+def _agreed_origin_s(rank: int, offset_s: float, cluster: Cluster, head_start_s: float) -> float:
+    """The origin of the run's clock, by the head's: rank 0 says when it starts, a little after everyone has heard."""
     # Models take unequal times to load; and the news travels over connections that are warm.
     dist.barrier()
     head_start_s += _HEAD_START_LATENCIES * max((link.latency_s for link in cluster.links), default=0.0)
-    origin = torch.tensor([time.monotonic() + head_start_s if rank == 0 else 0.0], dtype=torch.float64)
+    origin_s = time.monotonic() + offset_s + head_start_s if rank == 0 else 0.0
+    origin = torch.tensor([origin_s], dtype=torch.float64)
     dist.broadcast(origin, 0)
-    if rank == 0:
-        announce_origin(job.origin, origin.item())
     return float(origin.item())

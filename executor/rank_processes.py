@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from executor.control_store import invitation_key, ready_key
-from executor.departed_ranks import DepartedRanks
+from executor.keepers import Keepers
 from traces.errors import RunError
 
 _PAUSE_S = 0.002
@@ -19,20 +19,20 @@ class RankProcesses:
     Args:
         store: Of the job.
         devices: In rank order.
-        departures: Tells which processes are gone; None in a run that ends with the first of them.
+        keepers: Tell which processes are gone; None in a run that ends with the first of them.
     """
 
-    def __init__(self, store: TCPStore, devices: Sequence[str], departures: DepartedRanks | None) -> None:
+    def __init__(self, store: TCPStore, devices: Sequence[str], keepers: Keepers | None) -> None:
         self._store = store
         self._devices = devices
-        self._departures = departures
+        self._keepers = keepers
         self._incarnations = dict.fromkeys(range(len(devices)), 0)
         self._lost: set[int] = set()
 
     @property
     def are_replaced(self) -> bool:
         """Whether the run goes on when one is lost."""
-        return self._departures is not None
+        return self._keepers is not None
 
     @property
     def lost(self) -> frozenset[int]:
@@ -51,7 +51,7 @@ class RankProcesses:
     def hear(self) -> set[int]:
         """Take note of processes that are gone; return the ranks of those that are news."""
         news = set()
-        for departure in self._departures.heard() if self._departures is not None else ():
+        for departure in self._keepers.heard() if self._keepers is not None else ():
             self._incarnations[departure.rank] = departure.incarnation + 1
             news.add(departure.rank)
         self._lost |= news
@@ -86,5 +86,5 @@ class RankProcesses:
             self._store.set(invitation_key(rank, self._incarnations[rank]), str(generation))
 
     def _away_until_s(self, rank: int) -> float | None:
-        assert self._departures is not None, "without departures no rank is ever missed"
-        return self._departures.away_until_s(rank)
+        assert self._keepers is not None, "without keepers no rank is ever missed"
+        return self._keepers.away_until_s(rank)

@@ -20,7 +20,10 @@ class Feed(Protocol):
         """Take a row; that of a send closes what `sending` opened."""
 
     def sending(self, step: int) -> None:
-        """Take note that a send of this step is under way."""
+        """Take note that a send is under way which holds this step back."""
+
+    def release(self, step: int) -> None:
+        """Take note that something is over that held this step back and has no row."""
 
 
 class RowLog:
@@ -68,8 +71,22 @@ class RowLog:
         waited = arrived_s - idle_since_s > NOTICEABLE_WAIT_S
         self.log(row(idle_since_s if waited else arrived_s, arrived_s))
 
+    def hold(self, step: int) -> Callable[[], None]:
+        """Keep a step from being shown until what is returned is called."""
+        feed = self._feed
+        if feed is None:
+            return lambda: None
+        feed.sending(step)
+        return lambda: feed.release(step)
+
     def sending(self, step: int, row: Callable[[float, float], Event], start_s: float) -> Callable[[float], None]:
-        """Take note of a send that is under way; return what is to be called when its last byte has departed."""
+        """Take note of a send that is under way; return what is to be called when its last byte has departed.
+
+        Args:
+            step: Which is not shown before; of updates, for which nobody waits, it is the run's last one.
+            row: Of the send.
+            start_s: When it began, run seconds.
+        """
         if self._feed is not None:
             self._feed.sending(step)
         return lambda end_s: self.log(row(start_s, end_s))

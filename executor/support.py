@@ -54,6 +54,22 @@ def check_supported(
         _check_checkpoints(plan, compute)
 
 
+def check_spread(scenario: Scenario, emulator: Emulator) -> None:
+    """Refuse what can only be made where all ranks are on this machine.
+
+    Raises:
+        InputError: Names it.
+    """
+    if emulator != "none":
+        raise InputError(
+            "links are emulated on one machine only", where="--emulate-wan", valid="leave it away: hosts have a network"
+        )
+    if scenario.faults:
+        raise InputError(
+            "faults are made on one machine only", where="faults[0]", valid="remove them from the scenario"
+        )
+
+
 def check_decision(
     old: Plan, decision: Decision, *, scenario: Scenario, compute: ComputeMode, emulator: Emulator, recovers: bool
 ) -> None:

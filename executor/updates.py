@@ -70,6 +70,8 @@ class PipelineUpdates:
         self._stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages if _holds(stage, device)]
         self._device = device
         self._exchanges = steps // how.every
+        self._last = steps - 1
+        self._show_last: Callable[[], None] = _nothing_is_held
         self._transport = transport
         self._compute = compute
         self._model = model
@@ -89,6 +91,8 @@ class PipelineUpdates:
 
         That is the arrival of the last update without which the device would run too far ahead.
         """
+        if step == self._last:
+            self._show_last = self._log.hold(step)
         ready_s = float("-inf")
         if self._bound is not None:
             needed = max(0, (step - self._bound) // self._every)
@@ -136,6 +140,11 @@ class PipelineUpdates:
 
         If so, all of it is in the gradients, on every replica. Parameters have been averaged.
         """
+        applies = self._apply_rest()
+        self._show_last()
+        return applies
+
+    def _apply_rest(self) -> bool:
         for incoming in self._incoming:
             incoming.wait_for_all()
         rest = self._take(None)
@@ -211,7 +220,7 @@ class PipelineUpdates:
         header = torch.frombuffer(bytearray(HEADER.pack(self._known.get(edge.receiver, 0))), dtype=torch.uint8)
         payload = torch.cat([header, row.view(torch.uint8)])
         assert payload.numel() == HEADER.size + edge.size_bytes, (edge, payload.numel())
-        departed = self._log.sending(step, _send_row(edge, step), now_s)
+        departed = self._log.sending(self._last, _send_row(edge, step), now_s)
         tag = update_tag((step + 1) // self._every - 1, edge.layers[0])
         self._transport.send(edge.receiver, tag, payload, now_s, departed)
 
@@ -227,6 +236,10 @@ class PipelineUpdates:
         for incoming in self._incoming:
             groups[incoming.edge.sender].append(incoming)
         return groups
+
+
+def _nothing_is_held() -> None:
+    """The last step has not begun."""
 
 
 def _holds(stage: Stage, device: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from executor.fingerprint import Job, check_ranks, job_facts
+from executor.freed_memory import keep_freed_memory
 from executor.handshake import Handshake
 from executor.heartbeat import start_beating
 from executor.job import JobFolder
@@ -33,6 +34,7 @@ _ARRIVAL_OF_EACH_S = 3.0
 def main(agent: str, folder: str) -> None:
     """Run this process's rank of the job in ``folder``."""
     die_with_parent(int(agent))
+    keep_freed_memory()
     enter_device_network()
     job, rank = JobFolder(Path(folder)), int(os.environ["RANK"])
     start_beating(job, rank)
@@ -90,8 +92,15 @@ def _saying_why(end: Callable[[Exception], None]) -> Iterator[None]:
 def _device(job: JobFolder, rank: int) -> str:
     """This rank's device, for messages; nothing if there is none."""
     try:
-        devices = read_plan(job.path / "plan.json").devices
-        return devices[rank] if rank < len(devices) else rank_devices(*job.read())[rank]
+        return rank_devices(*job.read())[rank]
+    except (InputError, IndexError, OSError, ValueError):
+        return _device_of_plan(job, rank)
+
+
+def _device_of_plan(job: JobFolder, rank: int) -> str:
+    """The same where the plan is all that can be read."""
+    try:
+        return read_plan(job.path / "plan.json").devices[rank]
     except (InputError, IndexError, OSError):
         return ""
 

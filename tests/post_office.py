@@ -112,6 +112,9 @@ class _Rows:
     def __init__(self, events: list[Event]) -> None:
         self.log = events.append
 
+    def hold(self, step: int) -> Callable[[], None]:
+        return lambda: None
+
     def sending(self, step: int, row: Callable[[float, float], Event], start_s: float) -> Callable[[float], None]:
         return lambda end_s: self.log(row(start_s, end_s))
 

@@ -21,11 +21,12 @@ from training import hybrid_plan, train_in_one_process, training_scenario
 
 from executor.backend import TorchBackend
 from executor.model import load_model
-from planner.backend import RunRecord
+from planner.backend import Backend, RunRecord
 from planner.check import check_plan
 from planner.events import Event, EventKind
 from planner.files.scenario_file import read_scenario
 from planner.metrics import measure
+from planner.observation import Observation
 from planner.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario import ModelCode, Optimizer, Scenario
 from sim.simulator import Simulator
@@ -228,6 +229,7 @@ def test_pipelines_in_step_do_not_depend_on_timing(
     assert record.losses == pytest.approx(expected.losses, rel=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_replicas_stay_equal_where_nothing_comes_at_the_end(code: ModelCode, tmp_path: Path) -> None:
     """The last round is applied before the last step: the update after it must not move those by momentum alone."""
     found = []
@@ -272,7 +274,7 @@ def versions(events: Sequence[Event]) -> Counter[tuple[str, str, int, int]]:
     return Counter((e.device, e.peer, e.step, e.staleness) for e in events if e.kind is EventKind.UPDATE)
 
 
-@pytest.mark.parametrize(("every", "steps"), [(1, 8), (2, 8)])
+@pytest.mark.parametrize(("every", "steps"), [pytest.param(1, 8, marks=pytest.mark.slow), (2, 8)])
 def test_versions_are_those_that_the_simulator_has(every: int, steps: int) -> None:
     """A slow and a fast pipeline: steps begin and end at multiples of 0.4 s, updates arrive 0.2 s after these."""
     scenario, plan = apart([0.4, 0.8], transfer_s=0.1, latency_s=0.1)
@@ -284,6 +286,23 @@ def test_versions_are_those_that_the_simulator_has(every: int, steps: int) -> No
     for event in record.events:
         if event.kind is EventKind.UPDATE:
             assert event.end_s >= event.start_s
+
+
+class Watching:
+    """Changes nothing."""
+
+    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
+        return None
+
+
+@pytest.mark.parametrize("backend", [Simulator(), TorchBackend("paced", emulator="shaper")], ids=["simulated", "paced"])
+def test_a_policy_holds_nobody_up_who_waits_for_no_update(backend: Backend) -> None:
+    scenario, plan = apart([0.05, 0.05], transfer_s=2.0, latency_s=0.0)
+    record = backend.run(scenario, synchronised(plan, "asgd-ga", 4), Watching(), 8)
+    departed_s = min(e.end_s for e in record.events if e.kind is EventKind.SEND and e.step == 3)
+    computed_s = max(e.end_s for e in record.events if e.kind is EventKind.COMPUTE and e.step == 7)
+    assert computed_s < departed_s
+    assert sum(e.kind is EventKind.UPDATE for e in record.events) == 4
 
 
 # --- what is learnt ---------------------------------------------------------------------------------------------

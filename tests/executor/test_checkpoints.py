@@ -114,8 +114,8 @@ HOLDS = """
 import sys
 from pathlib import Path
 from executor.checkpoints import CheckpointFolder
-with CheckpointFolder(Path(sys.argv[1])).held():
-    print("held", flush=True)
+with CheckpointFolder(Path(sys.argv[1])).held() as mark:
+    print(mark, flush=True)
     sys.stdin.read()
 """
 
@@ -127,13 +127,14 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         try:
             assert other.stdout is not None
-            assert other.stdout.readline() == "held\n"
+            mark = other.stdout.readline().strip()
             with pytest.raises(InputError, match="another run writes its checkpoints here"), own.held():
                 pass
+            own.check_held(mark)
         finally:
             other.kill()
-    with own.held():
-        pass
+    with own.held(), pytest.raises(InputError, match="not the one that the head has"):
+        own.check_held(mark)
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:

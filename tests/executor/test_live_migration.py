@@ -31,8 +31,10 @@ def placed(
 
 @pytest.mark.parametrize(
     ("code", "optimizer"),
-    [(CONVOLUTIONAL, Optimizer("adamw", learning_rate=0.001)), (GPT, Optimizer("momentum", learning_rate=0.05))],
-    ids=["adamw", "momentum"],
+    [
+        pytest.param(CONVOLUTIONAL, Optimizer("adamw", learning_rate=0.001), id="adamw"),
+        pytest.param(GPT, Optimizer("momentum", learning_rate=0.05), id="momentum", marks=pytest.mark.slow),
+    ],
 )
 def test_training_goes_on_as_if_nothing_had_moved(code: ModelCode, optimizer: Optimizer, tmp_path: Path) -> None:
     scenario = training_scenario(code, 4, optimizer=optimizer)

@@ -23,6 +23,7 @@ PATIENCE_S = 4.0
 STEPS = 4
 
 
+@pytest.mark.slow
 def test_a_partner_waits_for_its_group_longer_than_for_any_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def test_the_policy_goes_on_without_a_rank_that_is_lost(
     assert_trained(record, target, train_in_one_process(scenario, STEPS))
 
 
+@pytest.mark.slow
 def test_ranks_that_are_lost_one_after_the_other_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one while the others wait for the first, or soon after."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

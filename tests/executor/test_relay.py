@@ -1,6 +1,5 @@
 """The test bed carries what the scenario's links carry: the arithmetic, real TCP through it, and runs under it."""
 
-import json
 import os
 import signal
 import socket
@@ -21,15 +20,14 @@ from builders import chain_plan, chain_scenario, mesh_scenario
 from command import COMMAND
 from hypothesis import given
 from hypothesis import strategies as st
+from isolated_program import run_isolated
 from process_watch import PATIENCE_S, left_behind, processes_of, started, wait_until
 from trace_strategies import link_traces
 
 from executor.backend import TorchBackend, choose_emulator
-from executor.job import JobFolder, Orders
 from executor.wan.carriage import Carriage, Route
 from executor.wan.emulated_link import EmulatedLink, queue_bytes
 from executor.wan.lost_segments import without_segments
-from executor.wan.origin import create_origin
 from executor.wan.packet import count_segments, frames_bytes
 from executor.wan.rate_curve import RateCurve
 from executor.wan.testbed import missing
@@ -280,23 +278,10 @@ def traffic(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     outage = LinkOutage(f"device-{2 * number}->device-{2 * number + 1}", *OUTAGE_S)
     cluster = Cluster(scenario.cluster.devices, tuple(links))
     folder = tmp_path_factory.mktemp("job")
-    job = JobFolder(folder)
     whole = replace(scenario, cluster=cluster, faults=(outage,))
-    job.write(whole, chain_plan(scenario), Orders("paced", 1, "relay", False))
-    create_origin(job.origin)
     flows = [[kind, 2 * number, 2 * number + 1, DURATION_S] for number, (kind, _) in enumerate(FLOWS.values())]
-    isolated = [sys.executable, "-m", "executor.wan.isolated", str(os.getpid()), sys.executable]
-    program = str(Path(__file__).with_name("wan_traffic.py"))
-    done = subprocess.run(
-        [*isolated, program, str(folder), json.dumps(flows)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(zip(FLOWS, json.loads(done.stdout), strict=True))
+    measured = run_isolated(Path(__file__).with_name("wan_traffic.py"), folder, whole, flows, timeout_s=60)
+    return dict(zip(FLOWS, measured, strict=True))
 
 
 def bytes_until(arrivals: list[list[float]], time_s: float) -> float:

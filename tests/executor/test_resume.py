@@ -55,6 +55,7 @@ def test_training_goes_on_with_the_same_plan_or_another(code: ModelCode, optimiz
         resumption(folder, scenario, STEPS, print)
 
 
+@pytest.mark.slow
 def test_ranks_that_are_lost_after_a_resumption_begin_with_the_checkpoint(tmp_path: Path) -> None:
     """Before any copy is complete nobody has more than what the run began with."""
     scenario, plan = chain()
@@ -74,22 +75,22 @@ SCENARIO = "cloud-edge-end-small"
 
 def test_a_command_that_was_killed_goes_on(tmp_path: Path) -> None:
     checkpoints, undisturbed, resumed = (tmp_path / name for name in ("checkpoints", "undisturbed", "resumed"))
-    options = ["--strategy", "deepcee", "--checkpoint", str(checkpoints), "--checkpoint-every", "2"]
-    with started(["run", SCENARIO, *options, "--steps", "2000"], tmp_path) as (process, _):
+    options = ["--strategy", "gpipe", "--checkpoint", str(checkpoints), "--checkpoint-every", "2"]
+    with started(["run", "digits", *options, "--steps", "20000"], tmp_path) as (process, _):
         wait_until(lambda: len(list(checkpoints.glob("step-*"))) > 2, "no checkpoints come")
         process.send_signal(signal.SIGKILL)
-    again = ropebridge("run", SCENARIO, *options, "--steps", "20")
+    again = ropebridge("run", "digits", *options, "--steps", "20")
     assert (again.returncode, again.stdout) == (2, "")
     assert "there are checkpoints here already; go on from them with '--resume'" in again.stderr
     newest = max(int(each.name.removeprefix("step-")) for each in checkpoints.glob("step-*"))
     steps = newest + 5
     done = ropebridge(
-        "run", SCENARIO, "--checkpoint", checkpoints, "--resume", "--steps", steps, "-o", resumed, "--json"
+        "run", "digits", "--checkpoint", checkpoints, "--resume", "--steps", steps, "-o", resumed, "--json"
     )
     assert done.returncode == 0, done.stderr
     assert "resumed from the checkpoint of step" in done.stderr
-    assert json.loads(done.stdout)["strategy"] == "deepcee"
-    whole = ropebridge("run", SCENARIO, "--strategy", "deepcee", "--steps", steps, "-o", undisturbed, "--json")
+    assert json.loads(done.stdout)["strategy"] == "gpipe"
+    whole = ropebridge("run", "digits", "--strategy", "gpipe", "--steps", steps, "-o", undisturbed, "--json")
     assert json.loads(done.stdout)["losses"][-1] == pytest.approx(json.loads(whole.stdout)["losses"][-1], rel=1e-6)
     expected = load_file(undisturbed / "parameters.safetensors")
     trained = load_file(resumed / "parameters.safetensors")

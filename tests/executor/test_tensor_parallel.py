@@ -100,9 +100,9 @@ PAIR = [(2, 1.0)]
 @pytest.mark.parametrize(
     ("stages", "schedule", "recompute"),
     [
-        pytest.param([(6, PAIR)], "1f1b", (0,), id="one-stage-recomputing"),
+        pytest.param([(6, PAIR)], "1f1b", (0,), id="one-stage-recomputing", marks=pytest.mark.slow),
         pytest.param([(2, [(1, 1.0)]), (4, PAIR)], "zb-h1", (), id="a-single-device-before-a-pair"),
-        pytest.param([(6, [(2, 1.0), (2, 2.0)])], "gpipe", (), id="two-replicas"),
+        pytest.param([(6, [(2, 1.0), (2, 2.0)])], "gpipe", (), id="two-replicas", marks=pytest.mark.slow),
     ],
 )
 def test_groups_train_as_one_process(

@@ -108,6 +108,7 @@ def between_regions(compression: str, connections: int = 1) -> tuple[Scenario, P
     return scenario, replace(plan, compression=compression, connections=connections)
 
 
+@pytest.mark.slow
 def test_three_connections_carry_the_same_numbers(tmp_path: Path) -> None:
     scenario, plan = between_regions("none", connections=3)
     assert_equal(train(scenario, plan, tmp_path), train_in_one_process(scenario, STEPS))

@@ -1,0 +1,39 @@
+"""The process that starts the ranks of a machine: its environment, and its end whatever happens."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# How long it may take to end its ranks before the kernel does.
+GRACE_S = 5.0
+
+
+def environment(interface: str) -> dict[str, str]:
+    """Return its environment, and so that of the ranks; they meet over a network interface."""
+    return {
+        **os.environ,
+        # gloo must not look the host's name up.
+        "GLOO_SOCKET_IFNAME": interface,
+        # Workers import ropebridge, never a folder of the same name where the user happens to stand.
+        "PYTHONSAFEPATH": "1",
+        "OMP_NUM_THREADS": "1",
+        # They find the packages where this process found them.
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+
+
+@contextmanager
+def ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """End a process after the block if it goes on: by a signal on which it ends its ranks, then by the kernel's."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -1,0 +1,29 @@
+"""Commands for people who start processes by hand, or with a tool of their own."""
+
+import shlex
+from collections.abc import Mapping
+
+from executor.deployment.deployment import Deployment
+from executor.deployment.target import Target
+
+
+def files(deployment: Deployment) -> Mapping[str, str]:
+    """Return the commands, one for each host, the head's first."""
+    text = (
+        f"# The job '{deployment.name}': copy the folder 'job' to every host, and run there, in any order within\n"
+        f"# {deployment.hosts.arrival_s:.0f} s, what stands below its name. Every host but the head starts its ranks\n"
+        "# by torchrun, alone: a host that is lost must not take the others with it.\n"
+    )
+    if deployment.secrets:
+        text += f"# Set these before, from where you keep secrets: {', '.join(deployment.secrets)}\n"
+    for part in deployment.hosts.parts:
+        text += f"\n# --- {part.name}\n. job/environment.sh\n"
+        if part.name == deployment.hosts.head:
+            text += f"{deployment.command(part.name, 'job')}\n"
+        else:
+            count = len(part.ranks)
+            text += f"torchrun --standalone --nproc-per-node={count} -m executor.joining job {shlex.quote(part.name)}\n"
+    return {"commands.sh": text}
+
+
+TORCHRUN = Target("torchrun", files)
