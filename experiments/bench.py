@@ -10,10 +10,13 @@ from experiments.benches.executor import measure_executor
 from experiments.benches.fidelity import measure_fidelity
 from experiments.benches.measured_files import find_measured_files
 from experiments.benches.planner import measure_planner
+from experiments.benches.profile import measure_profile
 from experiments.benches.recovery import measure_recovery
+from experiments.benches.report import measure_report
 from experiments.benches.result import BenchResult, plain_number
 from experiments.benches.schedules import measure_schedules
 from experiments.benches.simulator import measure_simulator
+from experiments.benches.sweep import measure_sweep
 from experiments.machine import describe_machine
 from traces.errors import InputError
 from traces.naming import find_by_name
@@ -26,9 +29,12 @@ BENCHES: Mapping[str, Bench] = {
     "executor": measure_executor,
     "fidelity": measure_fidelity,
     "planner": measure_planner,
+    "profile": measure_profile,
     "recovery": measure_recovery,
+    "report": measure_report,
     "schedules": measure_schedules,
     "simulator": measure_simulator,
+    "sweep": measure_sweep,
 }
 
 

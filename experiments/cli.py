@@ -1,16 +1,32 @@
 """The command `ropebridge`. Each verb loads what it needs when it is called, so that `--help` answers at once."""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from experiments.console import say, tell
+from experiments.deploy_cli import add_to
 from experiments.interrupts import CommandInterruptedError, raise_when_interrupted
-from experiments.key_values import key_and_value
+from experiments.options import (
+    ComputeChoice,
+    DurationOption,
+    DynamicOption,
+    EmulatorOption,
+    FolderOption,
+    JsonOption,
+    OrdersOption,
+    PlanOption,
+    PolicyOption,
+    ScenarioArgument,
+    ScheduleOption,
+    StepsOption,
+    StrategyOption,
+)
 from experiments.profile_cli import profile_app
+from experiments.sweep_cli import sweep
+from experiments.traces_cli import traces_app
 from traces.errors import InputError, RopebridgeError
 
 app = typer.Typer(
@@ -21,67 +37,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-traces_app = typer.Typer(help="Read, convert and make traces of link bandwidth.", no_args_is_help=True)
 app.add_typer(traces_app, name="traces")
 app.add_typer(profile_app, name="profile")
-
-ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="A YAML file, or a ready scenario's name.")]
-PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan file made by 'ropebridge plan'.")]
-StrategyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--strategy",
-        help="Make the plan with: adaptdl, asteroid, asteroid-duplex, auto, cannikin, cloudless, dapple, ddp, deepcee, "
-        "gpipe, greedy, hetpipe, lb-bsp, megatron (default), pipedream, zb-h1-equal.",
-    ),
-]
-ScheduleOption = Annotated[
-    str | None,
-    typer.Option(
-        "--schedule",
-        help="Another order of actions: gpipe, 1f1b, interleaved-1f1b, zb-h1, zb-h2, zb-v, compact-zb, portfolio, "
-        "optimal.",
-    ),
-]
-DynamicOption = Annotated[bool, typer.Option("--dynamic", help="Each device takes the best action that is ready.")]
-OrdersOption = Annotated[
-    Path | None, typer.Option("--orders", help="Each worker's actions, in torch.distributed.pipelining's CSV.")
-]
-PolicyOption = Annotated[
-    str,
-    typer.Option(
-        "--policy",
-        help="Adapt the plan as it runs: none, asteroid-replay, auto, cannikin, cloudless, deepcee, depth, "
-        "heavy-rescheduling.",
-    ),
-]
-StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Training steps.")]
-DurationOption = Annotated[
-    str | None,
-    typer.Option("--duration", help="Simulate until so much time has passed, such as '60 min', instead of --steps."),
-]
-FolderOption = Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write the run into.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print machine-readable results, and nothing else.")]
-
-
-class EmulatorOption(StrEnum):
-    """What `ropebridge run` emulates links with."""
-
-    AUTO = "auto"
-    RELAY = "relay"
-    SHAPER = "shaper"
-
-
-class ComputeChoice(StrEnum):
-    """What `ropebridge run` computes."""
-
-    PACED = "paced"
-    REAL = "real"
+app.command("sweep")(sweep)
 
 
 @app.command()
 def demo(output: FolderOption = None, as_json: JsonOption = False) -> None:
-    """Plan, simulate, execute for real on this machine, compare and draw: three regions, four devices."""
+    """Plan, simulate, run for real here, compare, draw: three regions, four devices. Example: ropebridge demo."""
     import json
 
     from experiments.verbs import demo as verb
@@ -192,6 +155,13 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest whole checkpoint, with the plan that it had.")
     ] = False,
+    live: Annotated[bool, typer.Option("--live", help="Show the run in the terminal while it goes on.")] = False,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", help="Folder for TensorBoard, written while the run goes on.")
+    ] = None,
+    prometheus: Annotated[
+        str | None, typer.Option("--prometheus", metavar="ADDRESS:PORT", help="Where Prometheus may ask for it.")
+    ] = None,
     steps: StepsOption = 20,
     output: FolderOption = None,
     as_json: JsonOption = False,
@@ -199,6 +169,7 @@ def run(
     """Run a plan for real, a process per device. Example: ropebridge run two-regions --compute paced --emulate-wan."""
     from executor.backend import TorchBackend
     from executor.job import EmulatorChoice
+    from experiments.live import watching
     from experiments.scenario_choice import Ordering, choose_plan, choose_scenario
     from experiments.verbs.resuming import checkpoint_orders, resumed_plan
     from experiments.verbs.running import carry_out, present
@@ -218,6 +189,7 @@ def run(
             resources=folder,
             backup_every=backup_every,
             checkpoints=checkpoints,
+            watch=watch,
             tell=tell,
         )
 
@@ -226,7 +198,8 @@ def run(
         planned = resumed_plan(had, described, ordering)
     else:
         planned = choose_plan(described, plan, strategy, ordering)
-    record = carry_out(described, planned, policy, steps, output, backend)
+    with watching(live=live, tensorboard=tensorboard, prometheus=prometheus, tell=tell) as watch:
+        record = carry_out(described, planned, policy, steps, output, backend)
     say(present(record, as_json))
 
 
@@ -243,13 +216,23 @@ def compare(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or a folder of them.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The picture, a PNG file.")] = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, a folder of them, or a sweep's.")],
+    outputs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="What to write, by its suffix: .html (a page that opens from the disk), .png or .svg (a figure), "
+            ".json (for ui.perfetto.dev). Can be given several times.",
+            show_default="report.html in the first folder",
+        ),
+    ] = None,
 ) -> None:
-    """Draw runs as a PNG and write a file for ui.perfetto.dev. Example: ropebridge report runs/demo-1."""
+    """Show runs, or a sweep, on a page or in figures. Example: ropebridge report runs/plain runs/real -o both.html."""
     from experiments.verbs.reporting import report as verb
 
-    say(verb(runs, output))
+    say(verb(runs, outputs or []))
 
 
 @app.command()
@@ -258,7 +241,8 @@ def bench(
         str,
         typer.Argument(
             metavar="NAME",
-            help="What to measure: accuracy, adaptation, executor, fidelity, planner, recovery, schedules, simulator.",
+            help="What to measure: accuracy, adaptation, executor, fidelity, planner, profile, recovery, report, "
+            "schedules, simulator, sweep.",
         ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer cases and steps.")] = False,
@@ -302,63 +286,7 @@ def reproduce(
         raise typer.Exit(1)
 
 
-@traces_app.command("show")
-def traces_show(
-    path: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace in any format.")],
-    plot: Annotated[Path | None, typer.Option("--plot", help="PNG file to draw the rate into.")] = None,
-    loops: Annotated[bool, typer.Option("--loop/--hold", help="What follows the end of the trace.")] = True,
-    as_json: JsonOption = False,
-) -> None:
-    """Describe a trace and draw its rate. Example: ropebridge traces show link.csv --plot link.png."""
-    from experiments.verbs.traces_verbs import show
-
-    say(show(path, loops=loops, as_json=as_json, plot=plot))
-
-
-@traces_app.command("convert")
-def traces_convert(
-    source: Annotated[Path, typer.Argument(metavar="FROM", help="A trace in any format.")],
-    target: Annotated[Path, typer.Argument(metavar="TO", help="The file to write.")],
-    to: Annotated[
-        str | None, typer.Option("--to", help="csv, mahimahi, cooked or iperf3; by the suffix if absent.")
-    ] = None,
-    step: Annotated[str | None, typer.Option("--step", help="Mean rate over windows of this length: '5 s'.")] = None,
-) -> None:
-    """Write a trace in another format. Example: ropebridge traces convert link.csv link.mahi."""
-    from experiments.verbs.traces_verbs import convert
-    from traces.units import parse_duration_s
-
-    say(convert(source, target, to=to, step_s=parse_duration_s(step) if step is not None else None))
-
-
-@traces_app.command("generate")
-def traces_generate(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A preset (lte, satellite, ...) or a generator.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
-    duration: Annotated[str, typer.Option("--duration", help="Length, with its unit.")] = "600 s",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed makes the same trace.")] = 0,
-    step: Annotated[str, typer.Option("--step", help="Length of a piece, with its unit.")] = "1 s",
-    to: Annotated[
-        str | None, typer.Option("--to", help="csv, mahimahi, cooked or iperf3; by the suffix if absent.")
-    ] = None,
-    parameters: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A generator's parameter, with its unit.")
-    ] = None,
-) -> None:
-    """Make up a trace. Example: ropebridge traces generate lte -o lte.csv --duration '10 min' --seed 7."""
-    from experiments.verbs.traces_verbs import generate
-    from traces.units import parse_duration_s
-
-    text = generate(
-        name,
-        output,
-        duration_s=parse_duration_s(duration),
-        seed=seed,
-        step_s=parse_duration_s(step),
-        format_name=to,
-        parameters=dict(key_and_value(parameter, "mean=10 Mbit/s") for parameter in parameters or []),
-    )
-    say(text)
+add_to(app)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Writes the JSON Schemas of scenario and plan files: ``python -m experiments.schemas FOLDER``."""
+"""Writes the JSON Schemas of scenario, plan and sweep files: ``python -m experiments.schemas FOLDER``."""
 
 import json
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.sweep.sweep_file import sweep_schema
 from planner.files.plan_file import plan_schema
 from planner.files.scenario_file import scenario_schema
 from traces.atomic import write_text_atomically
@@ -13,7 +14,11 @@ from traces.atomic import write_text_atomically
 
 def schema_texts() -> Mapping[str, str]:
     """Return the text of each schema file by its name."""
-    schemas: dict[str, dict[str, Any]] = {"scenario.json": scenario_schema(), "plan.json": plan_schema()}
+    schemas: dict[str, dict[str, Any]] = {
+        "scenario.json": scenario_schema(),
+        "plan.json": plan_schema(),
+        "sweep.json": sweep_schema(),
+    }
     return {name: json.dumps(schema, indent=1) + "\n" for name, schema in schemas.items()}
 
 

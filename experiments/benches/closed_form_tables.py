@@ -11,7 +11,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from planner.importers.sailor_files import KINDS, pick, read_file
+from planner.importers.json_file import pick, read_file
+from planner.importers.sailor_files import KINDS
 from planner.importers.sailor_network import Node, SailorNetwork
 from planner.profile import TimeTable
 from traces.naming import find_by_name

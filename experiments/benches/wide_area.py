@@ -18,20 +18,22 @@ OUTPUT_BYTES = 2048 * 4096 * 4
 FORWARD_S = {"fast": 0.08, "slow": 0.11}
 
 
-def wide_area_scenario(seed: int = 0) -> Scenario:
+def wide_area_scenario(
+    seed: int = 0, *, devices: int = DEVICES, regions: int = REGIONS, global_batch: int = 1024
+) -> Scenario:
     """Return the scenario; devices are listed region by region in turn, so that uniform pipelines cross all regions.
 
     Between any two regions 2 to 10 Gbit/s that vary by a quarter from second to second, 5 to 60 ms one way; inside
     a region 400 Gbit/s for all together.
     """
     random = np.random.default_rng(seed)
-    devices = tuple(
-        Device(f"gpu-{index}", "fast" if index % 3 else "slow", f"region-{index % REGIONS}", 80 * 2**30, 2.0)
-        for index in range(DEVICES)
+    gpus = tuple(
+        Device(f"gpu-{index}", "fast" if index % 3 else "slow", f"region-{index % regions}", 80 * 2**30, 2.0)
+        for index in range(devices)
     )
     links = []
-    for a in range(REGIONS):
-        for b in range(REGIONS):
+    for a in range(regions):
+        for b in range(regions):
             if a == b:
                 links.append(Link(f"region-{a}", f"region-{a}", 400e9, 50e-6))
                 continue
@@ -44,5 +46,5 @@ def wide_area_scenario(seed: int = 0) -> Scenario:
         LayerProfile(f"layer-{index}", PARAMETER_BYTES, OUTPUT_BYTES, 20 * OUTPUT_BYTES, times)
         for index in range(LAYERS)
     )
-    training = Training(global_batch=1024, microbatch=1, optimizer=Optimizer("adamw"))
-    return Scenario("wide-area", Cluster(devices, tuple(links)), ModelProfile("transformer", layers), training)
+    training = Training(global_batch, microbatch=1, optimizer=Optimizer("adamw"))
+    return Scenario("wide-area", Cluster(gpus, tuple(links)), ModelProfile("transformer", layers), training)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from experiments.benches.result import Row
 from experiments.figures.style import DOTS_PER_INCH, GREY, SETTINGS, WIDTH_INCHES
 from traces.atomic import write_bytes_atomically
-from traces.plot import COLOURS
+from traces.colours import COLOURS
 
 
 def draw_ratios(rows: Sequence[Row], systems: Sequence[str], path: Path) -> None:

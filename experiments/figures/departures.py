@@ -1,25 +1,43 @@
 """When the bytes of a send really left, and which compute they feed; loads no matplotlib."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.actions import Kind
+from planner.event_log import EventLog, as_log
 from planner.events import Event, EventKind
+from traces.trace import FloatArray
 
 
-def departures(events: Iterable[Event]) -> Iterator[tuple[Event, float]]:
+def departures(events: Sequence[Event]) -> Iterator[tuple[Event, float]]:
     """Yield each send, layers that change devices included, with the time from which its bytes left.
 
-    In seconds from the start of the run.
+    In seconds from the start of the run, in the order in which they ended.
+    """
+    log = as_log(events)
+    rows, starts_s = departing(log)
+    yield from zip(log.take(rows), starts_s.tolist(), strict=True)
+
+
+def departing(log: EventLog) -> tuple[NDArray[np.intp], FloatArray]:
+    """Return the sends, layers that change devices included, in the order in which they ended, and when bytes left.
 
     A send event starts when the bytes are handed over. Those between two devices leave in order, one at a
     time: what is handed over while another one is leaving waits for its end.
+
+    Returns:
+        Their rows in the log, and from when their bytes left, seconds from the start of the run; both [sends].
     """
-    free_s: dict[tuple[str, str], float] = {}
-    sends = (event for event in events if event.kind in (EventKind.SEND, EventKind.MIGRATE))
-    for event in sorted(sends, key=lambda e: (e.end_s, e.start_s)):
-        channel = (event.device, event.peer)
-        yield event, max(event.start_s, free_s.get(channel, event.start_s))
-        free_s[channel] = event.end_s
+    sends = np.flatnonzero(log.is_a(EventKind.SEND, EventKind.MIGRATE))
+    start_s, end_s = log.columns["start_s"][sends], log.columns["end_s"][sends]
+    channel = log.columns["device"][sends] * len(log.names) + log.columns["peer"][sends]
+    order = np.lexsort((start_s, end_s, channel))
+    left_s, follows = start_s[order], np.diff(channel[order]) == 0
+    left_s[1:] = np.where(follows, np.maximum(left_s[1:], end_s[order][:-1]), left_s[1:])
+    in_time = np.lexsort((start_s[order], end_s[order]))
+    return sends[order][in_time], left_s[in_time]
 
 
 def fed_stage(send: Event) -> int:

@@ -38,7 +38,7 @@ class GanttRows:
 def gantt_rows(run: DrawnRun, steps: tuple[int, int]) -> GanttRows:
     """Return what a Gantt panel of these steps shows; the steps are the first and the one after the last."""
     first, end = steps
-    record, starts_s = run.record, run.starts_s[first:end]
+    record, starts_s = run.record, run.starts_s[first - run.first_step : end - run.first_step]
     shown = [event for event in record.events if first <= event.step < end]
     return GanttRows(
         devices=device_names(record, first, end),

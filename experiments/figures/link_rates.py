@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from experiments.figures.departures import departures
+from experiments.figures.departures import departing
 from planner.backend import RunRecord
 from planner.cluster import Link
+from planner.event_log import as_log
 from traces.trace import FloatArray
 
 # More pieces than a picture has pixels are drawn as means.
@@ -35,13 +37,21 @@ class Traffic:
 
 def wan_traffic(record: RunRecord) -> Mapping[str, Traffic]:
     """Return what each link between regions carried, by the link's name; those that carried nothing are absent."""
-    cluster = record.scenario.cluster
-    messages: defaultdict[str, list[tuple[float, float, float]]] = defaultdict(list)
-    for event, start_s in departures(record.events):
-        if event.size_bytes and cluster.crosses_regions(event.device, event.peer):
-            for link in cluster.path(event.device, event.peer):
-                messages[link.name].append((start_s, event.end_s, 8.0 * event.size_bytes))
-    return {name: Traffic(*np.array(rows).T) for name, rows in messages.items()}
+    cluster, log = record.scenario.cluster, as_log(record.events)
+    rows, starts_s = departing(log)
+    columns = {name: log.columns[name][rows] for name in ("device", "peer", "end_s", "size_bytes")}
+    pairs, which = np.unique(columns["device"] * len(log.names) + columns["peer"], return_inverse=True)
+    carried: defaultdict[str, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(len(rows), np.bool_))
+    for number, pair in enumerate(pairs.tolist()):
+        source, target = log.names[pair // len(log.names)], log.names[pair % len(log.names)]
+        if cluster.crosses_regions(source, target):
+            for link in cluster.path(source, target):
+                carried[link.name] |= (which == number) & (columns["size_bytes"] > 0)
+    return {
+        name: Traffic(starts_s[own], columns["end_s"][own], 8.0 * columns["size_bytes"][own])
+        for name, own in carried.items()
+        if own.any()
+    }
 
 
 def used_bps(traffic: Traffic, edges_s: FloatArray) -> FloatArray:

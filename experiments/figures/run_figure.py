@@ -22,8 +22,14 @@ from traces.atomic import write_bytes_atomically
 _TITLE_INCHES = 0.5
 
 
-def draw_runs(records: Sequence[RunRecord], path: Path, *, steps: tuple[int, int] | None = None) -> None:
-    """Draw runs of one scenario into a PNG file, 1500 pixels wide.
+def draw_runs(
+    records: Sequence[RunRecord],
+    path: Path,
+    *,
+    steps: tuple[int, int] | None = None,
+    names: Sequence[str] | None = None,
+) -> None:
+    """Draw runs of one scenario into a PNG file, 1500 pixels wide, or an SVG file, as the suffix says.
 
     From the top: the pipeline of each run over the same steps and the same length of time, what the links between
     regions could carry and did carry, and the time of every step.
@@ -32,12 +38,13 @@ def draw_runs(records: Sequence[RunRecord], path: Path, *, steps: tuple[int, int
         records: One or several, for example a simulation and the real run.
         path: Where the picture goes; one that is there is replaced.
         steps: The first step of the pipelines and the one after the last; None to choose a few.
+        names: Of the runs; None for those of `run_names`.
 
     Raises:
         InputError: A run does not have these steps, or the file cannot be written.
     """
     assert records, "there must be a run to draw"
-    runs = drawn_runs(records)
+    runs = drawn_runs(records, names)
     if steps is None:
         steps = choose_steps(runs)
     else:
@@ -45,7 +52,8 @@ def draw_runs(records: Sequence[RunRecord], path: Path, *, steps: tuple[int, int
     with rc_context(SETTINGS):
         figure = _draw(runs, steps)
         picture = io.BytesIO()
-        figure.savefig(picture, format="png")
+        # Without the date equal runs give equal files.
+        figure.savefig(picture, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
     write_bytes_atomically(path, picture.getvalue())
 
 

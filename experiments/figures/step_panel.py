@@ -21,16 +21,16 @@ def steps_inches(runs: Sequence[DrawnRun]) -> float:
 def draw_step_times(figure: SubFigure, runs: Sequence[DrawnRun]) -> None:
     """Draw step time over steps."""
     axes = figure.subplots()
-    count = max(len(run.ends_s) for run in runs)
-    axes.set_xlim(-0.5, count - 0.5)
+    first, end = min(run.first_step for run in runs), max(run.end_step for run in runs)
+    axes.set_xlim(first - 0.5, end - 0.5)
     for run in runs:
         axes.plot(
-            range(len(run.ends_s)),
+            range(run.first_step, run.first_step + len(run.ends_s)),
             run.step_times_s,
             color=run.colour,
             linestyle=run.line,
             linewidth=1.3,
-            marker="o" if count <= _MARKED_STEPS else "",
+            marker="o" if end - first <= _MARKED_STEPS else "",
             markersize=3,
             label=run.name,
         )

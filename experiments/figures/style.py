@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from traces.plot import COLOURS
+from traces.colours import COLOURS
 
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS
 GREY = "#808080"
@@ -17,6 +17,7 @@ DOTS_PER_INCH = 150
 # Names come from users: a dollar sign in one is no formula. Releases of matplotlib differ in how they type the keys.
 SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,
+    "svg.hashsalt": "ropebridge",
     "font.size": 9.0,
     "axes.titlesize": 9.0,
     "axes.labelsize": 8.5,

@@ -1,9 +1,11 @@
 """Which steps of the runs a picture shows."""
 
-from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from experiments.figures.drawn_run import DrawnRun
+from planner.event_log import as_log
 from planner.events import EventKind
 from traces.errors import InputError
 
@@ -17,13 +19,20 @@ def choose_steps(runs: Sequence[DrawnRun]) -> tuple[int, int]:
 
     The last step before the first change of plan and the first one after it, side by side; if the plan never
     changes, as many in the middle of the run as can be read.
+
+    Raises:
+        InputError: There is no step that all runs have.
     """
-    count = _common_steps(runs)
-    changes = [each.first_step for run in runs for each in run.record.decisions if 0 < each.first_step < count]
+    common = common_steps(runs)
+    if not common:
+        spans = ", ".join(f"{run.name}: {run.first_step} to {run.end_step - 1}" for run in runs)
+        raise InputError(f"the runs have no step in common ({spans})", where="runs", valid="report them one by one")
+    changes = [each.first_step for run in runs for each in run.record.decisions if each.first_step in common[1:]]
     if changes:
         return min(changes) - 1, min(changes) + 1
-    length = min(count, _STEPS, max(1, _BARS // max(_most_bars(run, count // 2) for run in runs)))
-    first = (count - length) // 2
+    middle = common[len(common) // 2]
+    length = min(len(common), _STEPS, max(1, _BARS // max(_most_bars(run, middle) for run in runs)))
+    first = common[(len(common) - length) // 2]
     return first, first + length
 
 
@@ -33,21 +42,24 @@ def check_steps(runs: Sequence[DrawnRun], steps: tuple[int, int]) -> None:
     Raises:
         InputError: Some run does not have them all, or there are none between the two.
     """
-    count = _common_steps(runs)
+    common = common_steps(runs)
     first, end = steps
-    if not 0 <= first < end <= count:
+    if not common.start <= first < end <= common.stop:
+        known = f"{len(common)}, counted from {common.start}"
         raise InputError(
             f"steps {first} up to {end} cannot be drawn",
             where="steps",
-            valid=f"the runs have {count}, counted from 0; give the first and the one after the last",
+            valid=f"the runs have {known}; give the first and the one after the last",
         )
 
 
-def _common_steps(runs: Sequence[DrawnRun]) -> int:
-    return min(len(run.starts_s) for run in runs)
+def common_steps(runs: Sequence[DrawnRun]) -> range:
+    """Return the steps that all runs have; a run that went on from a checkpoint does not begin with step 0."""
+    return range(max(run.first_step for run in runs), min(run.end_step for run in runs))
 
 
 def _most_bars(run: DrawnRun, step: int) -> int:
     """Return how many computes the busiest device has in a step."""
-    events = (event for event in run.record.events if event.step == step and event.kind is EventKind.COMPUTE)
-    return max(Counter(event.device for event in events).values())
+    log = as_log(run.record.events)
+    own = log.is_a(EventKind.COMPUTE) & (log.columns["step"] == step)
+    return int(np.bincount(log.columns["device"][own]).max())

@@ -8,6 +8,7 @@ from typing import Any
 
 from executor.backend import TorchBackend, choose_emulator
 from experiments.figures.run_figure import draw_runs
+from experiments.page.run_page import write_run_page
 from experiments.perfetto import write_perfetto
 from experiments.run_folder import new_folder, summarise, write_record
 from experiments.scenario_choice import choose_scenario
@@ -64,6 +65,7 @@ def demo(output: Path | None, tell: Callable[[str], None]) -> Demo:
         trained = trainer.run(scenario, plan, None, REAL_STEPS)
         write_record(trained, folder / "trained")
         tell("drawing")
+        write_run_page([simulated, paced], ["simulated", "paced"], folder / "report.html")
         draw_runs([simulated, paced], folder / "report.png")
         write_perfetto([simulated, paced], folder / "perfetto.json")
         before, after = summarise(simulated), summarise(paced)
@@ -87,7 +89,8 @@ def describe_demo(done: Demo) -> str:
             f"simulated step against real: {100 * result['step_time_error']:+.1f} %; "
             f"WAN bytes equal: {result['simulated']['wan_bytes'] == result['real']['wan_bytes']}",
             f"loss of the model trained for real: {result['loss_first']:.4f} -> {result['loss_last']:.4f}",
-            f"look at {done.folder / 'report.png'}; load {done.folder / 'perfetto.json'} into ui.perfetto.dev",
+            f"open {done.folder / 'report.html'} (or report.png); load {done.folder / 'perfetto.json'} into "
+            "ui.perfetto.dev",
         ]
     )
 

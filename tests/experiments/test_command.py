@@ -93,7 +93,6 @@ def test_the_same_plan_file_is_simulated_and_run(tmp_path: Path) -> None:
     report = ropebridge("report", tmp_path / "simulated", tmp_path / "real", "-o", tmp_path / "both.png")
     assert report.returncode == 0, report.stderr
     assert (tmp_path / "both.png").stat().st_size > 10_000
-    assert json.loads((tmp_path / "both.perfetto.json").read_text())["traceEvents"]
 
 
 def test_the_resolved_scenario_of_a_run_is_a_scenario(tmp_path: Path) -> None:
@@ -123,7 +122,16 @@ def test_the_demo(tmp_path: Path) -> None:
     assert result["simulated"]["steps"] == result["real"]["steps"]
     assert result["real"]["decisions"] > 0
     assert result["loss_last"] < result["loss_first"]
-    for name in ("plan.json", "report.png", "perfetto.json", "demo.json", "simulated", "paced", "trained"):
+    for name in (
+        "plan.json",
+        "report.html",
+        "report.png",
+        "perfetto.json",
+        "demo.json",
+        "simulated",
+        "paced",
+        "trained",
+    ):
         assert (tmp_path / "demo" / name).exists()
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 

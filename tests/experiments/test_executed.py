@@ -7,6 +7,7 @@ from command import ropebridge
 from experiments.reproductions.executed import Contest, execute, executed_check
 
 
+@pytest.mark.slow
 def test_a_row_for_each_rival() -> None:
     scenario = chain_scenario([0.02] * 2, [0.04] * 2, output_bytes=[400_000] * 2, bandwidth_bps=50e6)
     deep, flat = (chain_plan(scenario, depths=depths) for depths in ((4, 1), (1, 1)))

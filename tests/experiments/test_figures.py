@@ -1,7 +1,6 @@
 import struct
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import matplotlib.collections
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 from builders import chain_plan, chain_scenario
 from matplotlib.figure import Figure
+from page_runs import STEPS, simulated
 
 from experiments.figures.departures import departures
 from experiments.figures.drawn_run import drawn_runs
@@ -20,28 +20,8 @@ from experiments.figures.run_figure import draw_runs
 from experiments.figures.window import choose_steps
 from planner.backend import RunRecord
 from planner.events import Event, EventKind
-from planner.policies.depth import DepthPolicy
 from sim.simulator import Simulator
 from traces.errors import InputError
-from traces.trace import LinkTrace
-
-STEPS = 24
-
-
-@cache
-def simulated() -> RunRecord:
-    """A run on a link that drops to a third, which makes the policy change the plan."""
-    scenario = chain_scenario(
-        [0.003, 0.004],
-        [0.004, 0.006],
-        output_bytes=[65536, 0],
-        latency_s=0.02,
-        trace=LinkTrace([0, 7, 17], [120e6, 40e6, 120e6], 27),  # type: ignore[arg-type]
-        global_batch=64,
-    )
-    record = Simulator().run(scenario, chain_plan(scenario, microbatches=[8] * 8), DepthPolicy(scenario), STEPS)
-    assert record.decisions
-    return record
 
 
 def slower(record: RunRecord, backend: str = "paced") -> RunRecord:

@@ -1,0 +1,147 @@
+"""Carries out points: from their values to a scenario, a plan, a simulated run and its metrics."""
+
+import json
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from experiments.scenario_choice import Ordering, choose_plan
+from experiments.sweep.altered_document import AlteredDocument
+from experiments.sweep.altered_plan import altered_plan
+from experiments.sweep.definition import PLAN
+from experiments.sweep.outcome import FAILED, OK, Outcome, OutcomeLog
+from experiments.sweep.parameters import canonical
+from experiments.sweep.paths import Keys, parse_path
+from experiments.sweep.point_metrics import Value, point_metrics
+from experiments.sweep.points import Point
+from experiments.sweep.settings import SETTINGS, run_length, scenario_path, setting_text
+from experiments.verbs.running import bounded
+from planner.files.documents import Document
+from planner.files.scenario_file import scenario_in
+from planner.plan import Plan
+from planner.policies import make_policy
+from planner.scenario import Scenario
+from sim.simulator import Simulator
+from traces.errors import RopebridgeError
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a worker has to know besides the points.
+
+    Attributes:
+        folder: What paths in the sweep file are relative to.
+        common: The settings that all points have in common.
+        log: Where outcomes are written to.
+    """
+
+    folder: Path
+    common: Mapping[str, Any]
+    log: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many points were done, how many of these failed, and what they took, seconds."""
+
+    done: int
+    failed: int
+    wall_s: float
+
+
+def carry_out_points(task: Task, points: Sequence[Point]) -> Tally:
+    """Carry out points one after the other, and log what comes out of each."""
+    log, failed, start_s = _log_of_this_process(task.log), 0, time.perf_counter()
+    for point in points:
+        outcome = carry_out(task, point)
+        failed += outcome.status == FAILED
+        log.write(outcome)
+    log.keep()
+    return Tally(len(points), failed, time.perf_counter() - start_s)
+
+
+def carry_out(task: Task, point: Point) -> Outcome:
+    """Return what comes out of a point; what goes wrong is part of it."""
+    start_s, error, metrics = time.perf_counter(), "", dict[str, Value]()
+    try:
+        metrics = _simulate(task, point.values)
+    except RopebridgeError as wrong:
+        error = str(wrong)
+    except Exception:
+        # A defect of ours that one combination shows: all others are still worth having.
+        error = f"this is a defect of ropebridge: {traceback.format_exc()}"
+    wall_s = time.perf_counter() - start_s
+    return Outcome(point.key, FAILED if error else OK, error, metrics, wall_s, time.time())
+
+
+def scenario_of(task: Task, values: Mapping[str, Any]) -> Scenario:
+    """Return the scenario of a point.
+
+    Raises:
+        InputError: Its values do not make one.
+    """
+    named = {**task.common, **values}["scenario"]
+    changes = {name: value for name, value in values.items() if _leads_into_scenario(name)}
+    return _scenario(_scenario_path(named, task.folder), canonical(changes))
+
+
+def _simulate(task: Task, values: Mapping[str, Any]) -> dict[str, Value]:
+    settings = {**task.common, **{name: value for name, value in values.items() if name in SETTINGS}}
+    scenario = scenario_of(task, values)
+    plan = _plan(scenario, _plan_settings(settings), task.folder, canonical(_plan_changes(values)))
+    policy = make_policy(setting_text(settings, "policy") or "none", scenario)
+    steps, duration_s = bounded(*run_length(settings))
+    return point_metrics(Simulator(duration_s).run(scenario, plan, policy, steps))
+
+
+def _leads_into_scenario(name: str) -> bool:
+    return name not in SETTINGS and _keys(name)[0] != PLAN
+
+
+def _plan_changes(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in SETTINGS and _keys(name)[0] == PLAN}
+
+
+def _plan_settings(settings: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
+    path, strategy, schedule = (setting_text(settings, name) for name in (PLAN, "strategy", "schedule"))
+    return path, strategy, schedule
+
+
+@cache
+def _log_of_this_process(folder: Path) -> OutcomeLog:
+    return OutcomeLog(folder)
+
+
+@cache
+def _keys(name: str) -> Keys:
+    return parse_path(name, "")
+
+
+@cache
+def _scenario_path(name: object, folder: Path) -> Path:
+    return scenario_path(name, folder)
+
+
+@lru_cache(maxsize=256)
+def _document(path: Path) -> Document:
+    """Read once: the points of a sweep differ in little."""
+    return Document(path)
+
+
+# Neighbours in a sweep often have scenario and plan in common.
+@lru_cache(maxsize=32)
+def _scenario(path: Path, changes: str) -> Scenario:
+    by_keys = {_keys(name): value for name, value in json.loads(changes).items()}
+    return scenario_in(AlteredDocument(_document(path), by_keys, _document))
+
+
+@lru_cache(maxsize=32)
+def _plan(scenario: Scenario, settings: tuple[str | None, str | None, str | None], folder: Path, changes: str) -> Plan:
+    path, strategy, schedule = settings
+    plan = choose_plan(scenario, None if path is None else folder / path, strategy, Ordering(schedule))
+    by_keys = {_keys(name)[1:]: value for name, value in json.loads(changes).items()}
+    return altered_plan(plan, by_keys, scenario) if by_keys else plan

@@ -1,0 +1,145 @@
+"""What a parameter of a sweep takes for values: those of a grid, those of a list, or drawn ones."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from planner.files.parsing import STRICT
+from traces.errors import InputError
+
+# What a random parameter is drawn from.
+RANDOM = ("uniform", "loguniform", "integers", "choice")
+
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterEntry:
+    """One of ``grid``, ``list``, ``uniform``, ``loguniform``, ``integers`` and ``choice``.
+
+    Attributes:
+        grid: Each of these with each value of every other parameter.
+        together: The values at the same place of all lists go together: ``list`` in the file.
+        uniform: Drawn between two numbers, or two quantities of the same unit.
+        loguniform: The same, with a logarithm that is uniform.
+        integers: Drawn from the whole numbers between two, both included.
+        choice: Drawn from these.
+    """
+
+    grid: tuple[Any, ...] | None = None
+    together: Annotated[tuple[Any, ...] | None, Field(alias="list")] = None
+    uniform: tuple[float | str, float | str] | None = None
+    loguniform: tuple[float | str, float | str] | None = None
+    integers: tuple[int, int] | None = None
+    choice: tuple[Any, ...] | None = None
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter that has been checked.
+
+    Attributes:
+        name: A path into the scenario or the plan, or a setting of the run.
+        kind: ``grid``, ``list``, or one of `RANDOM`.
+        values: As they stand in the file; both bounds of what is drawn between two.
+        draw: Turns a share from 0 up to 1 into a value; None for what is not drawn.
+    """
+
+    name: str
+    kind: str
+    values: tuple[Any, ...]
+    draw: Callable[[float], Any] | None = field(default=None, compare=False)
+
+    def drawn(self, seed: int, number: int) -> Any:
+        """Return the value of a draw.
+
+        It depends on the seed, the parameter's name and the draw's number alone: every combination of the other
+        parameters meets the same draws, and more draws leave the first ones as they were.
+        """
+        assert self.draw is not None
+        digest = hashlib.sha256(json.dumps([seed, self.name, number]).encode()).digest()
+        # 53 bits: as many as a float holds, so that the share stays below 1.
+        return self.draw((int.from_bytes(digest[:8]) >> 11) / 2**53)
+
+
+def checked_parameter(name: str, entry: ParameterEntry, where: str) -> Parameter:
+    """Return the parameter that an entry stands for.
+
+    Raises:
+        InputError: The entry gives several kinds of values or none, or there is none to take.
+    """
+    fields: Mapping[str, Sequence[Any] | None] = {
+        "grid": entry.grid,
+        "list": entry.together,
+        **{kind: getattr(entry, kind) for kind in RANDOM},
+    }
+    given = [kind for kind, values in fields.items() if values is not None]
+    if len(given) != 1:
+        found = f"gives {' and '.join(given)}" if given else "has no values"
+        raise InputError(f"the parameter {found}", where=where, valid=f"give one of {', '.join(fields)}")
+    (kind,) = given
+    values = tuple(fields[kind] or ())
+    if not values:
+        raise InputError(f"the {kind} is empty", where=f"{where}.{kind}", valid="give at least one value")
+    if kind in ("grid", "choice"):
+        _refuse_twice(values, f"{where}.{kind}")
+    if kind not in RANDOM:
+        return Parameter(name, kind, values)
+    return Parameter(name, kind, values, _drawing(kind, values, f"{where}.{kind}"))
+
+
+def canonical(value: Any) -> str:
+    """Return the JSON text that equal values have in common."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _refuse_twice(values: Sequence[Any], where: str) -> None:
+    seen: set[str] = set()
+    for value in values:
+        text = canonical(value)
+        if text in seen:
+            raise InputError(f"{text} stands there twice", where=where, valid="give each value once")
+        seen.add(text)
+
+
+def _drawing(kind: str, values: tuple[Any, ...], where: str) -> Callable[[float], Any]:
+    if kind == "choice":
+        return lambda share: values[int(share * len(values))]
+    if kind == "integers":
+        first, last = values
+        if last < first:
+            raise InputError(f"no whole number is between {first} and {last}", where=where, valid="the smaller first")
+        return lambda share: first + int(share * (last - first + 1))
+    (low, unit), (high, other_unit) = (_quantity(value, where) for value in values)
+    if unit != other_unit:
+        raise InputError(
+            f"the units of {values[0]!r} and {values[1]!r} differ", where=where, valid="give both in the same unit"
+        )
+    if not low < high:
+        raise InputError(f"{values[0]!r} is not below {values[1]!r}", where=where, valid="the smaller first")
+    if kind == "loguniform":
+        if low <= 0:
+            raise InputError(f"{values[0]!r} has no logarithm", where=where, valid="both bounds above zero")
+        return lambda share: _text(math.exp(math.log(low) + share * math.log(high / low)), unit)
+    return lambda share: _text(low + share * (high - low), unit)
+
+
+def _quantity(value: float | str, where: str) -> tuple[float, str]:
+    match = _QUANTITY.match(str(value))
+    if match is None:
+        raise InputError(f"{value!r} is no bound", where=where, valid="write a number, or one with a unit: '50 Mbit/s'")
+    return float(match[1]), match[2]
+
+
+def _text(number: float, unit: str) -> float | str:
+    # The last digits of a logarithm are not the same on every machine.
+    rounded = float(f"{number:.12g}")
+    return f"{rounded!r} {unit}" if unit else rounded

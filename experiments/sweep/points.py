@@ -1,0 +1,94 @@
+"""The points of a sweep: every combination of its values, each with a key that says what it is."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from experiments.sweep.definition import PLAN, Sweep
+from experiments.sweep.named_files import digests, named_files
+from experiments.sweep.parameters import RANDOM, canonical
+from experiments.sweep.settings import scenario_path
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run of a sweep.
+
+    Attributes:
+        number: Its place in the sweep.
+        key: The same wherever the values of all parameters, and the files that they name, are the same.
+        values: By parameter.
+    """
+
+    number: int
+    key: str
+    values: dict[str, Any]
+
+
+def points_of(sweep: Sweep) -> list[Point]:
+    """Return all points in their order."""
+    folders = _scenario_folders(sweep)
+    files: dict[str, list[list[str]]] = {}
+    points = []
+    for number, values in enumerate(combinations(sweep)):
+        named = []
+        for name, value in values.items():
+            text = canonical([name, value])
+            if text not in files:
+                files[text] = digests(_files_of(name, value, sweep, folders))
+            named.append(files[text])
+        points.append(Point(number, _digest([values, named]), values))
+    return points
+
+
+def combinations(sweep: Sweep) -> Iterator[dict[str, Any]]:
+    """Yield the values of all parameters of each point; what the first parameter takes changes slowest.
+
+    Every value of a grid meets every one of each other grid, every place of the lists, and every draw. The lists are
+    one factor of this product, at the place of the first of them; the draws are its last.
+    """
+    lists = [parameter for parameter in sweep.parameters if parameter.kind == "list"]
+    drawn = [parameter for parameter in sweep.parameters if parameter.kind in RANDOM]
+    factors: list[list[dict[str, Any]]] = []
+    for parameter in sweep.parameters:
+        if parameter.kind == "grid":
+            factors.append([{parameter.name: value} for value in parameter.values])
+        elif lists and parameter is lists[0]:
+            places = range(len(parameter.values))
+            factors.append([{each.name: each.values[place] for each in lists} for place in places])
+    if drawn:
+        factors.append([{each.name: each.drawn(sweep.seed, draw) for each in drawn} for draw in range(sweep.draws)])
+    names = [parameter.name for parameter in sweep.parameters]
+    for choice in product(*factors):
+        values = {name: value for part in choice for name, value in part.items()}
+        yield {name: values[name] for name in names}
+
+
+def ground_of(sweep: Sweep) -> str:
+    """Return what sweeps that share a folder have in common: settings, names of parameters, and what files hold."""
+    names = sorted(parameter.name for parameter in sweep.parameters)
+    files = [_files_of(name, sweep.common[name], sweep, ()) for name in ("scenario", PLAN) if name in sweep.common]
+    return _digest([sweep.common, names, [digests(each) for each in files]])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:20]
+
+
+def _files_of(name: str, value: Any, sweep: Sweep, folders: Sequence[Path]) -> list[Path]:
+    """The files that a value names, and those that these name."""
+    if name == "scenario":
+        path = scenario_path(value, sweep.folder)
+        return named_files(path.name, path.parent)
+    if name == PLAN:
+        return named_files(value, sweep.folder)
+    return [path for folder in folders for path in named_files(value, folder)]
+
+
+def _scenario_folders(sweep: Sweep) -> list[Path]:
+    """What paths in the scenarios, and in the parts of them that stand in other folders, are relative to."""
+    files = [path for name in sweep.values_of("scenario") for path in _files_of("scenario", name, sweep, ())]
+    return list(dict.fromkeys(path.parent for path in files))

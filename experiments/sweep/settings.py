@@ -1,0 +1,104 @@
+"""What a point is besides scenario and plan: the settings of its run, as `ropebridge simulate` takes them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.scenario_choice import READY_FOLDER, ready_scenarios
+from experiments.verbs.running import DEFAULT_STEPS
+from planner.files.parsing import STRICT
+from planner.files.quantities import Positive
+from planner.policies import POLICIES
+from planner.schedules import SCHEDULES
+from planner.strategies import STRATEGIES
+from traces.errors import InputError
+from traces.naming import find_by_name
+
+# Of a run; each can be swept by this name.
+SETTINGS = ("scenario", "plan", "strategy", "schedule", "policy", "steps", "duration")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsEntry:
+    """What all points have in common where no parameter says otherwise.
+
+    Attributes:
+        scenario: A YAML file, relative to the sweep's, or the name of a ready scenario.
+        plan: A plan file, relative to the sweep's.
+        strategy: What makes the plan, instead of a file: ``megatron`` if absent.
+        schedule: Another order of actions.
+        policy: What adapts the plan: ``none`` if absent.
+        steps: Training steps: 20 if absent.
+        duration: Simulate until so much time has passed, instead of steps: ``60 min``.
+    """
+
+    scenario: str | None = None
+    plan: str | None = None
+    strategy: str | None = None
+    schedule: str | None = None
+    policy: str | None = None
+    steps: Positive | None = None
+    duration: str | None = None
+
+    __pydantic_config__ = STRICT
+
+
+def check_names(settings: Mapping[str, Any], where: str) -> None:
+    """Refuse names that nothing has.
+
+    Raises:
+        InputError: With the nearest name there is.
+    """
+    known: dict[str, Mapping[str, Any]] = {"strategy": STRATEGIES, "schedule": SCHEDULES, "policy": POLICIES}
+    for setting, things in known.items():
+        if settings.get(setting) is not None:
+            find_by_name(settings[setting], things, setting, where=f"{where}: {setting}")
+
+
+def scenario_path(name: object, folder: Path) -> Path:
+    """Return the file of a scenario as a sweep names it.
+
+    Args:
+        name: A YAML file, or the name of a ready scenario.
+        folder: Of the sweep file.
+
+    Raises:
+        InputError: It is neither.
+    """
+    text = _text(name, "scenario", "a YAML file or a ready scenario's name")
+    path = folder / text
+    if path.suffix in (".yaml", ".yml") or len(Path(text).parts) > 1:
+        return path
+    find_by_name(text, ready_scenarios(), "scenario", where="scenario")
+    return READY_FOLDER / f"{text}.yaml"
+
+
+def run_length(settings: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """Return steps and duration, of which a simulation takes one.
+
+    Raises:
+        InputError: Both are given, or one is no such thing.
+    """
+    steps, duration = settings.get("steps"), settings.get("duration")
+    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+        raise InputError(f"{steps!r} steps", where="steps", valid="a whole number from 1 on")
+    if duration is None and steps is None:
+        return DEFAULT_STEPS, None
+    return steps, None if duration is None else _text(duration, "duration", "text as '60 min'")
+
+
+def setting_text(settings: Mapping[str, Any], name: str) -> str | None:
+    """Return a setting that is a name, None where it is not given.
+
+    Raises:
+        InputError: It is given, and no text.
+    """
+    value = settings.get(name)
+    return None if value is None else _text(value, name, "a name")
+
+
+def _text(value: object, setting: str, valid: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{value!r} is no text", where=setting, valid=f"give {valid}")
+    return value

@@ -1,0 +1,93 @@
+"""Jobs and sweeps handed to a real Slurm, and their results read back."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from command import COMMAND, ropebridge
+from slurm_daemons import Slurm, lacking
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+ENTRY = {"interface": "lo", "command": COMMAND[0]}
+HOSTS = {"hosts": {"north-worker": {**ENTRY, "address": "127.0.0.1"}, "south-worker": ENTRY}}
+
+SWEEP = """
+scenario: two-regions
+steps: 3
+parameters:
+  training.global_batch: {grid: [16, 32]}
+  policy: {grid: [none, depth]}
+"""
+
+
+@pytest.fixture(scope="module")
+def _slurm(tmp_path_factory: pytest.TempPathFactory) -> object:
+    if (lack := lacking()) is not None:
+        pytest.skip(lack)
+    with Slurm(tmp_path_factory.mktemp("slurm")) as slurm, pytest.MonkeyPatch.context() as patch:
+        for name, value in slurm.environment.items():
+            patch.setenv(name, value)
+        yield slurm
+
+
+def submitted(folder: Path, steps: int) -> Path:
+    """A deployment that Slurm has been given."""
+    hosts = folder.with_name("hosts.yaml")
+    hosts.write_text(yaml.safe_dump(HOSTS))
+    done = ropebridge(
+        *("deploy", "digits", "--target", "slurm", "--hosts", hosts, "-o", folder),
+        *("--steps", steps, "--strategy", "ddp", "--submit"),
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.usefixtures("_slurm")
+def test_a_job_is_deployed_through_slurm(tmp_path: Path) -> None:
+    folder = submitted(tmp_path / "job-1", steps=6)
+    deadline_s = time.monotonic() + 150
+    while not (folder / "job" / "run" / "summary.json").exists():
+        log = folder / "slurm.log"
+        assert time.monotonic() < deadline_s, ropebridge("status", folder).stdout + (
+            log.read_text() if log.exists() else "no log"
+        )
+        assert "FAILED" not in ropebridge("status", folder).stdout, log.read_text()
+        time.sleep(1)
+    summary = json.loads((folder / "job" / "run" / "summary.json").read_text())
+    assert summary["steps"] == 6
+    assert summary["losses"][-1] < summary["losses"][0]
+    assert "step 6 of 6" in ropebridge("logs", folder).stdout
+
+
+@pytest.mark.usefixtures("_slurm")
+def test_a_job_is_stopped(tmp_path: Path) -> None:
+    folder = submitted(tmp_path / "job-2", steps=1_000_000)
+    deadline_s = time.monotonic() + 120
+    while "step " not in ropebridge("logs", folder).stdout:
+        assert time.monotonic() < deadline_s, ropebridge("status", folder).stdout
+        time.sleep(1)
+    assert "RUNNING" in ropebridge("status", folder).stdout
+    assert "cancelled" in ropebridge("stop", folder).stdout
+    while any(word in ropebridge("status", folder).stdout for word in ("RUNNING", "COMPLETING")):
+        assert time.monotonic() < deadline_s
+        time.sleep(1)
+    assert not (folder / "job" / "run").exists()
+
+
+@pytest.mark.usefixtures("_slurm")
+def test_a_sweep_goes_through_slurm(tmp_path: Path) -> None:
+    import pandas
+
+    pytest.importorskip("submitit")
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    here = ropebridge("sweep", tmp_path / "sweep.yaml", "-o", tmp_path / "here")
+    assert here.returncode == 0, here.stderr
+    there = ropebridge("sweep", tmp_path / "sweep.yaml", "-o", tmp_path / "there", "--engine", "slurm")
+    assert there.returncode == 0, there.stderr
+    tables = [
+        pandas.read_parquet(tmp_path / name / "points.parquet").drop(columns="wall_s") for name in ("here", "there")
+    ]
+    pandas.testing.assert_frame_equal(*tables)
