@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_GPU := .venv/gpu/.installed
 
-.PHONY: demo test test-slow check bench gpu schemas clean
+.PHONY: demo test test-slow check bench gpu schemas reference clean
 
 demo: $(INSTALLED)
 	$(BIN)/ropebridge demo
@@ -36,6 +36,9 @@ bench: $(INSTALLED)
 	$(BIN)/ropebridge bench fidelity
 	$(BIN)/ropebridge bench adaptation
 	$(BIN)/ropebridge bench recovery
+	$(BIN)/ropebridge bench profile
+	$(BIN)/ropebridge bench sweep
+	$(BIN)/ropebridge bench report
 	@# Last: without measured runs (docs/measurements.md) it refuses with status 2, and everything else is done.
 	$(BIN)/ropebridge bench accuracy
 	$(BIN)/ropebridge bench planner
@@ -47,6 +50,10 @@ gpu: $(INSTALLED_GPU)
 # JSON Schema of the files that people write, for editors.
 schemas: $(INSTALLED)
 	$(BIN)/python -m experiments.schemas docs/schemas
+
+# The verbs with their options, and the modules that strategies and policies build on.
+reference: $(INSTALLED)
+	$(BIN)/python -m experiments.reference docs/reference
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("ropebridge needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'

@@ -160,7 +160,8 @@ def detour() -> tuple[Scenario, Plan]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("case", "policy", "moves"), [(fluctuating, DepthPolicy, False), (detour, DeepceePolicy, True)]
+    ("case", "policy", "moves"),
+    [(fluctuating, DepthPolicy, False), pytest.param(detour, DeepceePolicy, True, marks=pytest.mark.slow)],
 )
 def test_a_recorded_run_replayed_gives_the_same_decisions(
     backend: str, case: Callable[[], tuple[Scenario, Plan]], policy: Callable[[Scenario], Policy], moves: bool

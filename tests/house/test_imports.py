@@ -20,7 +20,7 @@ BELOW = {
     "experiments": {"sim", "executor", "planner", "traces"},
 }
 TORCH_FREE = ("traces", "planner", "sim")
-HEAVY = {"torch", "matplotlib"}
+HEAVY = {"torch", "matplotlib", "bokeh"}
 
 # The only packages and modules whose purpose is to draw.
 DRAWING = ("experiments.figures.", "traces.plot")

@@ -1,0 +1,94 @@
+"""What the documentation tells people to type: it runs where it can, and means something to the command everywhere."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from experiments.cli import app
+from experiments.reference import main, reference_texts, verbs
+
+ROOT = Path(__file__).parents[2]
+# Words that follow the name where it is no command.
+PROSE = ("on", "trains")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# The tutorial's needs hosts: tests/real/test_first_hour.py.
+RUNNABLE = [page for page in sorted((ROOT / "docs" / "howto").glob("*.md")) if "```bash" in page.read_text()]
+
+
+def lines() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        text = re.sub(r"\s*\\\n\s*", " ", page.read_text())
+        for line in text.splitlines():
+            for found in re.finditer(r"(?:^|[\s`\"'(])(ropebridge [a-z][^`]*)", line):
+                is_code = line.startswith(("    ropebridge", "ropebridge", "ssh ")) or f"`{found.group(1)}`" in line
+                is_prose = found.group(1).split()[1] in PROSE
+                if is_code and not is_prose and "..." not in found.group(1):
+                    yield f"{page.relative_to(ROOT)}", found.group(1)
+
+
+LINES = sorted(set(lines()))
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(LINES) > 40
+
+
+@pytest.mark.parametrize(("page", "line"), LINES)
+def test_every_command_in_the_documentation_is_one(page: str, line: str) -> None:
+    # Without what a shell takes, explanations after a gap, and what may be left away.
+    bare = re.split(r"\s{2,}|\s#|\s[|>&;]|\s2>", line)[0]
+    for quote in "\"'":
+        # The rest of a command for another machine.
+        if bare.count(quote) % 2:
+            bare = bare.rpartition(quote)[0]
+    words = shlex.split(re.sub(r"\[.*?\]", "", bare))[1:]
+    group = typer.main.get_command(app)
+    name = "ropebridge"
+    while words and hasattr(group, "commands") and not words[0].startswith("-"):
+        assert words[0] in group.commands, f"{page}: {line}"
+        name, group, words = words[0], group.commands[words[0]], words[1:]
+    if words:
+        group.make_context(name, words)
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
+def test_guides_do_what_they_say(page: Path, tmp_path: Path) -> None:
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e", "-c", blocks],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_the_reference_is_current() -> None:
+    for name, text in reference_texts().items():
+        assert (ROOT / "docs" / "reference" / name).read_text() == text, "make reference"
+    assert main is not None
+
+
+@pytest.mark.parametrize("name", [name for name, _ in verbs()])
+def test_every_verb_shows_an_example(name: str) -> None:
+    command = dict(verbs())[name]
+    assert command.help is not None
+    assert f"Example: ropebridge {name}" in " ".join(command.help.split())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
