@@ -8,6 +8,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_GPU := .venv/gpu/.installed
 
+# Tests start a thousand processes, which would all compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-slow check bench gpu schemas reference clean
 
 demo: $(INSTALLED)

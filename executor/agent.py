@@ -1,4 +1,4 @@
-"""Runs the ranks of one job on this machine under torchrun, and writes down which failed first.
+"""Runs the ranks of one job on this machine, and writes down which failed first.
 
 Called as ``python -m executor.agent PARENT_PID JOB_FOLDER MODULE TELEMETRY PLANS``, the last two file descriptors of
 pipes to and from the launcher, in a network namespace of its own if the job's links are emulated by a relay. A job on
@@ -14,10 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import parse_args, run
-
-from executor.control_store import announce_store
+from executor.control_store import announce_store, open_store
 from executor.coordinator import Coordinator
 from executor.fault_hand import FaultHand
 from executor.head import Head
@@ -26,6 +23,7 @@ from executor.hosts import read_hosts
 from executor.job import JobFolder
 from executor.keepers import Keepers
 from executor.parent import die_with_parent
+from executor.processes import run_ranks
 from executor.rank_devices import rank_devices
 from executor.wan.hosts import control_address
 from executor.wan.testbed import TestBed
@@ -34,6 +32,8 @@ from executor.wan.testbed import TestBed
 def main(parent: str, folder: str, module: str, telemetry: str, plans: str) -> int:
     """Run the workers of a job on this machine; return the exit status."""
     die_with_parent(int(parent))
+    # Ranks are ended, and keepers hear that the job is over, also where this process is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     job = JobFolder(Path(folder))
     scenario, plan, orders = job.read()
     devices = rank_devices(scenario, plan, orders)
@@ -60,37 +60,21 @@ def main(parent: str, folder: str, module: str, telemetry: str, plans: str) -> i
             module = "executor.keeper"
         else:
             watch_ranks(job, devices)
-        status = _run_workers(job, module, ranks, host)
-        if coordinator is not None and status == 0:
+        store = open_store((host, 0))
+        meeting = {"MASTER_ADDR": host, "MASTER_PORT": str(store.port)}
+        failed = run_ranks(job, module, range(ranks), ranks, meeting)
+        if coordinator is not None and not failed:
             coordinator.finish()
-    return status
+    if failed:
+        job.failure.write_text(json.dumps(failed))
+        return 1
+    return 0
 
 
 def _fail(job: JobFolder, reason: str) -> None:
     """Have the launcher hear why the run cannot go on, and end."""
     job.run_failure.write_text(reason)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _run_workers(job: JobFolder, module: str, ranks: int, host: str) -> int:
-    arguments = [
-        "--standalone",
-        f"--local-addr={host}",
-        f"--nproc-per-node={ranks}",
-        f"--log-dir={job.workers_logs}",
-        "--redirects=3",
-        "-m",
-        module,
-        str(os.getpid()),
-        str(job.path),
-    ]
-    try:
-        run(parse_args(arguments))  # type: ignore[no-untyped-call]
-    except ChildFailedError as error:
-        exit_codes = {str(rank): failure.exitcode for rank, failure in error.failures.items()}
-        job.failure.write_text(json.dumps(exit_codes))
-        return 1
-    return 0
 
 
 if __name__ == "__main__":

@@ -12,16 +12,16 @@ GRACE_S = 5.0
 
 def environment(interface: str) -> dict[str, str]:
     """Return its environment, and so that of the ranks; they meet over a network interface."""
-    return {
-        **os.environ,
-        # gloo must not look the host's name up.
-        "GLOO_SOCKET_IFNAME": interface,
-        # Workers import ropebridge, never a folder of the same name where the user happens to stand.
-        "PYTHONSAFEPATH": "1",
-        "OMP_NUM_THREADS": "1",
-        # They find the packages where this process found them.
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
+    # gloo must not look the host's name up.
+    return {**python_environment(), "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"}
+
+
+def python_environment() -> dict[str, str]:
+    """Return the environment of a process of ours, with which it imports what this one does.
+
+    That is never a folder of the same name where the user happens to stand.
+    """
+    return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 @contextmanager

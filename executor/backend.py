@@ -46,7 +46,7 @@ HostsOf = Callable[[Sequence[str]], Hosts]
 
 
 class TorchBackend:
-    """Runs plans under torchrun, a process per device.
+    """Runs plans on torch.distributed, a process per device.
 
     Args:
         compute: ``real`` trains the scenario's model; ``paced`` moves tensors of the profile's sizes and sleeps

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from executor.agent_process import python_environment
 from executor.freed_memory import keep_freed_memory
 from executor.model import load_with_sizes
 from executor.parent import die_with_parent
@@ -71,7 +72,12 @@ def _companion(orders: CompanionOrders) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "executor.companions", str(os.getpid())]
     # In a session of its own, so that Ctrl-C reaches the one process that ends the others.
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=python_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         assert process.stdin is not None, "it is a pipe"

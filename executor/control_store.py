@@ -1,12 +1,12 @@
 """The store through which ranks and agent hear of each other: where it is, and what stands under which key."""
 
 import os
-import socket
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from executor.keeper_line import STORE_ADDRESS
+from executor.listening import listen
 
 # A rank waits this long for an answer before it gives up; the launcher ends all ranks long before if it is gone.
 PATIENCE = timedelta(hours=1)
@@ -21,8 +21,8 @@ ORIGIN = "origin"
 def open_store(address: tuple[str, int]) -> TCPStore:
     """Return a new store that this process holds, reached at an address and nowhere else; port 0 is any."""
     # Left to itself the store would listen on every interface of the machine.
-    with socket.create_server(address, backlog=1024) as listening:
-        host, port = listening.getsockname()
+    with listen(address) as listening:
+        host, port, *_ = listening.getsockname()
         descriptor = listening.detach()
     return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=PATIENCE, master_listen_fd=descriptor)
 

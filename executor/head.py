@@ -3,10 +3,10 @@
 import json
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any, TextIO
@@ -19,13 +19,18 @@ from executor.hosts import Hosts
 from executor.job import JobFolder
 from executor.keepers import Departure, Keepers
 from executor.last_words import LastWords, is_explained
-from executor.processes import run_keepers
+from executor.processes import run_ranks
+from traces.errors import RunError
 
 # After the first rank that fails others may say why it did.
 _VERDICT_S = 2.0
 # Ranks of other machines that have handed everything over still have to end.
 _GRACE_S = 10.0
 _PAUSE_S = 0.1
+
+
+class _DeafError(RunError):
+    """The head cannot listen."""
 
 
 class Head:
@@ -48,32 +53,26 @@ class Head:
 
     def run(self) -> int:
         """Run the job to its end; return the exit status."""
-        # Keepers hear that the job is over also where this process is told to end.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         try:
             return self._open_and_run()
-        except OSError as error:
-            # Nobody but us opens anything here: see what was wrong with the address.
-            hosts = self._hosts
-            self._job.run_failure.write_text(
-                f"the head cannot listen at {hosts.address}, ports {hosts.port} and {hosts.port + 1}: "
-                f"{error.strerror or error}; correct its 'address' or 'port' in hosts.yaml, or end what has them"
-            )
+        except _DeafError as error:
+            self._job.run_failure.write_text(str(error))
             return 1
 
     def _open_and_run(self) -> int:
         hosts, given = self._hosts, self._job.read()
         recovers = given[2].backup_every > 0
         store = hosts.address, hosts.port + 1
-        keepers = Keepers(
-            (hosts.address, hosts.port),
-            len(self._devices),
-            welcome={"store_port": store[1], "job": self._job.documents()},
-            silence_s=hosts.silence_s,
-            job=hosts.job,
-            ended=self._hear_end,
-            lost=(lambda _: None) if recovers else self._lose,
-        )
+        with self._listening():
+            keepers = Keepers(
+                (hosts.address, hosts.port),
+                len(self._devices),
+                welcome={"store_port": store[1], "job": self._job.documents()},
+                silence_s=hosts.silence_s,
+                job=hosts.job,
+                ended=self._hear_end,
+                lost=(lambda _: None) if recovers else self._lose,
+            )
         status = 1
         try:
             status = self._run(given, keepers, keepers if recovers else None, store)
@@ -81,13 +80,27 @@ class Head:
             keepers.dismiss(status)
         return status
 
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Around what opens sockets that others reach."""
+        try:
+            yield
+        except OSError as error:
+            hosts = self._hosts
+            raise _DeafError(
+                f"the head cannot listen at {hosts.address}, ports {hosts.port} and {hosts.port + 1}: "
+                f"{error.strerror or error}; correct its 'address' or 'port' in hosts.yaml, or end what has them"
+            ) from error
+
     def _run(self, given: Job, keepers: Keepers, replaced: Keepers | None, store: tuple[str, int]) -> int:
         hosts, (scenario, plan, orders) = self._hosts, given
-        coordinator = Coordinator(store, scenario, plan, self._devices, orders, *self._pipes, replaced, self.fail)
+        with self._listening():
+            coordinator = Coordinator(store, scenario, plan, self._devices, orders, *self._pipes, replaced, self.fail)
         announce_store(*store)
         threading.Thread(target=partial(self._await_all, keepers), name="arrivals", daemon=True).start()
         # A head that only steers has none.
-        if hosts.local_ranks and (failed := run_keepers(self._job, hosts.part(hosts.head), hosts.rank_count)):
+        own, ranks = hosts.local_ranks, hosts.rank_count
+        if own and (failed := run_ranks(self._job, "executor.keeper", own, ranks, {})):
             self._await_explanation()
             # What they left says more than their status.
             self._job.failure.write_text(json.dumps({rank: max(code, 1) for rank, code in failed.items()}))

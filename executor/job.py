@@ -125,7 +125,7 @@ class JobFolder:
 
     @property
     def workers_logs(self) -> Path:
-        """The folder that torchrun makes for what workers print.
+        """The folder for what workers print.
 
         Each has a file of its own: two that end at the same time would mix their lines.
         """

@@ -1,6 +1,7 @@
 """A rank of a machine that is not the job's head, where torchrun starts them.
 
-``torchrun --standalone --nproc-per-node=RANKS -m executor.joining JOB HOST [HEAD_ADDRESS]``
+``torchrun --nproc-per-node=RANKS -m executor.joining JOB HOST [HEAD_ADDRESS]``, and what `executor.deployment.torchrun`
+says of the rendezvous.
 """
 
 import os

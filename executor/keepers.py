@@ -10,6 +10,7 @@ from typing import Any
 
 from executor.clock_offset import answer_clock
 from executor.keeper_line import AGENT_ADDRESS, JOB, SILENCE, KeeperLine
+from executor.listening import listen
 
 # Between two looks at whether those who wait are still there.
 _LOOK_S = 0.5
@@ -64,14 +65,14 @@ class Keepers:
         self._silence_s = silence_s
         self._ended = ended
         self._lost = lost
-        self._socket = socket.create_server(address, backlog=128)
+        self._socket = listen(address)
         self._departures: queue.SimpleQueue[Departure] = queue.SimpleQueue()
         self._lines: dict[int, KeeperLine] = {}
         # Which process of a rank is, or will be, there.
         self._incarnations: dict[int, int] = {}
         self._changed = threading.Condition()
         self._are_let_go = False
-        host, port = self._socket.getsockname()
+        host, port, *_ = self._socket.getsockname()
         os.environ[AGENT_ADDRESS] = f"{host}:{port}"
         os.environ[SILENCE] = str(silence_s)
         os.environ[JOB] = job

@@ -40,7 +40,7 @@ class LastWords:
 
 
 def give_up(job: JobFolder, rank: int, name: str, error: Exception) -> Never:
-    """Write down why this rank cannot go on, and end its process; torchrun then ends the others.
+    """Write down why this rank cannot go on, and end its process; who started it then ends the others.
 
     Args:
         job: Of the run.

@@ -84,7 +84,7 @@ def _failure(job: JobFolder, devices: Sequence[str], status: int) -> Exception:
     """What went wrong, from what the workers and the agent wrote down: the cause, not what followed from it."""
     exit_codes: dict[str, int] = json.loads(job.failure.read_text()) if job.failure.exists() else {}
     for rank, code in sorted(exit_codes.items()):
-        # torchrun itself ends the other ranks by SIGTERM.
+        # The agent itself ends the other ranks by SIGTERM.
         if code < 0 and -code != signal.SIGTERM:
             return RunError(f"{rank_name(int(rank), devices[int(rank)])} was ended by {_signal_name(-code)}")
     if job.run_failure.exists():

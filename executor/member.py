@@ -17,7 +17,7 @@ from executor.keeper import ARRIVAL, CODE
 from executor.keeper_line import AGENT_ADDRESS, JOB, SILENCE
 from executor.launcher import cause_of_end
 from executor.parent import die_with_parent
-from executor.processes import run_keepers
+from executor.processes import run_ranks
 from executor.wan.origin import create_origin
 
 _NAME = "ROPEBRIDGE_HOST"
@@ -73,7 +73,7 @@ def main(parent: str, folder: str) -> int:
     job = JobFolder(Path(folder))
     hosts = read_hosts(job.hosts)
     assert hosts is not None, "the parent has written them"
-    failed = run_keepers(job, hosts.part(os.environ[_NAME]), hosts.rank_count)
+    failed = run_ranks(job, "executor.keeper", hosts.part(os.environ[_NAME]).ranks, hosts.rank_count, {})
     return 1 if failed else 0
 
 

@@ -9,7 +9,6 @@ its input, and prints a `MessageTimes`.
 
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-de
 
 from executor.clock import RunClock
 from executor.connection import Connection, Message
+from executor.listening import listen
 from executor.parent import die_with_parent
 from executor.peers import first_line
 from executor.receipt import Receipt
@@ -178,9 +178,7 @@ def main(parent: str, rank: str, address: str, store_address: str, store_port: s
     try:
         if asks:
             # torch itself would listen at all addresses.
-            listening = socket.create_server(
-                (store_address, int(store_port)), family=socket.AF_INET6 if ":" in store_address else socket.AF_INET
-            )
+            listening = listen((store_address, int(store_port)))
             port = listening.getsockname()[1]
             print(json.dumps({"port": port}), flush=True)
             store = TCPStore(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import IO, Any
 
+from executor.agent_process import python_environment
 from traces.errors import RunError
 from traces.probe.interval import Interval, interval_of
 from traces.probe.peer import Peer
@@ -101,9 +102,8 @@ def _probe(
 ) -> Iterator[Callable[[float], dict[str, Any]]]:
     """Start one of the two processes; give what returns its next message, and end it in any case."""
     command = [sys.executable, "-m", "executor.message_probe", str(os.getpid()), rank, own_host, store_host, str(port)]
-    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+    pipe, known = subprocess.PIPE, python_environment()
+    process = subprocess.Popen(command, env=known, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdin is not None
         assert process.stdout is not None

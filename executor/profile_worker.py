@@ -1,6 +1,6 @@
 """One rank of a profile: measures the layers that it would train, while the other ranks measure theirs.
 
-Started by torchrun as ``python -m executor.profile_worker AGENT_PID JOB_FOLDER``; leaves ``layers-RANK.json`` there.
+Started as ``python -m executor.profile_worker AGENT_PID JOB_FOLDER``; leaves ``layers-RANK.json`` there.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""One rank of a job, started by torchrun as ``python -m executor.worker AGENT_PID JOB_FOLDER``."""
+"""One rank of a job, started as ``python -m executor.worker AGENT_PID JOB_FOLDER``."""
 
 import os
 import sys

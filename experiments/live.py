@@ -147,8 +147,12 @@ def _prometheus(address: str) -> Iterator[Watch]:
             "prometheus_client is not installed", where="--prometheus", valid="pip install 'ropebridge[live]'"
         ) from None
     host, _, port = address.rpartition(":")
+    # IPv6 has its own colons.
+    host = host.removeprefix("[").removesuffix("]")
     registry = CollectorRegistry()
     try:
+        if not host:
+            raise ValueError("it names no interface")
         server, thread = start_http_server(int(port), host, registry)
     except (OSError, ValueError, OverflowError) as error:
         raise InputError(

@@ -20,7 +20,7 @@ from planner.metrics import measure
 from planner.migration import Migration, Move
 from planner.noise_scale import ESTIMATORS
 from planner.policy import Decision
-from traces.errors import InputError
+from traces.errors import InputError, RunError
 
 # What was measured of the noise of the gradient.
 _NORMS = "gradient-noise.jsonl"
@@ -32,6 +32,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
     Raises:
         InputError: There is something at ``target`` already, or no folder can be made there.
+        RunError: Somebody else has taken the name meanwhile; says where everything is.
     """
     target = target.resolve()
     try:
@@ -51,16 +52,32 @@ def new_folder(target: Path) -> Iterator[Path]:
         ) from None
     try:
         yield beside
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             target.rmdir()
         beside.rename(target)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    except OSError as error:
+        # It may have taken hours.
+        raise RunError(f"'{target}' cannot be made: {error.strerror}; everything is in '{beside}'") from error
 
 
 def write_record(record: RunRecord, folder: Path) -> None:
-    """Write a run into an empty folder that `read_record` reads."""
+    """Write a run into an empty folder that `read_record` reads.
+
+    Raises:
+        RunError: The disk is full, or fails.
+    """
+    try:
+        _write_record(record, folder)
+    except OSError as error:
+        raise RunError(f"the run cannot be written into '{folder}': {error.strerror or error}") from error
+
+
+def _write_record(record: RunRecord, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     write_resolved_scenario(record.scenario, folder / "scenario.json")
     write_plan(record.plan, folder / "plan.json")

@@ -2,11 +2,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from command import COMMAND
@@ -77,3 +78,29 @@ def started_process(command: Sequence[str], tmp_path: Path) -> Iterator[tuple[su
 
 def left_behind(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "scratch").glob("ropebridge-*"))
+
+
+def addresses_listened_at(mark: str) -> set[str]:
+    """Where marked processes wait for connections: IPv4 addresses, and IPv6 ones as the kernel's table has them."""
+    held = {link for pid in marked_processes(mark) for link in _sockets_of(pid)}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in held:
+                host = fields[1].partition(":")[0]
+                found.add(socket.inet_ntoa(bytes.fromhex(host)[::-1]) if table == "tcp" else host)
+    return found
+
+
+_LISTENING = "0A"
+
+
+def _sockets_of(pid: int) -> Iterator[str]:
+    try:
+        links = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return
+    for link in links:
+        with suppress(OSError):
+            yield os.readlink(link)

@@ -19,7 +19,7 @@ def write_bytes_atomically(path: Path | str, data: bytes) -> None:
     """
     path = Path(path)
     check_place(path)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
     try:
         with beside.open("xb") as file:
             file.write(data)
@@ -39,11 +39,15 @@ def check_place(path: Path) -> None:
     """Refuse a path at which there can be no file.
 
     Raises:
-        InputError: The folder is missing, or the path is itself a folder.
+        InputError: The folder is missing or may not be entered, or the path is itself a folder, or too long.
     """
-    if path.is_dir():
+    try:
+        is_folder, is_in_folder = path.is_dir(), path.parent.is_dir()
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", str(path), "choose a place that can") from error
+    if is_folder:
         raise InputError("is a folder", where=str(path), valid="name a file to write")
-    if not path.parent.is_dir():
+    if not is_in_folder:
         raise InputError(f"the folder '{path.parent}' does not exist", where=str(path), valid="create it first")
 
 

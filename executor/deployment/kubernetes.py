@@ -7,6 +7,7 @@ secret ``JOB-secrets``.
 
 import base64
 import io
+import re
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,10 +28,14 @@ _LABEL = "ropebridge/job"
 _PLACE = "/ropebridge-run"
 # What all hosts with the same claim see.
 _SHARED = "/ropebridge-shared"
+# With "-node-0-0", which the trainer appends for the pod, it is a label of the domain name system.
+_MOST_NAME = 63 - len("-node-0-0")
+_NAME = re.compile(rf"[a-z]([-a-z0-9]{{0,{_MOST_NAME - 2}}}[a-z0-9])?")
 
 
 def files(deployment: Deployment) -> Mapping[str, str]:
     """Return the manifest of the TrainJobs; the ConfigMap with the folder is made when it is submitted."""
+    _check_names(deployment)
     jobs = [_train_job(deployment, part.name, len(part.ranks)) for part in deployment.hosts.parts]
     note = f"# The folder 'job' goes ahead: kubectl create configmap {deployment.name} --from-file={_BUNDLE}\n"
     if deployment.secrets:
@@ -97,6 +102,26 @@ def _with_folder(deployment: Deployment, host: str, pod: dict[str, Any], claim: 
     return {
         "template": {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": spec}}}}]}}
     }
+
+
+def _check_names(deployment: Deployment) -> None:
+    """Refuse names that Kubernetes would, after it has made half of the job."""
+    seen: dict[str, str] = {}
+    for part in deployment.hosts.parts:
+        name = _job_name(deployment, part.name)
+        if not _NAME.fullmatch(name):
+            raise InputError(
+                f"'{name}' is no name for a job in Kubernetes",
+                where=f"host {part.name}",
+                valid=f"begin the folder's name with a letter, and keep it and the host's to {_MOST_NAME} together",
+            )
+        if name in seen:
+            raise InputError(
+                f"hosts '{seen[name]}' and '{part.name}' have one name in Kubernetes",
+                where="hosts",
+                valid="let them differ in more than case and dots",
+            )
+        seen[name] = part.name
 
 
 def _job_name(deployment: Deployment, host: str) -> str:

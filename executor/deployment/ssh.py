@@ -105,7 +105,7 @@ def logs(deployment: Deployment, folder: Path, host: str, lines: int, follows: b
 
 def stop(deployment: Deployment, folder: Path) -> str:
     """End each host's part as Ctrl-C would; what has not ended after 10 s is killed with all that it started."""
-    found = []
+    found, missed = [], 0
     for part in deployment.hosts.parts:
         pid = f"{part.name}.pid"
         script = (
@@ -119,6 +119,9 @@ def stop(deployment: Deployment, folder: Path) -> str:
             found.append(f"{part.name}: {asked(_ssh(deployment, part.name, script), part.name).strip()}")
         except RunError as error:
             found.append(f"{part.name}: out of reach ({error})")
+            missed += 1
+    if missed:
+        raise RunError("\n".join(["not everything could be stopped:", *found, "next: the same command again"]))
     return "\n".join(found)
 
 

@@ -22,7 +22,12 @@ def files(deployment: Deployment) -> Mapping[str, str]:
             text += f"{deployment.command(part.name, 'job')}\n"
         else:
             count = len(part.ranks)
-            text += f"torchrun --standalone --nproc-per-node={count} -m executor.joining job {shlex.quote(part.name)}\n"
+            # A rendezvous in a file: torchrun's own would listen on every interface, for nobody.
+            text += (
+                "rm -f job/rendezvous\nTORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --rdzv-backend=c10d "
+                "--rdzv-conf=store_type=file --rdzv-endpoint=job/rendezvous --nnodes=1 "
+                f"--nproc-per-node={count} -m executor.joining job {shlex.quote(part.name)}\n"
+            )
     return {"commands.sh": text}
 
 

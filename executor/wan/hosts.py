@@ -11,7 +11,7 @@ _MOST_HOSTS = 1 << 16
 
 
 def control_address() -> str:
-    """Return the IPv4 address of the host in which torchrun and the store of a run are."""
+    """Return the IPv4 address of the host in which the agent and the store of a run are."""
     return _address(_CONTROL)
 
 

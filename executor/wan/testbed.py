@@ -37,7 +37,7 @@ def missing() -> str | None:
 def enter_device_network() -> None:
     """Move a rank's process into the network of its device; nothing happens in a job without a test bed.
 
-    To be called by what torchrun starts before it opens a socket: what is open already stays where it is.
+    To be called by what the agent starts before it opens a socket: what is open already stays where it is.
     """
     networks = os.environ.get(_NETWORKS)
     if networks is not None:

@@ -9,6 +9,10 @@ const ropebridge = (() => {
   const model = (name) => doc.get_model_by_name(name);
   const short = (value) => (Number.isFinite(value) ? String(Number(value.toPrecision(4))) : "none");
 
+  // Not by Math.min(...values): a browser takes some hundred thousand arguments.
+  const extent = (values) => values.reduce(
+    ([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+
   function median(values) {
     const sorted = Float64Array.from(values).sort(), half = sorted.length >> 1;
     return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
@@ -46,7 +50,7 @@ const ropebridge = (() => {
     const metric = known.metrics[chosen("heat-metric")];
     const shown = cells(x, y, metric);
     const medians = shown.map((cell) => cell.median);
-    const [low, high] = [Math.min(...medians), Math.max(...medians)];
+    const [low, high] = extent(medians);
     const best = metric.more_is_better ? high : low;
     const figure = model("heat");
     figure.x_range.factors = x.labels;
@@ -64,7 +68,7 @@ const ropebridge = (() => {
       // The colours are dark at the low end.
       text_colour: list.map((cell) => ((cell.median - low) / (high - low || 1) < 0.55 ? "white" : "black")),
       points: list.map((cell) => cell.values.length),
-      span: list.map((cell) => `${short(Math.min(...cell.values))} to ${short(Math.max(...cell.values))}`),
+      span: list.map((cell) => extent(cell.values).map(short).join(" to ")),
     });
     model("heat-cells").data = columns(shown);
     model("heat-best").data = columns(shown.filter((cell) => cell.median === best));
@@ -120,7 +124,7 @@ const ropebridge = (() => {
   }
 
   function fit(range, values) {
-    const [low, high] = [Math.min(...values), Math.max(...values)];
+    const [low, high] = extent(values);
     const room = 0.05 * (high - low) || 1;
     const wanted = { start: low - room, end: high + room };
     range.setv({ ...wanted, reset_start: wanted.start, reset_end: wanted.end });

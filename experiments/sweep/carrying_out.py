@@ -18,7 +18,7 @@ from experiments.sweep.parameters import canonical
 from experiments.sweep.paths import Keys, parse_path
 from experiments.sweep.point_metrics import Value, point_metrics
 from experiments.sweep.points import Point
-from experiments.sweep.settings import SETTINGS, run_length, scenario_path, setting_text
+from experiments.sweep.settings import SETTINGS, run_length, scenario_path, setting_text, users_file
 from experiments.verbs.running import bounded
 from planner.files.documents import Document
 from planner.files.scenario_file import scenario_in
@@ -92,8 +92,8 @@ def scenario_of(task: Task, values: Mapping[str, Any]) -> Scenario:
 def _simulate(task: Task, values: Mapping[str, Any]) -> dict[str, Value]:
     settings = {**task.common, **{name: value for name, value in values.items() if name in SETTINGS}}
     scenario = scenario_of(task, values)
-    plan = _plan(scenario, _plan_settings(settings), task.folder, canonical(_plan_changes(values)))
-    policy = make_policy(setting_text(settings, "policy") or "none", scenario)
+    plan = _plan(scenario, _plan_settings(settings, task.folder), canonical(_plan_changes(values)))
+    policy = make_policy(_name_or_file(settings, "policy", task.folder) or "none", scenario)
     steps, duration_s = bounded(*run_length(settings))
     return point_metrics(Simulator(duration_s).run(scenario, plan, policy, steps))
 
@@ -106,9 +106,16 @@ def _plan_changes(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in SETTINGS and _keys(name)[0] == PLAN}
 
 
-def _plan_settings(settings: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
-    path, strategy, schedule = (setting_text(settings, name) for name in (PLAN, "strategy", "schedule"))
-    return path, strategy, schedule
+def _plan_settings(settings: Mapping[str, Any], folder: Path) -> tuple[Path | None, str | None, str | None]:
+    path = setting_text(settings, PLAN)
+    strategy = _name_or_file(settings, "strategy", folder)
+    return None if path is None else folder / path, strategy, setting_text(settings, "schedule")
+
+
+def _name_or_file(settings: Mapping[str, Any], name: str, folder: Path) -> str | None:
+    text = setting_text(settings, name)
+    code = users_file(name, text, folder)
+    return text if code is None else str(code)
 
 
 @cache
@@ -140,8 +147,8 @@ def _scenario(path: Path, changes: str) -> Scenario:
 
 
 @lru_cache(maxsize=32)
-def _plan(scenario: Scenario, settings: tuple[str | None, str | None, str | None], folder: Path, changes: str) -> Plan:
+def _plan(scenario: Scenario, settings: tuple[Path | None, str | None, str | None], changes: str) -> Plan:
     path, strategy, schedule = settings
-    plan = choose_plan(scenario, None if path is None else folder / path, strategy, Ordering(schedule))
+    plan = choose_plan(scenario, path, strategy, Ordering(schedule))
     by_keys = {_keys(name)[1:]: value for name, value in json.loads(changes).items()}
     return altered_plan(plan, by_keys, scenario) if by_keys else plan

@@ -15,6 +15,8 @@ from experiments.sweep.settings import SETTINGS
 from planner.files.quantities import Seconds
 from planner.files.scenario_entries import ScenarioEntry
 
+_INT64 = range(-(2**63), 2**63)
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterColumns:
@@ -50,12 +52,13 @@ def columns_of(parameter: Parameter) -> ParameterColumns:
 def typed(values: Sequence[Any]) -> list[Any]:
     """Return values of a column as one type: whole numbers, numbers, truth or text; mixed ones as JSON text.
 
-    None stays None.
+    So are whole numbers of more than 64 bits. None stays None.
     """
     kinds = {type(value) for value in values if value is not None}
-    if kinds == {int, float}:
+    fit = all(value in _INT64 for value in values if isinstance(value, int))
+    if kinds == {int, float} and fit:
         return [None if value is None else float(value) for value in values]
-    if len(kinds) <= 1 and not kinds & {dict, list, tuple}:
+    if len(kinds) <= 1 and not kinds & {dict, list, tuple} and fit:
         return list(values)
     return [None if value is None else json.dumps(value, sort_keys=True) for value in values]
 

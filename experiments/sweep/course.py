@@ -15,6 +15,7 @@ from experiments.sweep.points import Point
 from experiments.sweep.progress import Watch
 from experiments.sweep.sweep_folder import LOGS, TABLE, claimed, write_sweep_json
 from experiments.sweep.table import write_table
+from traces.errors import RunError
 
 DIED = "the process that carried it out died, twice: out of memory, or killed"
 
@@ -63,7 +64,7 @@ def carry_out_sweep(
 
     Raises:
         InputError: The folder holds something else.
-        RunError: There are no workers.
+        RunError: There are no workers, or what they wrote is not to be seen.
     """
     start_s = time.perf_counter()
     with claimed(folder, sweep):
@@ -80,6 +81,11 @@ def carry_out_sweep(
             outcomes = read_outcomes(logs)
             metrics = write_table(folder / TABLE, sweep, points, outcomes)
             write_sweep_json(folder, sweep, len(points), metrics)
+    if missing := sum(point.key not in outcomes for point in points):
+        # Folders of a network show what other machines wrote with a delay.
+        raise RunError(
+            f"what came out of {missing} points is not to be seen yet in {logs}; call the same command again"
+        )
     errors = [outcomes[point.key].error for point in points if outcomes[point.key].status == FAILED]
     duration_s = time.perf_counter() - start_s
     return Result(len(points), len(left), len(errors), duration_s, folder / TABLE, errors[0] if errors else "")

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +11,7 @@ from experiments.sweep.engine import Portion, Portioner
 from experiments.sweep.held_interrupts import without_interrupts
 from experiments.sweep.one_thread import one_thread_each
 from experiments.sweep.points import Point
-from traces.errors import InputError
+from traces.errors import InputError, RunError
 
 # Portions that lie ready for each worker.
 _AHEAD = 2
@@ -81,7 +82,22 @@ def _tally(future: Any) -> Tally | None:
         tally: Tally = future.result()
     except KilledWorker:
         return None
+    except (OSError, CancelledError) as error:
+        raise RunError(f"Dask's scheduler is gone: {error}; call the same command again when it is back") from error
     return tally
+
+
+def _reached(address: str) -> Any:
+    from distributed import Client
+
+    try:
+        return Client(address)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"Dask's scheduler at '{address}' is out of reach: {error}",
+            where="DASK_SCHEDULER_ADDRESS",
+            valid="start it, or unset this for a cluster on this machine",
+        ) from error
 
 
 @contextmanager
@@ -91,7 +107,7 @@ def _client(workers: int) -> Iterator[Any]:
 
     address = dask.config.get("scheduler-address", None)
     if address is not None:
-        with Client(address) as client:
+        with _reached(address) as client:
             yield client
         return
     # A task that was the death of its worker is tried again by the sweep, not by Dask.

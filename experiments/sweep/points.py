@@ -10,7 +10,7 @@ from typing import Any
 from experiments.sweep.definition import PLAN, Sweep
 from experiments.sweep.named_files import digests, named_files
 from experiments.sweep.parameters import RANDOM, canonical
-from experiments.sweep.settings import scenario_path
+from experiments.sweep.settings import USERS_CODE, scenario_path, users_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ def combinations(sweep: Sweep) -> Iterator[dict[str, Any]]:
 def ground_of(sweep: Sweep) -> str:
     """Return what sweeps that share a folder have in common: settings, names of parameters, and what files hold."""
     names = sorted(parameter.name for parameter in sweep.parameters)
-    files = [_files_of(name, sweep.common[name], sweep, ()) for name in ("scenario", PLAN) if name in sweep.common]
+    named = [name for name in ("scenario", PLAN, *USERS_CODE) if name in sweep.common]
+    files = [_files_of(name, sweep.common[name], sweep, ()) for name in named]
     return _digest([sweep.common, names, [digests(each) for each in files]])
 
 
@@ -85,6 +86,8 @@ def _files_of(name: str, value: Any, sweep: Sweep, folders: Sequence[Path]) -> l
         return named_files(path.name, path.parent)
     if name == PLAN:
         return named_files(value, sweep.folder)
+    if (code := users_file(name, value, sweep.folder)) is not None:
+        return [code] if code.is_file() else []
     return [path for folder in folders for path in named_files(value, folder)]
 
 

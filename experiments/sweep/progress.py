@@ -50,7 +50,8 @@ class Lines:
         self._done += done
         self._failed += failed
         now_s = self._clock_s()
-        if now_s - self._told_s >= LINE_EVERY_S and self._done < self._left:
+        # Before the first point is done nobody knows how long they take.
+        if now_s - self._told_s >= LINE_EVERY_S and 0 < self._done < self._left:
             self._told_s = now_s
             self._say(self._line(now_s - self._start_s))
 

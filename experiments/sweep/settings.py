@@ -18,6 +18,9 @@ from traces.naming import find_by_name
 # Of a run; each can be swept by this name.
 SETTINGS = ("scenario", "plan", "strategy", "schedule", "policy", "steps", "duration")
 
+# Of these, what may be code of the user's.
+USERS_CODE = ("strategy", "policy")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsEntry:
@@ -26,9 +29,9 @@ class SettingsEntry:
     Attributes:
         scenario: A YAML file, relative to the sweep's, or the name of a ready scenario.
         plan: A plan file, relative to the sweep's.
-        strategy: What makes the plan, instead of a file: ``megatron`` if absent.
+        strategy: What makes the plan, instead of a file: ``megatron`` if absent; or a Python file beside the sweep's.
         schedule: Another order of actions.
-        policy: What adapts the plan: ``none`` if absent.
+        policy: What adapts the plan: ``none`` if absent; or a Python file beside the sweep's.
         steps: Training steps: 20 if absent.
         duration: Simulate until so much time has passed, instead of steps: ``60 min``.
     """
@@ -44,16 +47,37 @@ class SettingsEntry:
     __pydantic_config__ = STRICT
 
 
-def check_names(settings: Mapping[str, Any], where: str) -> None:
+def check_names(settings: Mapping[str, Any], folder: Path, where: str) -> None:
     """Refuse names that nothing has.
+
+    Args:
+        settings: Of the runs.
+        folder: Of the sweep file.
+        where: The settings stand.
 
     Raises:
         InputError: With the nearest name there is.
     """
     known: dict[str, Mapping[str, Any]] = {"strategy": STRATEGIES, "schedule": SCHEDULES, "policy": POLICIES}
     for setting, things in known.items():
-        if settings.get(setting) is not None:
-            find_by_name(settings[setting], things, setting, where=f"{where}: {setting}")
+        value = settings.get(setting)
+        path = users_file(setting, value, folder)
+        if path is not None and not path.is_file():
+            raise InputError(f"there is no file '{path}'", where=f"{where}: {setting}", valid="check the path")
+        if value is not None and path is None:
+            find_by_name(value, things, setting, where=f"{where}: {setting}")
+
+
+def users_file(setting: str, value: object, folder: Path) -> Path | None:
+    """Return the Python file that a value names instead of something of ropebridge's; None where it names none.
+
+    Args:
+        setting: Its name.
+        value: Of it.
+        folder: Of the sweep file.
+    """
+    is_code = setting in USERS_CODE and isinstance(value, str) and value.endswith(".py")
+    return folder / str(value) if is_code else None
 
 
 def scenario_path(name: object, folder: Path) -> Path:

@@ -3,6 +3,7 @@
 import importlib.util
 import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +13,7 @@ from experiments.sweep.engine import Portion
 from experiments.sweep.held_interrupts import interrupts_held_back
 from experiments.sweep.one_thread import one_thread_each
 from experiments.sweep.points import Point
+from experiments.sweep.slurm_arrays import cancel_left, noted
 from traces.errors import InputError
 
 # Portions for each job that runs at a time, so that no long one is left at the end.
@@ -56,6 +58,8 @@ class SlurmJobs:
 
     def carry_out(self, task: Task, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
         """Carry out all points; see `Engine.carry_out`."""
+        if self._is_slurm:
+            cancel_left(self._folder / "slurm")
         count = len(points) if alone else min(len(points), _PORTIONS_PER_JOB * self._jobs)
         portions = [points[len(points) * k // count : len(points) * (k + 1) // count] for k in range(count)]
         for first in range(0, count, _LARGEST_ARRAY):
@@ -65,22 +69,26 @@ class SlurmJobs:
         from submitit.core.utils import FailedJobError, UncompletedJobError
         from submitit.helpers import as_completed
 
-        executor = self._executor(self._folder.resolve() / "slurm")
-        # Jobs that nobody knows of would not be cancelled.
-        with one_thread_each(), interrupts_held_back():
-            jobs = executor.map_array(carry_out_points, [task] * len(portions), portions)
-        portion_of = dict(zip((job.job_id for job in jobs), portions, strict=True))
-        try:
+        folder = self._folder.resolve() / "slurm"
+        executor, jobs = self._executor(folder), list[Any]()
+        with ExitStack() as stack:
+            stack.callback(_cancel, jobs)
+            # Jobs that nobody knows of would not be cancelled: a signal that comes meanwhile acts at the end of this.
+            with one_thread_each(), interrupts_held_back():
+                jobs += executor.map_array(carry_out_points, [task] * len(portions), portions)
+                if self._is_slurm:
+                    stack.enter_context(noted(folder, [job.job_id for job in jobs]))
+            portion_of = dict(zip((job.job_id for job in jobs), portions, strict=True))
             for job in as_completed(jobs, poll_frequency=_LOOK_EVERY_S):
                 try:
                     tally = job.result()
                 except (FailedJobError, UncompletedJobError):
                     tally = None
                 yield Portion(portion_of[job.job_id], tally)
-        finally:
-            for job in jobs:
-                if not job.done():
-                    job.cancel(check=False)
+
+    @property
+    def _is_slurm(self) -> bool:
+        return self._cluster == "slurm"
 
     def _executor(self, folder: Path) -> Any:
         import submitit
@@ -93,3 +101,9 @@ class SlurmJobs:
         except (NameError, TypeError, ValueError) as error:
             raise InputError(f"submitit refuses: {error}", where="slurm", valid="give settings that it knows") from None
         return executor
+
+
+def _cancel(jobs: Sequence[Any]) -> None:
+    for job in jobs:
+        if not job.done():
+            job.cancel(check=False)

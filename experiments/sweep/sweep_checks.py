@@ -80,7 +80,7 @@ def check_settings(sweep: Sweep, document: Document) -> None:
         # A null among the values of a parameter says that this point is without.
         if given[one] and given[other] and None not in (*given[one], *given[other]):
             raise InputError(f"both '{one}' and '{other}' are given", where=str(sweep.path), valid="give one of them")
-    check_names(sweep.common, str(sweep.path))
+    check_names(sweep.common, sweep.folder, str(sweep.path))
     if "duration" in sweep.common:
         try:
             bounded(*run_length({"duration": sweep.common["duration"]}))

@@ -9,7 +9,7 @@ import yaml
 from experiments.key_values import key_and_value
 from experiments.targets import check_targets
 from planner.files.model_file import refuse_another_model
-from planner.scenario import ELEMENT_BYTES, OPTIMIZER_STATES
+from planner.scenario import ELEMENT_BYTES, OPTIMIZER_STATES, ModelCode
 from traces.errors import InputError
 from traces.naming import find_by_name
 
@@ -72,7 +72,7 @@ def check_orders(orders: ProfileOrders, output: Path) -> None:
         where = f"--ranks {orders.ranks} --device {orders.device}"
         raise InputError("only ranks on a CPU share it", where=where, valid="leave --ranks out: ranks have GPUs alone")
     check_targets([output])
-    refuse_another_model(output, path.stem)
+    refuse_another_model(output, path.stem, ModelCode(path, arguments_of(orders)))
 
 
 def sample_counts(orders: ProfileOrders) -> list[int]:

@@ -50,7 +50,7 @@ def profile(orders: ProfileOrders, output: Path, as_json: bool, tell: Callable[[
     threads = orders.threads or threads_of_a_rank(orders.ranks)
     torch.set_num_threads(threads)
     loaded = load_with_sizes(code, training.seed)
-    refuse_another_model(output, orders.code.stem, len(loaded.sizes))
+    refuse_another_model(output, orders.code.stem, code, len(loaded.sizes))
     if orders.device == META:
         return _count(loaded, code, training, output, as_json)
     with _others(orders, code, samples, threads), progress(profiling_steps(samples), tell) as begin:

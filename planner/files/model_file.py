@@ -1,5 +1,6 @@
 """Model files: what each layer costs on each kind of device, written and read back to add another kind."""
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from planner.files.documents import Document
 from planner.profile import LayerProfile, TimeTable
 from planner.roofline import LayerWork
 from planner.scenario import ModelCode
-from traces.atomic import write_text_atomically
+from traces.atomic import check_place, write_text_atomically
 from traces.errors import InputError
 from traces.units import parse_duration_s, parse_flop
 
@@ -33,21 +34,25 @@ class ModelLayers:
     code: ModelCode | None = None
 
 
-def refuse_another_model(path: Path, name: str, layers: int | None = None) -> None:
+def refuse_another_model(path: Path, name: str, code: ModelCode | None = None, layers: int | None = None) -> None:
     """Refuse a file that cannot be completed, before the work that completes it.
 
     Args:
         path: Of the file; there may be none.
         name: Of the model.
+        code: Where it is, and what it is built with.
         layers: How many it has; None where nobody knows yet.
 
     Raises:
-        InputError: The file is damaged, or of a model of another name or number of layers.
+        InputError: The file is damaged, or of a model of another name, other code or another number of layers.
     """
+    check_place(path)
     if path.exists():
         old = Document(path).value
-        found = old.get("layers") if isinstance(old, Mapping) else None
-        if not isinstance(found, list) or old.get("name") != name or layers not in (None, len(found)):
+        known = _head(path, name, code)
+        if not isinstance(old, Mapping) or {key: old.get(key) for key in known} != known:
+            raise _another_model(path)
+        if not isinstance(found := old.get("layers"), list) or layers not in (None, _count(found)):
             raise _another_model(path)
 
 
@@ -55,7 +60,7 @@ def add_to_model_file(path: Path, model: ModelLayers) -> None:
     """Write what layers cost; what a file has of other kinds of devices stays.
 
     Args:
-        path: Of the file, YAML; made if there is none.
+        path: Of the file, YAML unless its name ends in .json; made if there is none.
         model: With times of the kinds that were measured.
 
     Raises:
@@ -64,14 +69,29 @@ def add_to_model_file(path: Path, model: ModelLayers) -> None:
     new = _document(path, model)
     if path.exists():
         _take_over(Document(path).value, new, path)
-    write_text_atomically(path, yaml.safe_dump(new, sort_keys=False, width=120, default_flow_style=None))
+    if path.suffix == ".json":
+        text = json.dumps(new, indent=1) + "\n"
+    else:
+        text = yaml.safe_dump(new, sort_keys=False, width=120, default_flow_style=None)
+    write_text_atomically(path, text)
+
+
+def _head(path: Path, name: str, code: ModelCode | None) -> dict[str, Any]:
+    """What a file says of the model before its layers."""
+    if code is None:
+        return {"name": name}
+    place = os.path.relpath(code.path.resolve(), path.resolve().parent)
+    return {"name": name, "code": place, "arguments": dict(code.arguments)}
+
+
+def _count(entries: list[Any]) -> int:
+    """How many layers a file has: an entry can stand for several."""
+    repeats = [entry.get("repeat", 1) if isinstance(entry, Mapping) else 1 for entry in entries]
+    return sum(repeat if isinstance(repeat, int) else 1 for repeat in repeats)
 
 
 def _document(path: Path, model: ModelLayers) -> dict[str, Any]:
-    document: dict[str, Any] = {"name": model.name}
-    if model.code is not None:
-        document["code"] = os.path.relpath(model.code.path.resolve(), path.resolve().parent)
-        document["arguments"] = dict(model.code.arguments)
+    document = _head(path, model.name, model.code)
     # Equal layers that follow each other are one entry: each is read with its number after the name.
     alike = [list(layers) for _, layers in groupby(model.layers, key=lambda layer: (layer.name, _layer(layer)))]
     return document | {"layers": [_layer(layers[0], repeat=len(layers)) for layers in alike]}
@@ -128,5 +148,7 @@ def _without_times(document: Mapping[str, Any]) -> Any:
 
 def _another_model(path: Path) -> InputError:
     return InputError(
-        "there is another model in this file", where=str(path), valid="choose another file, or remove this one"
+        "there is another model in this file, or one that was built in another way",
+        where=str(path),
+        valid="choose another file, or remove this one",
     )

@@ -139,10 +139,8 @@ def test_a_head_that_is_killed_goes_on_and_the_others_have_waited(tmp_path: Path
     )
     assert done.returncode == 0, done.stderr
     commands = (folder / "commands.sh").read_text()
-    torchrun = next(line for line in commands.splitlines() if line.startswith("torchrun "))
-    member = subprocess.Popen(
-        f"exec {Path(sys.executable).parent}/{torchrun}", shell=True, cwd=folder, stderr=subprocess.PIPE, text=True
-    )
+    theirs = f"PATH={Path(sys.executable).parent}:$PATH; {commands.partition('south-worker')[2]}"
+    member = subprocess.Popen(["bash", "-c", theirs], cwd=folder, stderr=subprocess.PIPE, text=True)
     lead = [*COMMAND, "host", "job", "north-worker"]
     head = subprocess.Popen(lead, cwd=folder, stderr=subprocess.PIPE, text=True)
     while len(list((tmp_path / "checkpoints").glob("step-*"))) < 3:

@@ -135,6 +135,16 @@ def test_the_other_verbs_name_what_they_need(tmp_path: Path) -> None:
     assert "did you mean 'south-worker'" in done.stderr
 
 
+def test_names_that_kubernetes_would_refuse_are_refused_before(tmp_path: Path) -> None:
+    hosts = described(tmp_path)
+    # Others take it.
+    for target, status in (("kubernetes", 2), ("ssh", 0)):
+        done = ropebridge("deploy", SCENARIO, "--target", target, "--hosts", hosts, "-o", tmp_path / "1-job")
+        assert done.returncode == status
+    refused = ropebridge("deploy", SCENARIO, "--target", "kubernetes", "--hosts", hosts, "-o", tmp_path / "2-job")
+    assert "begin the folder's name with a letter, and keep it and the host's to 54 together" in refused.stderr
+
+
 def test_what_a_pod_writes_outlives_it_where_a_claim_says_so(tmp_path: Path) -> None:
     assert deployed(tmp_path, "kubernetes").returncode == 0
     jobs = yaml.safe_load_all((tmp_path / "job-1" / "trainjobs.yaml").read_text())

@@ -10,9 +10,10 @@ from scripted_policy import Scripted
 
 from experiments.figures.run_figure import draw_runs
 from experiments.perfetto import trace_events
-from experiments.run_folder import read_record, summarise, write_record
+from experiments.run_folder import new_folder, read_record, summarise, write_record
 from planner.backend import RealNetwork, RunRecord
 from sim.simulator import Simulator
+from traces.errors import RunError
 
 NETWORKS = {
     "simulated": None,
@@ -64,3 +65,18 @@ def test_a_run_in_which_layers_change_devices_is_read_as_it_was_written_and_can_
     assert "send layers" in {each["name"] for each in trace_events([read])["traceEvents"]}
     draw_runs([read], tmp_path / "run.png")
     assert (tmp_path / "run.png").stat().st_size > 0
+
+
+def test_a_run_is_kept_where_somebody_else_has_taken_its_name(tmp_path: Path) -> None:
+    def fill() -> None:
+        with new_folder(tmp_path / "run") as folder:
+            (folder / "mine").write_text("mine")
+            (tmp_path / "run").mkdir()
+            (tmp_path / "run" / "theirs").write_text("theirs")
+
+    with pytest.raises(RunError, match="everything is in") as found:
+        fill()
+    (kept,) = (path for path in tmp_path.iterdir() if path.name != "run")
+    assert str(kept) in str(found.value)
+    assert (kept / "mine").read_text() == "mine"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["theirs"]

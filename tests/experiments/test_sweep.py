@@ -8,7 +8,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,6 +247,15 @@ def workers(mark: str) -> list[int]:
     return [pid for pid, parent in parents.items() if parent in servers]
 
 
+def cpu_s(pid: int) -> float:
+    """What a process has computed so far."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def kill_workers(mark: str) -> list[int]:
     killed = workers(mark)
     for pid in killed:
@@ -273,8 +281,7 @@ def test_a_point_that_is_the_death_of_its_workers_has_failed(tmp_path: Path) -> 
     with started(["sweep", str(path), "-o", str(tmp_path / "out"), "-j", "2"], tmp_path) as (process, mark):
         wait_until(lambda: lines_in(logs) == 3, "the short points are not done")
         first = kill_workers(mark)
-        wait_until(lambda: set(workers(mark)) - set(first), "nobody tries again")
-        time.sleep(1)
+        wait_until(lambda: any(cpu_s(pid) > 2 for pid in set(workers(mark)) - set(first)), "nobody tries again")
         kill_workers(mark)
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
@@ -358,3 +365,50 @@ def test_a_scenario_that_no_value_can_save_is_refused(tmp_path: Path) -> None:
         read_sweep(tmp_path / "sweep.yaml")
     (tmp_path / "own.yaml").write_text("name: own\ncluster: {devices: []}\nmodel: {name: m}\ntraining: {}\n")
     refused(["sweep.yaml"], tmp_path, "own.yaml:2: cluster")
+
+
+POLICY = """
+from planner.policies.depth import DepthPolicy
+
+def policy(scenario):
+    return {policy}
+"""
+
+
+def test_a_policy_of_one_s_own_is_swept_and_carried_out_anew_where_it_changed(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    own = tmp_path / "inside" / "own.py"
+    own.write_text(POLICY.format(policy="DepthPolicy(scenario)"))
+    # The command is called elsewhere: the file is beside the sweep's.
+    path = write(
+        tmp_path / "inside",
+        "scenario: two-regions\nsteps: 4\nparameters:\n  policy: {grid: [none, depth, own.py, absent.py]}\n",
+    )
+    out = tmp_path / "out"
+    assert carried_out(path, "-o", out)["carried_out"] == 4
+    none, depth, owned, absent = rows(out)
+    assert owned["samples_per_s"] == depth["samples_per_s"]
+    assert none["status"] == "ok"
+    assert "absent.py" in absent["error"]
+    own.write_text(POLICY.format(policy="object()"))
+    assert carried_out(path, "-o", out)["carried_out"] == 1
+    assert "without 'decide'" in rows(out)[2]["error"]
+
+
+def test_code_that_all_points_have_in_common(tmp_path: Path) -> None:
+    path = write(tmp_path, "scenario: two-regions\npolicy: own.py\nparameters:\n  steps: {grid: [3, 4]}\n")
+    refused([path], tmp_path, "policy", "there is no file", "own.py")
+    (tmp_path / "own.py").write_text(POLICY.format(policy="DepthPolicy(scenario)"))
+    assert carried_out(path, "-o", tmp_path / "out")["failed"] == 0
+    (tmp_path / "own.py").write_text(POLICY.format(policy="object()"))
+    refused([path, "-o", "out"], tmp_path, "a file that they name has changed since")
+
+
+def test_numbers_of_any_size_stand_in_the_table(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        f"scenario: two-regions\nsteps: 2\nparameters:\n  training.global_batch: {{grid: [32, {10**30}, 64.5]}}\n",
+    )
+    carried_out(path, "-o", tmp_path / "out")
+    assert [row["training.global_batch"] for row in rows(tmp_path / "out")] == ["32", str(10**30), "64.5"]
+    assert [row["status"] for row in rows(tmp_path / "out")] == ["ok", "failed", "failed"]

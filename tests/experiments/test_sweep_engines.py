@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from command import ropebridge
+from responders import free_port
 
 from experiments.sweep.course import carry_out_sweep
 from experiments.sweep.points import points_of
@@ -83,6 +84,30 @@ def test_tasks_of_dask(sweep_file: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["carried_out"] == 6
     assert rows(tmp_path / "out") == expected(sweep_file)
+
+
+@needs_dask
+def test_a_scheduler_that_is_not_there_is_named(
+    sweep_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", address)
+    monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")
+    done = ropebridge("sweep", sweep_file, "-o", tmp_path / "out", "--engine", "dask")
+    assert done.returncode == 2
+    assert f"Dask's scheduler at '{address}' is out of reach" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nothing_is_said_before_a_point_is_done() -> None:
+    now_s, lines = [0.0], list[str]()
+    watch = Lines(3, 0, lines.append, lambda: now_s[0])
+    now_s[0] = 12.0
+    watch.add(0, 0)
+    assert lines == []
+    now_s[0] = 24.0
+    watch.add(1, 1)
+    assert lines == ["1 of 3 points, 1 failed, 0.0 points/s, 48 s left"]
 
 
 def test_lines_say_how_long_it_will_take() -> None:

@@ -1,5 +1,6 @@
 """Model files: what is written is read back, to the last bit."""
 
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,6 +16,7 @@ from planner.files.model_part import read_model
 from planner.files.parts import Part
 from planner.profile import LayerProfile, ModelProfile, TimeTable
 from planner.roofline import LayerWork, roofline_layer
+from planner.scenario import ModelCode
 from traces.errors import InputError
 
 KIND = find_kind("jetson-tx2")
@@ -61,6 +63,14 @@ def test_measured_layers(data: st.DataObject) -> None:
         assert read_back(path, "made up").layers == tuple(layers)
 
 
+def test_a_file_that_is_json_stays_json(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    for kind in ("one", "two"):
+        add_to_model_file(path, ModelLayers("m", [layer("a", kind, 1.0)]))
+    assert sorted(json.loads(path.read_text())["layers"][0]["times"]) == ["one", "two"]
+    assert read_back(path, "m").layers[0].times["one"].forward_s == (1.0,)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.builds(LayerWork, NAMES, FLOP, BYTES, BYTES, BYTES), min_size=1, max_size=4))
 def test_counted_layers(layers: list[LayerWork]) -> None:
@@ -103,12 +113,13 @@ def test_a_file_of_something_else_is_left_alone(text: str, tmp_path: Path) -> No
 
 def test_another_model_is_refused_before_it_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "model.yaml"
-    refuse_another_model(path, "m", 1)
-    add_to_model_file(path, ModelLayers("m", [layer("a", "k", 1.0)]))
-    refuse_another_model(path, "m", 1)
-    for name, layers in (("other", 1), ("m", 2)):
+    code, wider = (ModelCode(tmp_path / "m.py", {"width": width}) for width in (8, 9))
+    refuse_another_model(path, "m", code, 3)
+    add_to_model_file(path, ModelLayers("m", [layer("a", "k", 1.0)] * 3, code))
+    refuse_another_model(path, "m", code, 3)
+    for name, built, layers in (("other", code, 3), ("m", code, 2), ("m", wider, 3)):
         with pytest.raises(InputError, match="there is another model"):
-            refuse_another_model(path, name, layers)
+            refuse_another_model(path, name, built, layers)
     add_to_model_file(tmp_path / "work.yaml", ModelLayers("m", [LayerWork("a", 1.0, 8, 4, 4)]))
     with pytest.raises(InputError, match="there is another model"):
         add_to_model_file(tmp_path / "work.yaml", ModelLayers("m", [layer("a", "k", 1.0)]))

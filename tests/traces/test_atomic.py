@@ -32,3 +32,7 @@ def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
         write_text_atomically(tmp_path, "")
     with pytest.raises(InputError, match=r"the folder '.*none' does not exist; create it first"):
         write_text_atomically(tmp_path / "none" / "file", "")
+    with pytest.raises(InputError, match="cannot be written: File name too long"):
+        write_text_atomically(tmp_path / ("x" * 300), "")
+    write_text_atomically(tmp_path / ("x" * 254), "long, and allowed")
+    assert (tmp_path / ("x" * 254)).read_text() == "long, and allowed"

@@ -322,6 +322,8 @@ def test_orders_that_make_no_sense_are_refused(options: list[str], message: str,
 def test_nobody_there_is_refused(tmp_path: Path) -> None:
     for address, message in (
         (f"127.0.0.1:{free_port()}", "nobody listens at 127.0.0.1"),
+        ("my..host", "'my..host' is no address"),
+        ("a" * 64, "is no address"),
         ("no-such-host.invalid", "there is no host 'no-such-host.invalid'"),
         ("127.0.0.1:http", "'http' in '127.0.0.1:http' is no port"),
     ):

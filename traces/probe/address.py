@@ -27,13 +27,22 @@ def parse_address(text: str) -> Address:
         InputError: This is no address.
     """
     host, port = _split(text.strip())
-    if not host or any(each.isspace() for each in host):
+    if not host or any(each.isspace() for each in host) or not _is_name(host):
         raise InputError(f"'{text}' is no address", valid=_VALID)
     if not port:
         return Address(host, DEFAULT_PORT)
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         raise InputError(f"'{port}' in '{text}' is no port", valid="a port is a number from 1 to 65535")
     return Address(host, int(port))
+
+
+def _is_name(host: str) -> bool:
+    """Whether it can be looked up: no part of it is empty or longer than names in a network are."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _split(text: str) -> tuple[str, str]:
