@@ -1,6 +1,7 @@
 """How long messages take between ranks of two hosts: one of the two processes that find out.
 
-They are sent and awaited as a rank does it: handing over to a thread, and waking up, are part of what a message takes.
+They are sent and awaited as a rank does it. The sender computes before and after: its messages are handed to a thread
+that has to come in between, on a core that has other work. The receiver waits: others cost no time.
 
 Started as ``python -m executor.message_probe PARENT_PID RANK OWN_ADDRESS STORE_ADDRESS STORE_PORT``. Rank 0
 measures. It holds the store, prints the port of it (any, where STORE_PORT is 0), reads a `MessageOrders` as JSON from
@@ -9,9 +10,12 @@ its input, and prints a `MessageTimes`.
 
 import json
 import os
+import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -38,6 +42,14 @@ MOST_BYTES = 1 << 28
 MOST_MESSAGES = 10_000
 
 _READY, _PAYLOAD, _TRIGGER, _ANSWER = range(1, 5)
+_READING = struct.Struct("d")
+
+# Of them the quickest tells how far the clocks are apart.
+_CLOCK_TRIPS = 8
+
+# How long the sender computes before, and the side of the matrices that it multiplies: some tens of microseconds each.
+_COMPUTED_S = 0.001
+_COMPUTED = 128
 _ORDERS = "orders"
 _OTHER = "the other end"
 
@@ -54,10 +66,15 @@ class MessageOrders:
     sizes_bytes: tuple[int, ...]
     repeats: tuple[int, ...]
 
+    @property
+    def of_sizes(self) -> list[tuple[int, int]]:
+        """Each size with its repeats."""
+        return list(zip(self.sizes_bytes, self.repeats, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class MessageTimes:
-    """Seconds from the sending of a message until the empty answer is back; each in the order in which it was taken.
+    """Seconds from the sending of a message until it is there; each in the order in which it was taken.
 
     Attributes:
         posted_s: Of each size, where the receive had been posted before.
@@ -66,6 +83,20 @@ class MessageTimes:
 
     posted_s: tuple[tuple[float, ...], ...]
     late_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _RoundTrip:
+    """Readings of clocks, seconds: when this process sends and has the answer, and between them the other's."""
+
+    start_s: float
+    there_s: float
+    end_s: float
+
+    @property
+    def offset_s(self) -> float:
+        """How far the other clock is ahead, if both ways take equally long."""
+        return self.there_s - (self.start_s + self.end_s) / 2
 
 
 class _Direct(Connection):
@@ -92,6 +123,7 @@ class _Ends:
         self._other = 1 - rank
         self._clock = RunClock(0.0)
         self._connection = _Direct(self._other, self._group, self._clock)
+        self._threads = ThreadPoolExecutor(1)
 
     def send(self, payload: torch.Tensor, tag: int) -> threading.Event:
         """Hand a message over; return what is set when gloo has sent it."""
@@ -104,7 +136,12 @@ class _Ends:
         posted = self._group.recv([buffer], self._other, tag)  # type: ignore[attr-defined]
         return Receipt(buffer, [posted], _OTHER, self._clock)
 
+    def watch(self, receipt: Receipt) -> None:
+        """Have another thread wait for it."""
+        receipt.watch(self._threads, _give_up)
+
     def close(self) -> None:
+        self._threads.shutdown()
         self._connection.close()
 
 
@@ -116,37 +153,59 @@ def _give_up(error: Exception) -> None:
 
 def _ask(ends: _Ends, orders: MessageOrders) -> MessageTimes:
     """Send and time everything; `_serve` is the other end."""
-    posted_s = []
-    for size_bytes, repeats in zip(orders.sizes_bytes, orders.repeats, strict=True):
-        # The first opens windows, and is not measured.
-        _ask_once(ends, size_bytes, late=False)
-        posted_s.append(tuple(_ask_once(ends, size_bytes, late=False) for _ in range(ROUNDS * repeats)))
-    late_s = [_ask_once(ends, orders.sizes_bytes[0], late=True) for _ in range(ROUNDS * orders.repeats[0])]
-    return MessageTimes(tuple(posted_s), tuple(late_s))
+    posted_s = [_ask_often(ends, size_bytes, repeats, late=False) for size_bytes, repeats in orders.of_sizes]
+    return MessageTimes(tuple(posted_s), _ask_often(ends, *orders.of_sizes[0], late=True))
 
 
 def _serve(ends: _Ends, orders: MessageOrders) -> None:
-    for size_bytes, repeats in zip(orders.sizes_bytes, orders.repeats, strict=True):
-        for _ in range(1 + ROUNDS * repeats):
-            _serve_once(ends, size_bytes, late=False)
-    for _ in range(ROUNDS * orders.repeats[0]):
-        _serve_once(ends, orders.sizes_bytes[0], late=True)
+    for size_bytes, repeats in orders.of_sizes:
+        _serve_often(ends, size_bytes, repeats, late=False)
+    _serve_often(ends, *orders.of_sizes[0], late=True)
 
 
-def _ask_once(ends: _Ends, size_bytes: int, *, late: bool) -> float:
+def _ask_often(ends: _Ends, size_bytes: int, repeats: int, *, late: bool) -> tuple[float, ...]:
+    """The times of messages of one size, seconds."""
+    # Clocks drift apart, by milliseconds in some minutes.
+    quick = [_ask_once(ends, 1, late=False, computes=False) for _ in range(_CLOCK_TRIPS)]
+    offset_s = min(quick, key=lambda trip: trip.end_s - trip.start_s).offset_s
+    trips = [_ask_once(ends, size_bytes, late=late, computes=True) for _ in range(1 + ROUNDS * repeats)]
+    # The first opens windows.
+    return tuple(trip.there_s - offset_s - trip.start_s for trip in trips[1:])
+
+
+def _serve_often(ends: _Ends, size_bytes: int, repeats: int, *, late: bool) -> None:
+    for _ in range(_CLOCK_TRIPS):
+        _serve_once(ends, 1, late=False)
+    for _ in range(1 + ROUNDS * repeats):
+        _serve_once(ends, size_bytes, late=late)
+
+
+def _ask_once(ends: _Ends, size_bytes: int, *, late: bool, computes: bool) -> _RoundTrip:
     payload = torch.randint(0, 256, (size_bytes,), dtype=torch.uint8)
-    answer = ends.post(1, _ANSWER)
+    answer = ends.post(_READING.size, _ANSWER)
     # Follows the notice of the receive that is posted ahead, on the same connection.
     ends.post(1, _READY).wait()
-    start_s = time.perf_counter()
+    if computes:
+        ends.watch(answer)
+        begin_s = time.monotonic() + _COMPUTED_S
+        _compute_until(lambda: time.monotonic() >= begin_s)
+    start_s = time.monotonic()
     trigger = ends.send(torch.zeros(1, dtype=torch.uint8), _TRIGGER) if late else None
     sent = ends.send(payload, _PAYLOAD)
-    answer.wait()
-    taken_s = time.perf_counter() - start_s
+    if computes:
+        _compute_until(lambda: answer.settled)
+    (there_s,) = _READING.unpack(bytes(answer.wait().tolist()))
+    end_s = time.monotonic()
     for handed_over in (trigger, sent):
         if handed_over is not None:
             handed_over.wait()
-    return taken_s
+    return _RoundTrip(start_s, there_s, end_s)
+
+
+def _compute_until(over: Callable[[], bool]) -> None:
+    numbers = torch.ones(_COMPUTED, _COMPUTED)
+    while not over():
+        numbers @ numbers
 
 
 def _serve_once(ends: _Ends, size_bytes: int, *, late: bool) -> None:
@@ -156,7 +215,8 @@ def _serve_once(ends: _Ends, size_bytes: int, *, late: bool) -> None:
     expected.wait()
     if late:
         ends.post(size_bytes, _PAYLOAD).wait()
-    ends.send(nothing, _ANSWER).wait()
+    reading = bytearray(_READING.pack(time.monotonic()))
+    ends.send(torch.frombuffer(reading, dtype=torch.uint8), _ANSWER).wait()
 
 
 def _orders(text: str | bytes) -> MessageOrders:

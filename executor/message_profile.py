@@ -67,14 +67,14 @@ def measure_messages(peer: Peer, sizes_bytes: Sequence[int], repeats: Sequence[i
         raise RunError("gloo's processes ended without a result")
     times = found["times"]
     # Whichever is quickest: the first messages of a process can take longer than larger ones after them.
-    one_way_s = min(interval_of(taken).median for taken in times["posted_s"]) / 2
+    one_way_s = min(interval_of(taken).median for taken in times["posted_s"])
     return MessageProfile(
         {
-            size_bytes: interval_of([max(0.0, taken_s - one_way_s) for taken_s in taken])
+            size_bytes: interval_of([max(0.0, taken_s) for taken_s in taken])
             for size_bytes, taken in zip(sizes_bytes, times["posted_s"], strict=True)
         },
-        # The receive is posted a latency after the sending; without it the message would be there by then.
-        interval_of([max(0.0, taken_s - 3 * one_way_s) for taken_s in times["late_s"]]),
+        # The receive is posted a latency after the sending, and what it lets go takes a latency more.
+        interval_of([max(0.0, taken_s - 2 * one_way_s) for taken_s in times["late_s"]]),
     )
 
 

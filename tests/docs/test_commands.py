@@ -58,20 +58,40 @@ def test_every_command_in_the_documentation_is_one(page: str, line: str) -> None
         group.make_context(name, words)
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
-def test_guides_do_what_they_say(page: Path, tmp_path: Path) -> None:
-    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL))
+def shell(commands: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    """What a shell does that ends with the first command that fails."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-e", "-c", blocks],
-        cwd=tmp_path,
+    return subprocess.run(
+        ["bash", "-e", "-c", "\n".join(commands)],
+        cwd=folder,
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
+def test_guides_do_what_they_say(page: Path, tmp_path: Path) -> None:
+    done = shell(re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL), tmp_path)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_the_readme_s_ten_lines(tmp_path: Path) -> None:
+    """With its scenario and a trace; only the editor is not opened."""
+    readme = (ROOT / "README.md").read_text()
+    (scenario,) = re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)
+    (tmp_path / "my-cluster.yaml").write_text(scenario)
+    (tmp_path / "my-link.csv").write_text("time_s,bandwidth_mbps\n0,2000\n10,600\n20,\n")
+    ten = readme.partition("## Ten lines")[2].partition("\n[![")[0]
+    commands = [line.strip() for line in ten.splitlines() if line.startswith("    ropebridge ")]
+    assert len(commands) == 9
+    done = shell(commands, tmp_path)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert (tmp_path / "report.html").stat().st_size > 1e6
 
 
 def test_the_reference_is_current() -> None:

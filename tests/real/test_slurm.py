@@ -1,12 +1,15 @@
 """Jobs and sweeps handed to a real Slurm, and their results read back."""
 
 import json
+import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 import yaml
 from command import COMMAND, ropebridge
+from process_watch import started, wait_until
 from slurm_daemons import Slurm, lacking
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -87,6 +90,48 @@ def test_a_sweep_goes_through_slurm(tmp_path: Path) -> None:
     assert here.returncode == 0, here.stderr
     there = ropebridge("sweep", tmp_path / "sweep.yaml", "-o", tmp_path / "there", "--engine", "slurm")
     assert there.returncode == 0, there.stderr
+    tables = [
+        pandas.read_parquet(tmp_path / name / "points.parquet").drop(columns="wall_s") for name in ("here", "there")
+    ]
+    pandas.testing.assert_frame_equal(*tables)
+
+
+def queued() -> list[str]:
+    """The jobs that Slurm has."""
+    listed = subprocess.run(["squeue", "-h", "-o", "%i"], capture_output=True, text=True, check=True)
+    return listed.stdout.split()
+
+
+# Each of its points takes a second or more.
+LONG = """
+scenario: two-regions
+parameters:
+  training.global_batch: {grid: [16, 32, 48, 64, 80, 96, 112, 128]}
+  steps: {grid: [3000, 3001, 3002]}
+"""
+
+
+@pytest.mark.usefixtures("_slurm")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_jobs_of_a_command_that_ends_do_not_go_on_beside_the_next_one(number: signal.Signals, tmp_path: Path) -> None:
+    import pandas
+
+    pytest.importorskip("submitit")
+    (tmp_path / "sweep.yaml").write_text(LONG)
+    logs, arguments = tmp_path / "there" / "log", [str(tmp_path / "sweep.yaml"), "-o", str(tmp_path / "there")]
+    with started(["sweep", *arguments, "--engine", "slurm", "-j", "2"], tmp_path) as (process, _):
+        wait_until(lambda: any(path.read_text() for path in logs.glob("*.jsonl")), "no point is done")
+        process.send_signal(number)
+        process.wait(timeout=60)
+        left = queued()
+        assert bool(left) == (number == signal.SIGKILL)
+        # The jobs are no children of ours: they live until the next command ends them.
+        again = ropebridge("sweep", *arguments, "--engine", "slurm", "-j", "2", "--json")
+    assert again.returncode == 0, again.stderr
+    assert 0 < json.loads(again.stdout)["carried_out"] < 24
+    wait_until(lambda: not queued(), "jobs stay behind")
+    here = ropebridge("sweep", tmp_path / "sweep.yaml", "-o", tmp_path / "here")
+    assert here.returncode == 0, here.stderr
     tables = [
         pandas.read_parquet(tmp_path / name / "points.parquet").drop(columns="wall_s") for name in ("here", "there")
     ]

@@ -1,6 +1,7 @@
 """`deploy --target ssh` on emulated hosts: what runs is left alone, secrets arrive, and stop ends everything."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,16 @@ LINKS = """
       bandwidth: 100 Mbit/s
 """
 DEPLOY = "ropebridge deploy digits --strategy ddp --steps 1000000 --target ssh --hosts hosts.yaml -o job-1 --submit"
+
+
+def assert_nowhere(secret: str, folder: Path) -> None:
+    """No file below a folder, and no command line, has it."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            assert secret.encode() not in place.read_bytes().replace(b"\0", b" ")
 
 
 def test_a_job_over_ssh(tmp_path: Path) -> None:
@@ -39,6 +50,7 @@ def test_a_job_over_ssh(tmp_path: Path) -> None:
         assert running.count("running") == 2, running
         pid = (tmp_path / "south-worker" / "ropebridge-jobs" / "job-1" / "south-worker.pid").read_text().strip()
         assert b"MY_TOKEN=it is $HOME\0" in Path(f"/proc/{pid}/environ").read_bytes()
+        assert_nowhere("it is $HOME", tmp_path)
         again = desk.run("export MY_TOKEN=x; bash job-1/submit.sh south-worker")
         assert again.returncode != 0
         assert "south-worker: runs already" in again.stderr
@@ -47,3 +59,8 @@ def test_a_job_over_ssh(tmp_path: Path) -> None:
         assert "north-worker: stopped" in stopped.stdout
         assert "running" not in desk.run("ropebridge status job-1").stdout
         assert desk.run("ropebridge stop job-1").stdout.count("had ended") == 2
+        desk.kill("south-worker")
+        missed = desk.run("ropebridge stop job-1")
+        assert missed.returncode == 1
+        assert "north-worker: had ended" in missed.stderr
+        assert "south-worker: out of reach" in missed.stderr
