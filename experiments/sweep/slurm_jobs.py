@@ -1,7 +1,9 @@
 """The engine of a Slurm cluster: job arrays through submitit. The nodes share the sweep's folder and its files."""
 
 import importlib.util
+import logging
 import shutil
+import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -48,6 +50,7 @@ class SlurmJobs:
             raise InputError(
                 "this machine has no 'sbatch'", where="--engine slurm", valid="call it on a login node of the cluster"
             )
+        _warn_on_stderr()
         self._jobs = jobs
         self._folder = folder
         self._settings = settings
@@ -101,6 +104,15 @@ class SlurmJobs:
         except (NameError, TypeError, ValueError) as error:
             raise InputError(f"submitit refuses: {error}", where="slurm", valid="give settings that it knows") from None
         return executor
+
+
+def _warn_on_stderr() -> None:
+    """Keep submitit's warnings, which it tells twice, out of what the command prints."""
+    from submitit.core.logger import get_logger
+
+    for handler in list(get_logger().handlers):
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
+            get_logger().removeHandler(handler)
 
 
 def _cancel(jobs: Sequence[Any]) -> None:
