@@ -4,7 +4,8 @@ import signal
 from types import FrameType
 from typing import Never
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What asks a command to end.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class CommandInterruptedError(BaseException):
@@ -16,13 +17,13 @@ def raise_when_interrupted() -> None:
 
     Those that it inherited as ignored stay so: ``nohup`` asks for that, and shells do where a job is in the background.
     """
-    for number in _STOP_SIGNALS:
+    for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> Never:
     """Unwind the stack, so that everything that was started is ended on the way, and not interrupted in that."""
-    for number in _STOP_SIGNALS:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     raise CommandInterruptedError

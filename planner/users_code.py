@@ -4,10 +4,14 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traces.errors import InputError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 @contextmanager
@@ -32,6 +36,13 @@ def users_code(path: Path, failure: str, valid: str) -> Iterator[None]:
         raise InputError(f"{failure}: {type(error).__name__}: {first_line}", where=str(path), valid=valid) from error
 
 
+class _LeavesNothing(SourceFileLoader):
+    """Writes no bytecode beside a file that is not ours."""
+
+    def set_data(self, path: str, data: "ReadableBuffer", *, _mode: int = 0o666) -> None:
+        """Do nothing with compiled code."""
+
+
 def load_function(path: Path, function: str, what: str, signature: str) -> Callable[..., Any]:
     """Return a function of a Python file; the file's name in sys.modules cannot clash with anything installed.
 
@@ -44,14 +55,16 @@ def load_function(path: Path, function: str, what: str, signature: str) -> Calla
     Raises:
         InputError: There is no such file or function, or the file fails on import.
     """
-    name = f"ropebridge_user_{what}_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise InputError("this is not a Python file", where=str(path), valid="name a file that ends in .py")
+    name = f"ropebridge_user_{what}_{path.stem}"
+    loader = _LeavesNothing(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None, "there is a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     with users_code(path, f"the {what} file fails on import", "correct it"):
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     found = getattr(module, function, None)
     if not callable(found):
         raise InputError(f"the {what} file has no function '{function}'", where=str(path), valid=f"define {signature}")

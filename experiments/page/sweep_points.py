@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from experiments.sweep.sweep_folder import SWEEP, TABLE
 from traces.errors import InputError
 from traces.trace import FloatArray
-
-TABLE, DESCRIPTION = "points.parquet", "sweep.json"
 
 # More different numbers than these are drawn in so many pieces.
 _MOST_LABELS = 24
@@ -100,7 +99,7 @@ def read_swept_points(folder: Path) -> SweptPoints:
         InputError: The folder is damaged, or there is nothing to draw.
     """
     try:
-        described = json.loads((folder / DESCRIPTION).read_text())
+        described = json.loads((folder / SWEEP).read_text())
         table = pd.read_parquet(folder / TABLE)
         return _swept_points(folder.resolve().name, table, described)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from experiments.interrupts import STOP_SIGNALS
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def interrupts_held_back() -> Iterator[None]:
     """Do what is done in here to its end, and let signals that have come in the meantime act then."""
     held: list[tuple[Any, ...]] = []
     handlers: dict[int, Callable[..., Any]] = {}
-    for number in _STOP_SIGNALS:
+    for number in STOP_SIGNALS:
         handler = signal.getsignal(number)
         if callable(handler):
             handlers[number] = handler

@@ -2,11 +2,13 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from training import assert_trained, chain, train_in_one_process
 
 from executor.backend import TorchBackend
 from executor.resuming import CheckpointOrders
+from planner.metrics import step_ends_s
 from traces.errors import InputError, RunError
 
 pytestmark = pytest.mark.real
@@ -46,6 +49,20 @@ def test_hosts_train_together(tmp_path: Path) -> None:
         f"resources-{rank}.jsonl" for rank in range(4)
     ]
     assert list((tmp_path / "east").glob("ropebridge-*")) == []
+
+
+@pytest.mark.slow
+def test_a_head_with_an_address_of_ipv6(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    scenario, plan = chain()
+    hosts = replace(hosts_on_loopback([("west", (0, 1)), ("east", (2, 3))]), address="::1")
+    member = start_member(hosts, "east", tmp_path / "east", None)
+    record = TorchBackend("paced", backup_every=1, hosts=lambda devices: hosts).run(scenario, plan, None, STEPS)
+    assert len(step_ends_s(record.events)) == STEPS
+    assert said_at_end(member) == ""
 
 
 def test_a_host_that_is_lost_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +125,7 @@ def test_a_model_that_differs_on_a_host_is_found(tmp_path: Path) -> None:
     assert "model file" in said
 
 
+@pytest.mark.slow
 def test_checkpoints_in_a_folder_that_hosts_do_not_share_are_refused(tmp_path: Path) -> None:
     scenario, plan = chain()
     shared, hosts = tmp_path / "checkpoints", hosts_on_loopback([("west", (0, 1)), ("east", (2, 3))])

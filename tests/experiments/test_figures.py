@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from builders import chain_plan, chain_scenario
 from matplotlib.figure import Figure
-from page_runs import STEPS, simulated
+from page_runs import STEPS, simulated, slower
 
 from experiments.figures.departures import departures
 from experiments.figures.drawn_run import drawn_runs
@@ -22,12 +22,6 @@ from planner.backend import RunRecord
 from planner.events import Event, EventKind
 from sim.simulator import Simulator
 from traces.errors import InputError
-
-
-def slower(record: RunRecord, backend: str = "paced") -> RunRecord:
-    """The same run, 4 % slower."""
-    events = (replace(event, start_s=1.04 * event.start_s, end_s=1.04 * event.end_s) for event in record.events)
-    return replace(record, backend=backend, events=tuple(events))
 
 
 def steady(devices: int, **options: float) -> RunRecord:
