@@ -12,11 +12,25 @@ _REAL = (
     "experiments/test_interrupts.py",
 )
 
+# Of these, what comes out whenever things happen, or starts no process: several at a time do no harm.
+_TIMELESS = (
+    "executor/test_compression.py",
+    "executor/test_correctness_matrix.py",
+    "executor/test_data_order.py",
+    "executor/test_real_compute.py",
+    "executor/test_real_compute_rows.py",
+    "executor/test_tensor_parallel.py",
+    "executor/test_training_equality.py",
+    "executor/test_weight_store.py",
+)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = Path(__file__).parent
     for item in items:
-        if any(item.path.is_relative_to(folder / part) for part in _REAL):
+        if any(item.path.is_relative_to(folder / part) for part in _REAL) and not any(
+            item.path == folder / part for part in _TIMELESS
+        ):
             item.add_marker(pytest.mark.real)
 
 

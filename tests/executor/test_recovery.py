@@ -151,6 +151,7 @@ def test_a_spare_device_takes_the_place_of_one_that_is_lost(tmp_path: Path, monk
     assert_trained(record, target, train_in_one_process(scenario, STEPS))
 
 
+@pytest.mark.slow
 def test_messages_that_are_cut_off_in_the_middle_hold_nobody_up() -> None:
     """Copies of the state are on slow links all the time, so that some of them are half there when a rank is lost."""
     lack = missing()

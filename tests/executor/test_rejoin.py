@@ -64,7 +64,8 @@ def case(rank: int) -> tuple[Scenario, Plan, Plan]:
     return replace(scenario, cluster=replace(scenario.cluster, links=links), training=training), plan, rest
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, id="first", marks=pytest.mark.slow), pytest.param(2, id="replica")])
+@pytest.mark.parametrize("rank", [pytest.param(0, id="first"), pytest.param(2, id="replica")])
+@pytest.mark.slow
 def test_a_device_that_returns_is_taken_up_by_the_policy(rank: int, tmp_path: Path) -> None:
     scenario, plan, rest = case(rank)
     scenario = replace(scenario, faults=(Absence(f"device-{rank}", 1.0, 1.5),))

@@ -73,6 +73,7 @@ def test_ranks_that_are_lost_after_a_resumption_begin_with_the_checkpoint(tmp_pa
 SCENARIO = "cloud-edge-end-small"
 
 
+@pytest.mark.slow
 def test_a_command_that_was_killed_goes_on(tmp_path: Path) -> None:
     checkpoints, undisturbed, resumed = (tmp_path / name for name in ("checkpoints", "undisturbed", "resumed"))
     options = ["--strategy", "gpipe", "--checkpoint", str(checkpoints), "--checkpoint-every", "2"]
