@@ -73,14 +73,14 @@ class SlurmJobs:
         from submitit.helpers import as_completed
 
         folder = self._folder.resolve() / "slurm"
-        executor, jobs = self._executor(folder), list[Any]()
+        executor = self._executor(folder)
         with ExitStack() as stack:
-            stack.callback(_cancel, jobs)
             # Jobs that nobody knows of would not be cancelled: a signal that comes meanwhile acts at the end of this.
             with one_thread_each(), interrupts_held_back():
-                jobs += executor.map_array(carry_out_points, [task] * len(portions), portions)
+                jobs = executor.map_array(carry_out_points, [task] * len(portions), portions)
                 if self._is_slurm:
                     stack.enter_context(noted(folder, [job.job_id for job in jobs]))
+                stack.callback(_cancel, jobs)
             portion_of = dict(zip((job.job_id for job in jobs), portions, strict=True))
             for job in as_completed(jobs, poll_frequency=_LOOK_EVERY_S):
                 try:

@@ -19,6 +19,7 @@ from planner.cluster import Link
 from planner.effects import ComputeEffects, NetworkEffects, Slowdown, Straggler
 from planner.evaluate import step_time_s
 from planner.events import Event, EventKind
+from planner.faults import Absence
 from planner.plan import Plan
 from planner.scenario import Scenario
 from planner.size_curve import SizeCurve
@@ -539,3 +540,12 @@ def test_jitter_follows_its_seed_alone() -> None:
     slow = with_network(slow, BY_EVENTS)
     later = jittered(7, slow, plan)
     assert later == pytest.approx(once, rel=1e-6)
+
+
+def test_jitter_is_an_action_s_in_however_many_pieces_it_is() -> None:
+    """Sums that overlap cut the last backwards, but not those of a device that leaves some time."""
+    scenario = mesh_scenario(2, [1.0, 2.0], [1.0, 2.0])
+    plan = layered_plan(scenario, [([(2, 2, 1)], [4, 4])])
+    plan = replace(plan, synchronisation=replace(plan.synchronisation, bucket_bytes=1))
+    leaving = replace(scenario, faults=(Absence("device-0", 1e9),))
+    assert jittered(7, leaving, plan) == pytest.approx(jittered(7, scenario, plan), rel=1e-9)
