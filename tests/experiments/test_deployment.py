@@ -192,7 +192,7 @@ import sky
 for name in sys.argv[2:]:
     task = sky.Task.from_yaml(name)
     assert task.num_nodes == 1
-    print(*task.resources)
+    print(*((str(each), each.region) for each in task.resources))
 """
 
 
