@@ -18,13 +18,13 @@ OVER = "over"
 ORIGIN = "origin"
 
 
-def open_store(address: tuple[str, int]) -> TCPStore:
+def open_store(address: tuple[str, int], patience: timedelta = PATIENCE) -> TCPStore:
     """Return a new store that this process holds, reached at an address and nowhere else; port 0 is any."""
     # Left to itself the store would listen on every interface of the machine.
     with listen(address) as listening:
         host, port, *_ = listening.getsockname()
         descriptor = listening.detach()
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=PATIENCE, master_listen_fd=descriptor)
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=patience, master_listen_fd=descriptor)
 
 
 def announce_store(host: str, port: int) -> None:

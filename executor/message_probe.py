@@ -27,7 +27,7 @@ from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-de
 
 from executor.clock import RunClock
 from executor.connection import Connection, Message
-from executor.listening import listen
+from executor.control_store import open_store
 from executor.parent import die_with_parent
 from executor.peers import first_line
 from executor.receipt import Receipt
@@ -237,19 +237,8 @@ def main(parent: str, rank: str, address: str, store_address: str, store_port: s
     asks, patience = rank == "0", timedelta(seconds=CONNECT_S)
     try:
         if asks:
-            # torch itself would listen at all addresses.
-            listening = listen((store_address, int(store_port)))
-            port = listening.getsockname()[1]
-            print(json.dumps({"port": port}), flush=True)
-            store = TCPStore(
-                store_address,
-                port,
-                2,
-                is_master=True,
-                timeout=patience,
-                wait_for_workers=False,
-                master_listen_fd=listening.detach(),
-            )
+            store = open_store((store_address, int(store_port)), patience)
+            print(json.dumps({"port": store.port}), flush=True)
             orders = _orders(sys.stdin.readline())
             store.set(_ORDERS, json.dumps(asdict(orders)))
             with closing(_Ends(store, 0, address)) as ends:

@@ -13,6 +13,7 @@ from planner.policy import Decision
 from planner.schedules.orders import KINDS
 from planner.step_tables import SYNC
 from sim.advance import StepState
+from sim.pieces import first_pieces
 
 Columns = dict[str, NDArray[np.float64] | NDArray[np.int64]]
 
@@ -175,10 +176,8 @@ def _join(parts: Sequence[Columns]) -> Columns:
 @lru_cache(maxsize=32)
 def _computed(compiled: CompiledStep) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The first and the last piece of each action that computes; it is in pieces where sums overlap with it."""
-    actions = compiled.actions
-    rows = np.flatnonzero(actions.kind != SYNC)
-    identity = np.stack([actions.actor, actions.kind, actions.pipeline, actions.stage, actions.microbatch])[:, rows]
-    begins = np.append(True, (identity[:, 1:] != identity[:, :-1]).any(axis=0))[: len(rows)]
+    rows = np.flatnonzero(compiled.actions.kind != SYNC)
+    begins = first_pieces(compiled)[rows] == rows
     ends = np.append(begins[1:], True)[: len(rows)]
     return rows[begins], rows[ends]
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.compiled_step import CompiledStep, compile_step
 from planner.evaluate import blocking_messages, jitter_delays_s, message_times, nominal_paths
@@ -15,6 +14,7 @@ from sim.advance import StepState, StepTimes, new_state
 from sim.connection import Parcel
 from sim.jitter import jitter_factors
 from sim.network import Network
+from sim.pieces import first_pieces
 
 
 @dataclass(eq=False, slots=True)
@@ -61,20 +61,11 @@ def begin_step(step: int, plan: Plan, scenario: Scenario, network: Network) -> S
     if jitter > 0:
         factors = jitter_factors(scenario.effects.compute.seed, step, compiled.graph.actions, jitter)
         # An action has one factor, in however many pieces it is: where sums begin says nothing of how long it takes.
-        times = times._replace(duration_s=times.duration_s * factors[_first_pieces(compiled)])
+        times = times._replace(duration_s=times.duration_s * factors[first_pieces(compiled)])
     actors = compiled.graph.actors
     return StepUnderWay(
         compiled, times, new_state(compiled.graph), actors, np.full(actors, np.nan), np.full(actors, np.nan)
     )
-
-
-@lru_cache(maxsize=32)
-def _first_pieces(compiled: CompiledStep) -> NDArray[np.int64]:
-    """Of each piece, the first one of its action, [actions]."""
-    actions = compiled.actions
-    identity = np.stack([actions.actor, actions.kind, actions.pipeline, actions.stage, actions.microbatch])
-    begins = np.append(True, (identity[:, 1:] != identity[:, :-1]).any(axis=0))
-    return np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
 
 
 @lru_cache(maxsize=32)

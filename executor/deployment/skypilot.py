@@ -3,7 +3,6 @@
 What listens on a public address is open to all: let the hosts meet over WireGuard, which ``setup:`` can bring up.
 """
 
-import os
 import shlex
 import subprocess
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any
 import yaml
 
 from executor.deployment.deployment import Deployment
-from executor.deployment.target import Target, asked, check_program, need_secrets
+from executor.deployment.target import Target, asked, check_script
 from traces.errors import InputError, RunError
 
 _SCRIPT = "submit.sh"
@@ -84,9 +83,7 @@ def _cluster(deployment: Deployment, host: str) -> str:
 
 def submit(deployment: Deployment, folder: Path) -> str:
     """Run the script."""
-    for program in ("sky", "bash"):
-        check_program(program)
-    need_secrets(deployment.secrets, os.environ)
+    check_script(("sky",), deployment.secrets)
     done = subprocess.run(["bash", str(folder / _SCRIPT)], stdin=subprocess.DEVNULL, check=False)
     if done.returncode != 0:
         raise RunError(f"{folder / _SCRIPT} ended with status {done.returncode}: SkyPilot has said above why")

@@ -4,14 +4,13 @@ A host is started alone by ``submit.sh HOST``, as when it has come back. Values 
 standard input: neither files nor command lines have them.
 """
 
-import os
 import shlex
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from executor.deployment.deployment import Deployment
-from executor.deployment.target import Target, asked, check_program, need_secrets
+from executor.deployment.target import Target, asked, check_script
 from traces.errors import RunError
 
 _SCRIPT = "submit.sh"
@@ -68,9 +67,7 @@ def files(deployment: Deployment) -> Mapping[str, str]:
 
 def submit(deployment: Deployment, folder: Path) -> str:
     """Run the script."""
-    for program in ("ssh", "scp", "bash"):
-        check_program(program)
-    need_secrets(deployment.secrets, os.environ)
+    check_script(("ssh", "scp"), deployment.secrets)
     done = subprocess.run(
         ["bash", str(folder / _SCRIPT)], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )

@@ -1,5 +1,6 @@
 """What brings jobs to hosts, and what all that do so share."""
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -70,6 +71,17 @@ def asked(command: Sequence[str], what: str) -> str:
 def exports(environment: Mapping[str, str]) -> str:
     """Return the lines of a shell script that set variables."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
+
+
+def check_script(programs: Sequence[str], secrets: Sequence[str]) -> None:
+    """Refuse to run a target's script where a program or the value of a secret is missing.
+
+    Raises:
+        InputError: Names the first one.
+    """
+    for program in (*programs, "bash"):
+        check_program(program)
+    need_secrets(secrets, os.environ)
 
 
 def need_secrets(names: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -20,9 +21,9 @@ from typing import Any
 import yaml
 
 from executor.backend import TorchBackend
-from experiments.benches.predicted import TrainedCase
+from experiments.benches.predicted import EXAMPLE, TrainedCase
 from experiments.benches.result import BenchResult, Check, Row
-from experiments.models import convolutional, digits, gpt
+from experiments.models import convolutional, digits
 from planner.files.scenario_file import read_scenario
 from planner.metrics import measure
 from planner.scenario import ModelCode, Scenario
@@ -41,14 +42,7 @@ STEP_ERROR = 0.10
 
 # As wide as the examples need to be for their steps to be compute, not messages between two processes.
 CASES = (
-    TrainedCase(
-        "gpt",
-        ModelCode(Path(gpt.__file__), {"vocabulary": 256, "width": 192, "heads": 4, "blocks": 8, "length": 64}),
-        samples=4,
-        microbatches=8,
-        steps=30,
-        kind="cpu",
-    ),
+    replace(EXAMPLE, steps=30, kind="cpu"),
     TrainedCase(
         "convolutional",
         ModelCode(Path(convolutional.__file__), {"width": 32, "scales": 3, "side": 32, "classes": 10}),
