@@ -48,15 +48,15 @@ bench: $(INSTALLED)
 
 # On CUDA: training checked, layers timed, steps predicted. The page names the hardware.
 gpu: $(INSTALLED_GPU)
-	.venv/gpu/bin/python -m experiments.gpu_check -o docs/measurements-gpu.md
+	.venv/gpu/bin/python -m experiments.benches.execution.gpu_check -o docs/measurements-gpu.md
 
 # JSON Schema of the files that people write, for editors.
 schemas: $(INSTALLED)
-	$(BIN)/python -m experiments.schemas docs/schemas
+	$(BIN)/python -m experiments.tools.schemas docs/schemas
 
 # The verbs with their options, and the modules that strategies and policies build on.
 reference: $(INSTALLED)
-	$(BIN)/python -m experiments.reference docs/reference
+	$(BIN)/python -m experiments.tools.reference docs/reference
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("ropebridge needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'

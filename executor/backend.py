@@ -12,35 +12,35 @@ from pathlib import Path
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from executor.checkpoints import CheckpointFolder
-from executor.controller import Controller
-from executor.departures import settling
-from executor.hosts import Hosts
-from executor.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, Orders, Tcp
-from executor.launcher import run_job
-from executor.model import check_model
-from executor.noise_files import gather_norms
-from executor.prepared_job import prepared_job
-from executor.rank_devices import rank_devices
-from executor.resuming import CheckpointOrders
-from executor.row_log import RowLog
+from executor.capacity import too_fast
+from executor.control.controller import Controller
+from executor.control.launcher import run_job
+from executor.control.prepared_job import prepared_job
+from executor.control.send_times import settling
+from executor.core.hosts import Hosts
+from executor.core.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, Orders, Tcp
+from executor.core.rank_devices import rank_devices
+from executor.core.row_log import RowLog
+from executor.recovery.checkpoints import CheckpointFolder
+from executor.recovery.resuming import CheckpointOrders
 from executor.support import check_decision, check_spread, check_supported
-from executor.training.tensor_parallel_layout import check_layouts
-from executor.wan.capacity import too_fast
-from executor.wan.relay_report import read_report
+from executor.training.models.loading import check_model
+from executor.training.noise_files import gather_norms
+from executor.training.tensor_parallel.tensor_parallel_layout import check_layouts
+from executor.wan.report import read_report
 from executor.wan.tcp_settings import read_tcp
 from executor.wan.testbed import missing
-from planner.adaptation import Adaptation
-from planner.backend import RealNetwork, RunRecord
-from planner.check import check_plan
-from planner.events import Event, EventWriter, in_order, read_events
-from planner.fault_events import fault_events
-from planner.faults import LinkOutage
-from planner.plan import Plan
-from planner.policy import Policy
-from planner.progress import Watch
-from planner.scenario import Scenario
-from traces.errors import InputError
+from planner.adapt.adaptation import Adaptation
+from planner.adapt.policy import Policy
+from planner.check.check import check_plan
+from planner.events.events import Event, EventWriter, in_order, read_events
+from planner.events.fault_events import fault_events
+from planner.plan.plan import Plan
+from planner.runs.progress import Watch
+from planner.runs.record import RealNetwork, RunRecord
+from planner.scenario.faults import LinkOutage
+from planner.scenario.scenario import Scenario
+from traces.common.errors import InputError
 
 HostsOf = Callable[[Sequence[str]], Hosts]
 
@@ -62,7 +62,7 @@ class TorchBackend:
             ends with that.
         checkpoints: Where the state goes to disk, and with which step the run begins; None writes none.
         hosts: Where the ranks are, given their devices in rank order; None for this machine alone. The processes of
-            other machines are started there: executor/member.py.
+            other machines are started there: executor/control/member.py.
         watch: Called with each step as soon as all ranks have finished it, in a run that goes on meanwhile.
         tell: Called with a line for people where the links are not what was asked for: before a run when ``auto`` is
             not the relay or links are faster than it, after it with what the relay has to remark.

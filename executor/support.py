@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from executor.job import ComputeMode, Emulator
-from executor.training.tensor_parallel_plan import check_groups
-from planner.adaptation import needs_set_up
-from planner.checks.paths import used_links
-from planner.effects import ComputeEffects
-from planner.faults import LinkOutage
-from planner.plan import Plan
-from planner.policy import Decision
-from planner.scenario import Scenario
-from traces.errors import InputError, RunError
+from executor.core.job import ComputeMode, Emulator
+from executor.tensor_parallel_plan import check_groups
+from planner.adapt.adaptation import needs_set_up
+from planner.adapt.policy import Decision
+from planner.check.paths import used_links
+from planner.plan.plan import Plan
+from planner.scenario.effects import ComputeEffects
+from planner.scenario.faults import LinkOutage
+from planner.scenario.scenario import Scenario
+from traces.common.errors import InputError, RunError
 
 _SIMULATE = "'ropebridge simulate' knows how"
 

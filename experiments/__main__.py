@@ -1,5 +1,5 @@
 """`python -m experiments` is `ropebridge`."""
 
-from experiments.cli import main
+from experiments.cli.app import main
 
 main()

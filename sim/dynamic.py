@@ -1,7 +1,7 @@
 """Devices that choose: of the actions that are ready, each takes the best one, with no plan for the whole.
 
-The rule is that of `planner.dynamic_choice`, as the executor follows it. It absorbs jitter, but every choice needs an
-event.
+The rule is that of `planner.schedules.dynamic_choice`, as the executor follows it. It absorbs jitter, but every choice
+needs an event.
 """
 
 from collections.abc import Callable
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import simpy
 
-from planner.actions import Action
-from planner.dynamic_choice import DynamicChoice
-from planner.pipeline_costs import scheduling_problems
-from planner.plan import Plan
-from planner.scenario import Scenario
-from planner.schedules.orders import KINDS
-from planner.step_tables import SYNC
-from sim.advance import Devices, Lines, hand_over, occupied
-from sim.alarm import Alarm
+from planner.cost.stage import scheduling_problems
+from planner.plan.actions import Action
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from planner.schedules.dynamic_choice import DynamicChoice
+from planner.schedules.kernel.orders import KINDS
+from planner.step.tables import SYNC
+from sim.kernel.advance import Devices, Lines, hand_over, occupied
+from sim.kernel.timer import Alarm
 from sim.steps import StepUnderWay
 
 

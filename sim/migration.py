@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import simpy
 
-from planner.events import MIGRATE_ACTION, Event, EventKind
-from planner.migration import Migration, Move
-from planner.scenario import Scenario
-from sim.connection import Parcel
-from sim.network import Network
-from traces.errors import RunError
+from planner.adapt.migration import Migration, Move
+from planner.events.events import MIGRATE_ACTION, Event, EventKind
+from planner.scenario.scenario import Scenario
+from sim.network.connection import Parcel
+from sim.network.network import Network
+from traces.common.errors import RunError
 
 
 class MovesUnderWay:

@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.compiled_step import CompiledStep
+from planner.step.compile import CompiledStep
 
 
 # A run asks for the same step time after time.

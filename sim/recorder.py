@@ -6,13 +6,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.compiled_step import CompiledStep
-from planner.event_log import FIELDS, EventLog
-from planner.events import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
-from planner.policy import Decision
-from planner.schedules.orders import KINDS
-from planner.step_tables import SYNC
-from sim.advance import StepState
+from planner.adapt.policy import Decision
+from planner.events.events import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
+from planner.events.log import FIELDS, EventLog
+from planner.schedules.kernel.orders import KINDS
+from planner.step.compile import CompiledStep
+from planner.step.tables import SYNC
+from sim.kernel.advance import StepState
 from sim.pieces import first_pieces
 
 Columns = dict[str, NDArray[np.float64] | NDArray[np.int64]]

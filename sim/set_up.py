@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from planner.migration import Move
-from planner.plan import Plan
+from planner.adapt.migration import Move
+from planner.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

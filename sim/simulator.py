@@ -2,15 +2,15 @@
 
 import math
 
-from planner.adaptation import Adaptation
-from planner.backend import RunRecord
-from planner.check import check_plan
-from planner.checks.trace_length import check_traces_last
-from planner.plan import Plan
-from planner.policy import Policy
-from planner.scenario import Scenario
-from sim.course import Course
-from sim.horizon import Horizon
+from planner.adapt.adaptation import Adaptation
+from planner.adapt.policy import Policy
+from planner.check.check import check_plan
+from planner.check.trace_length import check_traces_last
+from planner.plan.plan import Plan
+from planner.runs.record import RunRecord
+from planner.scenario.scenario import Scenario
+from sim.run import Course
+from sim.step_gate import Horizon
 
 
 class Simulator:

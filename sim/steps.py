@@ -5,15 +5,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.compiled_step import CompiledStep, compile_step
-from planner.evaluate import blocking_messages, jitter_delays_s, message_times, nominal_paths
-from planner.plan import Plan
-from planner.scenario import Scenario
-from planner.step_graph import Floats
-from sim.advance import StepState, StepTimes, new_state
-from sim.connection import Parcel
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from planner.step.compile import CompiledStep, compile_step
+from planner.step.evaluate import blocking_messages, jitter_delays_s, message_times, nominal_paths
+from planner.step.graph import Floats
 from sim.jitter import jitter_factors
-from sim.network import Network
+from sim.kernel.advance import StepState, StepTimes, new_state
+from sim.network.connection import Parcel
+from sim.network.network import Network
 from sim.pieces import first_pieces
 
 

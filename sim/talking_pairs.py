@@ -1,9 +1,9 @@
 """Which devices talk with which during a set-up."""
 
-from planner.compiled_step import compile_step
-from planner.plan import Plan
-from planner.scenario import Scenario
-from planner.update_exchange import update_edges
+from planner.cost.async_updates import update_edges
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from planner.step.compile import compile_step
 
 
 def talking_pairs(plan: Plan, scenario: Scenario, changes: bool) -> dict[tuple[str, str], bool]:

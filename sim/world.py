@@ -8,26 +8,26 @@ from functools import partial
 import numpy as np
 import simpy
 
-from planner.adaptation import Adaptation
-from planner.compiled_step import compile_step
-from planner.plan import Plan
-from planner.policy import DECISION_LAG_STEPS
-from planner.recovery import known_away, noticed_absences
-from planner.scenario import Scenario
-from planner.update_exchange import update_edges
-from sim.advance import SHARED, advance
-from sim.connection import Parcel
-from sim.devices import make_devices
+from planner.adapt.adaptation import Adaptation
+from planner.adapt.policy import DECISION_LAG_STEPS
+from planner.cost.async_updates import update_edges
+from planner.plan.plan import Plan
+from planner.scenario.recovery import known_away, noticed_absences
+from planner.scenario.scenario import Scenario
+from planner.step.compile import compile_step
+from sim.async_updates import Updates
 from sim.dynamic import DynamicStep
-from sim.horizon import Horizon
+from sim.kernel.advance import SHARED, advance
+from sim.kernel.devices import make_devices
 from sim.migration import MovesUnderWay
-from sim.network import Network
-from sim.posts import Posts
+from sim.network.connection import Parcel
+from sim.network.network import Network
+from sim.receives import Posts
 from sim.recorder import Recorder
 from sim.set_up import SetUp
+from sim.step_gate import Horizon
 from sim.steps import StepUnderWay, begin_step
 from sim.talking_pairs import talking_pairs
-from sim.updates import Updates
 
 
 class World:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from traces.errors import InputError
+from traces.common.errors import InputError
 from traces.trace import FloatArray
 
 MAXIMUM_STEPS = 50_000_000

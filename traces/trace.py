@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from traces.errors import InputError
+from traces.common.errors import InputError
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from executor.training.update_rule import UpdateRule
+from executor.training.optimizer import UpdateRule
 
 
 class LayerState:

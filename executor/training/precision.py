@@ -9,7 +9,7 @@ def computing_in(precision: str, device: torch.device) -> AbstractContextManager
     """Return the context for forward computations of layers and loss.
 
     Args:
-        precision: One of `planner.scenario.ELEMENT_BYTES`.
+        precision: One of `planner.scenario.scenario.ELEMENT_BYTES`.
         device: Where they are computed.
     """
     if precision == "fp32":

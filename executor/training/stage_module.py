@@ -9,7 +9,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
-from executor.training.gradient_watch import GradientWatch
+from executor.training.grad_buckets import GradientWatch
 from executor.training.precision import computing_in
 from executor.training.weight_store import WeightStore
 
@@ -37,7 +37,7 @@ class StageModule:
     Args:
         layers: In order.
         device: Where they are computed.
-        precision: One of `planner.scenario.ELEMENT_BYTES`.
+        precision: One of `planner.scenario.scenario.ELEMENT_BYTES`.
         copies_inputs: Whether a layer changes its inputs in place, so that the first one must get a copy.
     """
 

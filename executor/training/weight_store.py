@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from executor.training.gradient_watch import GradientWatch
+from executor.training.grad_buckets import GradientWatch
 from executor.training.splittable import Splittable, splittable
 
 # A module, the gradient of its outputs, and its inputs.

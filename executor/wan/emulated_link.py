@@ -6,8 +6,8 @@ from math import floor, inf, log, log1p
 from random import Random
 
 from executor.wan.rate_curve import RateCurve
-from planner.cluster import LONGEST_OUTAGE_S, Link
-from traces.errors import RunError
+from planner.scenario.cluster import LONGEST_OUTAGE_S, Link
+from traces.common.errors import RunError
 
 # What waits for a link, in seconds at its planned rate: as deep as the buffers before cellular and cable links (Gettys
 # and Nichols, Bufferbloat, 2011), so that packets are lost where the scenario says so, and not to TCP's own probing.

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 
-from executor.parent import die_with_parent
+from executor.core.parent import die_with_parent
 from executor.wan.namespaces import isolate
 from executor.wan.tcp_settings import HOST_TCP, read_tcp
 from executor.wan.tun import switch_on_loopback

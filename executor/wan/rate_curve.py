@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from math import ceil, inf, nextafter
 
-from planner.cluster import Link
+from planner.scenario.cluster import Link
 from traces.trace import LinkTrace
 
 # What a sum of pieces may round away from a packet: far less than a bit, and it must not wait for the end of an outage.

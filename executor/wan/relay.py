@@ -1,8 +1,8 @@
 """The process that carries packets between the hosts of the test bed as the scenario's links would.
 
-Started as ``python -m executor.wan.relay AGENT_PID JOB_FOLDER TCP``, the last a `executor.job.Tcp`, in the namespace of
-the control host. Once all hosts are there it writes the paths of the devices' network namespaces, in rank order, as a
-JSON line to its output; at the end, by SIGTERM, it leaves a `RelayReport` in the job's folder.
+Started as ``python -m executor.wan.relay AGENT_PID JOB_FOLDER TCP``, the last a `executor.core.job.Tcp`, in the
+namespace of the control host. Once all hosts are there it writes the paths of the devices' network namespaces, in rank
+order, as a JSON line to its output; at the end, by SIGTERM, it leaves a `RelayReport` in the job's folder.
 """
 
 import ctypes
@@ -20,20 +20,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Never
 
-from executor.job import JobFolder
-from executor.parent import die_with_parent
-from executor.rank_devices import rank_devices
-from executor.wan.carriage import Carriage, Route
+from executor.core.job import JobFolder
+from executor.core.origin import OriginWatch
+from executor.core.parent import die_with_parent
+from executor.core.rank_devices import rank_devices
 from executor.wan.emulated_link import EmulatedLink
 from executor.wan.hosts import INTERFACE, NETMASK, control_address, device_address
+from executor.wan.in_transit import Carriage, Route
 from executor.wan.namespaces import enter_new_network
-from executor.wan.origin import OriginWatch
 from executor.wan.packet import is_ipv4, target_address
-from executor.wan.relay_report import Lateness, RelayReport, count_links
+from executor.wan.report import Lateness, RelayReport, count_links
 from executor.wan.routes import LinkPaths
 from executor.wan.tcp_settings import HOST_TCP, WIDE_AREA, as_on, read_tcp, set_tcp
 from executor.wan.tun import open_tun, switch_on_loopback
-from traces.errors import RunError
+from traces.common.errors import RunError
 
 # The largest packet of IPv4 and what stands before it.
 _MOST_BYTES = 1 << 16 | 64

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from executor.wan.emulated_link import EmulatedLink
-from planner.cluster import Link
-from planner.faults import LinkOutage
-from planner.scenario import Scenario
-from traces.errors import InputError
+from planner.scenario.cluster import Link
+from planner.scenario.faults import LinkOutage
+from planner.scenario.scenario import Scenario
+from traces.common.errors import InputError
 
 
 class LinkPaths:

@@ -22,8 +22,8 @@ _NAMES = ("tcp_congestion_control", "tcp_slow_start_after_idle", "tcp_wmem", "tc
 # retransmission timeout of rest, and each step begins with a slow start.
 #
 # The first congestion control that may be chosen: Linux' own default, then its ancestor, which every user may choose.
-# Both grow a window until something is lost, as `sim.send_window` assumes; others pace by what they measure, BBR with a
-# pause of 200 ms every ten seconds, so that the same run would differ from one machine to the next.
+# Both grow a window until something is lost, as `sim.network.tcp_window` assumes; others pace by what they measure, BBR
+# with a pause of 200 ms every ten seconds, so that the same run would differ from one machine to the next.
 WIDE_AREA: Mapping[str, Sequence[str]] = {
     "tcp_congestion_control": ("cubic", "reno"),
     "tcp_slow_start_after_idle": ("0",),

@@ -9,10 +9,10 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from executor.job import JobFolder, Tcp
+from executor.core.job import JobFolder, Tcp
 from executor.wan.hosts import INTERFACE
 from executor.wan.namespaces import enter_network
-from traces.errors import RunError
+from traces.common.errors import RunError
 
 # A rank's environment holds the network namespaces of all ranks, a JSON list of paths.
 _NETWORKS = "ROPEBRIDGE_NETWORKS"
@@ -50,7 +50,7 @@ class TestBed:
 
     The environment of this process then tells the ranks that it starts where their networks are. If the relay gives
     up, this process is told to end by SIGTERM, and the reason is in the job's folder. At the end the relay's report is
-    there: `executor.wan.relay_report`.
+    there: `executor.wan.report`.
 
     Args:
         job: Its folder.

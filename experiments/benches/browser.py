@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from traces.errors import InputError
+from traces.common.errors import InputError
 
 if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from planner.cluster import Cluster, Device, Link
-from planner.plan import Pipeline, Plan, Replica, Stage
-from planner.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario import ModelCode, Optimizer, Scenario, Training
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.scenario.cluster import Cluster, Device, Link
+from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
+from planner.scenario.scenario import ModelCode, Optimizer, Scenario, Training
 
 # Each device of the plan, and what kind of rank it is.
 KINDS = {
@@ -30,7 +30,7 @@ STAGES = len(_STAGES)
 
 def recovery_case() -> tuple[Scenario, Plan]:
     """Return five devices of one region with a pipeline of four stages, whose third has two replicas."""
-    from executor.model import load_with_sizes
+    from executor.training.models.loading import load_with_sizes
 
     code = ModelCode(_MODEL_FILE, MODEL)
     sizes = load_with_sizes(code, seed=0).sizes

@@ -9,9 +9,9 @@ from time import perf_counter
 from experiments.benches.browser import browser, complaints, open_page
 from experiments.benches.result import BenchResult, Check, Row
 from experiments.benches.wide_area import wide_area_scenario
-from experiments.page.run_page import write_run_page
-from planner.backend import RunRecord
-from planner.strategies import make_plan
+from experiments.report.html.run_page import write_run_page
+from planner.runs.record import RunRecord
+from planner.systems.strategies import make_plan
 from sim.simulator import Simulator
 
 # Devices, steps, samples a step: eight and thirty-two microbatches a pipeline.

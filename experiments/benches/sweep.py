@@ -14,11 +14,11 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 
 from experiments.benches.result import BenchResult, Check, Row
-from experiments.sweep.outcome import read_outcomes
-from experiments.sweep.sweep_folder import LOGS, TABLE
+from experiments.runs.machine import usable_cores
+from experiments.sweep.folder import LOGS, TABLE
+from experiments.sweep.outcomes import read_outcomes
 from experiments.sweep.table import WALL, read_table
-from experiments.verbs.sweeping import usable_cores
-from traces.errors import RunError
+from traces.common.errors import RunError
 
 # For each of the 40 combinations: 2,000 points.
 DRAWS, QUICK_DRAWS = 50, 2

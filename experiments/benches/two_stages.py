@@ -1,9 +1,9 @@
 """Two devices in two regions and a model cut in the middle: the smallest pipeline over a wide-area link."""
 
-from planner.cluster import Cluster, Device, Link
-from planner.plan import Pipeline, Plan, Replica, Stage
-from planner.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario import ModelCode, Optimizer, Scenario, Training
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.scenario.cluster import Cluster, Device, Link
+from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
+from planner.scenario.scenario import ModelCode, Optimizer, Scenario, Training
 
 DEVICES = ("west", "east")
 

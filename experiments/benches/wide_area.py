@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from planner.cluster import Cluster, Device, Link
-from planner.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario import Optimizer, Scenario, Training
+from planner.scenario.cluster import Cluster, Device, Link
+from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
+from planner.scenario.scenario import Optimizer, Scenario, Training
 from traces.trace import LinkTrace
 
 REGIONS = 16

@@ -11,7 +11,7 @@ et al., 2022), there for 16-bit numbers.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from planner.roofline import LayerWork
+from planner.scenario.roofline import LayerWork
 
 _BYTES = 4
 
@@ -23,7 +23,7 @@ class TrainedModel:
     Attributes:
         name: With its data.
         layers: In order.
-        optimizer: One of `planner.scenario.OPTIMIZER_STATES`.
+        optimizer: One of `planner.scenario.scenario.OPTIMIZER_STATES`.
         first_batch: B_0: the batch of the paper that published the model.
     """
 

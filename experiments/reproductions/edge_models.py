@@ -14,7 +14,7 @@ else its output.
 from dataclasses import dataclass
 from math import ceil
 
-from planner.roofline import LayerWork
+from planner.scenario.roofline import LayerWork
 
 NUMBER_BYTES = 4
 

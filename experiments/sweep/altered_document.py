@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.sweep.paths import Keys, with_value
 from planner.files.documents import Document, Location
-from traces.errors import InputError
+from traces.common.errors import InputError
 
 
 class AlteredDocument(Document):

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from experiments.sweep.paths import Keys, with_value
-from planner.check import check_plan
+from planner.check.check import check_plan
 from planner.files.documents import Document, Location
 from planner.files.parsing import parse
-from planner.files.plan_file import plan_json
-from planner.plan import Plan
-from planner.scenario import Scenario
-from traces.errors import InputError
+from planner.files.plan import plan_json
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from traces.common.errors import InputError
 
 
 def altered_plan(plan: Plan, changes: Mapping[Keys, Any], scenario: Scenario) -> Plan:

@@ -9,24 +9,24 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from experiments.scenario_choice import Ordering, choose_plan
+from experiments.runs.carry_out import bounded
+from experiments.runs.scenario import Ordering, choose_plan
 from experiments.sweep.altered_document import AlteredDocument
 from experiments.sweep.altered_plan import altered_plan
 from experiments.sweep.definition import PLAN
-from experiments.sweep.outcome import FAILED, OK, Outcome, OutcomeLog
+from experiments.sweep.outcomes import FAILED, OK, Outcome, OutcomeLog
 from experiments.sweep.parameters import canonical
 from experiments.sweep.paths import Keys, parse_path
 from experiments.sweep.point_metrics import Value, point_metrics
 from experiments.sweep.points import Point
 from experiments.sweep.settings import SETTINGS, run_length, scenario_path, setting_text, users_file
-from experiments.verbs.running import bounded
 from planner.files.documents import Document
 from planner.files.scenario_file import scenario_in
-from planner.plan import Plan
-from planner.policies import make_policy
-from planner.scenario import Scenario
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from planner.systems.policies import make_policy
 from sim.simulator import Simulator
-from traces.errors import RopebridgeError
+from traces.common.errors import RopebridgeError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.files.documents import Document
-from traces.errors import InputError
+from traces.common.errors import InputError
 
 _DOCUMENTS = (".yaml", ".yml")
 

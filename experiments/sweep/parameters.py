@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from planner.files.parsing import STRICT
-from traces.errors import InputError
+from traces.common.errors import InputError
 
 # What a random parameter is drawn from.
 RANDOM = ("uniform", "loguniform", "integers", "choice")

@@ -14,8 +14,8 @@ from planner.files.quantities import (
     FlopPerSecond,
     Seconds,
 )
-from traces.errors import InputError
-from traces.naming import unknown_name
+from traces.common.errors import InputError
+from traces.common.names import unknown_name
 
 # Endings of a column's name that say its unit, for the types whose values are text with one.
 UNIT_ENDINGS: tuple[tuple[Any, str], ...] = (

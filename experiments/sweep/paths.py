@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from planner.files.network_entry import BASES
-from traces.errors import InputError
-from traces.naming import unknown_name
+from traces.common.errors import InputError
+from traces.common.names import unknown_name
 
 Keys = tuple[str, ...]
 

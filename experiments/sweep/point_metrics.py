@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from statistics import fmean
 
-from planner.backend import RunRecord
-from planner.memory_timeline import peak_memory_bytes
-from planner.metrics import measure
+from planner.runs.memory_timeline import peak_memory_bytes
+from planner.runs.metrics import measure
+from planner.runs.record import RunRecord
 
 Value = float | int | str
 

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.scenario_choice import READY_FOLDER, ready_scenarios
-from experiments.verbs.running import DEFAULT_STEPS
+from experiments.runs.carry_out import DEFAULT_STEPS
+from experiments.runs.scenario import READY_FOLDER, ready_scenarios
 from planner.files.parsing import STRICT
 from planner.files.quantities import Positive
-from planner.policies import POLICIES
 from planner.schedules import SCHEDULES
-from planner.strategies import STRATEGIES
-from traces.errors import InputError
-from traces.naming import find_by_name
+from planner.systems.policies import POLICIES
+from planner.systems.strategies import STRATEGIES
+from traces.common.errors import InputError
+from traces.common.names import find_by_name
 
 # Of a run; each can be swept by this name.
 SETTINGS = ("scenario", "plan", "strategy", "schedule", "policy", "steps", "duration")

@@ -6,14 +6,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from experiments.sweep.checks import check_draws, check_lengths, check_paths, check_settings, check_size
 from experiments.sweep.definition import Sweep
 from experiments.sweep.parameters import ParameterEntry, checked_parameter
 from experiments.sweep.settings import SETTINGS, SettingsEntry
-from experiments.sweep.sweep_checks import check_draws, check_lengths, check_paths, check_settings, check_size
 from planner.files.documents import Document
 from planner.files.parsing import STRICT, parse
 from planner.files.quantities import Positive, Seed
-from traces.errors import InputError
+from traces.common.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)

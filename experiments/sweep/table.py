@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 
 from experiments.sweep.columns import ParameterColumns, columns_of, typed
 from experiments.sweep.definition import Sweep
-from experiments.sweep.outcome import Outcome
+from experiments.sweep.outcomes import Outcome
 from experiments.sweep.point_metrics import RUN_METRICS
 from experiments.sweep.points import Point
-from traces.atomic import write_bytes_atomically
+from traces.common.atomic import write_bytes_atomically
 
 # Beside parameters and metrics. What a point took is the only column that differs from one time to the next.
 POINT, STATUS, ERROR, WALL = "point", "status", "error", "wall_s"

@@ -16,7 +16,7 @@ from planner.files.quantities import (
     Number,
     Seconds,
 )
-from planner.files.trace_entry import TraceEntry
+from planner.files.trace import TraceEntry
 
 
 @dataclass(frozen=True, kw_only=True)

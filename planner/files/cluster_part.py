@@ -3,14 +3,14 @@
 import math
 from itertools import chain
 
-from planner.cluster import Cluster, ClusterError, Device, Link
-from planner.datasheet import DATASHEET, DeviceKind, find_kind
 from planner.files.cluster_entries import ClusterEntry, DeviceEntry, LinkEntry, SizeCurveEntry
 from planner.files.parts import Part
-from planner.files.trace_entry import read_trace_entry
-from planner.size_curve import SizeCurve
-from traces.errors import InputError
-from traces.naming import unknown_name
+from planner.files.trace import read_trace_entry
+from planner.scenario.cluster import Cluster, ClusterError, Device, Link
+from planner.scenario.datasheet import DATASHEET, DeviceKind, find_kind
+from planner.scenario.size_curve import SizeCurve
+from traces.common.errors import InputError
+from traces.common.names import unknown_name
 
 
 def read_cluster(part: Part) -> tuple[Cluster, dict[str, DeviceKind]]:

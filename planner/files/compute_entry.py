@@ -6,14 +6,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from planner.cluster import Cluster
-from planner.effects import ComputeEffects, Slowdown, Straggler
 from planner.files.parsing import STRICT
 from planner.files.parts import Part
 from planner.files.quantities import Number, Seconds, Seed
 from planner.files.speed_file import from_the_start, read_speeds
-from traces.errors import InputError
-from traces.naming import find_by_name
+from planner.scenario.cluster import Cluster
+from planner.scenario.effects import ComputeEffects, Slowdown, Straggler
+from traces.common.errors import InputError
+from traces.common.names import find_by_name
 
 
 @dataclass(frozen=True, kw_only=True)

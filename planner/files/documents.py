@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from traces.errors import InputError
+from traces.common.errors import InputError
 
 Location = tuple[int | str, ...]
 

@@ -3,15 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from planner.cluster import Cluster
-from planner.effects import Effects
 from planner.files.compute_entry import ComputeEntry, compute_effects
 from planner.files.network_entry import NetworkEntry, OrBase, network_effects
 from planner.files.parsing import STRICT
 from planner.files.parts import Part
 from planner.files.quantities import Bytes, NotNegative
-from planner.memory_effects import MemoryEffects
-from traces.errors import InputError
+from planner.scenario.cluster import Cluster
+from planner.scenario.effects import Effects
+from planner.scenario.memory_effects import MemoryEffects
+from traces.common.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,14 +3,14 @@
 from dataclasses import replace
 from itertools import chain
 
-from planner.datasheet import DeviceKind
+from planner.files.importers.sailor import read_sailor
 from planner.files.model_entries import LayerEntry, ModelEntry
 from planner.files.parts import Part
-from planner.importers.sailor import read_sailor
-from planner.profile import LayerProfile, ModelProfile, TimeTable
-from planner.roofline import LayerWork, roofline_layer
-from planner.scenario import ModelCode
-from traces.errors import InputError
+from planner.scenario.datasheet import DeviceKind
+from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
+from planner.scenario.roofline import LayerWork, roofline_layer
+from planner.scenario.scenario import ModelCode
+from traces.common.errors import InputError
 
 
 def read_model(part: Part, kinds: dict[str, DeviceKind]) -> tuple[ModelProfile, ModelCode | None]:

@@ -6,9 +6,9 @@ from typing import Any, Literal
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from planner.effects import TCP, WIDE_AREA_TCP, NetworkEffects
 from planner.files.parsing import STRICT
 from planner.files.quantities import Bytes, BytesOrUnlimited, Number, Seconds
+from planner.scenario.effects import TCP, WIDE_AREA_TCP, NetworkEffects
 
 BASES = {"ideal": NetworkEffects(), "tcp": TCP, "tcp-wide-area": WIDE_AREA_TCP}
 

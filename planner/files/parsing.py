@@ -11,8 +11,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from planner.files.documents import Document, Location
-from traces.errors import InputError
-from traces.naming import unknown_name
+from traces.common.errors import InputError
+from traces.common.names import unknown_name
 
 Data = TypeVar("Data")
 

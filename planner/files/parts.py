@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from planner.files.documents import Document, Location
 from planner.files.parsing import parse
-from traces.errors import InputError
+from traces.common.errors import InputError
 
 Entry = TypeVar("Entry")
 

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from planner.files.parsing import reported
-from traces.errors import InputError
-from traces.units import (
+from traces.common.errors import InputError
+from traces.common.units import (
     parse_bandwidth_bps,
     parse_bytes,
     parse_bytes_per_second,

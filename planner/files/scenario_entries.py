@@ -7,11 +7,11 @@ from pydantic import Field, WithJsonSchema
 
 from planner.files.cluster_entries import ClusterEntry
 from planner.files.effects_part import EffectsEntry
-from planner.files.faults_part import FaultEntry
+from planner.files.faults import FaultEntry
 from planner.files.model_entries import ModelEntry
 from planner.files.parsing import STRICT
 from planner.files.quantities import Name, NotNegative, Number, Positive, Seed
-from planner.learning_rate import SHAPES
+from planner.scenario.training import SHAPES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,22 +6,22 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from planner.cluster import Cluster
-from planner.effects import Effects
 from planner.files.cluster_part import read_cluster
 from planner.files.documents import Document
 from planner.files.effects_part import read_effects
-from planner.files.faults_part import read_faults
+from planner.files.faults import read_faults
 from planner.files.model_part import read_model
 from planner.files.parsing import parse
 from planner.files.parts import Part
 from planner.files.quantities import Name
 from planner.files.scenario_entries import ScenarioEntry, StoredSamples, TrainingEntry
-from planner.learning_rate import LearningRateSchedule
-from planner.profile import ModelProfile
-from planner.scenario import Optimizer, Scenario, Training
-from traces.errors import InputError
-from traces.naming import find_by_name, unknown_name
+from planner.scenario.cluster import Cluster
+from planner.scenario.effects import Effects
+from planner.scenario.profile import ModelProfile
+from planner.scenario.scenario import Optimizer, Scenario, Training
+from planner.scenario.training import LearningRateSchedule
+from traces.common.errors import InputError
+from traces.common.names import find_by_name, unknown_name
 
 # The keys that a scenario cannot do without.
 _NEEDED = ("name", "cluster", "model", "training")

@@ -6,9 +6,9 @@ A speed holds from its row to the next one, the last for ever; before the first 
 from collections.abc import Sequence
 from pathlib import Path
 
-from traces.errors import InputError
-from traces.formats.lines import LineError, check_rising, parse_scaled
-from traces.text_files import read_text
+from traces.common.errors import InputError
+from traces.common.lines import LineError, check_rising, parse_scaled
+from traces.common.text_files import read_text
 
 COLUMNS = ("time_s", "speed")
 

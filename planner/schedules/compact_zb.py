@@ -10,9 +10,9 @@ microbatches, F = I = W = 1 (B takes two slots), a latency of 1 on both links an
 
 There is no formula; the order is searched in three steps, all with fixed seeds, so that it is always the same:
 
-1. rules of list scheduling, stage by stage (`planner.schedules.rule_search`), beside the published schedules;
-2. moves of actions along the critical path of the best (`planner.schedules.annealing`);
-3. B in place of I and W where nothing is lost (`planner.schedules.whole_backwards`).
+1. rules of list scheduling, stage by stage (`planner.schedules.kernel.rule_search`), beside the published schedules;
+2. moves of actions along the critical path of the best (`planner.schedules.kernel.annealing`);
+3. B in place of I and W where nothing is lost (`planner.schedules.kernel.merge_backwards`).
 
 Never later than 1F1B, ZB-H1 or any other published schedule within the same limits; on the instances of the bench
 `schedules` 0.04 % above the proved optimum on average, 2.2 % at worst. Where microbatches are unlike, they may be taken
@@ -24,23 +24,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.schedules.annealing import anneal
-from planner.schedules.bounds import lower_bound_s
 from planner.schedules.dynamic import no_room
 from planner.schedules.interleaved import interleaved_one_f_one_b
-from planner.schedules.limits import is_within_limits
+from planner.schedules.kernel.annealing import anneal
+from planner.schedules.kernel.bounds import lower_bound_s
+from planner.schedules.kernel.limits import is_within_limits
+from planner.schedules.kernel.merge_backwards import join_backwards, split_backwards
+from planner.schedules.kernel.orders import Orders
+from planner.schedules.kernel.problem import SchedulingProblem
+from planner.schedules.kernel.rule_search import search_rules
+from planner.schedules.kernel.sequences import first_actions, to_orders, to_sequence
+from planner.schedules.kernel.tables import GRACE, Ints, tables_of
+from planner.schedules.kernel.timing import finish_s
 from planner.schedules.one_f_one_b import one_f_one_b
-from planner.schedules.orders import Orders
-from planner.schedules.problem import SchedulingProblem
-from planner.schedules.rule_search import search_rules
-from planner.schedules.sequences import first_actions, to_orders, to_sequence
-from planner.schedules.tables import GRACE, Ints, tables_of
-from planner.schedules.timing import finish_s
-from planner.schedules.whole_backwards import join_backwards, split_backwards
 from planner.schedules.zb_h1 import zb_h1
 from planner.schedules.zb_h2 import zb_h2
 from planner.schedules.zb_v import zb_v
-from traces.errors import InputError
+from traces.common.errors import InputError
 
 # What a search may cost, in actions that are scheduled or timed: tenths of a second.
 _RULE_ACTIONS = 500_000

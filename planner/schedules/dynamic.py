@@ -11,12 +11,12 @@ The orders given here are those that the rule comes to where every action and tr
 
 import numpy as np
 
-from planner.schedules.list_scheduling import Rules, list_schedule
-from planner.schedules.orders import Orders
-from planner.schedules.problem import SchedulingProblem
-from planner.schedules.sequences import first_actions, to_orders
-from planner.schedules.tables import tables_of
-from traces.errors import InputError
+from planner.schedules.kernel.list_scheduling import Rules, list_schedule
+from planner.schedules.kernel.orders import Orders
+from planner.schedules.kernel.problem import SchedulingProblem
+from planner.schedules.kernel.sequences import first_actions, to_orders
+from planner.schedules.kernel.tables import tables_of
+from traces.common.errors import InputError
 
 
 def dynamic_orders(problem: SchedulingProblem, split: bool) -> Orders:

@@ -11,9 +11,9 @@ its ``in_flight`` and its worker's memory say. A worker with several stages take
 first for F and from the last for B (looped, breadth-first: Lamy-Poirier, 2023 [paper]).
 """
 
-from planner.actions import Action, Kind
-from planner.schedules.orders import Orders
-from planner.schedules.problem import SchedulingProblem
+from planner.plan.actions import Action, Kind
+from planner.schedules.kernel.orders import Orders
+from planner.schedules.kernel.problem import SchedulingProblem
 
 
 def gpipe(problem: SchedulingProblem) -> Orders:

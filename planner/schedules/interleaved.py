@@ -16,13 +16,13 @@ a worker's memory holds less, workers take what is ready within these limits ins
 
 from collections.abc import Iterator
 
-from planner.actions import Action, Kind
+from planner.plan.actions import Action, Kind
 from planner.schedules.dynamic import dynamic_orders
-from planner.schedules.limits import is_within_limits
-from planner.schedules.orders import Orders
-from planner.schedules.placement import is_looped
-from planner.schedules.problem import SchedulingProblem
-from traces.errors import InputError
+from planner.schedules.kernel.limits import is_within_limits
+from planner.schedules.kernel.orders import Orders
+from planner.schedules.kernel.placement import is_looped
+from planner.schedules.kernel.problem import SchedulingProblem
+from traces.common.errors import InputError
 
 
 def interleaved_one_f_one_b(problem: SchedulingProblem) -> Orders:

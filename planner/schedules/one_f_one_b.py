@@ -11,10 +11,10 @@ Makespan of equal stages without transfer time: (M + P - 1)(F + B), as GPipe, bu
 memory ends, or where the stage before it holds fewer.
 """
 
-from planner.schedules.orders import Orders
-from planner.schedules.placement import require_straight
-from planner.schedules.problem import SchedulingProblem
-from planner.schedules.taking_turns import take_turns
+from planner.schedules.kernel.orders import Orders
+from planner.schedules.kernel.placement import require_straight
+from planner.schedules.kernel.problem import SchedulingProblem
+from planner.schedules.steady_state import take_turns
 
 
 def one_f_one_b(problem: SchedulingProblem) -> Orders:

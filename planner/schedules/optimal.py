@@ -14,16 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.actions import Action
-from planner.schedules.bounds import lower_bound_s
+from planner.plan.actions import Action
 from planner.schedules.compact_zb import compact_zb
-from planner.schedules.constraints import ScheduleModel, tick_s
-from planner.schedules.limits import is_within_limits
-from planner.schedules.orders import KINDS, Orders
-from planner.schedules.problem import SchedulingProblem
-from planner.schedules.timing import finish_s, start_times_s
-from planner.schedules.whole_backwards import split_backwards
-from traces.errors import InputError
+from planner.schedules.kernel.bounds import lower_bound_s
+from planner.schedules.kernel.cp_sat import ScheduleModel, tick_s
+from planner.schedules.kernel.limits import is_within_limits
+from planner.schedules.kernel.merge_backwards import split_backwards
+from planner.schedules.kernel.orders import KINDS, Orders
+from planner.schedules.kernel.problem import SchedulingProblem
+from planner.schedules.kernel.timing import finish_s, start_times_s
+from traces.common.errors import InputError
 
 LIMIT_S = 60.0
 

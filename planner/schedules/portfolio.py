@@ -7,10 +7,10 @@ Schedules that do not split the backward win where they are as good: a split cos
 from planner.schedules.compact_zb import compact, published
 from planner.schedules.dynamic import dynamic_orders
 from planner.schedules.gpipe import gpipe
-from planner.schedules.limits import is_within_limits
-from planner.schedules.orders import BACKWARD_WEIGHT, Orders
-from planner.schedules.problem import SchedulingProblem
-from planner.schedules.timing import finish_s
+from planner.schedules.kernel.limits import is_within_limits
+from planner.schedules.kernel.orders import BACKWARD_WEIGHT, Orders
+from planner.schedules.kernel.problem import SchedulingProblem
+from planner.schedules.kernel.timing import finish_s
 
 # Makespans this close, relative, are the same.
 _SAME = 1e-9

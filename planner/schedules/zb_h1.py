@@ -12,10 +12,10 @@ M(F + I + W) + (P - 1)(F + I - min(F, I, W)), a third of the bubble of 1F1B wher
 where its ``in_flight`` or its memory says so.
 """
 
-from planner.schedules.orders import Orders
-from planner.schedules.placement import require_straight
-from planner.schedules.problem import SchedulingProblem
-from planner.schedules.taking_turns import take_turns
+from planner.schedules.kernel.orders import Orders
+from planner.schedules.kernel.placement import require_straight
+from planner.schedules.kernel.problem import SchedulingProblem
+from planner.schedules.steady_state import take_turns
 
 
 def zb_h1(problem: SchedulingProblem) -> Orders:

@@ -12,10 +12,10 @@ first and its last action: the makespan is (P - 1)F + M(F + I + W). A stage runs
 or its memory says so.
 """
 
-from planner.schedules.orders import Orders
-from planner.schedules.placement import require_straight
-from planner.schedules.problem import SchedulingProblem
-from planner.schedules.taking_turns import take_turns
+from planner.schedules.kernel.orders import Orders
+from planner.schedules.kernel.placement import require_straight
+from planner.schedules.kernel.problem import SchedulingProblem
+from planner.schedules.steady_state import take_turns
 
 
 def zb_h2(problem: SchedulingProblem) -> Orders:

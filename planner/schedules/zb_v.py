@@ -14,13 +14,13 @@ what is ready within these limits instead, I first and W last.
 
 from collections import Counter
 
-from planner.actions import Action, Kind
+from planner.plan.actions import Action, Kind
 from planner.schedules.dynamic import dynamic_orders
-from planner.schedules.limits import is_within_limits
-from planner.schedules.orders import Orders
-from planner.schedules.placement import is_v_shaped
-from planner.schedules.problem import SchedulingProblem
-from traces.errors import InputError
+from planner.schedules.kernel.limits import is_within_limits
+from planner.schedules.kernel.orders import Orders
+from planner.schedules.kernel.placement import is_v_shaped
+from planner.schedules.kernel.problem import SchedulingProblem
+from traces.common.errors import InputError
 
 
 def zb_v(problem: SchedulingProblem) -> Orders:

@@ -8,21 +8,21 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
-from timeless_rows import rows
 
 from executor.backend import TorchBackend
-from planner.adaptation import Adaptation
-from planner.backend import Backend, RunRecord
-from planner.events import Event, EventKind
-from planner.observation import Observation
-from planner.plan import Pipeline, Plan, Replica, Stage, Synchronisation
-from planner.policies.deepcee import DeepceePolicy
-from planner.policies.depth import DepthPolicy
-from planner.policy import DECISION_LAG_STEPS, Policy
-from planner.program import compile_plan
-from planner.scenario import Scenario
+from executor.core.program import compile_plan
+from planner.adapt.adaptation import Adaptation
+from planner.adapt.observation import Observation
+from planner.adapt.policy import DECISION_LAG_STEPS, Policy
+from planner.events.events import Event, EventKind
+from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
+from planner.runs.record import Backend, RunRecord
+from planner.scenario.scenario import Scenario
+from planner.systems.deepcee.deepcee import DeepceePolicy
+from planner.systems.deepcee.depth import DepthPolicy
 from sim.simulator import Simulator
+from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
+from tests.helpers.strategies.timeless_rows import rows
 from traces.trace import LinkTrace
 
 BACKENDS: dict[str, Callable[[], Backend]] = {

@@ -2,18 +2,17 @@
 
 from dataclasses import replace
 
-from builders import mesh_scenario
-from timeless_rows import rows
-
 from executor.backend import TorchBackend
-from planner.cluster import Cluster
-from planner.events import EventKind
-from planner.observation import Observation
-from planner.plan import Pipeline, Plan, Replica, Stage
-from planner.policy import Policy
-from planner.profile import ModelProfile
-from planner.scenario import Scenario
+from planner.adapt.observation import Observation
+from planner.adapt.policy import Policy
+from planner.events.events import EventKind
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.scenario.cluster import Cluster
+from planner.scenario.profile import ModelProfile
+from planner.scenario.scenario import Scenario
 from sim.simulator import Simulator
+from tests.helpers.scenarios.builders import mesh_scenario
+from tests.helpers.strategies.timeless_rows import rows
 
 
 class Scripted:

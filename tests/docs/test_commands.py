@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from experiments.cli import app
-from experiments.reference import main, reference_texts, verbs
+from experiments.cli.app import app
+from experiments.tools.reference import main, reference_texts, verbs
 
 ROOT = Path(__file__).parents[2]
 # Words that follow the name where it is no command.

@@ -5,20 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import chain_plan, chain_scenario
-from command import ropebridge
 
-from executor.job import ComputeMode, Emulator
+from executor.core.job import ComputeMode, Emulator
 from executor.support import check_supported
-from planner.actions import parse_action
-from planner.cluster import Cluster
-from planner.effects import ComputeEffects
-from planner.faults import Absence, LinkOutage
-from planner.files.plan_file import write_plan
-from planner.files.scenario_json import write_resolved_scenario
-from planner.plan import Pipeline, Plan, Replica, Stage, Synchronisation
-from planner.scenario import Scenario
-from traces.errors import InputError
+from planner.files.plan import write_plan
+from planner.files.resolved_scenario import write_resolved_scenario
+from planner.plan.actions import parse_action
+from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
+from planner.scenario.cluster import Cluster
+from planner.scenario.effects import ComputeEffects
+from planner.scenario.faults import Absence, LinkOutage
+from planner.scenario.scenario import Scenario
+from tests.helpers.processes.command import ropebridge
+from tests.helpers.scenarios.builders import chain_plan, chain_scenario
+from traces.common.errors import InputError
 
 SCENARIO = chain_scenario([1e-3, 1e-3], [1e-3, 1e-3], global_batch=2)
 PLAN = chain_plan(SCENARIO)

@@ -23,7 +23,7 @@ TORCH_FREE = ("traces", "planner", "sim")
 HEAVY = {"torch", "matplotlib", "bokeh"}
 
 # The only packages and modules whose purpose is to draw.
-DRAWING = ("experiments.figures.", "traces.plot")
+DRAWING = ("experiments.report.figures.", "experiments.report.figures.trace_figure")
 
 
 def name_of(path: Path) -> str:
@@ -108,13 +108,13 @@ def test_only_modules_that_draw_load_matplotlib_themselves(module: str) -> None:
 
 
 def test_loading_the_command_loads_neither_torch_nor_matplotlib() -> None:
-    assert not loaded_with({"experiments.cli", "experiments.__main__"}) & HEAVY
+    assert not loaded_with({"experiments.cli.app", "experiments.__main__"}) & HEAVY
 
 
 @pytest.mark.parametrize("verb", ["plan", "simulate"])
 def test_planning_and_simulating_load_neither_torch_nor_matplotlib(verb: str) -> None:
-    functions = [n for n in tree("experiments.cli").body if isinstance(n, ast.FunctionDef) and n.name == verb]
-    assert functions, f"experiments/cli.py has no function '{verb}' any more"
+    functions = [n for n in tree("experiments.cli.app").body if isinstance(n, ast.FunctionDef) and n.name == verb]
+    assert functions, f"experiments/cli/app.py has no function '{verb}' any more"
     lazily = imports(ast.walk(functions[0]))
     assert lazily, f"'{verb}' imports nothing when it is called: is this test looking in the right place?"
     assert not loaded_with(lazily) & HEAVY
@@ -123,8 +123,8 @@ def test_planning_and_simulating_load_neither_torch_nor_matplotlib(verb: str) ->
 def test_the_walk_through_imports_finds_what_is_there() -> None:
     # A walk that found nothing would let everything pass.
     assert "torch" in loaded_with({"executor.backend"})
-    assert "matplotlib" in loaded_with({"experiments.figures.run_figure"})
-    assert {"sim.simulator", "planner.compiled_step", "traces.trace", "simpy"} <= loaded_with({"sim.simulator"})
+    assert "matplotlib" in loaded_with({"experiments.report.figures.run_figure"})
+    assert {"sim.simulator", "planner.step.compile", "traces.trace", "simpy"} <= loaded_with({"sim.simulator"})
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_the_walk_through_imports_finds_what_is_there() -> None:
 def test_a_process_that_does_it_has_loaded_neither(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     program = (
         "import sys\n"
-        "from experiments.cli import main\n"
+        "from experiments.cli.app import main\n"
         "try:\n"
         "    main()\n"
         "except SystemExit as end:\n"

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from emulated_hosts import EmulatedHost, EmulatedHosts, lacking
 
 from executor.wan.hosts import INTERFACE, device_address
+from tests.helpers.networks.emulated_hosts import EmulatedHost, EmulatedHosts, lacking
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command import COMMAND, ropebridge
-from process_watch import started, wait_until
-from slurm_daemons import Slurm, lacking
+
+from tests.helpers.processes.command import COMMAND, ropebridge
+from tests.helpers.processes.process_watch import started, wait_until
+from tests.helpers.processes.slurm_daemons import Slurm, lacking
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

@@ -6,19 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from builders import layered_plan, mesh_scenario
-from scripted_policy import Scripted
 
-from planner.backend import RunRecord
-from planner.cluster import Cluster, Link
-from planner.effects import TCP, ComputeEffects, Effects, Slowdown, Straggler
-from planner.events import write_events
-from planner.faults import Absence, Hang, LinkOutage
-from planner.metrics import step_ends_s
-from planner.plan import Plan, Synchronisation
-from planner.policies import make_policy
-from planner.scenario import Scenario
+from planner.events.events import write_events
+from planner.plan.plan import Plan, Synchronisation
+from planner.runs.metrics import step_ends_s
+from planner.runs.record import RunRecord
+from planner.scenario.cluster import Cluster, Link
+from planner.scenario.effects import TCP, ComputeEffects, Effects, Slowdown, Straggler
+from planner.scenario.faults import Absence, Hang, LinkOutage
+from planner.scenario.scenario import Scenario
+from planner.systems.policies import make_policy
 from sim.simulator import Simulator
+from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
+from tests.helpers.strategies.scripted_policy import Scripted
 from traces.trace import LinkTrace
 
 STEPS = 12

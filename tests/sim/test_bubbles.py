@@ -6,14 +6,14 @@ P workers with stages that take equally long, M microbatches, transfers that tak
 from dataclasses import replace
 
 import pytest
-from builders import mesh_scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.metrics import Metrics, measure
-from planner.plan import Pipeline, Plan, Replica, Stage
-from planner.profile import ModelProfile, TimeTable
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.runs.metrics import Metrics, measure
+from planner.scenario.profile import ModelProfile, TimeTable
 from sim.simulator import Simulator
+from tests.helpers.scenarios.builders import mesh_scenario
 
 EXACT = 1e-9
 WORKERS = st.integers(1, 5)

@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_strategies import (
+
+from planner.events.events import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
+from planner.plan.plan import Plan
+from planner.runs.record import RunRecord
+from planner.scenario.cluster import Link
+from planner.scenario.effects import ComputeEffects, Effects
+from planner.scenario.faults import Absence, LinkOutage
+from planner.scenario.scenario import Scenario
+from planner.step.compile import CompiledStep, compile_step
+from sim.kernel.piecewise import RateTables, join_tables, link_table, moved
+from sim.simulator import Simulator
+from tests.helpers.strategies.run_strategies import (
     chains,
     in_order,
     on_shared_links,
@@ -19,17 +30,6 @@ from run_strategies import (
     with_faults,
     without_waiting,
 )
-
-from planner.backend import RunRecord
-from planner.cluster import Link
-from planner.compiled_step import CompiledStep, compile_step
-from planner.effects import ComputeEffects, Effects
-from planner.events import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
-from planner.faults import Absence, LinkOutage
-from planner.plan import Plan
-from planner.scenario import Scenario
-from sim.rate_tables import RateTables, join_tables, link_table, moved
-from sim.simulator import Simulator
 from traces.trace import LinkTrace
 
 EXACT = 1e-9

@@ -7,21 +7,21 @@ from math import inf
 
 import numpy as np
 import pytest
-from builders import layered_plan, mesh_scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_policy import Scripted
 
-from planner.backend import RunRecord
-from planner.events import Event, EventKind
-from planner.faults import Absence, Fault
-from planner.memory_timeline import memory_timelines
-from planner.metrics import measure, step_ends_s
-from planner.plan import Plan, Replica
-from planner.recovery import DETECTION_S
-from planner.scenario import Scenario
+from planner.events.events import Event, EventKind
+from planner.plan.plan import Plan, Replica
+from planner.runs.memory_timeline import memory_timelines
+from planner.runs.metrics import measure, step_ends_s
+from planner.runs.record import RunRecord
+from planner.scenario.faults import Absence, Fault
+from planner.scenario.recovery import DETECTION_S
+from planner.scenario.scenario import Scenario
 from sim.simulator import Simulator
-from traces.errors import RunError
+from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
+from tests.helpers.strategies.scripted_policy import Scripted
+from traces.common.errors import RunError
 
 LAYERS = 6
 

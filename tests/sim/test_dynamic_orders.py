@@ -5,26 +5,33 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from run_strategies import chains, in_order, on_shared_links, recomputing, replicated, with_effects
 
-from planner.backend import RunRecord
-from planner.check import check_plan
-from planner.effects import ComputeEffects, Effects
-from planner.evaluate import step_time_s
-from planner.events import Event, EventKind
-from planner.faults import Absence, Fault, Hang
-from planner.memory_timeline import memory_timelines
-from planner.pipeline_costs import scheduling_problem
-from planner.plan import Pipeline, Plan, Replica, Stage
-from planner.plan_orders import plan_orders
-from planner.scenario import Scenario
+from planner.check.check import check_plan
+from planner.cost.stage import scheduling_problem
+from planner.events.events import Event, EventKind
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.runs.memory_timeline import memory_timelines
+from planner.runs.record import RunRecord
+from planner.scenario.effects import ComputeEffects, Effects
+from planner.scenario.faults import Absence, Fault, Hang
+from planner.scenario.scenario import Scenario
 from planner.schedules import WHOLE
-from planner.schedules.problem import SchedulingProblem
+from planner.schedules.kernel.problem import SchedulingProblem
+from planner.step.evaluate import step_time_s
+from planner.step.plan_orders import plan_orders
 from sim.simulator import Simulator
-from traces.errors import InputError
+from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
+from tests.helpers.strategies.run_strategies import (
+    chains,
+    in_order,
+    on_shared_links,
+    recomputing,
+    replicated,
+    with_effects,
+)
+from traces.common.errors import InputError
 
 EXACT = 1e-9
 Case = tuple[Scenario, Plan]

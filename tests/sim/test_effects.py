@@ -9,22 +9,22 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_strategies import TIMES_S, chains, replicated, with_links
 
-from planner.backend import RunRecord
-from planner.cluster import Link
-from planner.effects import ComputeEffects, NetworkEffects, Slowdown, Straggler
-from planner.evaluate import step_time_s
-from planner.events import Event, EventKind
-from planner.faults import Absence
-from planner.plan import Plan
-from planner.scenario import Scenario
-from planner.size_curve import SizeCurve
-from sim.send_window import SendWindow
+from planner.events.events import Event, EventKind
+from planner.plan.plan import Plan
+from planner.runs.record import RunRecord
+from planner.scenario.cluster import Link
+from planner.scenario.effects import ComputeEffects, NetworkEffects, Slowdown, Straggler
+from planner.scenario.faults import Absence
+from planner.scenario.scenario import Scenario
+from planner.scenario.size_curve import SizeCurve
+from planner.step.evaluate import step_time_s
+from sim.network.tcp_window import SendWindow
 from sim.simulator import Simulator
+from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
+from tests.helpers.strategies.run_strategies import TIMES_S, chains, replicated, with_links
 from traces.trace import LinkTrace
 
 EXACT = 1e-9

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from run_strategies import chains, on_shared_links, on_traces, replicated, with_links
 
-from planner.backend import RunRecord
-from planner.cluster import Cluster, Link
-from planner.effects import ComputeEffects, Effects
-from planner.events import Event, EventKind
-from planner.faults import Absence, Fault, Hang, LinkOutage
+from planner.events.events import Event, EventKind
 from planner.files.scenario_file import read_scenario
-from planner.plan import Plan, Replica, Synchronisation
-from planner.scenario import Scenario
-from planner.size_curve import SizeCurve
+from planner.plan.plan import Plan, Replica, Synchronisation
+from planner.runs.record import RunRecord
+from planner.scenario.cluster import Cluster, Link
+from planner.scenario.effects import ComputeEffects, Effects
+from planner.scenario.faults import Absence, Fault, Hang, LinkOutage
+from planner.scenario.scenario import Scenario
+from planner.scenario.size_curve import SizeCurve
 from sim.simulator import Simulator
-from traces.errors import RunError
+from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
+from tests.helpers.strategies.run_strategies import chains, on_shared_links, on_traces, replicated, with_links
+from traces.common.errors import RunError
 from traces.trace import LinkTrace
 
 EXACT = 1e-9

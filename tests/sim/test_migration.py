@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import layered_plan, mesh_scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_policy import Scripted
 
-from planner.backend import RunRecord
-from planner.cluster import Cluster, Device
-from planner.events import Event, EventKind
-from planner.memory_timeline import memory_timelines, peak_memory_bytes
-from planner.metrics import measure, step_ends_s
-from planner.migration import Migration, migration_time_s
-from planner.plan import Plan, Replica, Synchronisation
-from planner.scenario import Scenario
+from planner.adapt.migration import Migration, migration_time_s
+from planner.events.events import Event, EventKind
+from planner.plan.plan import Plan, Replica, Synchronisation
+from planner.runs.memory_timeline import memory_timelines, peak_memory_bytes
+from planner.runs.metrics import measure, step_ends_s
+from planner.runs.record import RunRecord
+from planner.scenario.cluster import Cluster, Device
+from planner.scenario.scenario import Scenario
 from sim.simulator import Simulator
-from traces.errors import RunError
+from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
+from tests.helpers.strategies.scripted_policy import Scripted
+from traces.common.errors import RunError
 from traces.trace import LinkTrace
 
 EXACT = 1e-9

@@ -11,19 +11,26 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_strategies import chains, in_order, on_shared_links, on_traces, replicated, with_links
 
-from planner.cluster import Link
-from planner.compiled_step import compile_step
-from planner.effects import ComputeEffects, Effects, NetworkEffects, Slowdown, Straggler
-from planner.faults import Absence, Hang, LinkOutage
-from planner.plan import Plan
-from planner.profile import ModelProfile
-from planner.scenario import Scenario
+from planner.plan.plan import Plan
+from planner.scenario.cluster import Link
+from planner.scenario.effects import ComputeEffects, Effects, NetworkEffects, Slowdown, Straggler
+from planner.scenario.faults import Absence, Hang, LinkOutage
+from planner.scenario.profile import ModelProfile
+from planner.scenario.scenario import Scenario
+from planner.step.compile import compile_step
 from sim.simulator import Simulator
+from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
+from tests.helpers.strategies.run_strategies import (
+    chains,
+    in_order,
+    on_shared_links,
+    on_traces,
+    replicated,
+    with_links,
+)
 
 EXACT = 1e-9
 BASE = st.one_of(chains(), replicated())

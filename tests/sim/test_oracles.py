@@ -8,27 +8,27 @@ from math import inf
 import numpy as np
 import pytest
 import simpy
-from builders import chain_plan, chain_scenario, makespan_s
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from run_strategies import TIMES_S, chains, replicated, with_packets
-from trace_strategies import link_traces
 
-from planner.cluster import Link
-from planner.evaluate import step_time_s
-from planner.events import SYNC_ACTION, EventKind
-from planner.plan import Plan
-from planner.program import compile_plan
-from planner.scenario import Scenario
-from sim.alarm import Alarm
-from sim.connection import Carrier
-from sim.fair_link import FairLink
-from sim.flow import Flow
-from sim.queued_link import QueuedLink
-from sim.rate_tables import RateTable, RateTables, join_tables, link_table
-from sim.shared_links import SharedLinks
-from sim.shares import first_come_rates, max_min_rates
+from executor.core.program import compile_plan
+from planner.events.events import SYNC_ACTION, EventKind
+from planner.plan.plan import Plan
+from planner.scenario.cluster import Link
+from planner.scenario.scenario import Scenario
+from planner.step.evaluate import step_time_s
+from sim.kernel.piecewise import RateTable, RateTables, join_tables, link_table
+from sim.kernel.timer import Alarm
+from sim.network.connection import Carrier
+from sim.network.fair_link import FairLink
+from sim.network.fifo_link import QueuedLink
+from sim.network.flow import Flow
+from sim.network.shared_links import SharedLinks
+from sim.network.shares import first_come_rates, max_min_rates
 from sim.simulator import Simulator
+from tests.helpers.scenarios.builders import chain_plan, chain_scenario, makespan_s
+from tests.helpers.strategies.run_strategies import TIMES_S, chains, replicated, with_packets
+from tests.helpers.strategies.trace_strategies import link_traces
 from traces.trace import LinkTrace
 
 EXACT = 1e-9

@@ -3,17 +3,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
 
-from planner.adaptation import Adaptation
-from planner.events import Event, EventKind
-from planner.observation import Observation
-from planner.plan import Plan
-from planner.policies import make_policy
-from planner.policy import DECISION_LAG_STEPS
-from planner.scenario import Scenario
+from planner.adapt.adaptation import Adaptation
+from planner.adapt.observation import Observation
+from planner.adapt.policy import DECISION_LAG_STEPS
+from planner.events.events import Event, EventKind
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from planner.systems.policies import make_policy
 from sim.simulator import Simulator
-from traces.errors import InputError, RunError
+from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
+from traces.common.errors import InputError, RunError
 from traces.trace import LinkTrace
 
 

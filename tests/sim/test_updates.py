@@ -7,23 +7,23 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import pytest
-from builders import layered_plan, mesh_scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.backend import RunRecord
-from planner.check import check_plan
-from planner.cluster import Cluster, Link
-from planner.events import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
-from planner.faults import Absence
-from planner.memory_timeline import peak_memory_bytes
-from planner.metrics import measure, step_ends_s
-from planner.plan import ORDERS, Pipeline, Plan, Replica, Stage, Synchronisation
-from planner.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario import Scenario
-from planner.update_exchange import UpdateEdge, update_edges
+from planner.check.check import check_plan
+from planner.cost.async_updates import UpdateEdge, update_edges
+from planner.events.events import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
+from planner.plan.plan import ORDERS, Pipeline, Plan, Replica, Stage, Synchronisation
+from planner.runs.memory_timeline import peak_memory_bytes
+from planner.runs.metrics import measure, step_ends_s
+from planner.runs.record import RunRecord
+from planner.scenario.cluster import Cluster, Link
+from planner.scenario.faults import Absence
+from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
+from planner.scenario.scenario import Scenario
 from sim.simulator import Simulator
-from traces.errors import RunError
+from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
+from traces.common.errors import RunError
 
 EXACT = 1e-9
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_strategies import link_traces
 
-from traces.errors import InputError
+from tests.helpers.strategies.trace_strategies import link_traces
+from traces.common.errors import InputError
 from traces.trace import LinkTrace
 
 

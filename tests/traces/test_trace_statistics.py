@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from traces.plot import plot_rates
+from experiments.report.figures.trace_figure import plot_rates
 from traces.sparkline import sparkline
 from traces.statistics import TraceStatistics, describe
 from traces.trace import LinkTrace

@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from traces.formats.last_step import duration_by_rule_s
-from traces.formats.lines import LineError, check_rising, first_line, parse_scaled
+from traces.common.lines import LineError, check_rising, first_line, parse_scaled
+from traces.last_step import duration_by_rule_s
 from traces.trace import LinkTrace
 
 COLUMNS: Mapping[str, tuple[str, int]] = MappingProxyType(
@@ -33,7 +33,7 @@ COLUMNS: Mapping[str, tuple[str, int]] = MappingProxyType(
 QUANTITIES = ("time", "bandwidth", "latency")
 
 RECORDING_HEADER = 'time_s,bandwidth_mbps,"latency_ms"\n'
-"""Of a file that `traces.recording` appends to; nobody else quotes like this."""
+"""Of a file that `traces.probe.recording` appends to; nobody else quotes like this."""
 
 
 def matches(text: str) -> bool:

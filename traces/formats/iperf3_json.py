@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from traces.errors import InputError
-from traces.formats.json_text import parse_json
+from traces.common.errors import InputError
+from traces.common.json_text import parse_json
 from traces.trace import LinkTrace
 
 _VALID = "give the output of `iperf3 --client HOST --json`"

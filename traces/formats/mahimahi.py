@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from traces.errors import InputError
-from traces.formats.lines import LineError, first_line, is_number
+from traces.common.errors import InputError
+from traces.common.lines import LineError, first_line, is_number
 from traces.resample import merged
 from traces.trace import LinkTrace
 

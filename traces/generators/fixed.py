@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from traces.errors import InputError
+from traces.common.errors import InputError
 from traces.grid import step_edges_s
 from traces.trace import LinkTrace
 

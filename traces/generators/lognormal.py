@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from traces.errors import InputError
+from traces.common.errors import InputError
 
 
 def fit_lognormal(mean: float, coefficient_of_variation: float, maximum: float = math.inf) -> tuple[float, float]:

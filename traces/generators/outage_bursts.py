@@ -5,7 +5,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from traces.errors import InputError
+from traces.common.errors import InputError
 from traces.generators.stochastic import Seed
 from traces.grid import step_edges_s
 from traces.resample import merged

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from traces.errors import InputError
+from traces.common.errors import InputError
 from traces.generators.lognormal import fit_lognormal
 from traces.grid import step_edges_s
 from traces.trace import LinkTrace

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from traces.errors import InputError
+from traces.common.errors import InputError
 
 DEFAULT_PORT = 7117
 

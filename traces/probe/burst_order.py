@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from traces.errors import InputError
+from traces.common.errors import InputError
 
 # A responder serves whoever reaches it: one burst is never more than this.
 MOST_BYTES = 20_000_000_000

@@ -5,7 +5,7 @@ import socket
 import struct
 from typing import Any
 
-from traces.errors import RunError
+from traces.common.errors import RunError
 
 GREETING = b"ropebridge-probe 1\n"
 

@@ -5,7 +5,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from traces.errors import InputError, RunError
+from traces.common.errors import InputError, RunError
 from traces.probe.address import Address
 from traces.probe.arrivals import Arrivals, arrivals_of
 from traces.probe.burst_order import BurstOrder, message_of

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Self
 
-from traces.errors import InputError
+from traces.common.errors import InputError
 from traces.probe.address import Address
 from traces.probe.burst_order import MOST_CONNECTIONS
 from traces.probe.conversation import Conversation, PeerError

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from traces.errors import RopebridgeError
+from traces.common.errors import RopebridgeError
 from traces.probe.burst_order import MOST_CONNECTIONS, order_of
 from traces.probe.bursts import hang_up, receive_burst, send_burst
 from traces.probe.conversation import Conversation, PeerError

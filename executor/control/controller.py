@@ -1,0 +1,144 @@
+"""The launcher's side of a job: holds the policy, and answers what the agent asks."""
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from executor.control.absences import Absences
+from executor.core.messages import NewPlan, unpack
+from planner.adapt.adaptation import Adaptation
+from planner.adapt.policy import DECISION_LAG_STEPS, Decision
+from planner.events.events import UPDATE_ACTION, Event, EventKind
+from planner.plan.plan import Plan
+from planner.runs.progress import Progress, Watch
+
+
+class Controller:
+    """Asked once for each finished step, and whenever ranks are lost.
+
+    After a loss steps are done again that the policy has seen: it is shown each step once.
+
+    Args:
+        plan: Of the first step.
+        first_step: That one.
+        adaptation: Holds the policy; None where there is none.
+        settle: Makes the rows of all ranks into those of a step.
+        check: Refuses a decision that the ranks cannot carry out, given the plan until then.
+        take: Gets the rows of all steps, also of what is done again.
+        watch: Gets each step that is finished, in order and once.
+        tell: Called with a line for people when devices are lost.
+        steps: Of the run.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        first_step: int,
+        adaptation: Adaptation | None,
+        settle: Callable[[Iterable[Event]], list[Event]],
+        check: Callable[[Plan, Decision], None],
+        take: Callable[[list[Event]], None],
+        watch: Watch = lambda _: None,
+        tell: Callable[[str], None] = lambda _: None,
+        steps: int = 0,
+    ) -> None:
+        self._adaptation = adaptation
+        self._settle = settle
+        self._check = check
+        self._take = take
+        self._watch = watch
+        self._tell = tell
+        self._steps = steps
+        self._shown = first_step
+        self._ended_s = 0.0
+        # Rising; what steps from each of these on run.
+        self._timeline = [(first_step, NewPlan(plan))]
+        self.decision_events: list[Event] = []
+        self.absences = Absences()
+        self.losses: dict[int, float] = {}
+
+    def answer(self, question: str) -> str:
+        """Return the answer to a line from the agent; both are JSON."""
+        asked = json.loads(question)
+        return json.dumps(self._lose(asked) if "gone" in asked else self._finish(asked))
+
+    def _finish(self, asked: dict[str, Any]) -> dict[str, Any] | None:
+        """What the step after next runs, given what the ranks have published of a step; None for what it would run."""
+        step = asked["step"]
+        # Without updates for which nobody waits: those that are late would be of steps before it.
+        events = [event for event in self._settled(asked["parts"]) if not _is_update(event)]
+        self._add_losses(step, asked["parts"])
+        self.absences.see(events, asked["away"])
+        if step < self._shown:
+            return None
+        self._shown = step + 1
+        decision, answer = self._decide(step, events, asked["away"])
+        self._show(step, events, decision, asked["away"])
+        return answer
+
+    def _decide(self, step: int, events: list[Event], away: list[str]) -> tuple[Decision | None, dict[str, Any] | None]:
+        """What the policy decides, and the answer to that."""
+        if self._adaptation is None:
+            return None, None
+        before = self._adaptation.latest
+        decision = self._adaptation.finish_step(step, events, tuple(away))
+        if decision is None:
+            return None, None
+        self._note(decision, max(event.end_s for event in events))
+        self._check(before, decision)
+        anew = self._adaptation.is_start(decision)
+        new = NewPlan(decision.plan, decision.migration.moves if anew else None)
+        self._timeline.append((decision.first_step, new))
+        return decision, new.to_data()
+
+    def _show(self, step: int, events: list[Event], decision: Decision | None, away: list[str]) -> None:
+        end_s = max((event.end_s for event in events), default=self._ended_s)
+        change = decision.change if decision is not None else ""
+        took_s, samples = end_s - self._ended_s, self._at(step).plan.global_batch
+        loss = self.losses.get(step)
+        self._watch(Progress(step, self._steps, end_s, took_s, samples, loss, change, tuple(away)))
+        self._ended_s = end_s
+
+    def _lose(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Whether to wait for those who are gone, and what steps run from the one on that is done again."""
+        resumed, events = asked["resumed"], self._settled(asked["parts"])
+        self.losses = {step: loss for step, loss in self.losses.items() if step < resumed}
+        self.absences.begin(asked["gone"], asked["now_s"])
+        decision = None
+        if self._adaptation is not None and asked["gone"]:
+            before = self._adaptation.plan_for(self._shown)
+            gone, away = tuple(asked["gone"]), tuple(asked["away"])
+            decision = self._adaptation.lose_devices(self._shown, events, gone, away)
+            if decision is not None:
+                self._note(decision, asked["now_s"])
+                self._check(before, decision)
+                kept = [each for each in self._timeline if each[0] < resumed]
+                self._timeline = [*kept, (resumed, NewPlan(decision.plan, ()))]
+        known = range(resumed, self._shown + DECISION_LAG_STEPS)
+        if asked["gone"]:
+            how = "by the others, with another plan" if decision is not None else "when their processes are back"
+            self._tell(f"lost: {', '.join(asked['gone'])}; steps from {resumed + 1} on are done again, {how}")
+        return {"waits": decision is None, "plans": [self._at(step).to_data() for step in known]}
+
+    def _at(self, step: int) -> NewPlan:
+        first, new = next(each for each in reversed(self._timeline) if each[0] <= step)
+        return new if first == step else NewPlan(new.plan)
+
+    def _settled(self, parts: list[dict[str, Any]]) -> list[Event]:
+        events = self._settle(event for part in parts for event in unpack(part["rows"]))
+        self._take(events)
+        return events
+
+    def _add_losses(self, step: int, parts: list[dict[str, Any]]) -> None:
+        found = [part["loss"] for part in parts if part["loss"] is not None]
+        if found:
+            self.losses[step] = sum(found)
+
+    def _note(self, decision: Decision, now_s: float) -> None:
+        place = ("", "", -1, -1, -1, decision.observed_step, "")
+        self.decision_events.append(Event(EventKind.DECISION, *place, now_s, now_s, 0))
+
+
+def _is_update(event: Event) -> bool:
+    """Whether it is what pipelines send each other without waiting."""
+    return event.kind is EventKind.UPDATE or (event.kind is EventKind.SEND and event.action == UPDATE_ACTION)

@@ -1,0 +1,89 @@
+"""When the bytes of a send left, from when they arrived.
+
+A sender hands its bytes to the operating system, which takes megabytes at once and sends them when it can; only the
+receiver sees when they are through. What the path itself takes, its latency, lies between the two.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from executor.core.job import Emulator
+from planner.events.events import UPDATE_ACTION, Event, EventKind
+from planner.plan.actions import Kind
+from planner.scenario.cluster import Cluster
+
+# Source, target, step, action, pipeline, receiving stage, microbatch.
+_Identity = tuple[str, str, int, str, int, int, int]
+
+
+def no_departures(events: Iterable[Event]) -> list[Event]:
+    """Return the rows of a run whose senders knew: without those that only told of an arrival."""
+    return [event for event in events if not _only_tells(event)]
+
+
+def settling(
+    emulator: Emulator, cluster: Cluster, *, is_spread: bool = False
+) -> Callable[[Iterable[Event]], list[Event]]:
+    """Return what makes the rows of all ranks into those of a run.
+
+    A `LinkShaper` knows when bytes have left. The relay's paths, and those between machines, have the latencies of the
+    cluster's links; without either bytes pass through this machine, in no time.
+    """
+    if emulator == "shaper":
+        return no_departures
+
+    def latency_s(source: str, target: str, now_s: float) -> float:
+        if emulator == "none" and not is_spread:
+            return 0.0
+        return sum(link.latency_at_s(max(0.0, now_s)) for link in cluster.path(source, target))
+
+    return lambda events: settle_departures(events, latency_s)
+
+
+def settle_departures(events: Iterable[Event], latency_s: Callable[[str, str, float], float]) -> list[Event]:
+    """Return the rows with the true ends of sends, and without the rows that only told of an arrival.
+
+    Args:
+        events: Of all ranks; of a step at least all that belong to it.
+        latency_s: One-way latency from one device to another at a second of the run, seconds.
+    """
+    rows = list(events)
+    arrivals: defaultdict[_Identity, deque[Event]] = defaultdict(deque)
+    for event in sorted(rows, key=_arrived_s):
+        if event.kind is EventKind.RECEIVE:
+            arrivals[_identity(event, event.peer, event.device, event.stage)].append(event)
+        elif event.kind is EventKind.UPDATE:
+            told = replace(event, action=UPDATE_ACTION)
+            arrivals[_identity(told, event.peer, event.device, event.stage)].append(event)
+    settled = []
+    for event in rows:
+        if event.kind in (EventKind.SEND, EventKind.MIGRATE):
+            waiting = arrivals[_identity(event, event.device, event.peer, _receiving_stage(event))]
+            if waiting:
+                arrived_s = _arrived_s(waiting.popleft())
+                left_s = arrived_s - latency_s(event.device, event.peer, arrived_s)
+                event = replace(event, end_s=max(event.start_s, left_s))
+        if not _only_tells(event):
+            settled.append(event)
+    return settled
+
+
+def _only_tells(event: Event) -> bool:
+    return event.kind is EventKind.RECEIVE and event.start_s == event.end_s
+
+
+def _arrived_s(event: Event) -> float:
+    """Of a receive or an update; an update's row ends when it is applied."""
+    return event.start_s if event.kind is EventKind.UPDATE else event.end_s
+
+
+def _identity(event: Event, source: str, target: str, stage: int) -> _Identity:
+    # Sums of gradients belong to no stage, and their sender's pipeline need not be the receiver's.
+    between_stages = event.action in set(Kind)
+    pipeline, stage = (event.pipeline, stage) if between_stages else (-1, -1)
+    return source, target, event.step, event.action, pipeline, stage, event.microbatch
+
+
+def _receiving_stage(event: Event) -> int:
+    return event.stage + 1 if event.action == Kind.FORWARD else event.stage - 1

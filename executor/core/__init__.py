@@ -1,0 +1,1 @@
+"""What all processes of a job share: documents, messages, clocks and failures."""

@@ -1,0 +1,114 @@
+"""Why a rank gave up: written by the rank, read by the launcher, which tells the cause from what followed from it."""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Never
+
+from executor.core.job import JobFolder
+from executor.core.peers import PeerLostError, SharedInputError, SharedRunError
+from traces.common.errors import InputError, RopebridgeError, RunError
+
+# How far from the cause.
+_LOST_PEER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """What a rank leaves when it cannot go on.
+
+    Attributes:
+        time_s: When, by the machine's monotonic clock, seconds.
+        message: Names rank, device, host and cause.
+        follows: How far from the cause it may be: 0 for an error of the rank's own, 1 for one that all ranks raise, 2
+            for a lost peer.
+        wrong_input: Whether it is for the user to correct.
+        trace: The Python stack of an error that nobody foresaw, otherwise empty.
+    """
+
+    time_s: float
+    message: str
+    follows: int
+    wrong_input: bool
+    trace: str
+
+
+def give_up(job: JobFolder, rank: int, name: str, error: Exception) -> Never:
+    """Write down why this rank cannot go on, and end its process; who started it then ends the others.
+
+    Args:
+        job: Of the run.
+        rank: This one.
+        name: What messages call it.
+        error: The reason.
+    """
+    words = _words(name, error)
+    beside = job.error(rank).with_suffix(f".{threading.get_ident()}")
+    try:
+        print(f"ropebridge: {words.message}\n{words.trace}", end="", file=sys.stderr, flush=True)
+        beside.write_text(json.dumps(asdict(words)))
+        # Of several threads that give up, the first one's reason stays.
+        with contextlib.suppress(FileExistsError):
+            os.link(beside, job.error(rank))
+    finally:
+        os._exit(2 if words.wrong_input else 1)
+
+
+def speak_for(job: JobFolder, rank: int, message: str) -> None:
+    """Write down why a rank is ended that cannot say so itself; what it has said before stays.
+
+    Args:
+        job: Of the run.
+        rank: Which.
+        message: Names rank, device, host and cause.
+    """
+    words = LastWords(time.monotonic(), message, follows=0, wrong_input=False, trace="")
+    with contextlib.suppress(FileExistsError), job.error(rank).open("x") as file:
+        file.write(json.dumps(asdict(words)))
+
+
+def _words(name: str, error: Exception) -> LastWords:
+    shared = isinstance(error, SharedRunError | SharedInputError)
+    message = str(error) or type(error).__name__
+    return LastWords(
+        time.monotonic(),
+        message if shared else f"{name}: {message}",
+        _LOST_PEER if isinstance(error, PeerLostError) else int(shared),
+        isinstance(error, InputError),
+        "" if isinstance(error, RopebridgeError) else "".join(traceback.format_exception(error)),
+    )
+
+
+def read_cause(job: JobFolder, ranks: int) -> Exception | None:
+    """Return the error that ended the run, from what its ranks have left; None if they left nothing."""
+    left = [_read(job, rank) for rank in range(ranks) if job.error(rank).exists()]
+    return _cause(left) if left else None
+
+
+def is_explained(job: JobFolder, ranks: int) -> bool:
+    """Return whether a rank has left more than that it has lost another one, or is about to."""
+    try:
+        return any(_read(job, rank).follows < _LOST_PEER for rank in range(ranks) if job.error(rank).exists())
+    except ValueError:
+        # Half-written.
+        return True
+
+
+def _read(job: JobFolder, rank: int) -> LastWords:
+    return LastWords(**json.loads(job.error(rank).read_text()))
+
+
+def _cause(left: Sequence[LastWords]) -> Exception:
+    cause = min(left, key=lambda words: (words.follows, words.time_s))
+    if cause.wrong_input:
+        return InputError(cause.message)
+    error = RunError(cause.message)
+    if cause.trace:
+        error.add_note(cause.trace)
+    return error

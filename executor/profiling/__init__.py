@@ -1,0 +1,1 @@
+"""Measures models on this device, and messages between ranks of two hosts."""

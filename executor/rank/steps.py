@@ -1,0 +1,104 @@
+"""The steps of one rank's set-up, each under the plan that holds for it."""
+
+from collections.abc import Callable
+
+from executor.core.clock import RunClock
+from executor.core.messages import Change, NewPlan
+from executor.core.program import DeviceProgram
+from executor.core.step_program import StepProgram
+from executor.rank.control_client import PlanFeed
+from executor.runtime.interpreter import Interpreter
+from planner.plan.plan import Plan
+
+
+class StepSource:
+    """Knows a device's program in each step of one set-up, which ends where everything is set up anew.
+
+    Args:
+        program_of: Gives the device's program under a plan.
+        first: The first of these steps.
+        plan: Of the first one, and of all if nobody feeds others.
+        steps: How many the whole run has.
+        feed: Gives the plans that a policy decides on; None if there is none.
+    """
+
+    def __init__(
+        self, program_of: Callable[[Plan], DeviceProgram], first: int, plan: Plan, steps: int, feed: PlanFeed | None
+    ) -> None:
+        self._program_of = program_of
+        self.first = first
+        self._plan = plan
+        self.steps = steps
+        self._feed = feed
+
+    def known(self, step: int) -> StepProgram | None:
+        """Return a step if its plan is known already; None after the last one of this set-up."""
+        plan = NewPlan(self._plan) if self._feed is None else self._feed.known(step)
+        return None if step >= self.steps or plan is None or self._is_over(plan, step) else self._under(plan, step)
+
+    def is_decided(self, step: int) -> bool:
+        """Return whether it is known what a step runs, in whichever set-up."""
+        return self._feed is None or self._feed.known(step) is not None
+
+    def wait(self, step: int) -> StepProgram | NewPlan:
+        """Return a step once its plan is known; if everything is set up anew for it, the plan alone."""
+        assert self._feed is not None, "without a feed every step is known"
+        plan = self._feed.wait(step)
+        return plan if self._is_over(plan, step) else self._under(plan, step)
+
+    def _is_over(self, plan: NewPlan, step: int) -> bool:
+        return _begins_another(plan, step, self.first)
+
+    def _under(self, plan: NewPlan, step: int) -> StepProgram:
+        return StepProgram(step, plan.plan, self._program_of(plan.plan))
+
+
+def run_steps(source: StepSource, interpreter: Interpreter, clock: RunClock, begins_with: int) -> Change | None:
+    """Carry out all steps of a set-up; return why it ends, None if the run does.
+
+    Args:
+        source: Gives them.
+        interpreter: Carries them out.
+        clock: Of the run.
+        begins_with: The first step of the run, which nobody begins before its clock does.
+    """
+    change = None
+    for step in range(source.first, source.steps):
+        current: StepProgram | NewPlan | None = source.known(step)
+        ready_s = float("-inf")
+        if current is None:
+            late = not source.is_decided(step)
+            current = source.wait(step)
+            ready_s = clock.now_s() if late else ready_s
+        if isinstance(current, NewPlan):
+            change = Change(step, current, ready_s)
+            break
+        if step == begins_with:
+            interpreter.post(current)
+            clock.sleep_until(0.0)
+            ready_s = clock.now_s()
+        interpreter.run(current, source.known, ready_s)
+    interpreter.close()
+    return change
+
+
+def watch_steps(first: int, steps: int, feed: PlanFeed, clock: RunClock) -> Change | None:
+    """Follow the steps of a set-up in which this rank has no part; return why it ends, None if the run does.
+
+    Args:
+        first: Of the steps.
+        steps: How many the whole run has.
+        feed: Is told of every step, and knows its plan.
+        clock: Of the run.
+    """
+    for step in range(first, steps):
+        plan = feed.wait(step)
+        if _begins_another(plan, step, first):
+            return Change(step, plan, clock.now_s())
+        feed.finish(step)
+    return None
+
+
+def _begins_another(plan: NewPlan, step: int, first: int) -> bool:
+    """Whether a step begins another set-up than the one that began with ``first``."""
+    return plan.moves is not None and step > first

@@ -1,0 +1,1 @@
+"""State that survives the loss of ranks: backups, checkpoints and migrations."""

@@ -1,0 +1,162 @@
+"""Copies of the layers' state at some steps: what a run goes on from when ranks are lost.
+
+Every few steps each rank copies the state of its layers, and layers that nobody else has are sent to a backup too
+(planner/adapt/backups.py). When all have all of it, which ranks hear with a plan, older copies are dropped. At most
+`_UNDER_WAY` copies are on their way at a time: where links are slow, some are left out.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+
+import torch
+
+from executor.recovery.initial_state import FirstState, one_layer
+from executor.recovery.restore_point import Copies, layers_of
+from executor.training.compute import Compute
+from executor.transport.receive import Receipt
+from executor.transport.tags import backup_tag
+from executor.transport.transport import Transport
+from planner.adapt.backups import backup_moves
+from planner.adapt.migration import Move
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+
+# Copies that not everybody is known to have.
+_UNDER_WAY = 2
+
+
+class Safekeeping:
+    """What one rank keeps, over all generations.
+
+    Args:
+        device: This rank's.
+        every: Steps from one copy to the next.
+        scenario: What is trained.
+        compute: Has the layers.
+        source: Where layers that were never trained here are as they were before the run's first step: as the model
+            was built, or as a checkpoint has them.
+    """
+
+    def __init__(self, device: str, every: int, scenario: Scenario, compute: Compute, source: FirstState) -> None:
+        self._device = device
+        self._every = every
+        self._scenario = scenario
+        self._compute = compute
+        self._layers = range(len(scenario.model.layers))
+        self._copies: dict[int, dict[int, torch.Tensor]] = {}
+        self._source = source
+        self._untouched = set(self._layers)
+        self._own: frozenset[int] = frozenset()
+        self._awaited: dict[int, int] = {}
+        self._begun: list[int] = []
+        self._rests = False
+        self._lock = threading.Lock()
+
+    def begin_generation(self, step: int, durable: int) -> None:
+        """Forget what is on its way, and the copies that are not needed any more or come too late.
+
+        Args:
+            step: Before which everybody goes on; of some layers there may be one copy only.
+            durable: The step whose copies everybody was known to have.
+        """
+        with self._lock:
+            self._copies = {each: layers for each, layers in self._copies.items() if durable <= each <= step}
+            self._awaited.clear()
+            self._begun.clear()
+
+    def take_up(self, plan: Plan) -> None:
+        """Take note that this rank trains the layers that it has under a plan: they are not as they were built."""
+        self._untouched -= layers_of(plan, self._device)
+
+    def begin_step(self, step: int, plan: Plan, durable: int, *, anew: bool, transport: Transport) -> None:
+        """Copy the layers as they are before a step, if it is time; all ranks of the plan come to the same answer.
+
+        Args:
+            step: Which.
+            plan: What it runs.
+            durable: The step whose copies everybody was known to have when this step was decided on.
+            anew: Whether layers have changed devices before it.
+            transport: Carries what goes to backups.
+        """
+        self._own = layers_of(plan, self._device)
+        self.take_up(plan)
+        with self._lock:
+            self._rests = False
+            self._copies = {each: layers for each, layers in self._copies.items() if each >= durable}
+            self._begun = [each for each in self._begun if each >= durable]
+            self._awaited = {each: count for each, count in self._awaited.items() if each >= durable}
+            under_way = sum(each > durable for each in self._begun)
+            if not (anew or step % self._every == 0) or step in self._begun or under_way >= _UNDER_WAY:
+                return
+        moves = backup_moves(plan, self._scenario)
+        with self._lock:
+            self._begun.append(step)
+            self._awaited[step] = sum(move.target == self._device for move in moves)
+        self.copy(step)
+        for number, move in enumerate(moves):
+            if move.target == self._device:
+                sizes = [self._compute.state_bytes(one_layer(self._scenario, layer)) for layer in move.layers]
+                arrived = self._arrival(step, move, sizes)
+                transport.post(move.source, backup_tag(step, number), sum(sizes), arrived)
+            if move.source == self._device:
+                transport.send(move.target, backup_tag(step, number), self.state(step, move), float("-inf"))
+
+    def copy(self, step: int) -> None:
+        """Copy the layers of this rank as they are now, before ``step``."""
+        states = {layer: self._compute.layer_state(one_layer(self._scenario, layer)) for layer in self._own}
+        with self._lock:
+            self._copies.setdefault(step, {}).update(states)
+
+    def rest(self) -> None:
+        """Take note that this rank has no part in the steps to come: it has nothing to keep."""
+        self._own = frozenset()
+        with self._lock:
+            self._rests = True
+
+    @property
+    def kept(self) -> int | None:
+        """The latest step whose copies are complete here, as are those before; None where there is nothing to keep."""
+        with self._lock:
+            if self._rests:
+                return None
+            complete = takewhile(lambda step: not self._awaited[step], self._begun)
+            return max(complete, default=self._source.step)
+
+    def copies(self) -> Copies:
+        """Return the layers of which this rank has the state before some step, by that step."""
+        with self._lock:
+            held = {step: frozenset(layers) for step, layers in self._copies.items()}
+        first = self._source.step
+        return {**held, first: held.get(first, frozenset()) | frozenset(self._untouched)}
+
+    def state(self, step: int, move: Move) -> torch.Tensor:
+        """Return the copy of the layers of ``move`` as they were before ``step``."""
+        return torch.cat([self._state_of(step, layer) for layer in move.layers])
+
+    def restore(self, step: int, plan: Plan) -> None:
+        """Put those copies back that this rank has of the layers that it holds under ``plan``."""
+        there = self.copies().get(step, frozenset())
+        for layer in sorted(layers_of(plan, self._device) & there):
+            self._compute.put_layer_state(one_layer(self._scenario, layer), self._state_of(step, layer))
+
+    def _state_of(self, step: int, layer: int) -> torch.Tensor:
+        with self._lock:
+            copy = self._copies.get(step, {}).get(layer)
+        if copy is None:
+            assert step == self._source.step, (step, layer)
+            assert layer in self._untouched, layer
+            return self._source.row(layer)
+        return copy
+
+    def _arrival(self, step: int, move: Move, sizes: Sequence[int]) -> Callable[[Receipt], None]:
+        def arrived(receipt: Receipt) -> None:
+            if receipt.lost:
+                return
+            parts = dict(zip(move.layers, receipt.wait().split_with_sizes(list(sizes)), strict=True))
+            with self._lock:
+                if step in self._awaited:
+                    self._copies[step].update(parts)
+                    self._awaited[step] -= 1
+
+        return arrived

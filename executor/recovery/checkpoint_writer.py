@@ -1,0 +1,95 @@
+"""A rank's part in checkpoints on disk: every few steps it copies the state of its layers, and a thread writes it."""
+
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from executor.core.job import Orders
+from executor.recovery.checkpoints import CheckpointFolder
+from executor.recovery.initial_state import one_layer
+from executor.training.compute import Compute
+from planner.files.plan import plan_json
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+
+_Part = tuple[int, Plan, dict[int, torch.Tensor]]
+
+
+class Checkpointing:
+    """What one rank writes, over all generations.
+
+    Training waits for the copy, and for the disk only where the copy before has not been written yet: so there is one
+    copy in memory at most, and devices that train together are at most one checkpoint apart.
+
+    Args:
+        orders: How the job runs: where checkpoints go, and how often.
+        device: This rank's device.
+        scenario: What is trained.
+        model: What the state consists of: executor/recovery/checkpoint_file.py.
+        compute: Has the layers.
+        failed: Called from the writing thread when a file cannot be written.
+    """
+
+    def __init__(
+        self,
+        orders: Orders,
+        device: str,
+        scenario: Scenario,
+        model: tuple[str, ...],
+        compute: Compute,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._orders = orders
+        self._device = device
+        self._scenario = scenario
+        self._folder = CheckpointFolder(Path(orders.checkpoints))
+        self._model = model
+        self._compute = compute
+        self._failed = failed
+        self._latest: tuple[int, Plan] | None = None
+        self._parts: queue.Queue[_Part | None] = queue.Queue(maxsize=1)
+        self._written = threading.Semaphore()
+        self._thread = threading.Thread(target=self._write, name="checkpoints", daemon=True)
+        self._thread.start()
+
+    def begin_step(self, step: int, plan: Plan) -> None:
+        """Copy what this rank writes of the state before a step, if it is time."""
+        self._latest = step, plan
+        if step > self._orders.first_step and step % self._orders.checkpoint_every == 0:
+            self._copy(step, plan)
+
+    def finish(self, steps: int) -> None:
+        """Write the state after the run's last step, and wait until all is written."""
+        if self._latest is not None and self._latest[0] == steps - 1:
+            self._copy(steps, self._latest[1])
+        self._parts.put(None)
+        self._thread.join()
+
+    def _copy(self, step: int, plan: Plan) -> None:
+        layers = written_layers(plan, self._device)
+        if not layers:
+            return
+        self._written.acquire()
+        rows = {layer: self._compute.layer_state(one_layer(self._scenario, layer)) for layer in layers}
+        self._parts.put((step, plan, rows))
+
+    def _write(self) -> None:
+        try:
+            while (part := self._parts.get()) is not None:
+                step, plan, rows = part
+                self._folder.write(self._device, step, plan_json(plan), self._model, rows)
+                if 0 in rows:
+                    self._folder.drop_old(self._orders.first_step)
+                self._written.release()
+        except Exception as error:
+            self._failed(error)
+
+
+def written_layers(plan: Plan, device: str) -> list[int]:
+    """Return the layers whose state a device writes: each has one such device, though more may train it."""
+    return [
+        layer for stage in plan.pipelines[0].stages if stage.replicas[0].devices[0] == device for layer in stage.layers
+    ]

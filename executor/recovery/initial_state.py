@@ -1,0 +1,64 @@
+"""The state of layers before a run's first step: as the model was built, or as a checkpoint has it."""
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from executor.core.job import Orders
+from executor.recovery.checkpoints import CheckpointFolder
+from executor.training.compute import Compute
+from planner.adapt.migration import Move, state_bytes
+from planner.scenario.scenario import Scenario
+
+
+class FirstState(Protocol):
+    """Gives it."""
+
+    @property
+    def step(self) -> int:
+        """The first one."""
+
+    def row(self, layer: int) -> torch.Tensor:
+        """Return the state of a layer that was never trained here, uint8, one-dimensional."""
+
+
+class AsBuilt:
+    """The model as every rank has built it.
+
+    Args:
+        scenario: What is trained.
+        compute: Has the layers.
+    """
+
+    step = 0
+
+    def __init__(self, scenario: Scenario, compute: Compute) -> None:
+        self._scenario = scenario
+        self._compute = compute
+
+    def row(self, layer: int) -> torch.Tensor:
+        """Return what it was built with."""
+        return self._compute.layer_state(one_layer(self._scenario, layer))
+
+
+def first_state(orders: Orders, scenario: Scenario, compute: Compute, model: tuple[str, ...]) -> FirstState:
+    """Return what a run begins with.
+
+    Args:
+        orders: Of the run.
+        scenario: What is trained.
+        compute: Has the layers.
+        model: What their state consists of: executor/recovery/checkpoint_file.py.
+
+    Raises:
+        InputError: It begins with a checkpoint that is not whole.
+    """
+    if not orders.first_step:
+        return AsBuilt(scenario, compute)
+    return CheckpointFolder(Path(orders.checkpoints)).of_step(orders.first_step, model)
+
+
+def one_layer(scenario: Scenario, layer: int) -> Move:
+    """Return a move that stands for a layer where it is."""
+    return Move("", "", layer, layer + 1, state_bytes(scenario, layer, layer + 1))

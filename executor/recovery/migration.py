@@ -1,0 +1,74 @@
+"""Layers that change devices between two steps: this rank's part of a migration.
+
+There is no barrier. A rank sends what others need as soon as its own last step is over, by threads of its own, and
+begins the next step when what it needs itself is there; its peers may be in that step already.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from executor.core.messages import Change
+from executor.core.row_log import RowLog
+from executor.training.compute import Compute
+from executor.transport.receive import Receipt
+from executor.transport.tags import move_tag
+from executor.transport.transport import Transport
+from planner.adapt.migration import Move
+from planner.events.events import MIGRATE_ACTION, Event, EventKind
+
+
+class LayerMoves:
+    """What a rank sends and receives before the first step of a set-up.
+
+    Args:
+        device: This rank's.
+        change: Has the moves.
+        transport: Carries them.
+        compute: Holds the layers.
+        rows: Takes what happened.
+    """
+
+    def __init__(self, device: str, change: Change, transport: Transport, compute: Compute, rows: RowLog) -> None:
+        self._device = device
+        self._change = change
+        self._transport = transport
+        self._compute = compute
+        self._rows = rows
+        self._awaited: list[tuple[Move, Receipt]] = []
+
+    def expect(self) -> None:
+        """Post the receives."""
+        for number, move in self._own(lambda move: move.target):
+            tag, size_bytes = move_tag(self._change.step, number), self._compute.state_bytes(move)
+            self._awaited.append((move, self._transport.post(move.source, tag, size_bytes)))
+
+    def send(self, state_of: Callable[[Move], torch.Tensor]) -> None:
+        """Hand over what others need, of which ``state_of`` gives copies; returns at once."""
+        start_s = self._compute.free_s()
+        for number, move in self._own(lambda move: move.source):
+            state = state_of(move)
+            departed = self._rows.sending(self._change.step, self._row(move, state), start_s)
+            self._transport.send(move.target, move_tag(self._change.step, number), state, start_s, departed)
+
+    def take(self) -> None:
+        """Wait for what this rank needs, and put it in its place. The layers must be held already."""
+        for move, receipt in self._awaited:
+            self._compute.put_layer_state(move, receipt.wait())
+            self._rows.log(self._arrival(move, receipt))
+            self._compute.wait_until(receipt.arrived_s)
+        self._awaited.clear()
+
+    def _own(self, end: Callable[[Move], str]) -> Iterator[tuple[int, Move]]:
+        moves = self._change.to.moves or ()
+        return ((number, move) for number, move in enumerate(moves) if end(move) == self._device)
+
+    def _row(self, move: Move, state: torch.Tensor) -> Callable[[float, float], Event]:
+        place = (move.source, move.target, -1, -1, -1, self._change.step, MIGRATE_ACTION)
+        size_bytes = state.numel()
+        return lambda start_s, end_s: Event(EventKind.MIGRATE, *place, start_s, end_s, size_bytes)
+
+    def _arrival(self, move: Move, receipt: Receipt) -> Event:
+        """Only tells when the bytes were there, see executor/control/send_times.py."""
+        place = (move.target, move.source, -1, -1, -1, self._change.step, MIGRATE_ACTION)
+        return Event(EventKind.RECEIVE, *place, receipt.arrived_s, receipt.arrived_s, receipt.size_bytes)

@@ -1,0 +1,1 @@
+"""How a rank carries out its actions, gradient sums and updates."""

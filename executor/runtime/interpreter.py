@@ -1,0 +1,193 @@
+"""Carries out one rank's programs over the transport, and logs what happens."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from executor.core.clock import RunClock
+from executor.core.program import Transfer, Work
+from executor.core.row_log import RowLog
+from executor.core.step_program import StepProgram
+from executor.runtime.async_updates import PipelineUpdates
+from executor.runtime.grad_norm import NormChain
+from executor.runtime.gradient_exchange import GradientExchange
+from executor.runtime.posted_receives import PostedStep
+from executor.runtime.sync_lane import SyncLane
+from executor.runtime.tensor_parallel_order import group_order
+from executor.training.compute import Compute
+from executor.training.tensor_parallel.layers import RankGroup
+from executor.transport.tags import transfer_tag
+from executor.transport.transport import Transport
+from executor.transport.wire import Wire
+from planner.events.events import Event, EventKind
+from planner.scenario.scenario import Scenario
+
+
+class Interpreter:
+    """Runs step after step; the receives of a step are posted while the step before it runs.
+
+    Args:
+        scenario: What the plans are for.
+        transport: Moves bytes.
+        compute: Carries out actions.
+        clock: Of the run.
+        wire: How payloads look on the wire.
+        rows: Takes what happened.
+        updates: What pipelines send each other without waiting; None where they do not.
+        finished: Called with each step and this rank's part of its loss, if it has one, when the step is updated.
+        group: With which this rank computes; None where it does by itself.
+        begun: Told of every step before it: all updates of the steps before it are made.
+        ended: Told of every step when its update is made and what follows from it is under way: no row of the step
+            begins after that.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        transport: Transport,
+        compute: Compute,
+        clock: RunClock,
+        wire: Wire,
+        rows: RowLog,
+        updates: PipelineUpdates | None,
+        finished: Callable[[int, float], None],
+        group: RankGroup | None = None,
+        begun: Callable[[StepProgram], None] = lambda step: None,
+        ended: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        self._scenario = scenario
+        self._transport = transport
+        self._compute = compute
+        self._clock = clock
+        self._wire = wire
+        self._rows = rows
+        self._updates = updates
+        self._finished = finished
+        self._begun = begun
+        self._ended = ended
+        self._group = group
+        self._posted: dict[int, PostedStep] = {}
+        self._exchange = GradientExchange(transport, compute, clock, rows)
+        self._norms = NormChain(transport, scenario.training.clip_norm is not None)
+        self._unfinished: StepProgram | None = None
+        self._last: StepProgram | None = None
+
+    def post(self, current: StepProgram) -> None:
+        """Post all receives of a step, unless that was done."""
+        if current.step in self._posted:
+            return
+        order = group_order(current, self._scenario, self._clock, self._group)
+        element_bytes = self._scenario.training.element_bytes
+        self._posted[current.step] = PostedStep(current, order, self._transport, element_bytes)
+        self._norms.post(current)
+
+    def run(self, current: StepProgram, following: Callable[[int], StepProgram | None], ready_s: float) -> None:
+        """Carry out a step; its update may have to wait for the norm of all gradients, until the next step begins.
+
+        Args:
+            current: The step.
+            following: Gives a coming step if its plan is known, so that its receives are posted in time.
+            ready_s: When the device could begin, run seconds.
+        """
+        self.post(current)
+        self.update()
+        self._begun(current)
+        posted = self._posted[current.step]
+        if self._updates is not None:
+            ready_s = max(ready_s, self._updates.begin(current.step))
+        self._compute.start_step(current.step, current.plan, current.program)
+        lane = SyncLane(self._exchange, self._clock, current, posted) if current.program.overlaps else None
+        complete = lane.complete if lane is not None else _nothing_overlaps
+        while (upcoming := posted.order.next()) is not None:
+            work, idle_since_s = upcoming
+            self._post_ahead(current.step + 1, following)
+            inputs, arrived_s = self._take(current, work, posted, idle_since_s)
+            done = self._compute.run(work, inputs, ready_s=max(ready_s, arrived_s), complete=complete)
+            # Before all else: somebody may wait for it.
+            for transfer, payload in zip(work.sends, done.outputs, strict=True):
+                self._send(current, transfer, payload, done.end_s)
+            posted.order.finish(work)
+            self._log(current, current.program.compute_event(current.step, work.action, done.start_s, done.end_s))
+        self._post_ahead(current.step + 1, following)
+        if lane is not None:
+            self._compute.wait_until(lane.finish())
+        else:
+            self._synchronise(current, posted)
+        del self._posted[current.step]
+        self._norms.contribute(current, self._compute.squared_norm)
+        self._unfinished = current
+        if not self._norms.wanted:
+            self.update()
+
+    def _log(self, current: StepProgram, row: Event) -> None:
+        """A row of compute, in which the partners of a tensor-parallel group take part."""
+        for device in (row.device, *current.program.partners):
+            self._rows.log(replace(row, device=device))
+
+    def close(self) -> None:
+        """Finish the last step, and apply what other pipelines still send."""
+        self.update()
+        if self._updates is not None and self._last is not None and self._updates.drain():
+            self._update_once_more(self._last)
+
+    def update(self) -> None:
+        """Update the parameters after the last step that was run."""
+        if self._unfinished is None:
+            return
+        current, self._unfinished, self._last = self._unfinished, None, self._unfinished
+        squared_norm = self._norms.total(current)
+        start_s = self._compute.free_s()
+        loss = self._compute.finish_step(current.step, squared_norm)
+        if current.program.update_s:
+            self._log(current, current.program.update_event(current.step, start_s, self._compute.free_s()))
+        if loss is not None:
+            self._finished(current.step, loss)
+        if self._updates is not None:
+            self._updates.finish(current.step, self._compute.free_s())
+        self._ended(current.step)
+
+    def _update_once_more(self, last: StepProgram) -> None:
+        """With the gradients as they are, at the learning rate of the last step."""
+        after = replace(last, step=last.step + 1)
+        self._norms.post(after)
+        self._norms.contribute(after, self._compute.squared_norm)
+        self._compute.finish_step(last.step, self._norms.total(after))
+
+    def _synchronise(self, current: StepProgram, posted: PostedStep) -> None:
+        if self._updates is not None:
+            self._updates.add(current.step)
+        for sync in current.program.synchronisations:
+            self._exchange.synchronise(current, sync, posted)
+            self._compute.wait_until(self._clock.now_s())
+        if self._updates is not None:
+            self._updates.accumulate()
+
+    def _post_ahead(self, step: int, following: Callable[[int], StepProgram | None]) -> None:
+        if step not in self._posted and (upcoming := following(step)) is not None:
+            self.post(upcoming)
+
+    def _take(
+        self, current: StepProgram, work: Work, posted: PostedStep, idle_since_s: float
+    ) -> tuple[list[torch.Tensor], float]:
+        """What an action needs of others, and when the last of it was there, run seconds."""
+        inputs, arrived_s = [], float("-inf")
+        for transfer in work.receives:
+            receipt = posted.transfer(transfer)
+            inputs.append(self._wire.unpack(transfer, receipt.wait()))
+            row = partial(current.program.transfer_event, EventKind.RECEIVE, current.step, transfer)
+            self._rows.arrived(row, idle_since_s, receipt.arrived_s)
+            arrived_s = max(arrived_s, receipt.arrived_s)
+        return inputs, arrived_s
+
+    def _send(self, current: StepProgram, transfer: Transfer, payload: torch.Tensor, start_s: float) -> None:
+        row = partial(current.program.transfer_event, EventKind.SEND, current.step, transfer)
+        packed = self._wire.pack(transfer, payload)
+        assert packed.numel() == transfer.size_bytes, (transfer, packed.numel())
+        departed = self._rows.sending(current.step, row, start_s)
+        self._transport.send(transfer.target, transfer_tag(current.step, transfer), packed, start_s, departed)
+
+
+def _nothing_overlaps(sync: int) -> None:
+    """Sums begin when all actions are done."""

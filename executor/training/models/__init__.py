@@ -1,0 +1,1 @@
+"""The user's model: loaded, checked, cut into layers, and its data in order."""

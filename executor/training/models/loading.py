@@ -1,0 +1,218 @@
+"""The user's model: loaded from its file, measured without memory, held against the profile."""
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from executor.training.models.data_order import DataOrder
+from executor.training.models.protocols import MEMBERS, FiniteModel, TrainableModel, check_members
+from planner.scenario.profile import ModelProfile
+from planner.scenario.scenario import ModelCode, Scenario
+from planner.systems.user_code import load_function
+from planner.systems.user_code import users_code as code_around
+from traces.common.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class SampleShape:
+    """What a layer puts out for one sample.
+
+    Attributes:
+        sizes: Shape without the batch dimension.
+        dtype: Of the numbers.
+    """
+
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes for one sample."""
+        return math.prod(self.sizes) * self.dtype.itemsize
+
+
+def load_model(code: ModelCode, seed: int) -> TrainableModel:
+    """Return the model, with parameters that depend on the seed alone.
+
+    Raises:
+        InputError: The file cannot be run, or has no ``build`` that takes the arguments and returns a model.
+    """
+    build = _load_build(code.path)
+    try:
+        inspect.signature(build).bind(**code.arguments)
+    except TypeError as error:
+        raise InputError(
+            f"'build' does not take these arguments: {error}",
+            where=str(code.path),
+            valid=f"its signature is build{inspect.signature(build)}; see 'arguments' in the scenario",
+        ) from None
+    torch.manual_seed(seed)
+    with users_code(code.path, f"'build' fails with the arguments {dict(code.arguments)}"):
+        model: TrainableModel = build(**code.arguments)
+    check_members(model, str(code.path))
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSize:
+    """What a layer holds and puts out.
+
+    Attributes:
+        parameter_bytes: Of all its parameters.
+        output: For one sample.
+        changes_inputs: Whether it computes in place on the tensor that it gets.
+    """
+
+    parameter_bytes: int
+    output: SampleShape
+    changes_inputs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and the sizes of its layers."""
+
+    model: TrainableModel
+    sizes: tuple[LayerSize, ...]
+
+
+def check_model(scenario: Scenario) -> LoadedModel:
+    """Return a scenario's model if its code can be trained and matches its profile.
+
+    Raises:
+        InputError: Says which layer differs, by how much, and what the profile says; or what the loss is instead of a
+            number.
+    """
+    if scenario.code is None:
+        raise InputError(
+            f"model '{scenario.model.name}' has no code to train",
+            where="model.code",
+            valid="add 'code: model.py' to the scenario, or run with '--compute paced'",
+        )
+    loaded = load_with_sizes(scenario.code, scenario.training.seed)
+    compare_sizes(scenario.model, loaded.sizes, str(scenario.code.path))
+    _check_loss(loaded, scenario.code, scenario.training.seed)
+    return loaded
+
+
+def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
+    """Return the model, and the sizes of its layers from a copy without memory.
+
+    Raises:
+        InputError: The model cannot be built, or cannot be cut between its layers.
+    """
+    loaded = load_model(code, seed)
+    with users_code(code.path, f"'{'select' if isinstance(loaded, FiniteModel) else 'samples'}' fails"):
+        inputs, _ = DataOrder(loaded, global_batch=1, seed=seed).samples(0, 0, 1)
+        outputs = inputs.to("meta")
+    with torch.device("meta"):
+        model = load_model(code, seed)
+    _refuse_what_stages_cannot_hold(model, str(code.path))
+    sizes = []
+    for index, layer in enumerate(model.layers):
+        entering, version = outputs, outputs._version
+        with users_code(code.path, f"layer {index} cannot take the output of the layer before it"), torch.no_grad():
+            outputs = layer(outputs)
+        if not isinstance(outputs, torch.Tensor) or outputs.ndim == 0 or outputs.shape[0] != 1:
+            raise InputError(
+                f"layer {index} puts out {_described(outputs)} for one sample",
+                where=str(code.path),
+                valid="a layer takes one tensor and returns one, with the samples along its first dimension",
+            )
+        if index < len(model.layers) - 1 and outputs.dtype != torch.float32:
+            raise InputError(
+                f"layer {index} puts out {outputs.dtype}",
+                where=str(code.path),
+                valid="what passes between layers must be torch.float32, so that gradients can come back",
+            )
+        parameter_bytes = sum(parameter.nbytes for parameter in layer.parameters())
+        output = SampleShape(tuple(outputs.shape[1:]), outputs.dtype)
+        sizes.append(LayerSize(parameter_bytes, output, changes_inputs=entering._version > version))
+    return LoadedModel(loaded, tuple(sizes))
+
+
+def _check_loss(loaded: LoadedModel, code: ModelCode, seed: int) -> None:
+    """Refuse a loss that is no single number, by that of one sample and an output of zeros.
+
+    With memory, unlike the layers: a loss may look at its numbers.
+    """
+    _, targets = DataOrder(loaded.model, global_batch=1, seed=seed).samples(0, 0, 1)
+    output = loaded.sizes[-1].output
+    with users_code(code.path, "'loss' fails for one sample"), torch.no_grad():
+        loss = loaded.model.loss(torch.zeros(1, *output.sizes, dtype=output.dtype), targets)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise InputError(
+            f"'loss' returns {_described(loss)} for one sample",
+            where=str(code.path),
+            valid="a tensor with one number, the mean over the samples",
+        )
+
+
+def _refuse_what_stages_cannot_hold(model: TrainableModel, where: str) -> None:
+    """Parameters of another precision, or of two layers at once: on two devices they would drift apart."""
+    owners: dict[int, int] = {}
+    for index, layer in enumerate(model.layers):
+        for name, parameter in layer.named_parameters():
+            if parameter.dtype != torch.float32:
+                raise InputError(
+                    f"parameter '{name}' of layer {index} is {parameter.dtype}",
+                    where=where,
+                    valid="parameters must be torch.float32, the scenario's precision",
+                )
+            owner = owners.setdefault(id(parameter), index)
+            if owner != index:
+                raise InputError(
+                    f"layers {owner} and {index} share the parameter '{name}'",
+                    where=where,
+                    valid="layers may stand on different devices: give each parameters of its own",
+                )
+
+
+def _described(outputs: object) -> str:
+    return f"shape {list(outputs.shape)}" if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
+
+
+def users_code(path: Path, failure: str) -> AbstractContextManager[None]:
+    """Return what to put around code of a model: what it raises is wrong input."""
+    return code_around(path, failure, "correct the model, or 'arguments' in the scenario")
+
+
+def compare_sizes(profile: ModelProfile, sizes: Sequence[LayerSize], where: str = "") -> None:
+    """Refuse layers that are not what the profile says, by which plans are made.
+
+    Args:
+        profile: Of the model.
+        sizes: Of its layers, as they were found.
+        where: The model's file; empty if whoever hears of it knows.
+
+    Raises:
+        InputError: Says which layer differs first, by how much, and what the profile says.
+    """
+    if len(sizes) != len(profile.layers):
+        raise InputError(
+            f"the model has {len(sizes)} layers",
+            where=where,
+            valid=f"its profile '{profile.name}' has {len(profile.layers)}: correct the profile or 'arguments'",
+        )
+    for index, (layer, size) in enumerate(zip(profile.layers, sizes, strict=True)):
+        pairs = [("bytes of parameters", size.parameter_bytes, layer.parameter_bytes)]
+        # The last layer's output goes into the loss and crosses no link.
+        if index < len(sizes) - 1:
+            pairs.append(("bytes of output for one sample", size.output.size_bytes, layer.output_bytes))
+        for what, found, expected in pairs:
+            if found != expected:
+                raise InputError(
+                    f"layer {index} has {found} {what}",
+                    where=where,
+                    valid=f"its profile '{layer.name}' says {expected}: correct the profile or 'arguments'",
+                )
+
+
+def _load_build(path: Path) -> Callable[..., Any]:
+    return load_function(path, "build", "model", f"build(**arguments) that returns an object with {MEMBERS}")

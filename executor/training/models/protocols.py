@@ -1,0 +1,93 @@
+"""What a user's model is: a chain of layers, a loss, and data, endless or finite."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from traces.common.errors import InputError
+
+
+class _Layered(Protocol):
+    layers: Sequence[nn.Module]
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of the last layer's outputs: a scalar, the mean over the samples."""
+
+
+class EndlessModel(_Layered, Protocol):
+    """What a model file's ``build`` may return: every step trains on samples that were never there before."""
+
+    def samples(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs and targets of samples ``first`` to ``first + count - 1``; each depends on its index only."""
+
+
+@runtime_checkable
+class FiniteModel(_Layered, Protocol):
+    """What a model file's ``build`` may return: a data set that is gone through again and again, shuffled.
+
+    Attributes:
+        layers: Each takes the one tensor that the layer before it returns.
+        size: Samples in the data set.
+    """
+
+    size: int
+
+    def select(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs and targets of these samples, in this order; indices are int64, of 0 to ``size - 1``."""
+
+
+TrainableModel = EndlessModel | FiniteModel
+
+
+@runtime_checkable
+class CutModel(Protocol):
+    """What a model is besides, if the devices of a tensor-parallel group may share its layers."""
+
+    def parallel_layout(self, index: int) -> Mapping[str, str]:
+        """Return how linear layers inside layer ``index`` are cut; those that it does not name are computed by all.
+
+        The names are those of submodules, `torch.nn.Linear` each, as in ``named_modules``. ``column`` gives each device
+        an equal part of the outputs; ``row`` takes those parts as inputs, and its outputs are summed over the devices.
+        They come in pairs, a column before a row. What the layer does between the two must work on a part: activation
+        functions do, and so does attention on some of the heads if their number is taken from the tensor's size. A
+        norm over the cut dimension does not. No trained parameter may stand there (`torch.nn.PReLU`, a norm of queries
+        and keys with weights): each device would have its part's gradient only, and such a model is refused. Dropout
+        may, but all devices draw the same numbers: each drops the same places of its part.
+        """
+
+
+# What such an object has, for messages.
+MEMBERS = "'layers', 'loss', and either 'samples' or 'size' and 'select'"
+
+
+def check_members(model: object, where: str) -> None:
+    """Refuse what ``build`` returned if it is no `TrainableModel`.
+
+    Raises:
+        InputError: Something is missing, or is not what it should be.
+    """
+    wanted = ["layers", "loss"]
+    if hasattr(model, "size") or hasattr(model, "select"):
+        wanted += ["size", "select"]
+    else:
+        wanted.append("samples")
+    for name in wanted:
+        if not hasattr(model, name):
+            raise InputError(
+                f"what 'build' returns has no '{name}'", where=where, valid=f"return an object with {MEMBERS}"
+            )
+    if "size" in wanted and hasattr(model, "samples"):
+        raise InputError(
+            "what 'build' returns has both 'samples' and 'select'",
+            where=where,
+            valid="endless data has 'samples'; a data set has 'size' and 'select'",
+        )
+    layers = model.layers  # type: ignore[attr-defined]
+    if not isinstance(layers, Sequence | nn.ModuleList | nn.Sequential):
+        raise InputError(f"'layers' is a {type(layers).__name__}", where=where, valid="make it a list of modules")
+    if isinstance(model, FiniteModel) and (type(model.size) is not int or model.size < 1):
+        raise InputError(
+            f"'size' is {model.size!r}", where=where, valid="the number of samples in the data set, at least 1"
+        )

@@ -1,0 +1,1 @@
+"""Layers that are cut over the devices of a tensor-parallel group."""

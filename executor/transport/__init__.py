@@ -1,0 +1,1 @@
+"""Messages between ranks: rendezvous, connections, receives, tags and wire formats."""

@@ -1,0 +1,137 @@
+"""A connection to one other rank: messages leave in order; shaped, they arrive when the emulated link says so."""
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from executor.core.clock import RunClock
+from executor.core.peers import blaming
+from executor.transport.patience import PATIENCE
+from executor.transport.shaper import LinkShaper
+from planner.scenario.cluster import Link
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Bytes for the peer.
+
+    Attributes:
+        payload: One-dimensional uint8 tensor; never changed once it is handed over, since over emulated links it still
+            lies here when it counts as departed.
+        tag: Which receive of the peer it is for.
+        ready_s: When it could depart, run seconds.
+        departed: Called with the run seconds at which the last byte departed: when the emulated links have taken it,
+            which is before it goes to the peer; without them when gloo has sent it.
+    """
+
+    payload: torch.Tensor
+    tag: int
+    ready_s: float
+    departed: Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedPath:
+    """The emulated links to the peer."""
+
+    shaper: LinkShaper
+    path: tuple[Link, ...]
+
+
+class Connection:
+    """Sends to one device from threads of its own, so that compute never waits for the network.
+
+    On the network as it is several sends are under way at once: gloo holds each back until the peer has posted its
+    receive, and those that come after it need not wait for that. Over emulated links messages are handed to gloo one by
+    one, when they would have arrived: one that the peer does not expect yet holds back those behind it, not their times
+    on the links.
+
+    Args:
+        device: The peer.
+        rank: Its rank.
+        group: Of the process groups that stand for connections, the one to use.
+        clock: Of the run.
+        emulated: Links that this process emulates itself; None leaves the network as it is.
+        failed: Called from a thread that could not go on.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        rank: int,
+        group: dist.ProcessGroup,
+        clock: RunClock,
+        emulated: EmulatedPath | None,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._device = device
+        self._rank = rank
+        self._group = group
+        self._clock = clock
+        self._failed = failed
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._in_the_air: queue.SimpleQueue[tuple[float, Message] | None] = queue.SimpleQueue()
+        self._handed_over: queue.SimpleQueue[tuple[dist.Work, Message] | None] = queue.SimpleQueue()
+        loops = [self._hand_over, self._complete]
+        if emulated is not None:
+            loops = [lambda: self._emulate(emulated), self._deliver]
+        self._threads = [threading.Thread(target=self._guarded, args=(loop,), daemon=True) for loop in loops]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, message: Message) -> None:
+        """Hand a message over; returns at once."""
+        self._outbox.put(message)
+
+    def close(self) -> None:
+        """Wait until everything handed over has been sent, and end the threads."""
+        self._outbox.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _hand_over(self) -> None:
+        try:
+            while (message := self._outbox.get()) is not None:
+                with blaming(self._device):
+                    self._handed_over.put((self._start(message), message))
+        finally:
+            # Also where a message could not go: the other thread must not wait for ever.
+            self._handed_over.put(None)
+
+    def _complete(self) -> None:
+        while (sent := self._handed_over.get()) is not None:
+            work, message = sent
+            with blaming(self._device):
+                work.wait(PATIENCE)
+            message.departed(self._clock.now_s())
+
+    def _emulate(self, emulated: EmulatedPath) -> None:
+        try:
+            while (message := self._outbox.get()) is not None:
+                departed_s = emulated.shaper.transmit(emulated.path, 8 * message.payload.numel(), message.ready_s)
+                self._in_the_air.put((emulated.shaper.delivery_s(emulated.path, departed_s), message))
+                message.departed(departed_s)
+        finally:
+            self._in_the_air.put(None)
+
+    def _deliver(self) -> None:
+        while (flight := self._in_the_air.get()) is not None:
+            delivery_s, message = flight
+            self._clock.sleep_until(delivery_s)
+            with blaming(self._device):
+                self._start(message).wait(PATIENCE)
+
+    def _start(self, message: Message) -> dist.Work:
+        work = dist.isend(message.payload, self._rank, group=self._group, tag=message.tag)
+        assert work is not None
+        return work
+
+    def _guarded(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except Exception as error:
+            self._failed(error)

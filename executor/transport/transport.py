@@ -1,0 +1,169 @@
+"""Moves bytes between ranks: receives are posted ahead, sends never block, every message has its tag."""
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+
+from executor.core.clock import RunClock
+from executor.core.peers import blaming
+from executor.transport.connection import Connection, EmulatedPath, Message
+from executor.transport.process_groups import ProcessGroups
+from executor.transport.receive import Receipt
+from executor.transport.shaper import LinkShaper
+from executor.transport.stripes import stripes
+from executor.transport.tags import NO_MESSAGE
+from planner.scenario.cluster import Cluster
+
+# Threads that wait for receives, one for each that is posted; there are as many as that asks for.
+_MOST_WAITING = 1 << 14
+
+_AT_ONCE = timedelta(milliseconds=1)
+
+
+def _nobody_asks(departed_s: float) -> None:
+    """What is no part of a step has no row."""
+
+
+class Transport:
+    """One rank's connections.
+
+    Args:
+        device: This rank's device.
+        ranks: Device to rank.
+        cluster: Says what crosses regions, and what an emulated link does.
+        groups: The connections between every two ranks, over which messages between regions are spread.
+        clock: Of the run.
+        shaper: Emulates the links; None leaves the network as it is.
+        watches: Whether it matters when every message arrives, not only those that somebody waits for.
+        failed: Called from a sending or a receiving thread that could not go on.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        ranks: Mapping[str, int],
+        cluster: Cluster,
+        groups: ProcessGroups,
+        clock: RunClock,
+        shaper: LinkShaper | None,
+        watches: bool,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._device = device
+        self._ranks = ranks
+        self._cluster = cluster
+        self._groups = groups
+        self._clock = clock
+        self._shaper = shaper
+        self._watches = watches
+        self._failed = failed
+        self._connections: dict[tuple[str, int], Connection] = {}
+        self._connecting = threading.Lock()
+        self._waiting = ThreadPoolExecutor(_MOST_WAITING, "receive")
+        self._posted: WeakSet[Receipt] = WeakSet()
+        self._posting = threading.Lock()
+
+    def post(self, source: str, tag: int, size_bytes: int, arrived: Callable[[Receipt], None] | None = None) -> Receipt:
+        """Post a receive: gloo moves nothing before the receiver has said that it is ready.
+
+        ``arrived`` is told of the arrival at once, in another thread.
+        """
+        buffer = torch.empty(size_bytes, dtype=torch.uint8)
+        works = []
+        with blaming(source):
+            for index, (first, end) in enumerate(self._stripes(source, size_bytes)):
+                work = dist.irecv(buffer[first:end], self._ranks[source], group=self._groups[index], tag=tag)
+                assert work is not None
+                works.append(work)
+        receipt = Receipt(buffer, works, source, self._clock, arrived)
+        with self._posting:
+            self._posted.add(receipt)
+        if self._watches or arrived is not None:
+            receipt.watch(self._waiting, self._failed)
+        return receipt
+
+    def send(
+        self,
+        target: str,
+        tag: int,
+        payload: torch.Tensor,
+        ready_s: float,
+        departed: Callable[[float], None] = _nobody_asks,
+    ) -> None:
+        """Hand over ``payload`` (uint8, one-dimensional), which was ready at run second ``ready_s``.
+
+        ``departed`` is told the run second at which its last byte has departed.
+        """
+        parts = self._stripes(target, payload.numel())
+        told = _when_all_have(len(parts), departed)
+        for index, (first, end) in enumerate(parts):
+            self._connection(target, index).send(Message(payload[first:end], tag, ready_s, told))
+
+    def close(self) -> None:
+        """Wait until everything has been sent, and end all connections."""
+        for connection in self._connections.values():
+            connection.close()
+        self._waiting.shutdown()
+
+    def abort(self) -> None:
+        """Close all connections: who waits for something on one of them, here or at its other end, hears of it.
+
+        A wait that is over before anything came is the one way to make gloo close a connection. It does not tell who
+        waits for a message that was cut off in the middle.
+        """
+        for peer in self._ranks.values():
+            for index in range(self._groups.count) if peer != self._ranks[self._device] else ():
+                with suppress(RuntimeError):
+                    nothing = torch.empty(1, dtype=torch.uint8)
+                    work = dist.irecv(nothing, peer, group=self._groups[index], tag=NO_MESSAGE)
+                    assert work is not None
+                    work.wait(_AT_ONCE)
+        with self._posting:
+            cut_off = list(self._posted)
+        for receipt in cut_off:
+            receipt.lose()
+
+    def abandon(self) -> None:
+        """End all threads, after `abort`; those of messages that were cut off end when their patience does."""
+        for connection in self._connections.values():
+            connection.close()
+        self._waiting.shutdown(wait=False)
+
+    def _stripes(self, peer: str, size_bytes: int) -> list[tuple[int, int]]:
+        apart = self._cluster.crosses_regions(self._device, peer)
+        return stripes(size_bytes, self._groups.count if apart else 1)
+
+    def _connection(self, target: str, index: int) -> Connection:
+        key = (target, index)
+        # Sums of gradients may be sent from another thread.
+        with self._connecting:
+            if key not in self._connections:
+                emulated = None
+                if self._shaper is not None:
+                    emulated = EmulatedPath(self._shaper, self._cluster.path(self._device, target))
+                self._connections[key] = Connection(
+                    target, self._ranks[target], self._groups[index], self._clock, emulated, self._failed
+                )
+            return self._connections[key]
+
+
+def _when_all_have(parts: int, departed: Callable[[float], None]) -> Callable[[float], None]:
+    """What each stripe's departure is told to: the last one's is the message's."""
+    if parts == 1:
+        return departed
+    lock, times_s = threading.Lock(), list[float]()
+
+    def told(departed_s: float) -> None:
+        with lock:
+            times_s.append(departed_s)
+            complete = len(times_s) == parts
+        if complete:
+            departed(max(times_s))
+
+    return told

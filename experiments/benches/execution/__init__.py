@@ -1,0 +1,1 @@
+"""Benches of the executor, beside what users would take instead."""

@@ -1,0 +1,115 @@
+"""Training by two ranks held against training in one process on the same kind of device, case by case."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from safetensors.torch import load_file
+
+from executor.backend import TorchBackend
+from experiments.benches.execution.one_process import Trained, train_in_one_process
+from experiments.benches.result import Check
+from experiments.benches.simulation.predicted import TrainedCase
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.scenario.scenario import Optimizer
+
+# Both in float32: what is left is the order of sums, over microbatches and inside a GPU's own kernels.
+MOST_FLOAT32 = 1e-5
+# bfloat16 has 8 bits: a number is rounded by up to 0.4 %.
+MOST_BFLOAT16 = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to train.
+
+    Attributes:
+        name: In the report.
+        schedule: Of the plan.
+        precision: What layers compute in.
+        recompute: Whether both stages keep only their inputs.
+        replicas: Whether the ranks share every layer and sum its gradients; else each has half of the layers.
+    """
+
+    name: str
+    schedule: str
+    precision: str = "fp32"
+    recompute: bool = False
+    replicas: bool = False
+
+
+WAYS = (
+    Way("1f1b", "1f1b"),
+    Way("zb-h1, backward split", "zb-h1"),
+    Way("1f1b, recomputed", "1f1b", recompute=True),
+    Way("zb-h1, backward split, recomputed", "zb-h1", recompute=True),
+    Way("two replicas", "1f1b", replicas=True),
+    Way("zb-h1, bf16-mixed", "zb-h1", precision="bf16-mixed"),
+)
+
+
+def check_training(
+    case: TrainedCase, device: torch.device, ways: Sequence[Way], tell: Callable[[str], None]
+) -> list[Check]:
+    """Return for each way the largest difference from one process, over 1 + the value: of losses and parameters.
+
+    Where layers compute in bfloat16 it is that of the losses, to training in float32.
+    """
+    scenario = replace(
+        case.scenario,
+        training=replace(case.scenario.training, optimizer=Optimizer("momentum", learning_rate=0.05)),
+    )
+    expected = train_in_one_process(scenario, case.steps, device)
+    checks = []
+    for way in ways:
+        name = f"{case.name}, {way.name}"
+        tell(f"training, {name}")
+        plan = _plan(case, way)
+        chosen = replace(scenario, training=replace(scenario.training, precision=way.precision))
+        with TemporaryDirectory(prefix="ropebridge-") as folder:
+            target = Path(folder) / "parameters.safetensors"
+            record = TorchBackend("real", parameters=target).run(chosen, plan, None, case.steps)
+            trained = Trained(tuple(record.losses), load_file(target))
+        exact = way.precision == "fp32"
+        difference = largest_difference(trained, expected) if exact else _of_losses(trained, expected)
+        checks.append(Check(name, difference, MOST_FLOAT32 if exact else MOST_BFLOAT16, at_most=True))
+    return checks
+
+
+def largest_difference(trained: Trained, expected: Trained) -> float:
+    """Return the largest difference of a loss or a parameter, over 1 + the expected one; without unit.
+
+    What is no number, and a parameter that only one of them has, is infinitely far off.
+    """
+    return max(_of_losses(trained, expected), parameter_difference(trained.parameters, expected.parameters))
+
+
+def parameter_difference(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
+    """Return the same of parameters alone, by name; without unit."""
+    if found.keys() != expected.keys():
+        return float("inf")
+    return max(_largest(found[name], value) for name, value in expected.items())
+
+
+def _of_losses(trained: Trained, expected: Trained) -> float:
+    return _largest(torch.tensor(trained.losses), torch.tensor(expected.losses))
+
+
+def _largest(found: torch.Tensor, expected: torch.Tensor) -> float:
+    if found.shape != expected.shape or not bool(torch.isfinite(found).all()):
+        return float("inf")
+    return float(((found - expected).abs() / (1 + expected.abs())).max())
+
+
+def _plan(case: TrainedCase, way: Way) -> Plan:
+    scenario = case.scenario
+    plan = case.plan(scenario, way.schedule)
+    (pipeline,) = plan.pipelines
+    if way.replicas:
+        replicas = tuple(Replica(device.name) for device in scenario.cluster.devices)
+        stage = Stage(0, len(scenario.model.layers), replicas, in_flight=1)
+        return replace(plan, pipelines=(Pipeline((stage,), pipeline.microbatches),))
+    stages = tuple(replace(stage, recompute=way.recompute) for stage in pipeline.stages)
+    return replace(plan, pipelines=(replace(pipeline, stages=stages),))

@@ -1,0 +1,215 @@
+"""The executor beside torch.distributed.pipelining: the same two stages over the same emulated link, in pairs of runs.
+
+Paced: eight microbatches of 1 MB, 20 ms each for forward, input gradient and weight gradient, 400 Mbit/s, at several
+one-way latencies; TCP is set as this machine's, which is what both would find, and once more as it should be set for
+wide-area links, which helps torch.distributed.pipelining the more. Real: the example GPT on this machine's loopback,
+where what counts is the processor time that the runtime adds to the model's; both must train the same, and run at the
+same time, since what a second of a processor is worth changes from one minute to the next.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from executor.backend import TorchBackend, choose_emulator
+from executor.core.job import Tcp
+from executor.rank.resources import read_samples
+from experiments.benches.execution.torch_jobs import run_torch_pipelining
+from experiments.benches.execution.torch_pipelining import PipeliningRun
+from experiments.benches.result import BenchResult, Check, Row
+from experiments.benches.simulation.predicted import profile_of
+from experiments.benches.two_stages import DEVICES, trained_scenario, two_stage_plan, two_stage_scenario
+from experiments.models import gpt
+from planner.runs.metrics import measure
+from planner.scenario.profile import TimeTable
+from planner.scenario.scenario import ModelCode, Optimizer
+
+MICROBATCHES = 8
+TRANSFER_BYTES = 1_000_000
+BANDWIDTH_BPS = 400e6
+ACTION_S = 0.02
+FLOOR_S = 3 * MICROBATCHES * ACTION_S
+# One-way latency, and how the hosts' TCP is set: as on this machine, and once more as for wide-area links.
+SETTINGS: tuple[tuple[float, Tcp], ...] = (
+    (0.0, "as-is"),
+    (0.010, "as-is"),
+    (0.025, "as-is"),
+    (0.050, "as-is"),
+    (0.050, "wide-area"),
+)
+QUICK_SETTINGS: tuple[tuple[float, Tcp], ...] = ((0.050, "as-is"),)
+STEPS, ROUNDS = 6, 2
+
+TORCH: tuple[Literal["gpipe", "1f1b", "zb-v"], ...] = ("gpipe", "1f1b", "zb-v")
+BASELINE = "torch 1f1b"
+# Name to schedule, order and the stages' depths; those of 1F1B are its own.
+OURS = {
+    "ropebridge 1f1b": ("1f1b", "scheduled", (2, 1)),
+    "ropebridge compact-zb": ("compact-zb", "scheduled", (MICROBATCHES, MICROBATCHES)),
+    "ropebridge dynamic": ("compact-zb", "dynamic", (MICROBATCHES, MICROBATCHES)),
+}
+BEST = "ropebridge dynamic"
+
+# Bars.
+SPEEDUP_AT_S, LEAST_SPEEDUP = 0.050, 3.5
+MOST_OF_FLOOR = {0.025: 1.2, 0.050: 1.25}
+MOST_CPU = 1.02
+# Of losses in float32, over 1 + torch's: what is left is the order of sums.
+MOST_LOSS_DIFFERENCE = 1e-5
+
+REAL_MODEL = {"vocabulary": 256, "width": 128, "heads": 4, "blocks": 6, "length": 64}
+REAL_SAMPLES = 4
+REAL_STEPS, REAL_WARMUP, REAL_ROUNDS = 40, 4, 5
+# Of both.
+REAL_RULE = Optimizer("adamw", learning_rate=0.001, weight_decay=0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class RealPair:
+    """A run of ours and one of torch's at the same time, of real compute.
+
+    Attributes:
+        own_cpu_s: Processor time of a step on all our ranks.
+        torch_cpu_s: Likewise, on torch's.
+        loss_difference: Of the losses of all steps the largest difference, over 1 + torch's; without unit.
+    """
+
+    own_cpu_s: float
+    torch_cpu_s: float
+    loss_difference: float
+
+
+def measure_executor(quick: bool, tell: Callable[[str], None]) -> BenchResult:
+    """Measure both, round after round."""
+    rows: list[Row] = []
+    checks: list[Check] = []
+    emulator = choose_emulator("relay", tell)
+    assert emulator == "relay"
+    for latency_s, tcp in QUICK_SETTINGS if quick else SETTINGS:
+        step_s = _paced_rounds(latency_s, tcp, 1 if quick else ROUNDS, tell)
+        baseline = step_s[BASELINE]
+        for way, times_s in step_s.items():
+            ratios = [other_s / own_s for other_s, own_s in zip(baseline, times_s, strict=True)]
+            rows.append(
+                {
+                    "what": f"paced, TCP {tcp}",
+                    "way": way,
+                    "latency_s": latency_s,
+                    "step_s": median(times_s),
+                    "of_floor": median(times_s) / FLOOR_S,
+                    "torch_1f1b_over_this": median(ratios),
+                    "cpu_s_per_step": "",
+                    "torch_cpu_over_this": "",
+                }
+            )
+            if way != BEST or latency_s not in MOST_OF_FLOOR:
+                continue
+            at = f"at {1000 * latency_s:.0f} ms, TCP {tcp}"
+            if tcp == "as-is" and latency_s == SPEEDUP_AT_S:
+                checks.append(Check(f"torch 1F1B / dynamic {at}", median(ratios), LEAST_SPEEDUP, False))
+            checks.append(
+                Check(f"dynamic / compute floor {at}", median(times_s) / FLOOR_S, MOST_OF_FLOOR[latency_s], True)
+            )
+    pairs = _real_pairs(2 if quick else REAL_ROUNDS, tell)
+    cpu_ratios = [pair.torch_cpu_s / pair.own_cpu_s for pair in pairs]
+    rows += [
+        _real_row("ropebridge 1f1b", median(pair.own_cpu_s for pair in pairs), median(cpu_ratios)),
+        _real_row(BASELINE, median(pair.torch_cpu_s for pair in pairs), 1.0),
+    ]
+    checks += [
+        Check("CPU seconds of all ranks / torch 1F1B, loopback", 1 / median(cpu_ratios), MOST_CPU, True),
+        Check(
+            "largest difference of a loss from torch's",
+            max(pair.loss_difference for pair in pairs),
+            MOST_LOSS_DIFFERENCE,
+            True,
+        ),
+    ]
+    return BenchResult(rows, checks)
+
+
+def _real_row(way: str, cpu_s_per_step: float, torch_cpu_over_this: float) -> Row:
+    """Only processor time: a step lasts as long as the two ranks' share of the cores makes it."""
+    return {
+        "what": "real GPT, loopback",
+        "way": way,
+        "latency_s": "",
+        "step_s": "",
+        "of_floor": "",
+        "torch_1f1b_over_this": "",
+        "cpu_s_per_step": cpu_s_per_step,
+        "torch_cpu_over_this": torch_cpu_over_this,
+    }
+
+
+def _paced_rounds(latency_s: float, tcp: Tcp, rounds: int, tell: Callable[[str], None]) -> dict[str, list[float]]:
+    """Median step of each run, seconds, by way; the n-th runs of all ways follow each other."""
+    scenario = two_stage_scenario(ACTION_S, TRANSFER_BYTES, MICROBATCHES, BANDWIDTH_BPS, latency_s)
+    step_s: defaultdict[str, list[float]] = defaultdict(list)
+    for number in range(rounds):
+        tell(f"{1000 * latency_s:.0f} ms one way, round {number + 1} of {rounds}")
+        for way, (schedule, order, depths) in OURS.items():
+            plan = two_stage_plan(scenario, schedule, (1,) * MICROBATCHES, depths, order)
+            record = TorchBackend("paced", emulator="relay", tcp=tcp, tell=tell).run(scenario, plan, None, 2 * STEPS)
+            step_s[way].append(measure(record).step_s)
+        plan = two_stage_plan(scenario, "1f1b", (1,) * MICROBATCHES, (2, 1), "scheduled")
+        for name in TORCH:
+            run = PipeliningRun(
+                schedule=name,
+                compute="paced",
+                steps=STEPS,
+                microbatches=MICROBATCHES,
+                activation_bytes=TRANSFER_BYTES,
+                forward_s=ACTION_S,
+                backward_input_s=ACTION_S,
+                backward_weight_s=ACTION_S,
+            )
+            measured = run_torch_pipelining(run, scenario, plan, "relay", tcp)
+            step_s[f"torch {name}"].append(median(measured[0].step_s))
+    return step_s
+
+
+def _real_pairs(rounds: int, tell: Callable[[str], None]) -> list[RealPair]:
+    code = ModelCode(Path(gpt.__file__), REAL_MODEL)
+    samples = MICROBATCHES * REAL_SAMPLES
+    # Times that nobody uses: torch's order of actions and ours are the same.
+    unused = TimeTable((1,), (0.01,), (0.01,), (0.01,))
+    scenario = trained_scenario(profile_of(code, dict.fromkeys(DEVICES, unused)), code, samples, REAL_RULE)
+    plan = two_stage_plan(scenario, "1f1b", (REAL_SAMPLES,) * MICROBATCHES, (2, 1), "scheduled")
+    run = PipeliningRun(
+        schedule="1f1b",
+        compute="real",
+        steps=REAL_STEPS,
+        warmup_steps=REAL_WARMUP,
+        microbatches=MICROBATCHES,
+        microbatch_samples=REAL_SAMPLES,
+        model=REAL_MODEL,
+        learning_rate=REAL_RULE.learning_rate,
+        weight_decay=REAL_RULE.weight_decay,
+    )
+    pairs = []
+    for number in range(rounds):
+        tell(f"real compute on loopback, round {number + 1} of {rounds}")
+        with TemporaryDirectory(prefix="ropebridge-") as folder, ThreadPoolExecutor() as both:
+            backend = TorchBackend("real", emulator="none", resources=Path(folder))
+            own = both.submit(backend.run, scenario, plan, None, REAL_WARMUP + REAL_STEPS)
+            torchs = both.submit(run_torch_pipelining, run, scenario, plan, "none", "as-is")
+            record, ranks = own.result(), torchs.result()
+            own_s = sum(_cpu_s(Path(folder) / f"resources-{rank}.jsonl") for rank in range(2))
+        difference = _largest_difference(record.losses, ranks[-1].losses)
+        pairs.append(RealPair(own_s / REAL_STEPS, sum(rank.cpu_s for rank in ranks) / REAL_STEPS, difference))
+    return pairs
+
+
+def _largest_difference(losses: Sequence[float], expected: Sequence[float]) -> float:
+    return max(abs(loss - other) / (1 + abs(other)) for loss, other in zip(losses, expected, strict=True))
+
+
+def _cpu_s(path: Path) -> float:
+    samples = read_samples(path)
+    return samples[-1].cpu_s - samples[REAL_WARMUP - 1].cpu_s

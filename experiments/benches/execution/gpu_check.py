@@ -1,0 +1,239 @@
+"""``make gpu``: what the executor does on CUDA, checked and measured; the page that it writes names the hardware.
+
+Two ranks train by several ways and must equal one process; each layer of the example models is timed; and the step that
+a simulation of those times predicts is compared with the measured one. Where a machine has one GPU the ranks share it,
+through gloo: ``python -m experiments.benches.execution.gpu_check -o docs/measurements-gpu.md``.
+"""
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from executor.profiling.layer_times import measure_layers
+from executor.profiling.worker import REPEATS
+from executor.training.models.loading import load_with_sizes
+from experiments.benches.execution.equal_training import WAYS, Way, check_training
+from experiments.benches.result import Check, Row
+from experiments.benches.simulation.predicted import TrainedCase, predict_real_compute
+from experiments.models import convolutional, gpt
+from experiments.runs.targets import check_targets
+from planner.scenario.scenario import ModelCode
+from traces.common.atomic import write_text_atomically
+from traces.common.errors import InputError, RopebridgeError
+
+# Else convolutions, and in some containers products of matrices, would round their inputs to 10 bits. It comes before
+# any program's own settings, and must be there when NVIDIA's libraries are loaded (NVIDIA, "Accelerating AI Training
+# with NVIDIA TF32 Tensor Cores").
+_NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}
+
+_GPT, _CONVOLUTIONAL = Path(gpt.__file__), Path(convolutional.__file__)
+_GPU = "this-gpu"
+# Assumed, and said on the page: memory to memory through a connection of this machine with itself.
+_LOOPBACK_BPS = 20e9
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCheck:
+    """What is done.
+
+    Attributes:
+        equal: Trained by two ranks and by one process, by each of ``ways``.
+        ways: For `check_training`.
+        timed: Their layers are timed, and their steps predicted and measured.
+        schedules: Of the predicted steps.
+        repeats: How often the time of a layer is taken; the median counts.
+    """
+
+    equal: Sequence[TrainedCase]
+    ways: Sequence[Way]
+    timed: Sequence[TrainedCase]
+    schedules: Sequence[str]
+    repeats: int
+
+
+FULL = GpuCheck(
+    equal=(
+        TrainedCase(
+            "gpt",
+            ModelCode(_GPT, {"vocabulary": 64, "width": 64, "heads": 4, "blocks": 4, "length": 32}),
+            samples=4,
+            microbatches=3,
+            steps=5,
+            kind=_GPU,
+        ),
+        TrainedCase(
+            "convolutional",
+            ModelCode(_CONVOLUTIONAL, {"width": 16, "scales": 2, "side": 32, "classes": 10}),
+            samples=4,
+            microbatches=3,
+            steps=5,
+            kind=_GPU,
+        ),
+    ),
+    ways=WAYS,
+    timed=(
+        TrainedCase(
+            "gpt",
+            ModelCode(_GPT, {"vocabulary": 8192, "width": 1024, "heads": 16, "blocks": 8, "length": 256}),
+            samples=8,
+            microbatches=8,
+            steps=20,
+            kind=_GPU,
+            bandwidth_bps=_LOOPBACK_BPS,
+        ),
+        TrainedCase(
+            "convolutional",
+            ModelCode(_CONVOLUTIONAL, {"width": 128, "scales": 3, "side": 64, "classes": 10}),
+            samples=32,
+            microbatches=8,
+            steps=20,
+            kind=_GPU,
+            bandwidth_bps=_LOOPBACK_BPS,
+        ),
+    ),
+    schedules=("1f1b", "zb-h1"),
+    repeats=REPEATS,
+)
+
+
+def run_gpu_check(check: GpuCheck, device: torch.device, tell: Callable[[str], None]) -> tuple[str, bool]:
+    """Return the page, in Markdown, and whether all training was equal.
+
+    Args:
+        check: What to do; its ranks compute where the kinds of its devices say.
+        device: Where this process computes.
+        tell: Takes a line about the progress.
+    """
+    checks = [each for case in check.equal for each in check_training(case, device, check.ways, tell)]
+    parts = ["# Measured on a GPU\n", _hardware(device), "## Training equals one process\n", _EQUAL, _checks(checks)]
+    for case in check.timed:
+        tell(f"layers of {case.name}")
+        parts += [f"## Layers of the example {case.name}\n", _size_of(case), _table(_layer_rows(case, check, device))]
+    rows = [
+        predict_real_compute(schedule, tell, case, rounds=3) for case in check.timed for schedule in check.schedules
+    ]
+    parts += ["## Predicted and measured steps\n", _PREDICTED, _table([_step_row(row) for row in rows])]
+    return "\n".join(parts), all(each.holds for each in checks)
+
+
+_EQUAL = """Two ranks through gloo, momentum, float32 without TF32. The figure is the largest difference of a loss or a
+parameter after all steps, over 1 + the value that one process on the same device has; with bf16-mixed, of a loss.
+"""
+
+_PREDICTED = f"""Two ranks on this machine, which take its GPUs in turn: with one GPU they share it, and each layer was
+timed while the other rank timed its own. Payloads are staged through the CPU and gloo; in the simulation the connection
+between the ranks carries {_LOOPBACK_BPS / 1e9:g} Gbit/s, which is assumed. The simulation ran first.
+"""
+
+
+def _hardware(device: torch.device) -> str:
+    on_gpu = device.type == "cuda"
+    count = torch.cuda.device_count() if on_gpu else 0
+    names = [torch.cuda.get_device_name(number) for number in range(count)]
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.system()}"
+    if on_gpu:
+        versions = f"driver {_driver()}, CUDA {torch.version.cuda}, {versions}"
+    return f"{', '.join(names) or 'CPU'}; {os.cpu_count()} cores; {versions}.\n"
+
+
+def _driver() -> str:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return "of an unknown version"
+    query = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    found = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
+    return found[0] if found else "of an unknown version"
+
+
+def _layer_rows(case: TrainedCase, check: GpuCheck, device: torch.device) -> list[Row]:
+    """Each layer by itself, with nobody else at the GPU; the median of its times."""
+    training = case.scenario.training
+    loaded = load_with_sizes(case.code, training.seed)
+    layers = range(len(loaded.sizes))
+    return [
+        {
+            "layer": times.layer,
+            "parameters MB": loaded.sizes[times.layer].parameter_bytes / 1e6,
+            "forward ms": 1000 * times.forward_s,
+            "backward ms": 1000 * times.backward_s,
+            "input gradient ms": 1000 * times.backward_input_s,
+            "weight gradient ms": 1000 * times.backward_weight_s,
+            "update ms": 1000 * times.update_s,
+        }
+        for times in measure_layers(loaded, layers, case.samples, training, check.repeats, device)
+    ]
+
+
+def _step_row(row: Row) -> Row:
+    return {
+        "case": row["case"],
+        "simulated step ms": 1000 * float(row["simulated_step_s"]),
+        "measured step ms": 1000 * float(row["real_step_s"]),
+        "step error %": 100 * float(row["step_error"]),
+    }
+
+
+def _size_of(case: TrainedCase) -> str:
+    arguments = ", ".join(f"{name} {value}" for name, value in case.code.arguments.items())
+    return f"{arguments}; float32 without TF32, microbatches of {case.samples} samples.\n"
+
+
+def _checks(checks: Sequence[Check]) -> str:
+    return _table(
+        [
+            {
+                "training": check.name,
+                "largest difference": f"{check.value:.1e}",
+                "at most": f"{check.bar:g}",
+                "equal": "yes" if check.holds else "NO",
+            }
+            for check in checks
+        ]
+    )
+
+
+def _table(rows: Sequence[Row]) -> str:
+    heads = list(rows[0])
+    lines = [heads, ["---"] * len(heads), *([_cell(row[head]) for head in heads] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(value: str | float) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the check and write its page; return the exit status."""
+    parser = argparse.ArgumentParser(prog="gpu_check", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path, required=True, help="the page, a Markdown file")
+    output: Path = parser.parse_args(arguments).output
+    try:
+        check_targets([output])
+        if not torch.cuda.is_available():
+            raise InputError(
+                "this machine has no GPU that torch can use",
+                valid="run 'make gpu' where 'torch.cuda.is_available()' is true; everything else is tested on the CPU",
+            )
+        if not os.environ.items() >= _NO_TF32.items():
+            command = [sys.executable, "-m", "experiments.benches.execution.gpu_check", *arguments]
+            os.execve(sys.executable, command, {**os.environ, **_NO_TF32})
+        page, equal = run_gpu_check(FULL, torch.device("cuda", 0), lambda line: print(line, file=sys.stderr))
+        # Minutes of measuring: whatever becomes of the file, somebody has seen them.
+        print(page, flush=True)
+        write_text_atomically(output, page)
+    except RopebridgeError as error:
+        print(f"gpu_check: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,102 @@
+"""The launcher killed, which holds the controller: all processes end with it, and the run goes on from its checkpoint.
+
+Whoever looks after the command starts it again at once, as ``--resume`` does. What is started here is
+``python -m experiments.benches.execution.lost_launcher FOLDER STEPS``.
+"""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from safetensors.torch import load_file
+
+from executor.backend import TorchBackend
+from executor.recovery.checkpoints import CheckpointFolder
+from executor.recovery.resuming import CheckpointOrders, resumption
+from experiments.benches.recovery_case import STAGES, recovery_case
+
+_PAUSE_S = 0.002
+_WARM_UP_STEPS = 3
+_LIMIT_S = 120.0
+
+
+def main(folder: str, steps: str) -> None:
+    """Train from the newest checkpoint in a folder, or from the beginning, and leave losses and parameters there."""
+    place = Path(folder)
+    scenario, plan = recovery_case()
+    first = 0
+    if _newest(place) >= 0:
+        first, plan = resumption(place / "checkpoints", scenario, int(steps), print)
+    backend = TorchBackend(
+        "real",
+        parameters=place / "parameters.safetensors",
+        backup_every=1,
+        checkpoints=CheckpointOrders(place / "checkpoints", 1, first),
+    )
+    record = backend.run(scenario, plan, None, int(steps))
+    (place / "losses.json").write_text(json.dumps(dict(enumerate(record.losses, first))))
+
+
+def resumption_s(chance: random.Random, steps: int) -> tuple[float, dict[int, float], dict[str, torch.Tensor]]:
+    """Kill a launcher at some instant and start it again.
+
+    Args:
+        chance: Draws the instant.
+        steps: Of the run.
+
+    Returns:
+        Seconds from the kill to the checkpoint of the next step that had not been finished before; the losses of the
+        steps since; the parameters at the end.
+    """
+    with TemporaryDirectory(prefix="ropebridge-lost-") as folder:
+        place = Path(folder)
+        first = _start(place, steps)
+        try:
+            _await(place, _WARM_UP_STEPS)
+            time.sleep(chance.uniform(0.0, 0.5))
+        finally:
+            first.send_signal(signal.SIGKILL)
+        killed_s = time.monotonic()
+        first.wait()
+        before = _newest(place)
+        second = _start(place, steps)
+        try:
+            # Ranks outlive their launcher by a moment, and may yet leave their part of the one that was under way.
+            _await(place, before + 2)
+            took_s = time.monotonic() - killed_s
+            if second.wait(_LIMIT_S):
+                raise RuntimeError(f"the resumed run ended with status {second.returncode}")
+        finally:
+            second.kill()
+            second.wait()
+        losses = json.loads((place / "losses.json").read_text())
+        return took_s, {int(step): loss for step, loss in losses.items()}, load_file(place / "parameters.safetensors")
+
+
+def _start(place: Path, steps: int) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "experiments.benches.execution.lost_launcher", str(place), str(steps)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+def _newest(place: Path) -> int:
+    """The step before which every stage has left its state, -1 if there is none."""
+    folder = CheckpointFolder(place / "checkpoints")
+    return max((step for step in folder.steps if len(folder.parts(step)) == STAGES), default=-1)
+
+
+def _await(place: Path, step: int) -> None:
+    limit_s = time.monotonic() + _LIMIT_S
+    while _newest(place) < step:
+        if time.monotonic() > limit_s:
+            raise TimeoutError(f"no checkpoint of step {step} comes")
+        time.sleep(_PAUSE_S)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

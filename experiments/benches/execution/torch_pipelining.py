@@ -1,0 +1,277 @@
+"""One rank of torch.distributed.pipelining: what a user would take instead, measured beside ropebridge's executor.
+
+Started by torchrun as ``python -m experiments.benches.execution.torch_pipelining AGENT_PID FOLDER``. The folder's
+`parameters.json` holds a `PipeliningRun`; each rank leaves its `Measured` in `rank-N.json` there.
+
+Paced stages sleep where torch calls them, and nothing of torch is overridden: backward is two autograd functions, of
+which torch's split runs the one for the input at I and the one for the weights at W. On the pipeline's first stage
+torch does nothing at I and the whole backward at W; so does the paced stage.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleZBVZeroBubble
+
+from executor.core.parent import die_with_parent
+from executor.training.compute_device import threads_of_a_rank
+from executor.wan.testbed import enter_device_network
+from experiments.models import gpt
+from planner.scenario.profile import ComputeTimes
+from traces.common.atomic import write_text_atomically
+
+SINGLE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+V_SHAPED = {"zb-v": ScheduleZBVZeroBubble}
+FLOAT_BYTES = 4
+# A rank that has lost its peer gives up after this.
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipeliningRun:
+    """What is run.
+
+    Attributes:
+        schedule: ``gpipe``, ``1f1b`` or ``zb-v``; the last puts two stages on each rank.
+        compute: ``paced`` or ``real``: sleep for the times below, or train the example GPT.
+        steps: That are measured.
+        warmup_steps: Before them, one or more: in its first step torch finds out the shapes.
+        microbatches: In a step.
+        activation_bytes: Of one microbatch between two stages; only paced.
+        forward_s: Of one microbatch on one rank, all its stages together; only paced.
+        backward_input_s: Likewise, for the gradient of the input.
+        backward_weight_s: Likewise, for the gradient of the weights.
+        microbatch_samples: Sequences in a microbatch; only real.
+        model: Arguments of the example GPT; only real.
+        learning_rate: Of AdamW, without unit.
+        weight_decay: Of AdamW, without unit.
+    """
+
+    schedule: Literal["gpipe", "1f1b", "zb-v"]
+    compute: Literal["paced", "real"]
+    steps: int
+    warmup_steps: int = 2
+    microbatches: int = 8
+    activation_bytes: int = 1_000_000
+    forward_s: float = 0.02
+    backward_input_s: float = 0.02
+    backward_weight_s: float = 0.02
+    microbatch_samples: int = 4
+    model: Mapping[str, int] = field(default_factory=dict)
+    learning_rate: float = 0.001
+    weight_decay: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one rank measured.
+
+    Attributes:
+        step_s: From the start of each measured step to that of the next, or to the end; there is no barrier between.
+        cpu_s: Processor time of this process over these steps.
+        losses: Means over the batches of all steps, those before the measured ones too, on the rank that holds the
+            last stage; empty on the others. Those of paced stages mean nothing.
+    """
+
+    step_s: list[float]
+    cpu_s: float
+    losses: list[float]
+
+
+class Work(Protocol):
+    """What the stages compute."""
+
+    def stage(self, index: int, stages: int) -> nn.Module:
+        """Return the module of one of ``stages`` stages."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of a microbatch."""
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Return a step's inputs and targets."""
+
+
+class _SleepForInput(torch.autograd.Function):
+    """The identity; its backward takes as long as the gradient of a stage's input."""
+
+    @staticmethod
+    def forward(ctx: Any, received: Tensor, anchor: Tensor | None, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        return received.view_as(received)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        time.sleep(ctx.seconds)
+        return gradient, torch.zeros(1) if ctx.needs_input_grad[1] else None, None
+
+
+class _SleepForWeight(torch.autograd.Function):
+    """The identity; its backward takes as long as the gradient of a stage's weights."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradient, None
+
+
+class PacedStage(nn.Module):
+    """Passes its input on, with a weight of one number added, and takes the times it is given.
+
+    Args:
+        times: Of one microbatch.
+        is_first: Whether the input comes from the data. Autograd then asks for no gradient of it, though the layers
+            of a real stage would still have gradients to pass on among themselves: a parameter asks instead.
+    """
+
+    def __init__(self, times: ComputeTimes, *, is_first: bool) -> None:
+        super().__init__()
+        self._times = times
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.anchor = nn.Parameter(torch.zeros(1)) if is_first else None
+
+    def forward(self, received: Tensor) -> Tensor:
+        """Return a tensor of the same shape."""
+        time.sleep(self._times.forward_s)
+        passed: Tensor = _SleepForInput.apply(  # type: ignore[no-untyped-call]
+            received, self.anchor, self._times.backward_input_s
+        )
+        weight: Tensor = _SleepForWeight.apply(  # type: ignore[no-untyped-call]
+            self.weight, self._times.backward_weight_s
+        )
+        return passed + weight
+
+
+class Paced:
+    """Stages that sleep; each stage of a rank takes an equal share of the rank's times."""
+
+    def __init__(self, run: PipeliningRun, ranks: int) -> None:
+        self._run = run
+        self._ranks = ranks
+        self._values = torch.ones(run.microbatches, run.activation_bytes // FLOAT_BYTES)
+
+    def stage(self, index: int, stages: int) -> nn.Module:
+        """Return a module that passes tensors of the activations' size on."""
+        share = self._ranks / stages
+        run = self._run
+        times = ComputeTimes(share * run.forward_s, share * run.backward_input_s, share * run.backward_weight_s)
+        return PacedStage(times, is_first=index == 0)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return some scalar."""
+        return outputs.square().mean()
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Return the same tensors in each step: one row a microbatch."""
+        return self._values, self._values
+
+
+class Real:
+    """The example GPT, cut into stages of as many layers each."""
+
+    def __init__(self, run: PipeliningRun) -> None:
+        torch.manual_seed(0)
+        self._model = gpt.build(**run.model)
+        self._samples = run.microbatches * run.microbatch_samples
+
+    def stage(self, index: int, stages: int) -> nn.Module:
+        """Return layers in a row; the first stages get what is left over."""
+        each, left_over = divmod(len(self._model.layers), stages)
+        first = index * each + min(index, left_over)
+        return nn.Sequential(*self._model.layers[first : first + each + (index < left_over)])
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the model's loss."""
+        return self._model.loss(outputs, targets)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Return the step's sequences."""
+        return self._model.samples(step * self._samples, self._samples)
+
+
+def train(run: PipeliningRun, rank: int, ranks: int) -> Measured:
+    """Carry out all steps on this rank, in the process group that has been set up."""
+    work: Work = Paced(run, ranks) if run.compute == "paced" else Real(run)
+    indices = [rank] if run.schedule in SINGLE_STAGE else [rank, 2 * ranks - 1 - rank]
+    count = ranks * len(indices)
+    modules = [work.stage(index, count) for index in indices]
+    step = _stepper(run, indices, count, modules, work.loss)
+    parameters = [value for module in modules for value in module.parameters()]
+    optimizer = torch.optim.AdamW(parameters, run.learning_rate, weight_decay=run.weight_decay)
+    holds_first, holds_last = 0 in indices, count - 1 in indices
+
+    starts_s, losses, cpu_s = [], [], 0.0
+    for number in range(run.warmup_steps + run.steps):
+        if number == run.warmup_steps:
+            distributed.barrier()
+            cpu_s = _cpu_s()
+        starts_s.append(time.monotonic())
+        inputs, targets = work.batch(number)
+        optimizer.zero_grad()
+        parts: list[Tensor] = []
+        step(*([inputs] if holds_first else []), target=targets if holds_last else None, losses=parts)
+        optimizer.step()
+        if holds_last:
+            losses.append(torch.stack(parts).mean().item())
+    starts_s.append(time.monotonic())
+    cpu_s = _cpu_s() - cpu_s
+    # Nobody leaves while its peer still waits for what it sent.
+    distributed.barrier()
+    step_s = [end - start for start, end in pairwise(starts_s[run.warmup_steps :])]
+    return Measured(step_s, cpu_s, losses)
+
+
+def _stepper(
+    run: PipeliningRun,
+    indices: Sequence[int],
+    count: int,
+    modules: Sequence[nn.Module],
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> Callable[..., Any]:
+    """Return the ``step`` of torch's schedule."""
+    cpu = torch.device("cpu")
+    stages = [PipelineStage(module, index, count, cpu) for index, module in zip(indices, modules, strict=True)]
+    if run.schedule in SINGLE_STAGE:
+        (stage,) = stages
+        single = SINGLE_STAGE[run.schedule](stage, run.microbatches, loss_fn=loss)
+        return single.step
+    return V_SHAPED[run.schedule](list(stages), run.microbatches, loss_fn=loss).step
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def main(agent: str, job: str) -> None:
+    """Run this rank: its number and the others' addresses are in the environment, as torchrun sets it."""
+    die_with_parent(int(agent))
+    enter_device_network()
+    folder = Path(job)
+    # As ropebridge's ranks do; torchrun alone leaves each with one.
+    torch.set_num_threads(threads_of_a_rank(int(os.environ["WORLD_SIZE"])))
+    run = PipeliningRun(**json.loads((folder / "parameters.json").read_text()))
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
+    rank = distributed.get_rank()
+    measured = train(run, rank, distributed.get_world_size())
+    write_text_atomically(folder / f"rank-{rank}.json", json.dumps(asdict(measured)))
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

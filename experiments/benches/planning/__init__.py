@@ -1,0 +1,1 @@
+"""Benches of planners, schedules and policies."""

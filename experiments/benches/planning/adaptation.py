@@ -1,0 +1,216 @@
+"""What adaptation gains on real traces: policies `auto` and `deepcee` against none, from the same starting plan.
+
+Each pair of traces plays on the two links between regions of `cloud-edge-end`. The starting plan is the one that `auto`
+makes for the mean rates and latencies of the first minute. Beside it stands the best plan in hindsight: of all that
+`auto` looked at or ran during the trace, of its plan for the means of the whole trace, and of the starting plan, the
+one that would have done most without any change: the one that is judged best on windows of the trace, simulated. What
+could be had at all with these plans, had each window's best one been foreseen and every change been free, stands there
+too.
+
+Two further checks hold the gain that the simulator promises to what a real, paced run shows
+(`experiments.benches.planning.adaptation_real`).
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from experiments.benches.planning.adaptation_real import real_checks
+from experiments.benches.planning.adaptation_traces import DURATION_S, TracePair, trace_pairs
+from experiments.benches.result import BenchResult, Check, Row
+from experiments.benches.simulation.fidelity_cases import VARIABLE
+from experiments.runs.scenario import choose_scenario
+from planner.adapt.policy import Policy
+from planner.plan.plan import Plan
+from planner.runs.metrics import measure
+from planner.runs.record import RunRecord
+from planner.scenario.cluster import Cluster, Link
+from planner.scenario.scenario import Scenario
+from planner.step.evaluate import step_times_s
+from planner.step.graph import Floats
+from planner.systems.auto.forecasting.forecast import LEAST_BPS, LinkSample, forecast_paths
+from planner.systems.auto.policy import AutoPolicy
+from planner.systems.auto.portfolio import planned
+from planner.systems.deepcee.deepcee import DeepceePolicy
+from sim.simulator import Simulator
+from traces.trace import LinkTrace
+
+SCENARIO = "cloud-edge-end"
+FIRST_MINUTE_S = 60.0
+
+QUICK_TRACES = ("preset lte", "preset rail-lte", "preset satellite")
+QUICK_DURATION_S = 600.0
+
+# Latencies of a time are looked at so often, seconds.
+SAMPLE_EVERY_S = 1.0
+
+# Plans in hindsight are judged on windows this long, seconds.
+WINDOW_S = 10.0
+
+LEAST_MEAN_GAIN = 1.25
+LEAST_GAIN = 0.98
+
+# More than any run has: its duration ends it.
+_ENDLESS = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One pair of traces to run on for so long, in a process of its own.
+
+    Attributes:
+        pair: The traces.
+        duration_s: Seconds.
+    """
+
+    pair: TracePair
+    duration_s: float
+
+
+def measure_adaptation(quick: bool, tell: Callable[[str], None]) -> BenchResult:
+    """Run all pairs of traces with and without policies."""
+    folder = Path(os.environ[VARIABLE]) if VARIABLE in os.environ else None
+    if folder is None:
+        tell(f"only presets: {VARIABLE} names no folder of recorded traces")
+    links = wide_area_links(choose_scenario(SCENARIO))
+    pairs = trace_pairs(folder, (links[0].bandwidth_bps, links[1].bandwidth_bps))
+    duration_s = QUICK_DURATION_S if quick else DURATION_S
+    tasks = [Task(pair, duration_s) for pair in pairs if not quick or pair.name in QUICK_TRACES]
+    rows: list[Row] = []
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for task, row in zip(tasks, pool.map(run_task, tasks), strict=True):
+            rows.append(row)
+            tell(f"{task.pair.name}: auto {row['auto_gain']:.3f}, deepcee {row['deepcee_gain']:.3f}")
+    if quick:
+        tell("the real runs are left out")
+    return BenchResult(rows, [*checks(rows), *([] if quick else real_checks(tell))])
+
+
+def checks(rows: Sequence[Row]) -> list[Check]:
+    """Return what the gains are held to."""
+    gains = [float(row["auto_gain"]) for row in rows]
+    mean = math.exp(sum(map(math.log, gains)) / len(gains))
+    return [
+        Check("geometric mean of auto / none", mean, LEAST_MEAN_GAIN, at_most=False),
+        Check("least auto / none", min(gains), LEAST_GAIN, at_most=False),
+    ]
+
+
+def run_task(task: Task) -> Row:
+    """Run one pair of traces; return its row."""
+    scenario = with_traces(choose_scenario(SCENARIO), task.pair.traces)
+    start = planned(_at_means(scenario, 0.0, FIRST_MINUTE_S))
+    plain = _run(scenario, start, None, task.duration_s)
+    deepcee = _run(scenario, start, DeepceePolicy(scenario), task.duration_s)
+    policy = AutoPolicy(scenario)
+    adapted = _run(scenario, start, policy, task.duration_s)
+    rates = {name: measure(run).samples_per_s for name, run in (("p", plain), ("d", deepcee), ("a", adapted))}
+    others = {*policy.plans, *(decision.plan for decision in (*deepcee.decisions, *adapted.decisions))}
+    others.add(planned(_at_means(scenario, 0.0, task.duration_s)))
+    hindsight = _hindsight(scenario, [start, *sorted(others - {start}, key=repr)], rates["p"], task.duration_s)
+    return {
+        "trace": task.pair.name,
+        "scaled": "yes" if task.pair.scaled else "no",
+        "none_per_s": rates["p"],
+        "deepcee_per_s": rates["d"],
+        "auto_per_s": rates["a"],
+        "deepcee_gain": rates["d"] / rates["p"],
+        "auto_gain": rates["a"] / rates["p"],
+        "best_static_per_s": hindsight.static_per_s,
+        "foreseen_per_s": hindsight.foreseen_per_s,
+        "start_regret": 1 - rates["p"] / hindsight.static_per_s,
+        "auto_regret": 1 - rates["a"] / hindsight.static_per_s,
+        "decisions": len(adapted.decisions),
+        "moved_mb": sum(decision.migration.size_bytes for decision in adapted.decisions) / 1e6,
+    }
+
+
+def wide_area_links(scenario: Scenario) -> list[Link]:
+    """Return one direction of each link between two regions, in the scenario's order."""
+    between = [link for link in scenario.cluster.links if link.source != link.target]
+    return [link for link in between if (link.target, link.source) not in _ends(between[: between.index(link)])]
+
+
+def with_traces(scenario: Scenario, traces: Sequence[LinkTrace]) -> Scenario:
+    """Return the scenario with a trace on each link between regions, both directions alike."""
+    by_ends = {
+        frozenset((link.source, link.target)): trace
+        for link, trace in zip(wide_area_links(scenario), traces, strict=True)
+    }
+    links = tuple(
+        replace(link, trace=by_ends.get(frozenset((link.source, link.target)))) for link in scenario.cluster.links
+    )
+    return replace(scenario, cluster=Cluster(scenario.cluster.devices, links))
+
+
+def _ends(links: Iterable[Link]) -> set[tuple[str, str]]:
+    return {(link.source, link.target) for link in links}
+
+
+def _run(scenario: Scenario, plan: Plan, policy: Policy | None, duration_s: float) -> RunRecord:
+    return Simulator(duration_s=duration_s).run(scenario, plan, policy, _ENDLESS)
+
+
+def _at_means(scenario: Scenario, start_s: float, end_s: float) -> Scenario:
+    """The scenario with steady links that carry what their traces carry in the mean of that time, as late."""
+    links = []
+    for link in scenario.cluster.links:
+        if link.trace is not None:
+            mean_bps = float(link.trace.bits_between(start_s, end_s)) / (end_s - start_s)
+            moments_s = np.arange(start_s, end_s, SAMPLE_EVERY_S)
+            latency_s = float(np.mean([_latency_s(link, moment_s) for moment_s in moments_s]))
+            link = replace(link, bandwidth_bps=max(mean_bps, LEAST_BPS), latency_s=latency_s)
+        links.append(replace(link, trace=None))
+    return replace(scenario, cluster=Cluster(scenario.cluster.devices, tuple(links)))
+
+
+def _latency_s(link: Link, moment_s: float) -> float:
+    """One way, at a moment of the run, seconds."""
+    if link.trace is None or link.trace.latency_s is None:
+        return link.latency_s
+    return float(link.trace.latency_s[link.trace.piece_at(moment_s)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Hindsight:
+    """What could have been had, samples per second.
+
+    Attributes:
+        static_per_s: With the best of some plans all the time, simulated.
+        foreseen_per_s: With the best of them in each window: as many times more as judged without simulation.
+    """
+
+    static_per_s: float
+    foreseen_per_s: float
+
+
+def _hindsight(scenario: Scenario, plans: Sequence[Plan], start_per_s: float, duration_s: float) -> _Hindsight:
+    """Judge plans on the whole trace; the first one, the starting plan, was simulated already."""
+    windows = [_window(scenario, WINDOW_S * number) for number in range(int(duration_s / WINDOW_S))]
+
+    def rates_per_s(plan: Plan) -> Floats:
+        networks = [forecast_paths(plan, scenario, window) for window in windows]
+        return plan.global_batch / step_times_s(plan, scenario, networks)
+
+    judged_per_s = np.stack([rates_per_s(plan) for plan in plans])
+    means_per_s = judged_per_s.mean(axis=1)
+    best_per_s = start_per_s
+    if len(plans) > 1:
+        simulated = _run(scenario, plans[1 + int(means_per_s[1:].argmax())], None, duration_s)
+        best_per_s = max(best_per_s, measure(simulated).samples_per_s)
+    foreseen = float(judged_per_s.max(axis=0).mean() / means_per_s.max())
+    return _Hindsight(best_per_s, best_per_s * foreseen)
+
+
+def _window(scenario: Scenario, start_s: float) -> dict[str, LinkSample]:
+    samples = {}
+    for link in scenario.cluster.links:
+        if link.trace is not None:
+            rate_bps = float(link.trace.bits_between(start_s, start_s + WINDOW_S)) / WINDOW_S
+            samples[link.name] = LinkSample(rate_bps, _latency_s(link, start_s), WINDOW_S)
+    return samples

@@ -1,0 +1,124 @@
+"""The traces that adaptation is measured on: what was recorded, and the presets, as each set would play on two links.
+
+Sets of recorded data, in the folder that ``ROPEBRIDGE_TRACES`` names:
+
+- ``wanify``: rates between eight AWS regions that were measured again and again, numbered and without times. Assumed:
+  `WANIFY_INTERVAL_S` from one number to the next. Every `EVERY`-th pair of those measured at least `LEAST_MEASURED`
+  times, by name; the second link has the pair's other direction.
+- ``fcc``: fixed broadband in the United States, every `EVERY`-th by name; the second link has the file after it. Files
+  are shorter than an hour and start again.
+- ``netlatency``: round trips between end devices in Seattle, `EVERY`-th pairs; links keep their nominal rates. The
+  second link has the next pair. Assumed: `SEATTLE_INTERVAL_S`, three hours over 688 slices.
+
+Not played: Skyplane's and DT-FM's figures are one for each pair, and PlanetLab's round trips one matrix: no series.
+"""
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from traces.formats.files import read_trace
+from traces.generators.presets import PRESETS, preset
+from traces.trace import LinkTrace
+
+DURATION_S = 3600.0
+EVERY = 10
+LEAST_MEASURED = 300
+WANIFY_INTERVAL_S = 6.0
+SEATTLE_INTERVAL_S = 3 * 3600 / 688
+SEEDS = (11, 12)
+
+# A set's own scale stands where its mean is within this factor of the link's nominal rate.
+SCALE_FITS = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class TracePair:
+    """What two links carry during one run.
+
+    Attributes:
+        name: Set and trace.
+        traces: Of the first link and of the second, both directions alike.
+        scaled: Whether both were scaled to the nominal rates.
+    """
+
+    name: str
+    traces: tuple[LinkTrace, LinkTrace]
+    scaled: bool
+
+
+def trace_pairs(folder: Path | None, nominal_bps: tuple[float, float]) -> Iterator[TracePair]:
+    """Give all pairs of traces: presets, and what is recorded in the folder, if there is one."""
+    for name in PRESETS:
+        first, second = (preset(name, duration_s=DURATION_S, seed=seed) for seed in SEEDS)
+        yield _fitted(f"preset {name}", first, second, nominal_bps)
+    if folder is None:
+        return
+    for name, first, second in (*_wanify(folder), *_broadband(folder)):
+        yield _fitted(name, first, second, nominal_bps)
+    yield from _round_trips(folder, nominal_bps)
+
+
+def _fitted(name: str, first: LinkTrace, second: LinkTrace, nominal_bps: tuple[float, float]) -> TracePair:
+    """The pair, each scaled to its link where the scale of the set, which both share, is another one."""
+    ratio = (first.mean_bps + second.mean_bps) / sum(nominal_bps)
+    if 1 / SCALE_FITS <= ratio <= SCALE_FITS:
+        return TracePair(name, (first, second), scaled=False)
+    scaled = (_with_mean(first, nominal_bps[0]), _with_mean(second, nominal_bps[1]))
+    return TracePair(name, scaled, scaled=True)
+
+
+def _with_mean(trace: LinkTrace, mean_bps: float) -> LinkTrace:
+    return LinkTrace(trace.times_s, trace.bandwidth_bps * (mean_bps / trace.mean_bps), trace.duration_s)
+
+
+def _wanify(folder: Path) -> Iterator[tuple[str, LinkTrace, LinkTrace]]:
+    path = folder / "wanify" / "dynamic.csv"
+    if not path.is_file():
+        return
+    measured: defaultdict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            measured[row["src_region"], row["dst_region"]][int(row["sample"])] = float(row["received_mbps"])
+    often = sorted(pair for pair, rates in measured.items() if len(rates) >= LEAST_MEASURED)
+    for source, target in often[::EVERY]:
+        there, back = _numbered(measured[source, target]), _numbered(measured[target, source])
+        yield f"wanify {source} {target}", there, back
+
+
+def _numbered(rates: dict[int, float]) -> LinkTrace:
+    numbers = sorted(rates)
+    times_s = WANIFY_INTERVAL_S * np.array([number - numbers[0] for number in numbers], np.float64)
+    rates_bps = 1e6 * np.array([rates[number] for number in numbers])
+    return LinkTrace(times_s, rates_bps, float(times_s[-1]) + WANIFY_INTERVAL_S)
+
+
+def _broadband(folder: Path) -> Iterator[tuple[str, LinkTrace, LinkTrace]]:
+    inside = folder / "fcc_mba_2016" / "traces"
+    paths = sorted(inside.iterdir()) if inside.is_dir() else []
+    for one, other in list(pairwise(paths))[::EVERY]:
+        number = one.name.removeprefix("trace_").partition("_")[0]
+        yield f"fcc {number}", read_trace(one), read_trace(other)
+
+
+def _round_trips(folder: Path, nominal_bps: tuple[float, float]) -> Iterator[TracePair]:
+    path = folder / "netlatency" / "seattle_24nodes_688slices.npz"
+    if not path.is_file():
+        return
+    rtt_s = np.load(path)["rtt"].astype(np.float64)
+    pairs = list(pairwise((one, other) for one in range(rtt_s.shape[1]) for other in range(one)))
+    for pair in pairs[:: EVERY**2]:
+        series = [rtt_s[:, one, other] / 2 for one, other in pair]
+        times_s = SEATTLE_INTERVAL_S * np.arange(len(rtt_s), dtype=np.float64)
+        first, second = (
+            LinkTrace(
+                times_s, np.full(len(times_s), rate_bps, np.float64), SEATTLE_INTERVAL_S * len(times_s), latency_s
+            )
+            for rate_bps, latency_s in zip(nominal_bps, series, strict=True)
+        )
+        yield TracePair(f"netlatency {pair[0][0]} {pair[0][1]}", (first, second), scaled=False)

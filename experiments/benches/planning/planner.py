@@ -1,0 +1,219 @@
+"""Every strategy on the fleets of the published planners: how long it searches, and how good its plan is.
+
+Plans are scored by a published closed form (experiments/benches/sailor/closed_form.py), on whose terms planners were
+compared, and by our own evaluator. A strategy works in a process of its own, in which it has planned for a few nodes
+before, so that nothing is compiled while the clock runs; what the strategy makes is checked within its time, as by
+`make_plan`.
+
+The published planners searched by the closed form. So that ours is held to their figures on equal terms it searches two
+times: by its own evaluator, as users get it, and by the closed form.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+from time import perf_counter
+
+from experiments.benches.planning.limited_process import LimitedProcess
+from experiments.benches.planning.planner_fleets import (
+    GLOBAL_BATCH,
+    PUBLISHED_FLEETS,
+    ZONE,
+    PublishedFleet,
+    fleet_scenario,
+    wide_scenario,
+)
+from experiments.benches.result import BenchResult, Check, Row
+from experiments.benches.sailor.closed_form import judge
+from experiments.benches.sailor.closed_form_tables import JudgeTables, read_judge_tables
+from experiments.benches.sailor.measured_files import MeasuredFiles, find_measured_files
+from planner.check.check import check_plan
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from planner.step.evaluate import step_time_s
+from planner.systems.auto.auto import plan_for
+from planner.systems.auto.objective import Objective
+from planner.systems.strategies import STRATEGIES, make_plan
+from traces.common.errors import InputError
+
+OURS = "auto"
+OURS_BY_CLOSED_FORM = "auto, by the closed form"
+WIDE = "1,024 GPUs in 16 regions"
+
+# Of a strategy on a fleet: its search, and scoring its plan. Some recurrences grow with the square of the devices.
+LIMIT_S, QUICK_LIMIT_S = 120.0, 20.0
+
+# A search over 1,024 devices may take so long.
+WIDE_SEARCH_S = 30.0
+
+# The fleet on which a strategy plans before the clock runs.
+WARM_UP = PublishedFleet(4, 12, 0.0, 0.0, 0.0, 0.0)
+WARM_UP_BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A strategy on a fleet; on the wide area if there is none."""
+
+    strategy: str
+    fleet: PublishedFleet | None
+    files: MeasuredFiles
+
+
+def measure_planner(quick: bool, tell: Callable[[str], None], files: MeasuredFiles | None = None) -> BenchResult:
+    """Let every strategy plan for every fleet, and ours for a thousand devices.
+
+    Args:
+        quick: Only the smallest fleet, with less time for each strategy.
+        tell: Takes a line about the progress.
+        files: What was measured of model and network; those that the environment names if None.
+
+    Raises:
+        InputError: There are no such files, or one is malformed.
+    """
+    found = files or find_measured_files()
+    read_judge_tables(found.times, found.sizes, found.network, found.model_name, ZONE)
+    fleets = PUBLISHED_FLEETS[:1] if quick else PUBLISHED_FLEETS
+    rows = [_published_row(fleet) for fleet in fleets]
+    limit_s = QUICK_LIMIT_S if quick else LIMIT_S
+    given_up: dict[str, str] = {}
+    with LimitedProcess(plan_and_score) as process:
+        for task in _tasks(fleets, found, quick):
+            tell(f"{_name(task)}: {task.strategy}")
+            if task.strategy in given_up:
+                rows.append(_row(task, problem=given_up[task.strategy]))
+                continue
+            try:
+                rows.append(process.result(task, limit_s))
+            except (TimeoutError, ChildProcessError) as error:
+                rows.append(_row(task, problem=str(error)))
+                given_up[task.strategy] = f"{error}, on a smaller fleet already"
+    return BenchResult(rows, list(_checks(rows, fleets)))
+
+
+def _tasks(fleets: Sequence[PublishedFleet], files: MeasuredFiles, quick: bool) -> Iterator[Task]:
+    for fleet in fleets:
+        yield from (Task(strategy, fleet, files) for strategy in STRATEGIES)
+        if OURS in STRATEGIES:
+            yield Task(OURS_BY_CLOSED_FORM, fleet, files)
+    if OURS in STRATEGIES and not quick:
+        yield Task(OURS, None, files)
+
+
+def plan_and_score(task: Task) -> Row:
+    """Return the row of a strategy on a fleet; a refusal is one too."""
+    scenario = _scenario(task.fleet, task.files)
+    _warm_up(task.strategy, task.files)
+    start_s = perf_counter()
+    try:
+        plan = _plan(task, scenario)
+    except InputError as error:
+        return _row(task, search_s=perf_counter() - start_s, problem=str(error))
+    search_s = perf_counter() - start_s
+    ours_per_s = 1 / step_time_s(plan, scenario)
+    if task.fleet is None:
+        return _row(task, search_s=search_s, ours_per_s=ours_per_s)
+    try:
+        verdict = judge(plan, scenario, _tables(task.files))
+    except InputError as error:
+        return _row(task, search_s=search_s, ours_per_s=ours_per_s, problem=str(error))
+    fits = "yes" if verdict.fits else "no"
+    return _row(task, search_s=search_s, judge_per_s=1 / verdict.iteration_s, ours_per_s=ours_per_s, fits=fits)
+
+
+def _plan(task: Task, scenario: Scenario) -> Plan:
+    if task.strategy != OURS_BY_CLOSED_FORM:
+        return make_plan(task.strategy, scenario)
+    tables = _tables(task.files)
+
+    def closed_form_s(plan: Plan) -> float:
+        verdict = judge(plan, scenario, tables)
+        return verdict.iteration_s if verdict.fits else inf
+
+    plan = plan_for(scenario, Objective(), closed_form_s)
+    check_plan(plan, scenario)
+    return plan
+
+
+@cache
+def _tables(files: MeasuredFiles) -> JudgeTables:
+    return read_judge_tables(files.times, files.sizes, files.network, files.model_name, ZONE)
+
+
+@cache
+def _scenario(fleet: PublishedFleet | None, files: MeasuredFiles) -> Scenario:
+    if fleet is None:
+        return wide_scenario(WIDE, files)
+    return fleet_scenario(fleet.name, fleet.a100, fleet.v100, GLOBAL_BATCH, files)
+
+
+@cache
+def _warm_up(strategy: str, files: MeasuredFiles) -> None:
+    """Compile what the strategy and the evaluator need, on a model of its own, as times are remembered by model."""
+    scenario = fleet_scenario("warm-up", WARM_UP.a100, WARM_UP.v100, WARM_UP_BATCH, files)
+    # A strategy that refuses the few nodes has compiled what it could.
+    with suppress(InputError):
+        step_time_s(make_plan(OURS if strategy == OURS_BY_CLOSED_FORM else strategy, scenario), scenario)
+
+
+def _name(task: Task) -> str:
+    return task.fleet.name if task.fleet else WIDE
+
+
+def _row(
+    task: Task,
+    search_s: float = 0.0,
+    judge_per_s: float = 0.0,
+    ours_per_s: float = 0.0,
+    fits: str = "",
+    problem: str = "",
+) -> Row:
+    return {
+        "fleet": _name(task),
+        "strategy": task.strategy,
+        "search_s": search_s,
+        "judge_per_s": judge_per_s,
+        "ours_per_s": ours_per_s,
+        "fits_judge": fits,
+        "problem": problem,
+    }
+
+
+def _published_row(fleet: PublishedFleet) -> Row:
+    return {
+        "fleet": fleet.name,
+        "strategy": "best published planner, carried over",
+        "search_s": fleet.published_search_s,
+        "judge_per_s": fleet.published_per_s,
+        "ours_per_s": 0.0,
+        "fits_judge": "yes",
+        "problem": "",
+    }
+
+
+def _checks(rows: Sequence[Row], fleets: Sequence[PublishedFleet]) -> Iterator[Check]:
+    """Checks of our strategy's rows, as far as there are any."""
+    for fleet in fleets:
+        here = {str(row["strategy"]): row for row in rows if row["fleet"] == fleet.name}
+        if OURS_BY_CLOSED_FORM in here:
+            row = here[OURS_BY_CLOSED_FORM]
+            judged_per_s = float(row["judge_per_s"]) if row["fits_judge"] == "yes" else 0.0
+            yield Check(f"{fleet.name}: iterations/s of {OURS_BY_CLOSED_FORM}", judged_per_s, fleet.bar_per_s, False)
+            yield Check(f"{fleet.name}: seconds of that search", _search_s(row), fleet.bar_search_s, True)
+        if OURS in here:
+            own_per_s = float(here[OURS]["ours_per_s"])
+            others = (row for name, row in here.items() if name not in (OURS, OURS_BY_CLOSED_FORM))
+            others_per_s = max((float(row["ours_per_s"]) for row in others), default=0.0)
+            ratio = own_per_s / others_per_s if others_per_s else float(own_per_s > 0)
+            yield Check(f"{fleet.name}: {OURS} to the best other strategy, by our evaluator", ratio, 1.0, False)
+            yield Check(f"{fleet.name}: seconds that {OURS} searches", _search_s(here[OURS]), fleet.bar_search_s, True)
+    for row in rows:
+        if row["fleet"] == WIDE:
+            yield Check(f"{WIDE}: seconds that {OURS} searches", _search_s(row), WIDE_SEARCH_S, True)
+
+
+def _search_s(row: Row) -> float:
+    """Seconds of a search that found a plan; a search without one never ends."""
+    return float(row["search_s"]) if row["ours_per_s"] else inf

@@ -1,0 +1,124 @@
+"""What the planner bench plans for: the published fleets of one zone, and a thousand GPUs of sixteen regions."""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from experiments.benches.sailor.closed_form import SHARDED_FRAMEWORK_BYTES
+from experiments.benches.sailor.fleet import NodeGroup, fleet_of
+from experiments.benches.sailor.measured_files import MeasuredFiles
+from experiments.benches.sailor.network import SailorNetwork
+from planner.files.importers.sailor import read_sailor
+from planner.scenario.cluster import Cluster, Device, Link
+from planner.scenario.datasheet import find_kind
+from planner.scenario.effects import ComputeEffects, Effects
+from planner.scenario.memory_effects import MemoryEffects
+from planner.scenario.scenario import Optimizer, Scenario, Training
+
+ZONE = "us-central1-a"
+
+# Assumed: GPUs of a node. The source's tables of nodes have 1, 2 and 4.
+NODE_GPUS = 4
+
+GLOBAL_BATCH = 1024
+
+# Kinds of the regions in turn, from the data centre to the desk.
+WIDE_KINDS = ("a100-40", "v100-16", "rtx-3090", "titan-rtx")
+WIDE_REGIONS, WIDE_HOSTS, WIDE_HOST_GPUS = 16, 8, 8
+# Assumed: inside a host 200 Gbit/s, PCIe 4.0 or the like; a host's interface 25 Gbit/s, and a fabric with room for all.
+INSIDE_HOST_BPS, INTERFACE_BPS = 200e9, 25e9
+WIDE_BPS = (0.1e9, 1e9)
+WIDE_LATENCY_S = (0.010, 0.100)
+LOCAL_LATENCY_S = 50e-6
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFleet:
+    """A fleet on which planners were compared side by side; all figures are carried over.
+
+    Attributes:
+        a100: GPUs of kind A100-40.
+        v100: GPUs of kind V100-16.
+        published_per_s: Iterations per second of the best published planner's plan, by the closed-form judge.
+        published_search_s: Seconds that it searched.
+        bar_per_s: Iterations per second of the best plan known: splits of unequal layers by brute force.
+        bar_search_s: Seconds that a search may take.
+    """
+
+    a100: int
+    v100: int
+    published_per_s: float
+    published_search_s: float
+    bar_per_s: float
+    bar_search_s: float
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.a100} A100-40 + {self.v100} V100-16"
+
+
+PUBLISHED_FLEETS = (
+    PublishedFleet(32, 96, 0.170, 1.0, 0.2015, 1.0),
+    PublishedFleet(80, 240, 0.361, 3.8, 0.4032, 2.0),
+    PublishedFleet(128, 384, 0.523, 5.3, 0.5490, 4.0),
+)
+
+
+def fleet_scenario(name: str, a100: int, v100: int, global_batch: int, files: MeasuredFiles) -> Scenario:
+    """Return the training of the measured model on whole nodes of two kinds, in fp32 with Adam.
+
+    One stream carries compute and transfers, and each device has the framework's bytes, both as the judge counts. It
+    counts more of a parameter's copies than training needs; a plan can fit here and not there.
+
+    Raises:
+        InputError: A file is missing or malformed.
+    """
+    groups = tuple(
+        NodeGroup(kind, gpus // NODE_GPUS, NODE_GPUS) for kind, gpus in (("A100-40", a100), ("V100-16", v100))
+    )
+    inside = files.network.with_name("intra_node_bandwidths.json")
+    return Scenario(
+        name,
+        fleet_of(groups, ZONE, SailorNetwork(files.network), inside),
+        read_sailor(files.times, files.sizes, files.model_name),
+        Training(global_batch, optimizer=Optimizer("adamw")),
+        effects=Effects(
+            compute=ComputeEffects(transfers_block=True), memory=MemoryEffects(framework_bytes=SHARDED_FRAMEWORK_BYTES)
+        ),
+    )
+
+
+def wide_scenario(name: str, files: MeasuredFiles, seed: int = 0) -> Scenario:
+    """Return 1,024 GPUs of four kinds in sixteen regions, with slow links of random rate and latency between them.
+
+    Raises:
+        InputError: A file is missing or malformed.
+    """
+    random = np.random.default_rng(seed)
+    regions = [f"region-{number}" for number in range(WIDE_REGIONS)]
+    devices = tuple(
+        _wide_device(region, WIDE_KINDS[number % len(WIDE_KINDS)], host, gpu)
+        for number, region in enumerate(regions)
+        for host in range(WIDE_HOSTS)
+        for gpu in range(WIDE_HOST_GPUS)
+    )
+    links = [Link(region, region, WIDE_HOSTS * INTERFACE_BPS, LOCAL_LATENCY_S) for region in regions]
+    for pair in combinations(regions, 2):
+        bandwidth_bps, latency_s = float(random.uniform(*WIDE_BPS)), float(random.uniform(*WIDE_LATENCY_S))
+        links.extend(Link(*ends, bandwidth_bps, latency_s) for ends in (pair, pair[::-1]))
+    hosts = dict.fromkeys(device.host for device in devices)
+    links.extend(Link(host, host, INSIDE_HOST_BPS, latency_s=0.0) for host in hosts)
+    return Scenario(
+        name,
+        Cluster(devices, tuple(links)),
+        read_sailor(files.times, files.sizes, files.model_name),
+        Training(GLOBAL_BATCH, optimizer=Optimizer("adamw")),
+    )
+
+
+def _wide_device(region: str, kind: str, host: int, gpu: int) -> Device:
+    name = f"{region}-host-{host}"
+    memory_bytes = find_kind(kind).memory_bytes
+    return Device(f"{name}-gpu-{gpu}", kind, region, memory_bytes, host=name, interface_bps=INTERFACE_BPS)

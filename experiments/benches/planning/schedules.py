@@ -1,0 +1,180 @@
+"""How good the schedules are: against each other, against lower bounds, and against the proved optimum.
+
+The optimum is proved by CP-SAT where its time suffices; ratios are to what is proved. Where microbatches are unequal
+their order is free too, which only small instances allow to prove.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from math import ceil
+from statistics import mean
+from time import perf_counter
+
+import numpy as np
+
+from experiments.benches.planning.pipeline_families import FAMILIES, Times, family, problem_of
+from experiments.benches.result import BenchResult, Check, Row
+from planner.schedules.compact_zb import compact_zb
+from planner.schedules.dynamic import dynamic_orders
+from planner.schedules.kernel.bounds import lower_bound_s
+from planner.schedules.kernel.orders import Orders
+from planner.schedules.kernel.problem import Floats, SchedulingProblem
+from planner.schedules.kernel.timing import finish_s
+from planner.schedules.one_f_one_b import one_f_one_b
+from planner.schedules.optimal import solve
+from planner.schedules.portfolio import portfolio
+from planner.schedules.zb_h1 import zb_h1
+from planner.schedules.zb_h2 import zb_h2
+
+# Stages, microbatches, and how many microbatches a stage's memory holds.
+SHAPES = (
+    (4, 8, 4),
+    (4, 8, 6),
+    (4, 8, 8),
+    (4, 16, 6),
+    (4, 32, 6),
+    (8, 16, 8),
+    (8, 16, 12),
+    (8, 32, 10),
+    (8, 64, 10),
+    (8, 64, 16),
+)
+QUICK_SHAPES = ((4, 8, 4), (4, 16, 6), (8, 16, 8))
+SMALL_SHAPES = ((2, 6, 3), (3, 5, 3))
+LIMIT_S, QUICK_LIMIT_S = 10.0, 2.0
+
+# Share of the ideal throughput of 4 equal stages and 32 microbatches, F = I = W = 1, by one-way latency: 1F1B with
+# depths P - s and 2(P - s) - 1, then I and W apart with depths P - s and what hides the round trip. Measured with
+# events in an order in which some arrivals were not seen by a worker that became free at the same moment; seeing them
+# gives 0.970, 0.970 at latency 0 and 0.780, 0.897 at latency 1 in the last two columns.
+LATENCY_SHARES = {
+    0: (0.914, 0.914, 0.950, 0.950),
+    1: (0.611, 0.865, 0.750, 0.889),
+    2: (0.459, 0.738, 0.549, 0.881),
+    4: (0.307, 0.495, 0.344, 0.768),
+    8: (0.184, 0.298, 0.197, 0.671),
+}
+LATENCY_STAGES, LATENCY_MICROBATCHES = 4, 32
+
+SIMPLE = ("1f1b_s", "1f1b_deep_s", "zb_h1_s")
+
+LEAST_PROVED = 0.8
+MEAN_RATIO = 1.02
+WORST_RATIO = 1.05
+MOST_SEARCH_S = 0.2
+WORST_SHARE_DIFFERENCE = 0.01
+
+
+def latency_problems(latency_s: float) -> tuple[SchedulingProblem, SchedulingProblem, SchedulingProblem]:
+    """Return 4 equal stages with F = I = W = 1 s at depths P - s, 2(P - s) - 1, and what hides the round trip."""
+    stages = range(LATENCY_STAGES)
+    problem = problem_of([Times(latency_s=latency_s)] * len(stages), [1] * LATENCY_MICROBATCHES, np.inf)
+    shallow = [len(stages) - stage for stage in stages]
+    round_trips_s = [2 * ways + 2 * latency_s * (ways - 1) for ways in shallow]
+    hiding = [max(ways, ceil(trip_s / 3)) for ways, trip_s in zip(shallow, round_trips_s, strict=True)]
+    depths = (shallow, [2 * ways - 1 for ways in shallow], hiding)
+    first, second, third = (replace(problem, in_flight=tuple(each)) for each in depths)
+    return first, second, third
+
+
+def latency_shares(latency_s: float) -> tuple[float, ...]:
+    """Return the shares of the ideal throughput that `LATENCY_SHARES` gives, by the dynamic rule."""
+    shallow, deep, hiding = latency_problems(latency_s)
+    ideal_s = 3.0 * LATENCY_MICROBATCHES
+    cases = ((shallow, False), (deep, False), (shallow, True), (hiding, True))
+    return tuple(ideal_s / finish_s(problem, dynamic_orders(problem, split)) for problem, split in cases)
+
+
+def _instances(quick: bool) -> Iterator[tuple[str, tuple[int, int, int], SchedulingProblem]]:
+    shapes, seeds = (QUICK_SHAPES, (0,)) if quick else (SHAPES, (0, 1))
+    for name, seed in product(FAMILIES, seeds):
+        if seed and name in ("uniform", "latency"):
+            continue
+        for shape in SMALL_SHAPES if name == "unequal microbatches" else shapes:
+            yield name, shape, family(name, *shape, seed)
+
+
+def measure_schedules(quick: bool, tell: Callable[[str], None]) -> BenchResult:
+    """Time the orders of all schedules on all instances, and reproduce the table of latencies."""
+    limit_s = QUICK_LIMIT_S if quick else LIMIT_S
+    _warm_up()
+    rows: list[Row] = []
+    for name, (stages, microbatches, memory), problem in _instances(quick):
+        tell(f"{name}, {stages} stages, {microbatches} microbatches, memory {memory}")
+        case: Row = {"instance": name, "stages": stages, "microbatches": microbatches, "memory": memory}
+        rows.append({**case, **_compare(problem, limit_s), "shares": ""})
+    gains = []
+    for latency_s, expected in LATENCY_SHARES.items():
+        tell(f"latency {latency_s}")
+        shares = latency_shares(latency_s)
+        gains.append(np.subtract(shares, expected))
+        problem = latency_problems(latency_s)[-1]
+        case = {"instance": f"latency {latency_s} F", "stages": LATENCY_STAGES, "microbatches": LATENCY_MICROBATCHES}
+        told = " ".join(f"{share:.3f}" for share in shares)
+        rows.append({**case, "memory": "depth", **_compare(problem, limit_s), "shares": told})
+    return BenchResult(rows, _checks(rows, np.array(gains)))
+
+
+def _checks(rows: Sequence[Row], gains: Floats) -> list[Check]:
+    proved = [row for row in rows if row["proved"]]
+    checks = [Check("share of instances with a proved optimum", len(proved) / len(rows), LEAST_PROVED, at_most=False)]
+    for name in ("compact_zb", "portfolio"):
+        ratios = [float(row[f"{name}_ratio"]) for row in proved]
+        simple = [float(row[f"{name}_s"]) / min(float(row[key]) for key in SIMPLE) for row in rows]
+        taken_s = max(float(row[f"{name}_taken_s"]) for row in rows)
+        checks += [
+            Check(f"{name}: mean ratio to the optimum", mean(ratios), MEAN_RATIO, at_most=True),
+            Check(f"{name}: worst ratio to the optimum", max(ratios), WORST_RATIO, at_most=True),
+            Check(f"{name}: worst ratio to the better of 1F1B and ZB-H1", max(simple), 1 + 1e-9, at_most=True),
+            Check(f"{name}: longest search, seconds", taken_s, MOST_SEARCH_S, at_most=True),
+        ]
+    whole = float(np.abs(gains[:, :2]).max())
+    return [
+        *checks,
+        Check("table of latencies: worst difference of 1F1B", whole, WORST_SHARE_DIFFERENCE, at_most=True),
+        Check("table of latencies: least gain", float(gains.min()), -WORST_SHARE_DIFFERENCE, at_most=False),
+    ]
+
+
+def _warm_up() -> None:
+    """Load or compile the compiled parts, for alike and for unequal microbatches."""
+    portfolio(family("unequal microbatches", 3, 6, 3))
+
+
+def _compare(problem: SchedulingProblem, limit_s: float) -> Row:
+    depths = {"1f1b_s": 1, "1f1b_deep_s": 2}
+    stages = range(problem.stages)
+    makespans = {
+        name: finish_s(problem, one_f_one_b(replace(problem, in_flight=tuple(_depth(problem, s, d) for s in stages))))
+        for name, d in depths.items()
+    }
+    makespans |= {name: finish_s(problem, make(problem)) for name, make in (("zb_h1_s", zb_h1), ("zb_h2_s", zb_h2))}
+    makespans["dynamic_s"] = finish_s(problem, dynamic_orders(problem, split=True))
+    makespans["compact_zb_s"], compact_taken_s = _timed(compact_zb, problem)
+    makespans["portfolio_s"], portfolio_taken_s = _timed(portfolio, problem)
+    best = solve(problem, limit_s)
+    return {
+        "bound_s": lower_bound_s(problem),
+        "optimum_s": best.makespan_s,
+        "proved": bool(best.is_proved),
+        **makespans,
+        "compact_zb_ratio": makespans["compact_zb_s"] / best.makespan_s,
+        "portfolio_ratio": makespans["portfolio_s"] / best.makespan_s,
+        "compact_zb_taken_s": compact_taken_s,
+        "portfolio_taken_s": portfolio_taken_s,
+    }
+
+
+def _depth(problem: SchedulingProblem, stage: int, factor: int) -> int:
+    return factor * (problem.stages - stage) - (factor - 1)
+
+
+def _timed(schedule: Callable[[SchedulingProblem], Orders], problem: SchedulingProblem) -> tuple[float, float]:
+    """Return the makespan of a schedule and what making it took, the least of three times; seconds."""
+    taken_s = []
+    for _ in range(3):
+        began_s = perf_counter()
+        orders = schedule(problem)
+        taken_s.append(perf_counter() - began_s)
+    return finish_s(problem, orders), min(taken_s)

@@ -1,0 +1,139 @@
+"""The simulator against measured training runs: step time and peak memory, with constants fitted to half of them.
+
+The constants (experiments/benches/sailor/calibration.py) are fitted to every other run and held to the rest; since a
+split can be lucky, they are fitted to many random halves as well.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+
+import numpy as np
+
+from experiments.benches.result import BenchResult, Check, Row
+from experiments.benches.sailor.calibration import Calibration
+from experiments.benches.sailor.calibration_fit import SIMULATED_SHARES, WORKSPACE_SHARES, Evidence, fit
+from experiments.benches.sailor.measured_files import MeasuredFiles, find_measured_files
+from experiments.benches.sailor.network import SailorNetwork
+from experiments.benches.sailor.sailor_runs import MeasuredRun, read_sailor_runs
+from planner.files.importers.sailor import read_sailor
+from planner.runs.metrics import measure
+from planner.scenario.memory_effects import MemoryEffects
+from planner.step.memory import peak_bytes
+from sim.simulator import Simulator
+from traces.common.errors import InputError
+
+# Bars: mean absolute relative errors of runs that were not fitted.
+WORST_STEP_ERROR = 0.06
+WORST_MEMORY_ERROR = 0.06
+MOST_CONSTANTS = 3
+
+RANDOM_HALVES = 200
+LEAST_RUNS = 4
+
+# The first step fills the pipeline from nothing, as every step does that ends with an update; one more shows it.
+STEPS = 2
+
+
+def measure_accuracy(quick: bool, tell: Callable[[str], None], files: MeasuredFiles | None = None) -> BenchResult:
+    """Simulate every measured run and compare.
+
+    Args:
+        quick: No difference: all of it takes seconds.
+        tell: Takes a line about the progress.
+        files: The measured runs, and what was measured of model and network; those that the environment names if None.
+
+    Raises:
+        InputError: There are no such files, too few runs, or a file is malformed.
+    """
+    found = files or find_measured_files()
+    model = read_sailor(found.times, found.sizes, found.model_name)
+    runs = read_sailor_runs(found.runs, model, SailorNetwork(found.network))
+    if len(runs) < LEAST_RUNS:
+        raise InputError(
+            f"{len(runs)} measured runs", where=str(found.runs), valid=f"{LEAST_RUNS} or more: half are fitted"
+        )
+    evidence = _evidence(runs, tell)
+    fitted, held_out = range(0, len(runs), 2), range(1, len(runs), 2)
+    calibration = fit(evidence, fitted)
+    tell(f"fitted to {len(fitted)} runs: {calibration}")
+    rows = [_row(run, "held out" if index % 2 else "fitted", calibration) for index, run in enumerate(runs)]
+    halves = _random_halves(evidence)
+    return BenchResult([*rows, *halves], _checks([rows[index] for index in held_out], halves))
+
+
+def _evidence(runs: Sequence[MeasuredRun], tell: Callable[[str], None]) -> Evidence:
+    simulated_s = []
+    for run in runs:
+        tell(f"{run.name}, {len(SIMULATED_SHARES)} shares of the network")
+        simulated_s.append([_step_s(run, replace(Calibration(), network_share=share)) for share in SIMULATED_SHARES])
+    tensors_bytes = [[_peak_bytes(run, MemoryEffects(0, share)) for share in WORKSPACE_SHARES.tolist()] for run in runs]
+    return Evidence(
+        np.array([run.step_s for run in runs]),
+        np.array(simulated_s),
+        np.array([float(run.peak_bytes) for run in runs]),
+        np.array(tensors_bytes, np.float64),
+    )
+
+
+def _step_s(run: MeasuredRun, calibration: Calibration) -> float:
+    scenario = replace(run.scenario, effects=calibration.effects())
+    return measure(Simulator().run(scenario, run.plan, None, STEPS)).step_s
+
+
+def _peak_bytes(run: MeasuredRun, effects: MemoryEffects) -> int:
+    return max(peak_bytes(run.plan, run.scenario, effects).values())
+
+
+def _row(run: MeasuredRun, half: str, calibration: Calibration) -> Row:
+    step_s, peak = _step_s(run, calibration), _peak_bytes(run, calibration.memory)
+    return {
+        "run": run.name,
+        "half": half,
+        "measured_s": run.step_s,
+        "simulated_s": step_s,
+        "step_error": step_s / run.step_s - 1,
+        "measured_bytes": run.peak_bytes,
+        "simulated_bytes": peak,
+        "memory_error": peak / run.peak_bytes - 1,
+        **_constants(calibration),
+    }
+
+
+def _constants(calibration: Calibration) -> dict[str, float]:
+    return {field.name: getattr(calibration, field.name) for field in fields(calibration)}
+
+
+def _random_halves(evidence: Evidence) -> list[Row]:
+    """Rows of quantiles over random halves: of mean absolute errors of the other halves, and of the constants."""
+    rng = random.Random(0)
+    columns = []
+    for _ in range(RANDOM_HALVES):
+        chosen = sorted(rng.sample(range(evidence.runs), evidence.runs // 2))
+        others = np.setdiff1d(np.arange(evidence.runs), chosen)
+        calibration = fit(evidence, chosen)
+        step_error = np.abs(evidence.step_errors(calibration)[others]).mean()
+        memory_error = np.abs(evidence.memory_errors(calibration)[others]).mean()
+        columns.append([step_error, memory_error, *_constants(calibration).values()])
+    rows: list[Row] = []
+    names = ("step_error", "memory_error", *(field.name for field in fields(Calibration)))
+    for quantile in (0.1, 0.5, 0.9):
+        values = np.quantile(np.array(columns), quantile, axis=0).tolist()
+        blank = dict.fromkeys(("measured_s", "simulated_s", "measured_bytes", "simulated_bytes"), "")
+        label = f"{quantile:.0%} of {RANDOM_HALVES} random halves"
+        rows.append({"run": label, "half": "held out", **blank, **dict(zip(names, values, strict=True))})
+    return rows
+
+
+def _checks(held_out: Sequence[Row], halves: Sequence[Row]) -> list[Check]:
+    def mean_error(name: str) -> float:
+        return float(np.mean([abs(float(row[name])) for row in held_out]))
+
+    median = halves[1]
+    return [
+        Check("mean absolute error of step time, held-out half", mean_error("step_error"), WORST_STEP_ERROR, True),
+        Check("mean absolute error of memory, held-out half", mean_error("memory_error"), WORST_MEMORY_ERROR, True),
+        Check("the same of step time, median random half", float(median["step_error"]), WORST_STEP_ERROR, True),
+        Check("the same of memory, median random half", float(median["memory_error"]), WORST_MEMORY_ERROR, True),
+        Check("calibrated constants", len(fields(Calibration)), MOST_CONSTANTS, True),
+    ]

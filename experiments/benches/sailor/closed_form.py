@@ -1,0 +1,219 @@
+"""A published closed-form judge of plans: the iteration time that eth-easl/sailor's simulator gives, restated.
+
+With c and t the seconds that a stage computes, and transfers, for a microbatch, of which a pipeline has m::
+
+    iteration = worst pipeline of (m - 1) * max over stages (c + t) + sum of t + sum of c + update
+              + worst stage's ring all-reduce
+
+It scores plans on the terms of the planners that were compared with it: all tensors in 32 bits, Adam, one zone, and no
+overlap. Its quirks are kept: the last stage's transfer is twice its gradient, the first's one activation, or two with
+more than three stages; a stage's update is its first layer's.
+
+What it cannot express is taken at its worst: the largest microbatch of a pipeline stands for all, and the replica with
+the most samples, or the slowest kind, for its stage. Pipelines of unequal samples have microbatches of their own; the
+published form gives each the same number. Pipelines that are cut differently sum each run of layers that the same
+stages hold in a ring of its own, one after the other.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf, log2
+
+from experiments.benches.sailor.closed_form_tables import JudgeTables
+from experiments.benches.sailor.network import Node
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.scenario.scenario import Scenario
+
+BYTES_PER_VALUE = 4
+# Of a parameter with its gradient, Adam's two moments and two copies more, as the published rule counts.
+STATE_BYTES_PER_PARAMETER = 24
+FRAMEWORK_BYTES = 2_000_000_000
+SHARDED_FRAMEWORK_BYTES = 3_000_000_000
+BUCKET_BYTES = 500_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The parts of an iteration in seconds, and whether every replica fits into memory.
+
+    Attributes:
+        compute_s: Of the slowest pipeline, its bubbles among them.
+        transfer_s: Of the slowest pipeline.
+        update_s: Of the slowest pipeline.
+        sync_s: Summing the gradients.
+        fits: By the published rule, which is not ours.
+    """
+
+    compute_s: float
+    transfer_s: float
+    update_s: float
+    sync_s: float
+    fits: bool
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds of one training step."""
+        return self.compute_s + self.transfer_s + self.update_s + self.sync_s
+
+
+def iteration_s(plan: Plan, scenario: Scenario, tables: JudgeTables) -> float:
+    """Return the seconds of one training step.
+
+    Raises:
+        InputError: The tables have nothing on a device kind, a degree of tensor parallelism or a pair of nodes.
+    """
+    return judge(plan, scenario, tables).iteration_s
+
+
+def judge(plan: Plan, scenario: Scenario, tables: JudgeTables) -> Verdict:
+    """Return what the closed form says of a plan.
+
+    Raises:
+        InputError: The tables have nothing on a device kind, a degree of tensor parallelism or a pair of nodes.
+    """
+    parts = [_pipeline_parts(pipeline, scenario, tables) for pipeline in plan.pipelines]
+    compute_s, transfer_s, update_s = max(parts, key=sum)
+    fits = all(_fits(pipeline, scenario, tables) for pipeline in plan.pipelines)
+    return Verdict(compute_s, transfer_s, update_s, _sync_s(plan, scenario, tables), fits)
+
+
+def _pipeline_parts(pipeline: Pipeline, scenario: Scenario, tables: JudgeTables) -> tuple[float, float, float]:
+    """Seconds of compute, of transfers and of the update."""
+    stages = pipeline.stages
+    compute_s = [_compute_s(stage, pipeline.microbatches, scenario, tables) for stage in stages]
+    transfer_s = [_transfer_s(pipeline, index, scenario, tables) for index in range(len(stages))]
+    slowest = max(range(len(stages)), key=lambda index: compute_s[index] + transfer_s[index])
+    repeats = len(pipeline.microbatches) - 1
+    update_s = max(_update_s(stage, pipeline.microbatches, scenario, tables) for stage in stages)
+    return (
+        repeats * compute_s[slowest] + sum(compute_s),
+        repeats * transfer_s[slowest] + sum(transfer_s),
+        update_s,
+    )
+
+
+def _nodes(
+    stage: Stage, microbatches: Sequence[int], scenario: Scenario, tables: JudgeTables
+) -> Iterator[tuple[Node, int]]:
+    """Each replica as the tables name it, with the most samples of a microbatch that it takes."""
+    for replica, samples in zip(stage.replicas, stage.most_samples(set(microbatches)), strict=True):
+        yield _node(replica, scenario, tables), samples
+
+
+def _node(replica: Replica, scenario: Scenario, tables: JudgeTables) -> Node:
+    return tables.node(scenario.cluster.by_name[replica.device].kind, replica.tensor_parallel)
+
+
+def _distinct(
+    stage: Stage, microbatches: Sequence[int], scenario: Scenario, tables: JudgeTables
+) -> list[tuple[Node, int]]:
+    return list(dict.fromkeys(_nodes(stage, microbatches, scenario, tables)))
+
+
+def _compute_s(stage: Stage, microbatches: Sequence[int], scenario: Scenario, tables: JudgeTables) -> float:
+    """Forward and backward of a microbatch, of the slowest replica."""
+    return max(
+        tables.compute_s(node, stage.first_layer, stage.end_layer, samples)
+        for node, samples in _distinct(stage, microbatches, scenario, tables)
+    )
+
+
+def _update_s(stage: Stage, microbatches: Sequence[int], scenario: Scenario, tables: JudgeTables) -> float:
+    return max(
+        tables.update_s(node, stage.first_layer, samples)
+        for node, samples in _distinct(stage, microbatches, scenario, tables)
+    )
+
+
+def _transfer_s(pipeline: Pipeline, index: int, scenario: Scenario, tables: JudgeTables) -> float:
+    """What a stage sends for a microbatch, by the published rule."""
+    stages = pipeline.stages
+    if len(stages) == 1:
+        return 0.0
+    stage = stages[index]
+    activation_s = gradient_s = 0.0
+    if index + 1 < len(stages):
+        activation_s = _send_s(pipeline, index, index + 1, stage.end_layer - 1, scenario, tables)
+    if index > 0:
+        gradient_s = _send_s(pipeline, index, index - 1, stage.first_layer, scenario, tables)
+    if index == 0:
+        return activation_s * (2 if len(stages) > 3 else 1)
+    return 2 * gradient_s if index + 1 == len(stages) else activation_s + gradient_s
+
+
+def _send_s(
+    pipeline: Pipeline, sender: int, receiver: int, layer: int, scenario: Scenario, tables: JudgeTables
+) -> float:
+    """Seconds in which every replica of a stage sends a layer's output, or its gradient, to its counterpart."""
+    senders = list(_nodes(pipeline.stages[sender], pipeline.microbatches, scenario, tables))
+    receivers = [_node(replica, scenario, tables) for replica in pipeline.stages[receiver].replicas]
+    flows = {(node, receivers[number % len(receivers)], samples) for number, (node, samples) in enumerate(senders)}
+    output_bytes = BYTES_PER_VALUE * tables.output_values(layer)
+    return max(_message_s(source, target, samples * output_bytes, tables) for source, target, samples in flows)
+
+
+def _sync_s(plan: Plan, scenario: Scenario, tables: JudgeTables) -> float:
+    """The worst stage's ring all-reduces, over the replicas of all pipelines that hold its layers."""
+    cuts = sorted({stage.first_layer for pipeline in plan.pipelines for stage in pipeline.stages})
+    cuts.append(plan.pipelines[0].stages[-1].end_layer)
+    ring_s = {first: _ring_s(plan, first, end, scenario, tables) for first, end in pairwise(cuts)}
+    return max(
+        sum(seconds for first, seconds in ring_s.items() if stage.first_layer <= first < stage.end_layer)
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+    )
+
+
+def _ring_s(plan: Plan, first: int, end: int, scenario: Scenario, tables: JudgeTables) -> float:
+    """Seconds of summing the gradients of layers ``first`` to ``end - 1`` between neighbouring replicas."""
+    replicas = [
+        replica
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        if stage.first_layer <= first < stage.end_layer
+        for replica in stage.replicas
+    ]
+    if len(replicas) == 1:
+        return 0.0
+    alone = [tables.node(scenario.cluster.by_name[replica.device].kind, 1) for replica in replicas]
+    neighbours = set(zip(alone, [*alone[1:], alone[0]], strict=True))
+    parameters = tables.parameters(1, first, end)
+    size_bytes = BYTES_PER_VALUE * parameters / min(replica.tensor_parallel for replica in replicas)
+    return sum(
+        2 * (len(replicas) - 1) * max(_message_s(*pair, bucket / len(replicas), tables) for pair in neighbours)
+        for bucket in _buckets(size_bytes)
+    )
+
+
+def _buckets(size_bytes: float) -> Iterable[float]:
+    whole, rest = divmod(size_bytes, BUCKET_BYTES)
+    return [BUCKET_BYTES] * int(whole) + ([rest] if rest else [])
+
+
+def _message_s(source: Node, target: Node, size_bytes: float, tables: JudgeTables) -> float:
+    """Seconds of a message at the polynomial's rate, at any size; for ever where that is below zero."""
+    if not size_bytes:
+        return 0.0
+    curve = tables.network.curve(source, target)
+    exponent = log2(size_bytes / 1e6)
+    gigabytes_per_s = curve.quadratic * exponent**2 + curve.linear * exponent + curve.constant
+    return size_bytes / 1e9 / gigabytes_per_s if gigabytes_per_s > 0 else inf
+
+
+def _fits(pipeline: Pipeline, scenario: Scenario, tables: JudgeTables) -> bool:
+    stages = pipeline.stages
+    return all(
+        _needed_bytes(stage, replica, samples * (len(stages) - index), tables)
+        <= min(scenario.cluster.by_name[device].memory_bytes for device in replica.devices)
+        for index, stage in enumerate(stages)
+        for replica, samples in zip(stage.replicas, stage.most_samples(set(pipeline.microbatches)), strict=True)
+    )
+
+
+def _needed_bytes(stage: Stage, replica: Replica, samples: int, tables: JudgeTables) -> float:
+    """Bytes on each device of a replica that keeps ``samples`` between forward and backward."""
+    degree = replica.tensor_parallel
+    states = STATE_BYTES_PER_PARAMETER * tables.parameters(degree, stage.first_layer, stage.end_layer)
+    kept = BYTES_PER_VALUE * samples * tables.activation_values(degree, stage.first_layer, stage.end_layer)
+    return states + kept + (FRAMEWORK_BYTES if degree == 1 else SHARDED_FRAMEWORK_BYTES)

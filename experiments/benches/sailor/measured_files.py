@@ -1,0 +1,85 @@
+"""Where measured training runs are, and the profiles of their model and network: outside of the project."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.files.importers.sailor import profiled_models
+from traces.common.errors import InputError
+
+# A folder laid out as eth-easl/sailor's profiles: layer_times.json, layer_sizes.json, providers/, measured-*/.
+VARIABLE = "ROPEBRIDGE_MEASURED"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredFiles:
+    """Measured runs and what they are simulated from, in the formats of eth-easl/sailor.
+
+    Attributes:
+        runs: Folder of runs, see `experiments.benches.sailor.sailor_runs`.
+        times: Layer times, see `planner.files.importers.sailor`.
+        sizes: Layer sizes.
+        network: Rates between nodes, see `experiments.benches.sailor.network`.
+        model_name: Of the model that the runs trained, as in ``times``.
+    """
+
+    runs: Path
+    times: Path
+    sizes: Path
+    network: Path
+    model_name: str
+
+
+def find_measured_files(
+    runs: Path | None = None,
+    times: Path | None = None,
+    sizes: Path | None = None,
+    network: Path | None = None,
+    model_name: str = "",
+) -> MeasuredFiles:
+    """Return the files, those that are not given from the folder of environment variable `VARIABLE`.
+
+    Without a model's name, the folder of runs names it: ``measured-opt-350m-gh200`` for model OPT-350.
+
+    Raises:
+        InputError: There is no such folder, of all files or of runs, or nothing names the model.
+    """
+    if runs is None or times is None or sizes is None or network is None:
+        folder = _folder()
+        runs = runs or _only_runs(folder)
+        times = times or folder / "layer_times.json"
+        sizes = sizes or folder / "layer_sizes.json"
+        network = network or folder / "providers" / "multizone_bandwidths_het.json"
+    if not runs.is_dir():
+        raise InputError("there is no such folder", where=str(runs), valid="a folder of measured runs")
+    return MeasuredFiles(runs, times, sizes, network, model_name or _model_of(runs, times))
+
+
+def _folder() -> Path:
+    given = os.environ.get(VARIABLE)
+    if not given or not Path(given).is_dir():
+        raise InputError(
+            "there are no measured runs",
+            where=f"{VARIABLE}={given}" if given else f"{VARIABLE} is not set",
+            valid=f"give --runs, --times, --sizes and --network, or a folder in the environment variable {VARIABLE}",
+        )
+    return Path(given)
+
+
+def _only_runs(folder: Path) -> Path:
+    found = sorted(path for path in folder.glob("measured-*") if path.is_dir())
+    if len(found) != 1:
+        raise InputError(f"{len(found)} folders 'measured-*'", where=str(folder), valid="say with --runs which one")
+    return found[0]
+
+
+def _model_of(runs: Path, times: Path) -> str:
+    names = profiled_models(times)
+    named = [name for name in names if name.lower() in runs.resolve().name.lower()]
+    if len(named) != 1:
+        raise InputError(
+            f"the name of folder '{runs.resolve().name}' does not say which model was trained",
+            where=str(runs),
+            valid=f"say with --model which one: {', '.join(names)}",
+        )
+    return named[0]

@@ -1,0 +1,1 @@
+"""Benches of the simulator: its speed, and its error against real runs."""

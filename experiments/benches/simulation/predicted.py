@@ -1,0 +1,138 @@
+"""Real compute predicted: the layers of a model are measured first, then a run is simulated, then it runs."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from executor.backend import TorchBackend
+from executor.control.launcher import run_job
+from executor.control.prepared_job import prepared_job
+from executor.core.job import Orders
+from executor.profiling.layer_times import LayerTimes
+from executor.training.models.loading import load_with_sizes
+from experiments.benches.result import Row
+from experiments.benches.two_stages import trained_scenario, two_stage_plan
+from experiments.models import gpt
+from planner.plan.plan import Plan
+from planner.runs.metrics import measure
+from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
+from planner.scenario.scenario import ModelCode, Optimizer, Scenario
+from planner.schedules import WHOLE
+from sim.simulator import Simulator
+
+ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedCase:
+    """What two ranks train.
+
+    Attributes:
+        name: Of the model, in rows.
+        code: Of the model.
+        samples: Of a microbatch.
+        microbatches: Of a step.
+        steps: Of the run.
+        kind: Of both devices: ``cpu`` keeps their layers there, others take a GPU where there is one.
+        bandwidth_bps: Of the links in the simulation, either way; assumed, since the real ones are this machine's own.
+    """
+
+    name: str
+    code: ModelCode
+    samples: int
+    microbatches: int
+    steps: int
+    kind: str
+    bandwidth_bps: float = 10e9
+
+    @property
+    def scenario(self) -> Scenario:
+        """Two devices, and the model with times that nobody has measured."""
+        blank = TimeTable((self.samples,), (1.0,), (1.0,), (1.0,))
+        profile = profile_of(self.code, {self.kind: blank})
+        scenario = trained_scenario(profile, self.code, self.samples * self.microbatches, Optimizer())
+        devices = tuple(replace(device, kind=self.kind) for device in scenario.cluster.devices)
+        links = tuple(replace(link, bandwidth_bps=self.bandwidth_bps) for link in scenario.cluster.links)
+        return replace(scenario, cluster=replace(scenario.cluster, devices=devices, links=links))
+
+    def plan(self, scenario: Scenario, schedule: str) -> Plan:
+        """Return the plan that cuts the model in the middle."""
+        depth = min(4, self.microbatches)
+        return two_stage_plan(scenario, schedule, (self.samples,) * self.microbatches, (depth, depth), "scheduled")
+
+
+EXAMPLE = TrainedCase(
+    "gpt",
+    ModelCode(Path(gpt.__file__), {"vocabulary": 256, "width": 192, "heads": 4, "blocks": 8, "length": 64}),
+    samples=4,
+    microbatches=8,
+    steps=40,
+    kind="this-machine",
+)
+
+
+def predict_real_compute(
+    schedule: str, tell: Callable[[str], None], case: TrainedCase = EXAMPLE, rounds: int = ROUNDS
+) -> Row:
+    """Profile two ranks that train a model on this machine, simulate them, run them, and compare.
+
+    Time after time, since two processes get more or less of this machine from one moment to the next; the row has the
+    medians. The links are this machine's own, which take no time that counts.
+    """
+    unmeasured = case.scenario
+    plan = case.plan(unmeasured, schedule)
+    simulated, real = [], []
+    for number in range(rounds):
+        tell(f"real compute, {case.name}, {schedule}, round {number + 1} of {rounds}")
+        scenario = replace(unmeasured, model=measured_profile(unmeasured, plan))
+        simulated.append(measure(Simulator().run(scenario, plan, None, case.steps)))
+        real.append(measure(TorchBackend("real", emulator="none").run(scenario, plan, None, case.steps)))
+    pairs = list(zip(simulated, real, strict=True))
+    return {
+        "case": f"real-{case.name}-{schedule}",
+        "ranks": 2,
+        "policy": "none",
+        "simulated_step_s": median(each.step_s for each in simulated),
+        "real_step_s": median(each.step_s for each in real),
+        "step_error": median(one.step_s / other.step_s - 1 for one, other in pairs),
+        "throughput_error": median(one.samples_per_s / other.samples_per_s - 1 for one, other in pairs),
+        "wan_byte_difference": simulated[0].wan_bytes - real[0].wan_bytes,
+    }
+
+
+def profile_of(code: ModelCode, times: Mapping[str, TimeTable]) -> ModelProfile:
+    """Return the model's true sizes, with the same times for every layer."""
+    sizes = load_with_sizes(code, seed=0).sizes
+    layers = tuple(
+        LayerProfile(f"layer-{n}", size.parameter_bytes, size.output.size_bytes, 0, times)
+        for n, size in enumerate(sizes)
+    )
+    return ModelProfile(code.path.stem, layers)
+
+
+def measured_profile(scenario: Scenario, plan: Plan) -> ModelProfile:
+    """Return the scenario's model with the times that the plan's ranks measure, all at once, on this machine."""
+    with prepared_job(scenario, plan, Orders("real", 1, "none", adapts=False)) as job:
+        run_job(job, plan.devices, module="executor.profiling.worker")
+        layers = list(scenario.model.layers)
+        for rank, device in enumerate(plan.devices):
+            kind = scenario.cluster.by_name[device].kind
+            for entry in json.loads((job.path / f"layers-{rank}.json").read_text()):
+                times = LayerTimes(**entry)
+                old = layers[times.layer]
+                table = _table(times, split=plan.schedule not in WHOLE)
+                layers[times.layer] = replace(
+                    old, times={**old.times, kind: table}, update_s={**old.update_s, kind: times.update_s}
+                )
+        return replace(scenario.model, layers=tuple(layers))
+
+
+def _table(times: LayerTimes, split: bool) -> TimeTable:
+    input_s, weight_s = times.backward_input_s, times.backward_weight_s
+    if not split:
+        # A whole backward takes less than its two parts.
+        scale = times.backward_s / (input_s + weight_s)
+        input_s, weight_s = scale * input_s, scale * weight_s
+    return TimeTable((times.samples,), (times.forward_s,), (input_s,), (weight_s,))

@@ -1,0 +1,1 @@
+"""Profiles of models and networks: measured, imported, and written as files."""

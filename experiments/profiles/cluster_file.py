@@ -1,0 +1,181 @@
+"""Cluster files, completed with links that were measured; what a person wrote in them stays as it is."""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.util import load_yaml_guess_indent
+
+from planner.files.cluster_entries import ClusterEntry
+from planner.files.documents import Document, read_text
+from planner.files.parsing import parse
+from planner.scenario.size_curve import SizeCurve
+from traces.common.atomic import check_place, write_text_atomically
+from traces.common.errors import InputError
+from traces.common.names import unknown_name
+
+# What a measurement says of a link; everything else in its entry is a person's.
+_MEASURED = ("bandwidth", "latency", "jitter", "size_curve")
+_ENDS = ("between", "from", "to", "inside")
+
+# Two directions that differ by less are one link.
+_ALIKE = 0.05
+
+_MOST_WIDTH = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLink:
+    """One direction between two regions, hosts or devices.
+
+    Attributes:
+        source: Where it starts.
+        target: Where it ends.
+        bandwidth_bps: Of the link: bits per second that frames take, of which a part is payload.
+        latency_s: One way, seconds; of the quickest packet where there is a jitter.
+        jitter_s: Each packet takes up to so much longer, seconds.
+        size_curve: The rate that one message of a size reaches; None where latency and bandwidth tell it.
+    """
+
+    source: str
+    target: str
+    bandwidth_bps: float
+    latency_s: float
+    jitter_s: float = 0.0
+    size_curve: SizeCurve | None = None
+
+
+def check_cluster_file(path: Path, ends: Sequence[str]) -> None:
+    """Refuse what `add_links` would refuse, before anything is measured.
+
+    Args:
+        path: Of the file.
+        ends: Names of regions, hosts or devices that links are to be added between.
+
+    Raises:
+        InputError: There is something else in the file, it does not know the ends, or it cannot be written.
+    """
+    if path.suffix == ".json":
+        raise InputError("cluster files are written by hand, in YAML", str(path), "let its name end in .yaml")
+    check_place(path)
+    if not path.exists():
+        return
+    document = Document(path)
+    if isinstance(document.value, Mapping) and "cluster" in document.value:
+        raise InputError(
+            "this is a whole scenario", str(path), "give its cluster a file of its own, and write 'cluster: FILE' there"
+        )
+    entry = parse(ClusterEntry, document, document.value)
+    known = dict.fromkeys(
+        name for device in entry.devices for name in (device.region, device.host, device.name) if name is not None
+    )
+    for name in ends if known else ():
+        if name not in known:
+            raise unknown_name("region, host or device", name, known, where=str(path))
+
+
+def add_links(path: Path, there: MeasuredLink, back: MeasuredLink) -> list[str]:
+    """Write the two directions of a link into a cluster file, in place of what it had of them.
+
+    Prices and losses in the file stay, and so does a trace, which says more of a bandwidth than one measurement.
+
+    Args:
+        path: Of the file, YAML; one without devices is begun if there is none.
+        there: One direction.
+        back: The other one.
+
+    Returns:
+        What was left as it was, a sentence for each.
+
+    Raises:
+        InputError: See `check_cluster_file`.
+    """
+    check_cluster_file(path, (there.source, there.target))
+    content: Any = CommentedMap(devices=[], links=[])
+    indent, offset = 4, 2
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = _MOST_WIDTH
+    if path.exists():
+        content, found_indent, found_offset = load_yaml_guess_indent(read_text(path), yaml=yaml)
+        indent, offset = found_indent or indent, offset if found_offset is None else found_offset
+    if content.get("links") is None:
+        content["links"] = []
+    kept = _replace(content["links"], there, back)
+    yaml.indent(mapping=2, sequence=indent, offset=offset)
+    text = io.StringIO()
+    yaml.dump(content, text)
+    write_text_atomically(path, text.getvalue())
+    return kept
+
+
+def _replace(links: list[Any], there: MeasuredLink, back: MeasuredLink) -> list[str]:
+    """Put the new entries where the first of the old ones was, or at the end."""
+    old = [index for index, entry in enumerate(links) if _pairs(entry) & {_pair(there), _pair(back)}]
+    place = old[0] if old else len(links)
+    before = {pair: links[index] for index in old for pair in _pairs(links[index])}
+    new = {pair: _entry(link, before.get(pair, {})) for link in (there, back) for pair in [_pair(link)]}
+    notes = [
+        f"{link.source} to {link.target}: the file's trace stays, in place of the bandwidth measured here"
+        for link in (there, back)
+        if "trace" in new[_pair(link)]
+    ]
+    for index in reversed(old):
+        del links[index]
+    for entry in reversed(_joined(new, there, back)):
+        entry.fa.set_flow_style()
+        links.insert(place, entry)
+    return notes
+
+
+def _pair(link: MeasuredLink) -> tuple[str, str]:
+    return link.source, link.target
+
+
+def _pairs(entry: Any) -> set[tuple[str, str]]:
+    """The directions that an entry of the file stands for."""
+    if "between" in entry:
+        first, second = entry["between"]
+        return {(first, second), (second, first)}
+    return {(entry["from"], entry["to"])} if "from" in entry else set()
+
+
+def _entry(link: MeasuredLink, before: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a link beside its ends."""
+    entry: dict[str, Any] = {}
+    if "trace" not in before:
+        entry["bandwidth"] = _rate(link.bandwidth_bps)
+    entry["latency"] = _milliseconds(link.latency_s)
+    if link.jitter_s:
+        entry["jitter"] = _milliseconds(link.jitter_s)
+    if link.size_curve is not None:
+        curve = link.size_curve
+        terms = {name: float(f"{getattr(curve, name):.6g}") for name in ("quadratic", "linear", "constant")}
+        entry["size_curve"] = {**terms, "ceiling": _rate(curve.ceiling_bps)}
+    return {**entry, **{key: value for key, value in before.items() if key not in (*_ENDS, *_MEASURED)}}
+
+
+def _joined(
+    new: Mapping[tuple[str, str], dict[str, Any]], there: MeasuredLink, back: MeasuredLink
+) -> list[CommentedMap]:
+    """One entry for both directions if they are alike, else one for each."""
+    first, second = new[_pair(there)], new[_pair(back)]
+    rates = sorted((there.bandwidth_bps, back.bandwidth_bps))
+    without = [{key: value for key, value in each.items() if key not in _MEASURED} for each in (first, second)]
+    if rates[0] >= (1 - _ALIKE) * rates[1] and without[0] == without[1]:
+        # The slower one, on which a plan can count both ways.
+        slower = first if there.bandwidth_bps <= back.bandwidth_bps else second
+        return [CommentedMap({"between": [there.source, there.target], **slower})]
+    return [CommentedMap({"from": link.source, "to": link.target, **new[_pair(link)]}) for link in (there, back)]
+
+
+def _rate(rate_bps: float) -> str:
+    return f"{rate_bps / 1e6:.4g} Mbit/s" if rate_bps < 1e9 else f"{rate_bps / 1e9:.4g} Gbit/s"
+
+
+def _milliseconds(time_s: float) -> str:
+    return f"{1000 * time_s:.4g} ms"

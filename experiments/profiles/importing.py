@@ -1,0 +1,153 @@
+"""``ropebridge profile import``: a model file from what others have published; returns the text to print."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from experiments.profiles.model_file import ModelLayers, add_to_model_file
+from experiments.profiles.profile_tables import work_table
+from experiments.runs.targets import check_targets
+from planner.files.importers.huggingface import read_huggingface
+from planner.files.importers.metis import read_metis
+from planner.files.importers.pipedream import read_pipedream
+from planner.files.importers.sailor import profiled_models, read_sailor
+from traces.common.errors import InputError
+from traces.common.key_values import key_and_value
+from traces.common.names import unknown_name
+from traces.common.units import parse_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOrders:
+    """What to read, as the command was told.
+
+    Attributes:
+        format: Name of the format.
+        files: In it.
+        name: Of the model; None for the file's own.
+        kinds: Of devices, each as KIND or THEIRS=KIND.
+        samples: Of the minibatch that PipeDream measured.
+        tokens: Of a sample of a language model.
+        layer_output: What passes between two layers for a sample, with its unit.
+    """
+
+    format: str
+    files: Sequence[Path]
+    name: str | None
+    kinds: Sequence[str]
+    samples: int | None
+    tokens: int | None
+    layer_output: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Imported:
+    model: ModelLayers
+    notes: tuple[str, ...] = ()
+
+
+def import_profile(orders: ImportOrders, output: Path, as_json: bool) -> str:
+    """Read, and write or complete the model file.
+
+    Args:
+        orders: What.
+        output: The model file.
+        as_json: Whether to return JSON, in SI units, instead of a table.
+
+    Raises:
+        InputError: A file is missing or damaged, an option is missing or idle, or the model file is of another model.
+    """
+    _refuse_idle_options(orders)
+    check_targets([output])
+    found = _READERS[orders.format](orders)
+    add_to_model_file(output, found.model)
+    layers = found.model.layers
+    if as_json:
+        document = {"name": found.model.name, "file": str(output), "notes": found.notes}
+        return json.dumps({**document, "layers": list(map(asdict, layers))}, indent=2)
+    return "\n".join([*work_table(layers), *found.notes, f"written to {output}: name it as 'model:' of a scenario"])
+
+
+def _huggingface(orders: ImportOrders) -> _Imported:
+    path = _only(orders, "config.json")
+    shape = read_huggingface(path)
+    tokens = orders.tokens or shape.longest
+    if tokens is None:
+        raise InputError("nothing says how long a sample is", where="--tokens", valid="give a number, such as 1024")
+    try:
+        layers = shape.layers(tokens)
+    except InputError as error:
+        raise error.within("--tokens") from None
+    tied = "; head and embedding share a table, and each layer holds a copy" if shape.tied else ""
+    note = f"{shape.parameters:,} parameters{tied}; samples of {tokens:,} tokens, numbers of 4 bytes"
+    return _Imported(ModelLayers(orders.name or path.resolve().parent.name or "huggingface", layers), (note,))
+
+
+def _metis(orders: ImportOrders) -> _Imported:
+    if orders.layer_output is None:
+        raise InputError(
+            "Metis' files do not say what passes between layers",
+            where="--layer-output",
+            valid="give tokens x width x bytes of a number, such as '4 MB' for a sample of 1024 tokens of 1024 numbers",
+        )
+    try:
+        output_bytes = parse_bytes(orders.layer_output)
+    except InputError as error:
+        raise error.within("--layer-output") from None
+    kinds = dict(key_and_value(each, "A100=a100-40", option="--kind") for each in orders.kinds)
+    model = read_metis(orders.files, output_bytes, kinds)
+    passed_over = [path.name for path in orders.files if "_tp1_" not in path.name]
+    notes = (f"passed over, with tensor parallelism: {', '.join(passed_over)}",) if passed_over else ()
+    return _Imported(ModelLayers(orders.name or model.name, model.layers), notes)
+
+
+def _pipedream(orders: ImportOrders) -> _Imported:
+    path = _only(orders, "graph.txt")
+    if orders.samples is None:
+        raise InputError(
+            "PipeDream's file does not say how many samples were measured", where="--samples", valid="give a number"
+        )
+    if len(orders.kinds) != 1:
+        raise InputError(
+            "PipeDream's file does not say on which device", where="--kind", valid="give one kind, such as v100-16"
+        )
+    model = read_pipedream(path, orders.samples, orders.kinds[0], orders.name or path.resolve().parent.name)
+    return _Imported(ModelLayers(model.name or "pipedream", model.layers))
+
+
+def _sailor(orders: ImportOrders) -> _Imported:
+    if len(orders.files) != 2:
+        raise InputError(f"{len(orders.files)} files", where="sailor", valid="give layer_times.json layer_sizes.json")
+    times, sizes = orders.files
+    names = profiled_models(times)
+    if orders.name is None and len(names) != 1:
+        raise InputError(f"{len(names)} models", where=str(times), valid=f"say with --name which: {', '.join(names)}")
+    name = orders.name or names[0]
+    if name not in names:
+        raise unknown_name("model", name, names, where="--name")
+    model = read_sailor(times, sizes, name)
+    degrees = ", ".join(map(str, model.sharded))
+    notes = (f"passed over: tensor parallelism over {degrees} devices",) if model.sharded else ()
+    return _Imported(ModelLayers(model.name, model.layers), notes)
+
+
+_READERS = {"huggingface": _huggingface, "metis": _metis, "pipedream": _pipedream, "sailor": _sailor}
+
+
+def _only(orders: ImportOrders, what: str) -> Path:
+    if len(orders.files) != 1:
+        raise InputError(f"{len(orders.files)} files", where=orders.format, valid=f"give one {what}")
+    return orders.files[0]
+
+
+def _refuse_idle_options(orders: ImportOrders) -> None:
+    given = {
+        "--kind": (bool(orders.kinds), ("metis", "pipedream")),
+        "--samples": (orders.samples is not None, ("pipedream",)),
+        "--tokens": (orders.tokens is not None, ("huggingface",)),
+        "--layer-output": (orders.layer_output is not None, ("metis",)),
+    }
+    for option, (is_given, formats) in given.items():
+        if is_given and orders.format not in formats:
+            raise InputError(f"says nothing about {orders.format}", where=option, valid=f"for {' and '.join(formats)}")

@@ -1,0 +1,154 @@
+"""Model files: what each layer costs on each kind of device, written and read back to add another kind."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner.files.documents import Document
+from planner.scenario.profile import LayerProfile, TimeTable
+from planner.scenario.roofline import LayerWork
+from planner.scenario.scenario import ModelCode
+from traces.common.atomic import check_place, write_text_atomically
+from traces.common.errors import InputError
+from traces.common.units import parse_duration_s, parse_flop
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayers:
+    """A model as files have it.
+
+    Attributes:
+        name: Of the model.
+        layers: In order: with times of the kinds that somebody measured, or with the work that a roofline needs.
+        code: Where it is; None if there is only what it costs.
+    """
+
+    name: str
+    layers: Sequence[LayerProfile | LayerWork]
+    code: ModelCode | None = None
+
+
+def refuse_another_model(path: Path, name: str, code: ModelCode | None = None, layers: int | None = None) -> None:
+    """Refuse a file that cannot be completed, before the work that completes it.
+
+    Args:
+        path: Of the file; there may be none.
+        name: Of the model.
+        code: Where it is, and what it is built with.
+        layers: How many it has; None where nobody knows yet.
+
+    Raises:
+        InputError: The file is damaged, or of a model of another name, other code or another number of layers.
+    """
+    check_place(path)
+    if path.exists():
+        old = Document(path).value
+        known = _head(path, name, code)
+        if not isinstance(old, Mapping) or {key: old.get(key) for key in known} != known:
+            raise _another_model(path)
+        if not isinstance(found := old.get("layers"), list) or layers not in (None, _count(found)):
+            raise _another_model(path)
+
+
+def add_to_model_file(path: Path, model: ModelLayers) -> None:
+    """Write what layers cost; what a file has of other kinds of devices stays.
+
+    Args:
+        path: Of the file, YAML unless its name ends in .json; made if there is none.
+        model: With times of the kinds that were measured.
+
+    Raises:
+        InputError: The file is of another model, or cannot be written.
+    """
+    new = _document(path, model)
+    if path.exists():
+        _take_over(Document(path).value, new, path)
+    if path.suffix == ".json":
+        text = json.dumps(new, indent=1) + "\n"
+    else:
+        text = yaml.safe_dump(new, sort_keys=False, width=120, default_flow_style=None)
+    write_text_atomically(path, text)
+
+
+def _head(path: Path, name: str, code: ModelCode | None) -> dict[str, Any]:
+    """What a file says of the model before its layers."""
+    if code is None:
+        return {"name": name}
+    place = os.path.relpath(code.path.resolve(), path.resolve().parent)
+    return {"name": name, "code": place, "arguments": dict(code.arguments)}
+
+
+def _count(entries: list[Any]) -> int:
+    """How many layers a file has: an entry can stand for several."""
+    repeats = [entry.get("repeat", 1) if isinstance(entry, Mapping) else 1 for entry in entries]
+    return sum(repeat if isinstance(repeat, int) else 1 for repeat in repeats)
+
+
+def _document(path: Path, model: ModelLayers) -> dict[str, Any]:
+    document = _head(path, model.name, model.code)
+    # Equal layers that follow each other are one entry: each is read with its number after the name.
+    alike = [list(layers) for _, layers in groupby(model.layers, key=lambda layer: (layer.name, _layer(layer)))]
+    return document | {"layers": [_layer(layers[0], repeat=len(layers)) for layers in alike]}
+
+
+def _layer(layer: LayerProfile | LayerWork, repeat: int = 1) -> dict[str, Any]:
+    sizes = {"parameters": layer.parameter_bytes, "output": layer.output_bytes, "activation": layer.activation_bytes}
+    entry: dict[str, Any] = {"name": layer.name, **({"repeat": repeat} if repeat > 1 else {})}
+    entry |= {key: f"{size} B" for key, size in sizes.items()}
+    if isinstance(layer, LayerWork):
+        return entry | {
+            "forward": _exact(float(layer.forward_flop), {"GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1.0}, parse_flop)
+        }
+    return entry | {"times": {kind: _times(table, layer.update_s.get(kind)) for kind, table in layer.times.items()}}
+
+
+def _times(table: TimeTable, update_s: float | None) -> dict[str, Any]:
+    columns = ("forward", "backward_input", "backward_weight")
+    times = {column: [_duration(each) for each in getattr(table, f"{column}_s")] for column in columns}
+    update = {} if update_s is None else {"update": _duration(update_s)}
+    return {"samples": list(table.samples), **times, **update}
+
+
+def _duration(seconds: float) -> str:
+    return _exact(seconds, {"ms": 1e-3, "s": 1.0}, parse_duration_s)
+
+
+def _exact(value: float, units: Mapping[str, float], parse: Callable[[object], float]) -> str:
+    """The value in the first unit in which six digits say it exactly, else with all its digits in the last one."""
+    for unit, scale in units.items():
+        text = f"{value / scale:.6g} {unit}"
+        if parse(text) == value:
+            return text
+    return f"{int(value) if value.is_integer() else value!r} {list(units)[-1]}"
+
+
+def _take_over(old: Any, new: dict[str, Any], path: Path) -> None:
+    """Add the times of other kinds from what was in the file, if that is of the same layers."""
+    if not isinstance(old, Mapping) or _without_times(old) != _without_times(new):
+        raise _another_model(path)
+    for before, layer in zip(old["layers"], new["layers"], strict=True):
+        if "times" in layer:
+            layer["times"] = {**before["times"], **layer["times"]}
+
+
+def _without_times(document: Mapping[str, Any]) -> Any:
+    """The document, with nothing of times but whether there are any."""
+    layers = document.get("layers")
+    if not isinstance(layers, list) or not all(isinstance(layer, Mapping) for layer in layers):
+        return None
+    blank = [{**layer, "times": isinstance(layer.get("times"), Mapping)} for layer in layers]
+    return {**document, "layers": blank}
+
+
+def _another_model(path: Path) -> InputError:
+    return InputError(
+        "there is another model in this file, or one that was built in another way",
+        where=str(path),
+        valid="choose another file, or remove this one",
+    )

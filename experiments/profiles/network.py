@@ -1,0 +1,213 @@
+"""``ropebridge profile network``: what it does at either end; the near one returns the text to print."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from executor.profiling.message_times import (
+    SERVICE,
+    MessageProfile,
+    can_measure_messages,
+    measure_messages,
+    serve_messages,
+)
+from experiments.profiles.cluster_file import MeasuredLink, add_links, check_cluster_file
+from experiments.profiles.network_report import document_of, notes_on, table_of
+from experiments.profiles.size_curve_fit import fit_size_curve
+from experiments.runs.interrupts import CommandInterruptedError
+from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY
+from planner.scenario.size_curve import SizeCurve
+from traces.common.errors import InputError, RunError
+from traces.probe.address import parse_address
+from traces.probe.burst_order import MOST_BYTES, MOST_CONNECTIONS
+from traces.probe.path_profile import PathProfile, profile_path
+from traces.probe.peer import Peer, await_listener
+from traces.probe.responder import Responder
+
+# Messages that are timed: up to one that takes so long, and that takes so much of the traffic each time.
+_SIZES_BYTES = (1, 1_000, 4_000, 16_000, 64_000, 250_000, 1_000_000, 4_000_000, 16_000_000)
+_LONGEST_S = 0.5
+_TRAFFIC_SHARE = 0.01
+# Round trips in which one is timed, beside its own time, and how long a round of a size should take.
+_ROUND_TRIPS = 2
+_ROUND_S = 0.1
+_MOST_REPEATS = 5
+
+# Of the latency: less is what hosts do, not the network.
+_JITTER_SHARE = 0.05
+_JITTER_S = 2e-4
+
+# A message that takes so much longer than latency and bandwidth say has a size curve.
+_SLOWER = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkOrders:
+    """What to measure, as the command was told.
+
+    Attributes:
+        address: Of the responder; None if nobody gave one.
+        names: Of this end and that one, with a comma; None where no file is written.
+        connections: Numbers of them, with commas.
+        traffic_bytes: Of all bursts together.
+        output: The cluster file; None for none.
+    """
+
+    address: str | None
+    names: str | None
+    connections: str
+    traffic_bytes: int
+    output: Path | None
+
+
+def listen_at(address: str, other: str | None, tell: Callable[[str], None]) -> None:
+    """Serve those who measure until somebody interrupts it, which is no failure.
+
+    Args:
+        address: At which to listen.
+        other: An address to measure, which nobody gives to the end that listens.
+        tell: Called with lines about who measures.
+
+    Raises:
+        InputError: It cannot listen there.
+    """
+    if other is not None:
+        raise InputError(
+            f"both --listen and '{other}'",
+            where="profile network",
+            valid="listen on one host, and give its address on the other",
+        )
+    services = {SERVICE: serve_messages} if can_measure_messages() else {}
+    with Responder(parse_address(address), services, tell) as responder, suppress(CommandInterruptedError):
+        tell(
+            f"serving measurements at {responder.address} to whoever reaches it, since nobody is authenticated; "
+            "Ctrl-C ends it"
+        )
+        responder.serve()
+
+
+def profile_network(orders: NetworkOrders, as_json: bool, tell: Callable[[str], None]) -> str:
+    """Measure, and write or complete the cluster file.
+
+    Args:
+        orders: What.
+        as_json: Whether to return JSON, in SI units, instead of a table.
+        tell: Called with lines about the progress.
+
+    Raises:
+        InputError: Nobody answers, an option makes no sense, or the file holds something else.
+        RunError: The other end was lost.
+    """
+    if orders.address is None:
+        raise InputError(
+            "no host to measure",
+            where="profile network",
+            valid="give HOST:PORT, or '--listen ADDRESS' on the other one",
+        )
+    address, connections = parse_address(orders.address), _connections(orders.connections)
+    names = _names(orders)
+    if not 0 < orders.traffic_bytes // (2 * len(connections)) <= MOST_BYTES:
+        raise InputError(f"{orders.traffic_bytes} bytes", where="--traffic", valid="for example '2 GB'")
+    if orders.output is not None:
+        check_cluster_file(orders.output, names)
+    await_listener(address)
+    with Peer(address) as peer:
+        path = profile_path(peer, connections, orders.traffic_bytes, tell)
+        _refuse_dead(path)
+        messages = _messages(peer, path, orders.traffic_bytes, tell)
+    links = _links(path, messages, names)
+    notes = notes_on(path)
+    if orders.output is not None:
+        notes += [*add_links(orders.output, *links), f"written to {orders.output}: name it as 'cluster:' of a scenario"]
+    if as_json:
+        return json.dumps({**document_of(path, messages, links), "notes": notes}, indent=2)
+    return "\n".join([*table_of(path, messages, names), *notes])
+
+
+def _names(orders: NetworkOrders) -> tuple[str, str]:
+    if orders.names is None:
+        if orders.output is not None:
+            raise InputError("a cluster file names both ends", where="--names", valid="add '--names here,there'")
+        return "here", "there"
+    names = tuple(each.strip() for each in orders.names.split(","))
+    if len(names) != 2 or not all(names) or names[0] == names[1]:
+        raise InputError(f"'{orders.names}'", where="--names", valid="give two names, such as 'berlin,workshop'")
+    return names
+
+
+def _connections(text: str) -> list[int]:
+    try:
+        found = [int(each) for each in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or found[0] < 1 or found != sorted(set(found)) or found[-1] > MOST_CONNECTIONS:
+        raise InputError(
+            f"'{text}'", where="--connections", valid=f"give rising whole numbers up to {MOST_CONNECTIONS}: '1,2,4,8'"
+        )
+    return found
+
+
+def _refuse_dead(path: PathProfile) -> None:
+    for direction, found in path.directions.items():
+        if not found.best_bps.median:
+            raise RunError(f"no burst came through in the direction '{direction}': is there a firewall on the way?")
+
+
+def _messages(peer: Peer, path: PathProfile, traffic_bytes: int, tell: Callable[[str], None]) -> MessageProfile | None:
+    if SERVICE not in peer.services or not can_measure_messages():
+        tell("gloo's messages are not measured: torch is needed at both ends")
+        return None
+    round_trip_s = path.round_trip_s.median
+    there = path.directions["there"]
+    rate_bps = there.rates_bps[min(there.rates_bps)].median or there.best_bps.median
+    most_bytes = min(_LONGEST_S * rate_bps / 8, _TRAFFIC_SHARE * traffic_bytes)
+    sizes = [size for size in _SIZES_BYTES if size <= max(1, most_bytes)]
+    taken_s = [_ROUND_TRIPS * round_trip_s + 8 * size / rate_bps for size in sizes]
+    repeats = [min(_MOST_REPEATS, max(1, int(_ROUND_S / each_s))) for each_s in taken_s]
+    tell(f"gloo's messages of 1 B to {sizes[-1] / 1e6:g} MB")
+    try:
+        return measure_messages(peer, sizes, repeats)
+    except RunError as error:
+        tell(f"gloo's messages are not measured: {error}")
+        return None
+
+
+def _links(
+    path: PathProfile, messages: MessageProfile | None, names: tuple[str, str]
+) -> tuple[MeasuredLink, MeasuredLink]:
+    """The two directions, so that what the simulator makes of their messages is what was measured."""
+    jitter_s, latency_s = path.jitter_s, path.latency_s
+    if jitter_s > max(_JITTER_S, _JITTER_SHARE * latency_s):
+        latency_s = path.least_round_trip_s / 2
+    else:
+        jitter_s = 0.0
+    latency_s += _handover_s(path, messages)
+    there, back = (path.directions[direction].best_bps.median for direction in ("there", "back"))
+    curve = _size_curve(path, messages)
+    return (
+        MeasuredLink(*names, there / TCP_PAYLOAD_EFFICIENCY, latency_s, jitter_s, curve),
+        MeasuredLink(*names[::-1], back / TCP_PAYLOAD_EFFICIENCY, latency_s, jitter_s, curve),
+    )
+
+
+def _handover_s(path: PathProfile, messages: MessageProfile | None) -> float:
+    """What the smallest message takes beyond a packet: two processes have to hand it on."""
+    return 0.0 if messages is None else max(0.0, messages.arrival_s[1].median - path.latency_s)
+
+
+def _size_curve(path: PathProfile, messages: MessageProfile | None) -> SizeCurve | None:
+    """A curve, if messages take longer than what else a scenario says of the link."""
+    if messages is None:
+        return None
+    there, round_trip_s = path.directions["there"], path.round_trip_s.median
+    window = there.window_bytes(round_trip_s)
+    rate_bps = there.best_bps.median if window is None else 8 * window / round_trip_s
+    latency_s = messages.arrival_s[1].median
+    rates, slower = {}, False
+    for size_bytes, arrival in messages.arrival_s.items():
+        slower |= arrival.median > _SLOWER * (latency_s + 8 * size_bytes / rate_bps)
+        if arrival.least > latency_s:
+            rates[float(size_bytes)] = 8 * size_bytes / (arrival.median - latency_s)
+    return fit_size_curve(rates, max(rates.values())) if slower else None

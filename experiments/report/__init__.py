@@ -1,0 +1,1 @@
+"""What a run or sweep looks like: pages, figures and traces for Perfetto."""

@@ -1,0 +1,1 @@
+"""What pages and figures show, computed from runs; nothing here draws."""

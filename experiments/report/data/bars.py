@@ -1,0 +1,137 @@
+"""A run's events as the bars of a Gantt, in columns; loads no Bokeh."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.report.data.bar_kinds import (
+    ABSENT,
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    MOVE,
+    OPTIMIZER,
+    SEND,
+    STALE,
+    SYNC,
+    WAIT,
+    WAN_SEND,
+    WEIGHT,
+)
+from experiments.report.data.send_times import departing
+from planner.events.events import UPDATE_ACTION, EventKind
+from planner.events.fault_events import OUT
+from planner.events.log import EventLog, as_log
+from planner.runs.record import RunRecord
+from planner.scenario.cluster import Cluster
+from traces.trace import FloatArray
+
+_COMPUTE_OF_ACTION = {"F": FORWARD, "B": BACKWARD, "I": INPUT, "W": WEIGHT, UPDATE_ACTION: OPTIMIZER}
+_KIND_OF_EVENT = {
+    EventKind.RECEIVE: WAIT,
+    EventKind.SYNC: SYNC,
+    EventKind.SEND: SEND,
+    EventKind.MIGRATE: MOVE,
+    EventKind.UPDATE: STALE,
+    EventKind.FAULT: ABSENT,
+}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Bars:
+    """The bars of a run, [bars], in the order in which they begin.
+
+    Attributes:
+        kind: Number of the bar's kind.
+        row: The device's row, from 0 at the top.
+        start_s: Seconds from the start of the run; of a send, when its bytes began to leave.
+        end_s: Seconds from the start of the run.
+        step: -1 where none applies.
+        stage: -1 where none applies.
+        microbatch: -1 where none applies.
+        peer: Number of the other device in `peers`.
+        action: Number of the event's action in `actions`.
+        size: Number of how many bytes went over the wire, in `sizes_bytes`.
+        peers: Names of devices; the empty one where there is no other device.
+        actions: As events have them.
+        sizes_bytes: The sizes that there are.
+    """
+
+    kind: NDArray[np.uint8]
+    row: NDArray[np.uint16]
+    start_s: FloatArray
+    end_s: FloatArray
+    step: NDArray[np.int32]
+    stage: NDArray[np.int16]
+    microbatch: NDArray[np.int32]
+    peer: NDArray[np.uint16]
+    action: NDArray[np.uint8]
+    size: NDArray[np.int64]
+    peers: tuple[str, ...]
+    actions: tuple[str, ...]
+    sizes_bytes: tuple[int, ...]
+
+
+def bars_of(record: RunRecord, devices: Mapping[str, str]) -> Bars:
+    """Return what happened on these devices as bars: all events but decisions and outages of links.
+
+    Args:
+        record: The run.
+        devices: Device to its label, from top to bottom.
+    """
+    log = as_log(record.events)
+    kind, row = _kinds(log, record.scenario.cluster), _numbers(log, {name: place for place, name in enumerate(devices)})
+    start_s = log.columns["start_s"].copy()
+    sends, left_s = departing(log)
+    start_s[sends] = left_s
+    shown = np.flatnonzero((kind >= 0) & (row[log.columns["device"]] >= 0))
+    order = shown[np.argsort(start_s[shown], kind="stable")]
+    peers = ("", *record.scenario.cluster.by_name)
+    actions = tuple(sorted(set(log.texts("action").tolist())))
+    columns = {name: column[order] for name, column in log.columns.items()}
+    peer = np.maximum(_numbers(log, {name: place for place, name in enumerate(peers)}), 0)
+    action = np.maximum(_numbers(log, {name: place for place, name in enumerate(actions)}), 0)
+    sizes_bytes, size = np.unique(columns["size_bytes"], return_inverse=True)
+    return Bars(
+        kind=kind[order].astype(np.uint8),
+        row=row[columns["device"]].astype(np.uint16),
+        start_s=start_s[order],
+        end_s=columns["end_s"],
+        step=columns["step"].astype(np.int32),
+        stage=columns["stage"].astype(np.int16),
+        microbatch=columns["microbatch"].astype(np.int32),
+        peer=peer[columns["peer"]].astype(np.uint16),
+        action=action[columns["action"]].astype(np.uint8),
+        size=size,
+        peers=peers,
+        actions=actions,
+        sizes_bytes=tuple(sizes_bytes.tolist()),
+    )
+
+
+def _numbers(log: EventLog, wanted: Mapping[str, int]) -> NDArray[np.int64]:
+    """Number of each of the log's texts; -1 of those that have none, [texts]."""
+    return np.array([wanted.get(name, -1) for name in log.names], np.int64)
+
+
+def _kinds(log: EventLog, cluster: Cluster) -> NDArray[np.int64]:
+    """Each event's kind of bar; -1 where it has none."""
+    columns = log.columns
+    of_event = _numbers(log, {str(kind): number for kind, number in _KIND_OF_EVENT.items()})
+    of_action = _numbers(log, _COMPUTE_OF_ACTION)
+    kind: NDArray[np.int64] = np.where(
+        log.is_a(EventKind.COMPUTE), of_action[columns["action"]], of_event[columns["kind"]]
+    )
+    out = _numbers(log, {OUT: 1})[columns["action"]] == 1
+    kind[(kind == ABSENT) & out] = -1
+    region = np.array([_region(name, cluster) for name in log.names], np.int64)
+    crosses = region[columns["device"]] != region[columns["peer"]]
+    kind[(kind == SEND) & crosses] = WAN_SEND
+    return kind
+
+
+def _region(name: str, cluster: Cluster) -> int:
+    device = cluster.by_name.get(name)
+    return cluster.regions.index(device.region) if device is not None else -1

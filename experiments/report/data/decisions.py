@@ -1,0 +1,96 @@
+"""Why a policy decided as it did: what its observations showed that was not so before; loads no Bokeh."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from experiments.report.data.naming import plan_at
+from experiments.report.data.wording import rate_text
+from planner.adapt.observation import Observation, observe
+from planner.cost.steady_path import nominal_path
+from planner.events.events import EventKind
+from planner.events.fault_events import OUT
+from planner.events.log import EventLog, as_log
+from planner.runs.record import RunRecord
+
+# Differences smaller than these are noise: of a path's rate, of a device's seconds.
+_RATE_RATIO = 1.1
+_COMPUTE_RATIO = 1.15
+_MOST_NAMED = 2
+
+
+def reasons(record: RunRecord) -> tuple[str, ...]:
+    """Return, for each decision, what had changed since the one before; before the first, against what is declared."""
+    log = as_log(record.events)
+    before: Observation | None = None
+    texts = []
+    for number, decision in enumerate(record.decisions):
+        step = decision.observed_step
+        seen = observe(log.take(np.flatnonzero(log.columns["step"] == step)), step, plan_at(record, step))
+        if decision.answers_departure:
+            texts.append(_departure(record, log, number))
+        else:
+            texts.append(_changes(record, seen, before))
+            before = seen
+    return tuple(texts)
+
+
+def _departure(record: RunRecord, log: EventLog, number: int) -> str:
+    """Which devices were away, or which plan had them and has them no more."""
+    decision = record.decisions[number]
+    faults = [event for event in log.take(np.flatnonzero(log.is_a(EventKind.FAULT))) if event.action != OUT]
+    old = record.decisions[number - 1].plan if number else record.plan
+    gone = [device for device in old.devices if device not in decision.plan.devices]
+    known = [device for device in gone if any(event.device == device for event in faults)] or gone
+    return f"{', '.join(known)} had gone" if known else "devices had gone"
+
+
+def _changes(record: RunRecord, seen: Observation, before: Observation | None) -> str:
+    rates = _rates_bps(record, seen)
+    earlier = _rates_bps(record, before) if before is not None else _declared_bps(record, seen)
+    ratios = {pair: rate / earlier[pair] for pair, rate in rates.items() if pair in earlier}
+    changed = sorted(
+        (pair for pair, ratio in ratios.items() if abs(math.log(ratio)) > math.log(_RATE_RATIO)),
+        key=lambda pair: -abs(math.log(ratios[pair])),
+    )
+    word = "was" if before is not None else "declared"
+    texts = [
+        f"{source} → {target} carried {rate_text(rates[source, target])}, {word} {rate_text(earlier[source, target])}"
+        for source, target in changed[:_MOST_NAMED]
+    ]
+    texts += _slower(seen, before) if before is not None else []
+    more = len(changed) - _MOST_NAMED
+    texts += [f"and {more} more paths"] if more > 0 else []
+    return "; ".join(texts) or "nothing new: a plan that fits better what had been seen"
+
+
+def _rates_bps(record: RunRecord, seen: Observation) -> dict[tuple[str, str], float]:
+    """Of each pair of regions, by the pair of devices that sent most."""
+    by_name = record.scenario.cluster.by_name
+    rates: dict[tuple[str, str], float] = {}
+    for path in sorted(seen.paths, key=lambda each: each.size_bytes):
+        pair = by_name[path.source].region, by_name[path.target].region
+        if pair[0] != pair[1]:
+            rates[pair] = path.rate_bps
+    return rates
+
+
+def _declared_bps(record: RunRecord, seen: Observation) -> dict[tuple[str, str], float]:
+    by_name = record.scenario.cluster.by_name
+    return {
+        (by_name[path.source].region, by_name[path.target].region): nominal_path(
+            record.scenario, path.source, path.target
+        ).rate_bps
+        for path in sorted(seen.paths, key=lambda each: each.size_bytes)
+    }
+
+
+def _slower(seen: Observation, before: Observation) -> list[str]:
+    """Devices whose compute for the same layers and samples took another time."""
+    if [p.stages for p in seen.plan.pipelines] != [p.stages for p in before.plan.pipelines]:
+        return []
+    earlier: Mapping[str, float] = dict(before.compute_s)
+    ratios = {device: now_s / earlier[device] for device, now_s in seen.compute_s if earlier.get(device)}
+    changed = [device for device, ratio in ratios.items() if abs(math.log(ratio)) > math.log(_COMPUTE_RATIO)]
+    return [f"{device} computed {ratios[device]:.2g} times as long" for device in changed[:_MOST_NAMED]]

@@ -1,0 +1,103 @@
+"""What a link could carry and what it did carry, over time; loads no matplotlib."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.report.data.send_times import departing
+from planner.events.log import as_log
+from planner.runs.record import RunRecord
+from planner.scenario.cluster import Link
+from traces.trace import FloatArray
+
+# More pieces than a picture has pixels are drawn as means.
+_PIECES = 1000
+
+# A message that left at once still needs some time for its rate to be finite, seconds.
+_LEAST_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The messages of one run over one link, in the order in which they ended.
+
+    Attributes:
+        starts_s: When each began to leave, seconds, shape (n,).
+        ends_s: When its last byte had left, seconds, shape (n,).
+        size_bits: Shape (n,).
+    """
+
+    starts_s: FloatArray
+    ends_s: FloatArray
+    size_bits: FloatArray
+
+
+def wan_traffic(record: RunRecord) -> Mapping[str, Traffic]:
+    """Return what each link between regions carried, by the link's name; those that carried nothing are absent."""
+    cluster, log = record.scenario.cluster, as_log(record.events)
+    rows, starts_s = departing(log)
+    columns = {name: log.columns[name][rows] for name in ("device", "peer", "end_s", "size_bytes")}
+    pairs, which = np.unique(columns["device"] * len(log.names) + columns["peer"], return_inverse=True)
+    carried: defaultdict[str, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(len(rows), np.bool_))
+    for number, pair in enumerate(pairs.tolist()):
+        source, target = log.names[pair // len(log.names)], log.names[pair % len(log.names)]
+        if cluster.crosses_regions(source, target):
+            for link in cluster.path(source, target):
+                carried[link.name] |= (which == number) & (columns["size_bytes"] > 0)
+    return {
+        name: Traffic(starts_s[own], columns["end_s"][own], 8.0 * columns["size_bytes"][own])
+        for name, own in carried.items()
+        if own.any()
+    }
+
+
+def used_bps(traffic: Traffic, edges_s: FloatArray) -> FloatArray:
+    """Return the mean rate between neighbouring edges, bits per second, shape (len(edges_s) - 1,)."""
+    duration_s = np.maximum(traffic.ends_s - traffic.starts_s, _LEAST_S)
+    rate_bps = traffic.size_bits / duration_s
+    times_s = np.concatenate((traffic.ends_s - duration_s, traffic.ends_s))
+    order = np.argsort(times_s, kind="stable")
+    times_s = times_s[order]
+    rates_bps = np.cumsum(np.concatenate((rate_bps, -rate_bps))[order])
+    bits = np.concatenate(([0.0], np.cumsum(rates_bps[:-1] * np.diff(times_s))))
+    return np.maximum(np.diff(np.interp(edges_s, times_s, bits)) / np.diff(edges_s), 0.0)
+
+
+def capacity_bps(link: Link, span_s: float) -> tuple[FloatArray, FloatArray]:
+    """Return (edges in seconds, shape (n + 1,); the link's rate between them, bits per second, shape (n,))."""
+    if link.trace is None:
+        return np.array([0.0, span_s]), np.array([link.bandwidth_bps])
+    edges_s = _changes_s(link, span_s)
+    return edges_s, link.trace.bits_between(edges_s[:-1], edges_s[1:]) / np.diff(edges_s)
+
+
+def mean_use(link: Link, traffic: Traffic, end_s: float) -> float:
+    """Return the share of what the link could carry until ``end_s`` (seconds) that it did carry."""
+    edges_s, rate_bps = capacity_bps(link, end_s)
+    return float(traffic.size_bits.sum() / (rate_bps * np.diff(edges_s)).sum())
+
+
+def _changes_s(link: Link, span_s: float) -> FloatArray:
+    trace = link.trace
+    assert trace is not None
+    periods = int(np.ceil(span_s / trace.duration_s)) if trace.loops else 1
+    if periods * len(trace.times_s) > _PIECES:
+        return np.linspace(0.0, span_s, _PIECES + 1)
+    starts_s = (np.arange(periods)[:, None] * trace.duration_s + trace.times_s).ravel()
+    return np.append(starts_s[starts_s < span_s], span_s)
+
+
+def busiest(links: Iterable[Link], traffics: Sequence[Mapping[str, Traffic]], count: int) -> tuple[Link, ...]:
+    """Return the links of the ``count`` pairs of ends that carried most over all runs, pair by pair in their order."""
+    carried: Counter[str] = Counter()
+    for traffic in traffics:
+        carried.update({name: int(messages.size_bits.sum()) for name, messages in traffic.items()})
+    pairs: dict[frozenset[str], list[Link]] = {}
+    for link in links:
+        if link.name in carried:
+            pairs.setdefault(frozenset((link.source, link.target)), []).append(link)
+    busy = sorted(pairs, key=lambda ends: -sum(carried[link.name] for link in pairs[ends]))[:count]
+    return tuple(link for ends, pair in pairs.items() if ends in busy for link in pair)

@@ -1,0 +1,217 @@
+"""The points of a sweep, as its folder has them, ready to be drawn; loads no Bokeh."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from experiments.sweep.folder import SWEEP, TABLE
+from traces.common.errors import InputError
+from traces.trace import FloatArray
+
+# More different numbers than these are drawn in so many pieces.
+_MOST_LABELS = 24
+_PIECES = 10
+
+# Column of a metric to what it is called, how many of its unit are one of the picture's, and whether more is better.
+_METRICS: Mapping[str, tuple[str, float, bool]] = {
+    "samples_per_s": ("throughput (samples/s)", 1.0, True),
+    "step_s": ("step time (s)", 1.0, False),
+    "bubble_ratio": ("idle share", 1.0, False),
+    "utilisation": ("busy share", 1.0, True),
+    "wan_bytes": ("sent between regions (MB)", 1e6, False),
+    "cost_usd": ("cost (USD)", 1.0, False),
+    "staleness": ("staleness (steps)", 1.0, False),
+    "peak_memory_bytes": ("memory of the fullest device (GiB)", 2.0**30, False),
+}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SweptParameter:
+    """A parameter with different values.
+
+    Attributes:
+        name: As the sweep has it; that of its column in SI units where the labels are in these.
+        labels: Its values, or pieces of its range, in order.
+        code: Which of them each point has, [points].
+        texts: The exact value of each point, [points].
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    code: NDArray[np.int64]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SweptMetric:
+    """A metric that is not the same everywhere.
+
+    Attributes:
+        name: Of its column.
+        label: With its unit.
+        values: In this unit, [points]; NaN where a point has none.
+        more_is_better: Otherwise less is.
+    """
+
+    name: str
+    label: str
+    values: FloatArray
+    more_is_better: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SweptPoints:
+    """The points of a sweep that were carried out.
+
+    Attributes:
+        name: Of the sweep.
+        numbers: Of the points.
+        parameters: Those with different values.
+        metrics: Those that are not the same everywhere, throughput first.
+        failures: Number of each point that failed, and why.
+        settings: What all points have in common, for people.
+    """
+
+    name: str
+    numbers: tuple[int, ...]
+    parameters: tuple[SweptParameter, ...]
+    metrics: tuple[SweptMetric, ...]
+    failures: tuple[tuple[int, str], ...]
+    settings: tuple[str, ...]
+
+
+def is_sweep(folder: Path) -> bool:
+    """Return whether a folder holds a sweep."""
+    return (folder / TABLE).is_file()
+
+
+def read_swept_points(folder: Path) -> SweptPoints:
+    """Return the points in a folder that ``ropebridge sweep`` wrote.
+
+    Raises:
+        InputError: The folder is damaged, or there is nothing to draw.
+    """
+    try:
+        described = json.loads((folder / SWEEP).read_text())
+        table = pd.read_parquet(folder / TABLE)
+        return _swept_points(folder.resolve().name, table, described)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"the sweep is damaged: {error}", where=str(folder), valid="sweep again") from None
+
+
+def _swept_points(name: str, table: pd.DataFrame, described: Mapping[str, Any]) -> SweptPoints:
+    failed = table[table["status"] != "ok"]
+    done = table[table["status"] == "ok"]
+    parameters = [_parameter(each, done) for each in described["parameters"]]
+    columns = dict.fromkeys((*_METRICS, *described["metrics"]))
+    metrics = [metric for metric in (_metric(column, done) for column in columns) if metric is not None]
+    if done.empty or not metrics:
+        raise InputError(
+            "there is nothing to draw: all points failed, or all came out alike",
+            where=name,
+            valid="look at the column 'error' of its table",
+        )
+    return SweptPoints(
+        name=name,
+        numbers=tuple(done["point"].tolist()),
+        parameters=tuple(each for each in parameters if len(each.labels) > 1),
+        metrics=tuple(metrics),
+        failures=tuple(zip(failed["point"].tolist(), map(str, failed["error"]), strict=True)),
+        settings=tuple(f"{key} {value}" for key, value in described["settings"].items()),
+    )
+
+
+def _parameter(described: Mapping[str, Any], table: pd.DataFrame) -> SweptParameter:
+    name, column = described["name"], table[described["column"]]
+    texts = tuple(str(value) for value in table[name])
+    if not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
+        labels = tuple(dict.fromkeys(texts))
+        # As the file of the sweep has them, where it names them.
+        written = {str(value): place for place, value in enumerate(described["values"])}
+        labels = tuple(sorted(labels, key=lambda label: written.get(label, len(written))))
+        code = np.array([labels.index(text) for text in texts], np.int64)
+        return SweptParameter(name, labels, code, texts)
+    values = column.to_numpy(np.float64)
+    known, code = np.unique(values, return_inverse=True)
+    if len(known) <= _MOST_LABELS:
+        first = {place: texts[index] for index, place in reversed(list(enumerate(code.tolist())))}
+        return SweptParameter(name, tuple(first[place] for place in range(len(known))), code.astype(np.int64), texts)
+    return _in_pieces(described["column"], values, texts, described["kind"] == "loguniform")
+
+
+def _in_pieces(name: str, values: FloatArray, texts: tuple[str, ...], logarithmic: bool) -> SweptParameter:
+    """The parameter in pieces of its range, of equal width or of equal ratio of their ends."""
+    spread = np.geomspace if logarithmic and values.min() > 0 else np.linspace
+    edges = spread(values.min(), values.max(), _PIECES + 1)
+    code = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, _PIECES - 1)
+    labels = tuple(f"{left:.3g} to {right:.3g}" for left, right in pairwise(edges.tolist()))
+    return SweptParameter(name, labels, code.astype(np.int64), texts)
+
+
+def _metric(column: str, table: pd.DataFrame) -> SweptMetric | None:
+    """None of one that is the same everywhere, or of single devices."""
+    if column not in table or "[" in column:
+        return None
+    label, scale, more_is_better = _METRICS.get(column, (column.replace("_", " "), 1.0, False))
+    values = table[column].to_numpy(np.float64) / scale
+    if not np.isfinite(values).any() or np.nanmin(values) == np.nanmax(values):
+        return None
+    return SweptMetric(column, label, values, more_is_better)
+
+
+def usual_choice(points: SweptPoints) -> tuple[SweptMetric, SweptMetric]:
+    """Return the two metrics of a trade-off to show first: what is paid for, and what one gets."""
+    by_name = {metric.name: metric for metric in points.metrics}
+    got = next((by_name[name] for name in ("samples_per_s", "step_s") if name in by_name), points.metrics[0])
+    paid = ("cost_usd", "wan_bytes", "peak_memory_bytes", "bubble_ratio")
+    return next((by_name[name] for name in paid if name in by_name), points.metrics[-1]), got
+
+
+def heat(points: SweptPoints, x: SweptParameter | None, y: SweptParameter | None, metric: SweptMetric) -> FloatArray:
+    """Return the median of a metric over all points with the same values of two parameters.
+
+    Returns:
+        NaN where there is no point, [labels of ``y``, labels of ``x``].
+    """
+    count = len(points.numbers)
+    columns = x.code if x is not None else np.zeros(count, np.int64)
+    rows = y.code if y is not None else np.zeros(count, np.int64)
+    grid = np.full((len(y.labels) if y is not None else 1, len(x.labels) if x is not None else 1), np.nan)
+    for row, column in {*zip(rows.tolist(), columns.tolist(), strict=True)}:
+        own = metric.values[(rows == row) & (columns == column)]
+        own = own[np.isfinite(own)]
+        if len(own):
+            grid[row, column] = np.median(own)
+    return grid
+
+
+def pareto_front(first: SweptMetric, second: SweptMetric) -> list[int]:
+    """Return the points than which no other is at least as good in both metrics and better in one, by the first."""
+    worth = [metric.values * (1 if metric.more_is_better else -1) for metric in (first, second)]
+    order = [
+        point
+        for point in np.lexsort((-worth[1], -worth[0])).tolist()
+        if np.isfinite(worth[0][point]) and np.isfinite(worth[1][point])
+    ]
+    front: list[int] = []
+    for point in order:
+        best = front[-1] if front else None
+        if best is None or worth[1][point] > worth[1][best]:
+            front.append(point)
+        elif worth[1][point] == worth[1][best] and worth[0][point] == worth[0][best]:
+            # As good as the last one in both.
+            front.append(point)
+    return front
+
+
+def varied(points: SweptPoints) -> Sequence[SweptParameter | None]:
+    """Return the two parameters of a heat map to show first, those with the most values; None for none."""
+    by_count = sorted(points.parameters, key=lambda parameter: -len(parameter.labels))
+    return (*by_count[:2], None, None)[:2]

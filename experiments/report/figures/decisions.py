@@ -1,0 +1,114 @@
+"""Decisions as numbered vertical lines, with a list that says what each one changed."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import SubFigure
+from matplotlib.lines import Line2D
+
+from experiments.report.data.drawn_run import DrawnRun
+
+# Numbers closer together than this share of the panel's width would overlap.
+_LEAST_GAP = 0.025
+_LISTED = 6
+
+# What fits side by side across the picture.
+_CHARACTERS = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One decision in a panel.
+
+    Attributes:
+        number: In its run, from 1.
+        position: On the panel's horizontal axis, in the unit of that axis: seconds or steps.
+    """
+
+    number: int
+    position: float
+
+
+def marks_over_time(run: DrawnRun) -> list[Mark]:
+    """Return the decisions by the seconds from the start of the run at which they were made."""
+    return [
+        Mark(number, run.decisions_s[decision.observed_step])
+        for number, decision in enumerate(run.record.decisions, start=1)
+        if decision.observed_step in run.decisions_s
+    ]
+
+
+def marks_over_steps(run: DrawnRun) -> list[Mark]:
+    """Return the decisions by the first step that runs the new plan."""
+    return [Mark(number, decision.first_step) for number, decision in enumerate(run.record.decisions, start=1)]
+
+
+def draw_marks(axes: Axes, marks: Sequence[Mark], run: DrawnRun, row: int) -> None:
+    """Draw a line for each decision, with its number above the panel where it has room.
+
+    Args:
+        axes: With its horizontal limits set.
+        marks: From left to right.
+        run: Whose they are.
+        row: Row of the numbers above the panel, a different one for each run.
+    """
+    left, right = axes.get_xlim()
+    taken = float("-inf")
+    for mark in marks:
+        if not left <= mark.position <= right:
+            continue
+        axes.axvline(mark.position, color=run.colour, linestyle=(3 * row, (3, 3)), linewidth=0.8, zorder=1.5)
+        if mark.position - taken >= _LEAST_GAP * (right - left):
+            axes.annotate(
+                str(mark.number),
+                (mark.position, 1),
+                xycoords=("data", "axes fraction"),
+                xytext=(0, 2 + 9 * row),
+                textcoords="offset points",
+                fontsize=7.5,
+                fontweight="bold",
+                color=run.colour,
+                horizontalalignment="center",
+            )
+            taken = mark.position
+
+
+def listed_inches(runs: Sequence[DrawnRun]) -> float:
+    """Return the height of the list that `list_decisions` writes."""
+    longest = max(len(_lines(run)) for run in runs)
+    return 0.17 * (longest + 1) + 0.1 if longest else 0.0
+
+
+def list_decisions(figure: SubFigure, runs: Sequence[DrawnRun]) -> None:
+    """Write under the panels what the numbered decisions changed, a column for each run."""
+    decided = [run for run in runs if run.record.decisions]
+    if not decided:
+        return
+    columns = [_lines(run, _CHARACTERS // len(decided)) for run in decided]
+    longest = max(map(len, columns))
+    handles = []
+    for run, lines in zip(decided, columns, strict=True):
+        for text in (f"decisions, {run.name}", *lines, *[""] * (longest - len(lines))):
+            handles.append(Line2D([], [], linestyle="", label=text, color=run.colour))
+    figure.legend(
+        handles=handles,
+        loc="outside lower left",
+        ncols=len(decided),
+        handlelength=0,
+        handletextpad=0,
+        labelcolor="linecolor",
+        labelspacing=0.25,
+        fontsize=8,
+    )
+
+
+def _lines(run: DrawnRun, width: int = _CHARACTERS) -> list[str]:
+    decisions = run.record.decisions
+    lines = []
+    for number, decision in enumerate(decisions[:_LISTED], start=1):
+        text = f"{number}  from step {decision.first_step}: {decision.change.replace('->', '→')}"
+        lines.append(textwrap.shorten(text, width, placeholder=" …"))
+    more = len(decisions) - _LISTED
+    return [*lines, f"… and {more} more"] if more > 0 else lines

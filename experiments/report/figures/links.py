@@ -1,0 +1,94 @@
+"""What the links between regions could carry and did carry over the whole run: a panel per direction."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import SubFigure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from experiments.report.data.drawn_run import DrawnRun
+from experiments.report.data.link_rates import busiest, capacity_bps, mean_use, used_bps
+from experiments.report.data.style import GREY, LIGHT_GREY, legend_columns
+from experiments.report.figures.decisions import draw_marks, marks_over_time
+from planner.scenario.cluster import Link
+from traces.trace import FloatArray
+
+_MOST_PAIRS = 4
+_BINS = 150
+_UNITS = (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1.0))
+
+
+def shown_links(runs: Sequence[DrawnRun]) -> tuple[Link, ...]:
+    """Return the links that get a panel: those between regions that carried most."""
+    links = {link.name: link for run in runs for link in run.record.scenario.cluster.links}
+    return busiest(links.values(), [run.traffic for run in runs], _MOST_PAIRS)
+
+
+def links_inches(count: int) -> float:
+    """Return the height of this many panels."""
+    return 0.95 + 1.45 * -(-count // 2)
+
+
+def draw_links(figure: SubFigure, links: Sequence[Link], runs: Sequence[DrawnRun]) -> None:
+    """Draw a panel for each link, two in a row."""
+    span_s = max(run.ends_s[-1] for run in runs)
+    width_s = max(span_s / _BINS, *(run.metrics.step_s for run in runs))
+    columns = min(2, len(links))
+    grid = figure.subplots(-(-len(links) // columns), columns, squeeze=False, sharex=True, sharey="row")
+    panels: list[Axes] = list(grid.flat)
+    for axes in panels[len(links) :]:
+        axes.remove()
+    unit, scale = _unit(max(float(capacity_bps(link, span_s)[1].max()) for link in links))
+    decided = [run for run in runs if run.record.decisions]
+    for axes, link in zip(panels, links, strict=False):
+        axes.set_xlim(0, span_s)
+        uses = " / ".join(
+            f"{mean_use(link, run.traffic[link.name], run.ends_s[-1]):.0%}" for run in runs if link.name in run.traffic
+        )
+        axes.set_title(
+            f"link {link.source} → {link.target}: {uses} of capacity used", loc="left", pad=3 + 9 * len(decided)
+        )
+        _draw_capacity(axes, link, span_s, scale)
+        for run in runs:
+            if link.name in run.traffic:
+                edges_s = _edges_s(run.ends_s[-1], width_s)
+                rate = used_bps(run.traffic[link.name], edges_s) / scale
+                axes.stairs(rate, edges_s, baseline=None, color=run.colour, linestyle=run.line, linewidth=1.3)
+        for row, run in enumerate(decided):
+            draw_marks(axes, marks_over_time(run), run, row)
+    for axes in grid[:, 0]:
+        axes.set_ylim(bottom=0)
+    figure.supylabel(f"rate ({unit})", fontsize=8.5)
+    figure.supxlabel("time since the start of the run (s)", fontsize=8.5)
+    _draw_legend(figure, runs, width_s)
+
+
+def _draw_capacity(axes: Axes, link: Link, span_s: float, scale: float) -> None:
+    edges_s, rate_bps = capacity_bps(link, span_s)
+    axes.stairs(rate_bps / scale, edges_s, fill=True, color=LIGHT_GREY, alpha=0.6)
+    axes.stairs(rate_bps / scale, edges_s, baseline=None, color=GREY, linewidth=1)
+
+
+def _edges_s(end_s: float, width_s: float) -> FloatArray:
+    return np.linspace(0.0, end_s, max(1, round(end_s / width_s)) + 1)
+
+
+def _draw_legend(figure: SubFigure, runs: Sequence[DrawnRun], width_s: float) -> None:
+    handles: list[Patch | Line2D] = [Patch(facecolor=LIGHT_GREY, edgecolor=GREY, label="capacity")]
+    for run in runs:
+        handles.append(Line2D([], [], color=run.colour, linestyle=run.line, label=f"used, {run.name}"))
+    if any(run.record.decisions for run in runs):
+        handles.append(Line2D([], [], color=GREY, linestyle=(0, (3, 3)), linewidth=0.8, label="decision, listed below"))
+    figure.legend(
+        handles=handles,
+        title=f"what each link could carry, and did carry (mean over {width_s:.2g} s)",
+        alignment="left",
+        loc="outside upper left",
+        ncols=legend_columns(str(handle.get_label()) for handle in handles),
+    )
+
+
+def _unit(largest_bps: float) -> tuple[str, float]:
+    return next(((unit, scale) for unit, scale in _UNITS if largest_bps >= 2 * scale), _UNITS[-1])

@@ -1,0 +1,92 @@
+"""One picture of one or several runs of a scenario: pipeline, links, step times."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure, SubFigure
+
+from experiments.report.data.drawn_run import DrawnRun, drawn_runs
+from experiments.report.data.gantt_rows import gantt_rows
+from experiments.report.data.step_window import check_steps, choose_steps
+from experiments.report.data.style import DOTS_PER_INCH, GREY, SETTINGS, WIDTH_INCHES
+from experiments.report.figures.gantt import number_bars
+from experiments.report.figures.links import draw_links, links_inches, shown_links
+from experiments.report.figures.pipeline_panels import draw_pipelines, pipelines_inches
+from experiments.report.figures.steps import draw_step_times, steps_inches
+from planner.runs.record import RunRecord
+from traces.common.atomic import write_bytes_atomically
+
+_TITLE_INCHES = 0.5
+
+
+def draw_runs(
+    records: Sequence[RunRecord],
+    path: Path,
+    *,
+    steps: tuple[int, int] | None = None,
+    names: Sequence[str] | None = None,
+) -> None:
+    """Draw runs of one scenario into a PNG file, 1500 pixels wide, or an SVG file, as the suffix says.
+
+    From the top: the pipeline of each run over the same steps and the same length of time, what the links between
+    regions could carry and did carry, and the time of every step.
+
+    Args:
+        records: One or several, for example a simulation and the real run.
+        path: Where the picture goes; one that is there is replaced.
+        steps: The first step of the pipelines and the one after the last; None to choose a few.
+        names: Of the runs; None for those of `run_names`.
+
+    Raises:
+        InputError: A run does not have these steps, or the file cannot be written.
+    """
+    assert records, "there must be a run to draw"
+    runs = drawn_runs(records, names)
+    if steps is None:
+        steps = choose_steps(runs)
+    else:
+        check_steps(runs, steps)
+    with rc_context(SETTINGS):
+        figure = _draw(runs, steps)
+        picture = io.BytesIO()
+        # Without the date equal runs give equal files.
+        figure.savefig(picture, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
+    write_bytes_atomically(path, picture.getvalue())
+
+
+def _draw(runs: Sequence[DrawnRun], steps: tuple[int, int]) -> Figure:
+    rows = [gantt_rows(run, steps) for run in runs]
+    links = shown_links(runs)
+    heights = {
+        "title": _TITLE_INCHES,
+        "pipelines": pipelines_inches(rows),
+        **({"links": links_inches(len(links))} if links else {}),
+        "steps": steps_inches(runs),
+    }
+    figure = Figure(figsize=(WIDTH_INCHES, sum(heights.values())), dpi=DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)
+    subfigures = figure.subfigures(len(heights), 1, height_ratios=list(heights.values()), squeeze=False)[:, 0]
+    parts: dict[str, SubFigure] = dict(zip(heights, subfigures, strict=True))
+    _draw_title(parts["title"], runs)
+    panels = draw_pipelines(parts["pipelines"], runs, rows)
+    if links:
+        draw_links(parts["links"], links, runs)
+    draw_step_times(parts["steps"], runs)
+    figure.draw_without_rendering()
+    number_bars(panels, rows)
+    return figure
+
+
+def _draw_title(figure: SubFigure, runs: Sequence[DrawnRun]) -> None:
+    scenario, plan = runs[0].record.scenario, runs[0].record.plan
+    facts = (
+        f"strategy {', '.join(dict.fromkeys(run.record.plan.strategy for run in runs))}",
+        f"schedule {', '.join(dict.fromkeys(run.record.plan.schedule for run in runs))}",
+        f"{plan.global_batch} samples per step on {len(plan.devices)} devices",
+        f"policy decisions: {' / '.join(str(len(run.record.decisions)) for run in runs)}",
+    )
+    figure.text(0.008, 0.62, scenario.name, fontsize=13, fontweight="bold", verticalalignment="center")
+    figure.text(0.008, 0.12, "   |   ".join(facts), color=GREY, verticalalignment="center")

@@ -1,0 +1,97 @@
+"""The figure of a sweep: a heat map of two parameters, and the trade-off of two metrics."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from experiments.report.data.style import BLUE, DOTS_PER_INCH, GREY, SETTINGS, VERMILLION, WIDTH_INCHES
+from experiments.report.data.sweep_points import (
+    SweptMetric,
+    SweptParameter,
+    SweptPoints,
+    heat,
+    pareto_front,
+    usual_choice,
+    varied,
+)
+from traces.common.atomic import write_bytes_atomically
+
+_HEIGHT_INCHES = 4.2
+
+# More cells than these have no room for their numbers.
+_MOST_NUMBERED = 80
+
+
+def draw_sweep(points: SweptPoints, path: Path) -> None:
+    """Draw a sweep into a PNG or an SVG file, as the suffix says.
+
+    The heat map has the two parameters with the most values.
+
+    Args:
+        points: Of the sweep.
+        path: Where the picture goes; one that is there is replaced.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    with rc_context(SETTINGS):
+        drawn = Figure(figsize=(WIDTH_INCHES, _HEIGHT_INCHES), dpi=DOTS_PER_INCH, layout="constrained")
+        FigureCanvasAgg(drawn)
+        left, right = drawn.subplots(1, 2)
+        x, y = varied(points)
+        paid, got = usual_choice(points)
+        _draw_heat(left, points, x, y, got)
+        _draw_front(right, paid, got)
+        drawn.suptitle(f"{points.name}: {len(points.numbers)} points", x=0.008, horizontalalignment="left")
+        picture = io.BytesIO()
+        drawn.savefig(picture, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
+    write_bytes_atomically(path, picture.getvalue())
+
+
+def _draw_heat(
+    axes: Axes, points: SweptPoints, x: SweptParameter | None, y: SweptParameter | None, metric: SweptMetric
+) -> None:
+    grid = heat(points, x, y, metric)
+    image = axes.imshow(grid, cmap="cividis", aspect="auto")
+    for parameter, ticks, label in ((x, axes.set_xticks, axes.set_xlabel), (y, axes.set_yticks, axes.set_ylabel)):
+        ticks(range(len(parameter.labels)) if parameter else [], parameter.labels if parameter else [])
+        label(parameter.name if parameter else "")
+    axes.tick_params(axis="x", rotation=45 if x is not None and max(map(len, x.labels)) > 8 else 0)
+    axes.spines[:].set_visible(False)
+    best = np.nanmax(grid) if metric.more_is_better else np.nanmin(grid)
+    shade = Normalize(np.nanmin(grid), np.nanmax(grid))
+    for (row, column), value in np.ndenumerate(grid):
+        if value == best:
+            axes.add_patch(
+                Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=VERMILLION, linewidth=2, zorder=3)
+            )
+        if grid.size <= _MOST_NUMBERED and np.isfinite(value):
+            colour = "white" if shade(value) < 0.55 else "black"
+            axes.text(column, row, f"{value:.4g}", color=colour, fontsize=7, ha="center", va="center")
+    axes.figure.colorbar(image, ax=axes, label=f"median of {metric.label}")
+
+
+def _draw_front(axes: Axes, paid: SweptMetric, got: SweptMetric) -> None:
+    front = pareto_front(paid, got)
+    axes.scatter(paid.values, got.values, s=10, color=BLUE, alpha=0.5, linewidths=0, label="a point")
+    axes.step(paid.values[front], got.values[front], where="post", color=GREY, linestyle="--", linewidth=1)
+    axes.scatter(
+        paid.values[front],
+        got.values[front],
+        s=24,
+        color=VERMILLION,
+        edgecolors="black",
+        label="Pareto front",
+        zorder=3,
+    )
+    axes.set_xlabel(paid.label)
+    axes.set_ylabel(got.label)
+    axes.grid(alpha=0.3)
+    axes.legend()

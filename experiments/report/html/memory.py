@@ -1,0 +1,97 @@
+"""What each device held in its memory over the run: a panel per run, with the same scale."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from bokeh.models import ColumnDataSource, HoverTool, Legend, LegendItem, Range1d
+from bokeh.plotting import figure
+
+from experiments.report.data.shown_run import ShownRun
+from experiments.report.data.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
+from experiments.report.data.wording import memory_text
+from experiments.report.html.theme import panel, tooltip
+from planner.runs.memory_timeline import MemoryTimeline
+from traces.trace import FloatArray
+
+_PIECES = 300
+_HEIGHT_PIXELS = 250
+
+# More devices than colours are drawn alike, but for the fullest one.
+_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK)
+
+
+def memory_panels(runs: Sequence[ShownRun], left_pixels: int) -> list[figure]:
+    """Return a panel for each run."""
+    largest = max(peak for run in runs for peak in run.peak_bytes.values())
+    unit, scale = ("GiB", 2.0**30) if largest >= 2**30 else ("MiB", 2.0**20)
+    span_s = max(run.end_s for run in runs)
+    time, height = Range1d(0, span_s, bounds=(0, span_s)), Range1d(0, 1.08 * largest / scale)
+    return [_memory_panel(run, time, height, left_pixels, (unit, scale)) for run in runs]
+
+
+def most_held_bytes(timeline: MemoryTimeline, edges_s: FloatArray) -> FloatArray:
+    """Return the most that a device held between neighbouring edges, so that no peak is lost, bytes.
+
+    Args:
+        timeline: Of the device.
+        edges_s: Rising, seconds from the start of the run.
+    """
+    at_edge = np.maximum(np.searchsorted(timeline.times_s, edges_s, side="right") - 1, 0)
+    most = timeline.held_bytes[at_edge[:-1]].copy()
+    within = (timeline.times_s >= edges_s[0]) & (timeline.times_s < edges_s[-1])
+    piece = np.searchsorted(edges_s, timeline.times_s[within], side="right") - 1
+    np.maximum.at(most, piece, timeline.held_bytes[within])
+    return np.asarray(most, np.float64)
+
+
+def _memory_panel(
+    run: ShownRun,
+    time: Range1d,
+    height: Range1d,
+    left_pixels: int,
+    unit: tuple[str, float],
+) -> figure:
+    made = panel(f"memory-{run.index}", _HEIGHT_PIXELS, left_pixels, x_range=time, y_range=height, title=run.drawn.name)
+    edges_s: FloatArray = np.linspace(0.0, run.end_s, _PIECES + 1)
+    timelines, peaks = run.memory, run.peak_bytes
+    names = list(timelines)
+    fullest = max(names, key=lambda name: peaks[name])
+    few = len(names) <= len(_COLOURS)
+    by_name = run.drawn.record.scenario.cluster.by_name
+    colours = [_COLOURS[place] if few else (BLUE if name == fullest else GREY) for place, name in enumerate(names)]
+    most = [most_held_bytes(timelines[name], edges_s) for name in names]
+    source = ColumnDataSource(
+        {
+            "time_s": [np.repeat(edges_s, 2)[1:-1] for _ in names],
+            "held": [np.repeat(each / unit[1], 2) for each in most],
+            "device": names,
+            "peak": [memory_text(peaks[name]) for name in names],
+            "capacity": [memory_text(by_name[name].memory_bytes) for name in names],
+            "colour": colours,
+            "alpha": [1.0 if few or name == fullest else 0.35 for name in names],
+        }
+    )
+    lines = made.multi_line(
+        xs="time_s",
+        ys="held",
+        line_color="colour",
+        line_alpha="alpha",
+        line_width=1.5,
+        hover_line_width=3,
+        hover_line_alpha=1,
+        source=source,
+    )
+    made.add_tools(
+        HoverTool(renderers=[lines], tooltips=tooltip({"device": "@device", "at most": "@peak", "has": "@capacity"}))
+    )
+    _add_legend(made, lines, names, fullest, few)
+    made.yaxis.axis_label = f"held ({unit[0]})"
+    made.xaxis.axis_label = "time since the start of the run (s)"
+    made.yaxis.ticker.desired_num_ticks = 5
+    return made
+
+
+def _add_legend(made: figure, lines: object, names: list[str], fullest: str, few: bool) -> None:
+    shown = names if few else [fullest]
+    items = [LegendItem(label=name, renderers=[lines], index=names.index(name)) for name in shown]
+    made.add_layout(Legend(items=items, orientation="horizontal", ncols=4 if few else 1), "above")

@@ -1,0 +1,146 @@
+"""Runs as one page: a file that opens from a disk and loads nothing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bokeh.models import Model, Range1d
+
+from experiments.report.data.bar_kinds import BAR_KINDS
+from experiments.report.data.shown_run import ShownRun, shown_runs
+from experiments.report.data.step_window import choose_steps, common_steps
+from experiments.report.data.wording import time_text
+from experiments.report.html.document import document
+from experiments.report.html.links import link_panels, mean_over_s
+from experiments.report.html.memory import memory_panels
+from experiments.report.html.pipeline import known_json, pipeline_gantt, pipeline_overview
+from experiments.report.html.steps import loss_panel, step_axis, step_panel
+from experiments.report.html.tables import (
+    DECISION_HEADS,
+    RUN_HEADS,
+    decision_rows,
+    device_heads,
+    device_rows,
+    run_rows,
+    verdict,
+    without_empty_columns,
+)
+from experiments.report.html.theme import BUBBLE
+from planner.runs.record import RunRecord
+from traces.common.atomic import write_text_atomically
+
+# What a character of a label takes at most, and the least and the most room for labels.
+_CHARACTER_PIXELS = 6.6
+_LEFT_PIXELS = (90, 300)
+_PLAIN_LEFT_PIXELS = 62
+
+
+def write_run_page(records: Sequence[RunRecord], names: Sequence[str], path: Path) -> None:
+    """Write runs of one scenario, or of several, as one HTML file.
+
+    Args:
+        records: One or several, for example a simulation and the real run.
+        names: A different one for each.
+        path: Where the page goes; one that is there is replaced.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    assert records, "there must be a run to show"
+    write_text_atomically(path, run_page(shown_runs(records, names)))
+
+
+def run_page(runs: tuple[ShownRun, ...]) -> str:
+    """Return the page."""
+    figures = _figures(runs)
+    decisions = decision_rows(runs)
+    return document(
+        "runs.html",
+        "runs.js",
+        known_json(runs),
+        figures,
+        title=" and ".join(dict.fromkeys(run.drawn.record.scenario.name for run in runs)),
+        facts=_facts(runs),
+        verdict=verdict(runs),
+        run_table=without_empty_columns(RUN_HEADS, run_rows(runs)),
+        legend=_legend(runs),
+        bubble=BUBBLE,
+        pipelines=[_pipeline(run) for run in runs],
+        links=[name for name in figures if name.startswith("link-")],
+        mean_over=time_text(mean_over_s(runs)),
+        memory=[name for name in figures if name.startswith("memory-")],
+        decides=bool(decisions),
+        decision_table=without_empty_columns(DECISION_HEADS, decisions),
+        device_table=without_empty_columns(device_heads(runs), device_rows(runs)),
+    )
+
+
+def _figures(runs: tuple[ShownRun, ...]) -> dict[str, Model]:
+    labels = [label for run in runs for label in run.devices.values()]
+    left = round(min(max(_CHARACTER_PIXELS * max(map(len, labels)) + 16, _LEFT_PIXELS[0]), _LEFT_PIXELS[1]))
+    windows = _windows(runs)
+    figures: dict[str, Model] = {}
+    for run, window in zip(runs, windows, strict=True):
+        figures[f"overview-{run.index}"] = pipeline_overview(run, window, left)
+        figures[f"gantt-{run.index}"] = pipeline_gantt(run, window, left)
+    steps = step_axis(runs)
+    figures["steps"] = step_panel(runs, steps, _PLAIN_LEFT_PIXELS)
+    loss = loss_panel(runs, steps, _PLAIN_LEFT_PIXELS)
+    if loss is not None:
+        figures["loss"] = loss
+    for panel in (*link_panels(runs, windows[0], _PLAIN_LEFT_PIXELS), *memory_panels(runs, _PLAIN_LEFT_PIXELS)):
+        figures[str(panel.name)] = panel
+    return figures
+
+
+def _windows(runs: Sequence[ShownRun]) -> list[Range1d]:
+    """The part of each run that is shown at first: a few steps, around the first change of plan if there is one."""
+    drawn = [run.drawn for run in runs]
+    longest_s = max(run.end_s for run in runs)
+    spans_s = []
+    for run in runs:
+        # Runs without a step in common, one that goes on from another one's checkpoint for example, show their own.
+        first, end = choose_steps(drawn if common_steps(drawn) else [run.drawn])
+        starts_s = (*run.drawn.starts_s, run.end_s)
+        spans_s.append((starts_s[first - run.drawn.first_step], starts_s[end - run.drawn.first_step]))
+    width_s = 1.04 * max(end_s - start_s for start_s, end_s in spans_s)
+    return [
+        Range1d(
+            start_s - 0.02 * width_s,
+            start_s + 0.98 * width_s,
+            name=f"window-{run.index}",
+            bounds=(-0.05 * longest_s, 1.05 * longest_s),
+        )
+        for run, (start_s, _) in zip(runs, spans_s, strict=True)
+    ]
+
+
+def _facts(runs: Sequence[ShownRun]) -> list[str]:
+    plan, scenario = runs[0].drawn.record.plan, runs[0].drawn.record.scenario
+    regions = len({scenario.cluster.by_name[device].region for device in plan.devices})
+    return [
+        f"model {scenario.model.name}",
+        f"{_counted(len(plan.devices), 'device')} in {_counted(regions, 'region')}",
+        f"{plan.global_batch} samples per step",
+        "strategy " + ", ".join(dict.fromkeys(run.drawn.record.plan.strategy for run in runs)),
+        "schedule " + ", ".join(dict.fromkeys(run.drawn.record.plan.schedule for run in runs)),
+    ]
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' if count > 1 else ''}"
+
+
+def _legend(runs: Sequence[ShownRun]) -> list[Any]:
+    shown = {int(kind) for run in runs for kind in set(run.bars.kind.tolist())}
+    return [kind for number, kind in enumerate(BAR_KINDS) if number in shown]
+
+
+def _pipeline(run: ShownRun) -> dict[str, Any]:
+    metrics = run.drawn.metrics
+    return {
+        "name": run.drawn.name,
+        "colour": run.drawn.colour,
+        "heading": f"{run.drawn.name}: {metrics.samples_per_s:,.4g} samples/s, "
+        f"devices idle {metrics.bubble_ratio:.0%} of the run",
+    }

@@ -1,0 +1,189 @@
+"""A sweep as one page: heat maps of two parameters, trade-offs of two metrics."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bokeh.models import ColorBar, ColumnDataSource, FactorRange, HoverTool, LinearColorMapper, Range1d
+from bokeh.palettes import Cividis256
+from bokeh.plotting import figure
+
+from experiments.report.data.colours import COLOURS
+from experiments.report.data.style import BLUE, VERMILLION
+from experiments.report.data.sweep_points import (
+    SweptMetric,
+    SweptParameter,
+    SweptPoints,
+    usual_choice,
+    varied,
+)
+from experiments.report.html.document import document
+from experiments.report.html.theme import tooltip
+from traces.common.atomic import write_text_atomically
+
+_MOST_FAILURES = 50
+
+
+def write_sweep_page(points: SweptPoints, path: Path) -> None:
+    """Write a sweep as one HTML file.
+
+    Args:
+        points: Of the sweep.
+        path: Where the page goes; one that is there is replaced.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    write_text_atomically(path, sweep_page(points))
+
+
+def sweep_page(points: SweptPoints) -> str:
+    """Return the page."""
+    across, down = (_place(points, parameter) for parameter in varied(points))
+    paid, got = usual_choice(points)
+    few = [place for place, each in enumerate(points.parameters) if len(each.labels) <= len(COLOURS)]
+    names = [(place, parameter.name) for place, parameter in enumerate(points.parameters)]
+    failed, done = len(points.failures), len(points.numbers)
+    return document(
+        "sweep.html",
+        "sweep.js",
+        json.dumps(_known(points)),
+        {"heat": _heat_figure(), "front": _front_figure()},
+        title=points.name,
+        facts=[f"{done} points", *([f"{failed} failed"] if failed else []), *points.settings],
+        verdict=_verdict(points, got),
+        parameter_options=[*names, (-1, "nothing")],
+        metric_options=[(place, metric.label) for place, metric in enumerate(points.metrics)],
+        kept_options=[
+            (place, parameter.name, [(-1, "any"), *enumerate(parameter.labels)])
+            for place, parameter in enumerate(points.parameters)
+        ],
+        first_x=across,
+        first_y=down,
+        first_metric=points.metrics.index(got),
+        first_paid=points.metrics.index(paid),
+        first_got=points.metrics.index(got),
+        first_colour=few[0] if few else -1,
+        failures=points.failures[:_MOST_FAILURES],
+        failure_count=failed,
+        point_count=failed + done,
+    )
+
+
+def _place(points: SweptPoints, parameter: SweptParameter | None) -> int:
+    return points.parameters.index(parameter) if parameter is not None else -1
+
+
+def _verdict(points: SweptPoints, metric: SweptMetric) -> str:
+    """What does best, and with which values."""
+    place = int((np.nanargmax if metric.more_is_better else np.nanargmin)(metric.values))
+    values = ", ".join(f"{parameter.name} {parameter.texts[place]}" for parameter in points.parameters)
+    return f"Best {metric.label}: {metric.values[place]:.4g}" + (f", with {values}." if values else ".")
+
+
+def _known(points: SweptPoints) -> dict[str, Any]:
+    return {
+        "points": points.numbers,
+        "parameters": [
+            {"name": each.name, "labels": each.labels, "code": each.code.tolist(), "texts": each.texts}
+            for each in points.parameters
+        ],
+        "metrics": [
+            {
+                "label": each.label,
+                "values": [value if np.isfinite(value) else None for value in each.values.tolist()],
+                "more_is_better": each.more_is_better,
+            }
+            for each in points.metrics
+        ],
+        "colours": COLOURS,
+        "plain": BLUE,
+    }
+
+
+def _heat_figure() -> figure:
+    """Empty: sweep.js fills it."""
+    made = figure(
+        name="heat",
+        height=420,
+        sizing_mode="stretch_width",
+        x_range=FactorRange(" "),
+        y_range=FactorRange(" "),
+        tools="",
+        toolbar_location=None,
+        min_border_left=90,
+    )
+    made.grid.grid_line_color = None
+    made.axis.major_tick_line_color = None
+    colours = LinearColorMapper(palette=Cividis256, name="heat-colours")
+    cells = ColumnDataSource(_no_cells(), name="heat-cells")
+    drawn = made.rect(
+        x="x",
+        y="y",
+        width=1,
+        height=1,
+        fill_color={"field": "value", "transform": colours},
+        line_color="white",
+        source=cells,
+    )
+    made.text(
+        x="x",
+        y="y",
+        text="text",
+        text_color="text_colour",
+        text_align="center",
+        text_baseline="middle",
+        text_font_size="12px",
+        source=cells,
+    )
+    best = ColumnDataSource(_no_cells(), name="heat-best")
+    made.rect(x="x", y="y", width=1, height=1, fill_color=None, line_color=VERMILLION, line_width=3, source=best)
+    made.add_layout(ColorBar(color_mapper=colours, name="heat-bar", width=12, title=""), "right")
+    made.add_tools(
+        HoverTool(
+            renderers=[drawn],
+            tooltips=tooltip(
+                {"across": "@x", "down": "@y", "median": "@value{0.000000}", "span": "@span", "points": "@points"}
+            ),
+        )
+    )
+    return made
+
+
+def _no_cells() -> dict[str, list[Any]]:
+    return {name: [] for name in ("x", "y", "value", "text", "text_colour", "points", "span")}
+
+
+def _front_figure() -> figure:
+    """Empty: sweep.js fills it."""
+    made = figure(
+        name="front",
+        height=420,
+        sizing_mode="stretch_width",
+        x_range=Range1d(0, 1),
+        y_range=Range1d(0, 1),
+        tools="pan,box_zoom,reset",
+        toolbar_location="right",
+        min_border_left=90,
+    )
+    made.toolbar.logo = None
+    points = ColumnDataSource({name: [] for name in ("x", "y", "colour", "point", "values")}, name="front-points")
+    front = ColumnDataSource({name: [] for name in ("x", "y", "colour")}, name="front-line")
+    made.step(x="x", y="y", mode="after", line_color="#52606D", line_dash="dashed", source=front)
+    drawn = made.scatter(x="x", y="y", size=7, fill_color="colour", line_color="white", alpha=0.75, source=points)
+    made.scatter(x="x", y="y", size=11, fill_color="colour", line_color="black", line_width=1.5, source=front)
+    made.add_tools(
+        HoverTool(
+            renderers=[drawn],
+            tooltips=tooltip(
+                {
+                    "point": "@point",
+                    "with": '<span style="white-space:pre-line">@values</span>',
+                    "across": "@x{0.000000}",
+                    "up": "@y{0.000000}",
+                }
+            ),
+        )
+    )
+    return made

@@ -1,0 +1,165 @@
+"""The tables of a page, as rows for its template; loads no Bokeh."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from experiments.report.data.decisions import reasons
+from experiments.report.data.shown_run import ShownRun
+from experiments.report.data.wording import cost_text, memory_text, size_text, time_text
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a table.
+
+    Attributes:
+        cells: What it says, in the order of the table's heads.
+        colour: Of the first cell's mark, or empty.
+        run: Index of the run to go to when it is clicked.
+        step: Index of the step to go to, counted from the run's first; None to go nowhere.
+    """
+
+    cells: tuple[str, ...]
+    colour: str = ""
+    run: int = 0
+    step: int | None = None
+
+
+def without_empty_columns(heads: Sequence[str], rows: Sequence[Row]) -> tuple[list[str], list[Row]]:
+    """Return a table without the columns in which nothing stands."""
+    kept = [place for place in range(len(heads)) if any(row.cells[place] for row in rows)]
+    return [heads[place] for place in kept], [
+        replace(row, cells=tuple(row.cells[place] for place in kept)) for row in rows
+    ]
+
+
+RUN_HEADS = (
+    "run",
+    "what",
+    "steps",
+    "step time",
+    "ratio",
+    "samples/s",
+    "idle",
+    "between regions",
+    "cost",
+    "per million samples",
+    "fullest device",
+    "decisions",
+    "loss",
+)
+
+
+def run_rows(runs: Sequence[ShownRun]) -> list[Row]:
+    """Return what each run amounts to."""
+    return [Row(_run_cells(run, runs[0]), run.drawn.colour, run.index) for run in runs]
+
+
+def _run_cells(run: ShownRun, first: ShownRun) -> tuple[str, ...]:
+    record, metrics = run.drawn.record, run.drawn.metrics
+    emulator = f", links: {record.network.emulator}" if record.network is not None else ""
+    samples = metrics.steps * record.plan.global_batch
+    peaks = run.peak_bytes
+    fullest = max(peaks, key=lambda name: peaks[name])
+    losses = record.losses
+    return (
+        run.drawn.name,
+        f"{record.backend}{emulator}, {record.plan.strategy}, {record.plan.schedule}",
+        str(metrics.steps),
+        time_text(metrics.step_s),
+        "1" if run is first else f"{metrics.step_s / first.drawn.metrics.step_s:.3f}",
+        f"{metrics.samples_per_s:,.4g}",
+        f"{metrics.bubble_ratio:.1%}",
+        size_text(metrics.wan_bytes),
+        cost_text(metrics.cost_usd) if metrics.cost_usd else "",
+        cost_text(metrics.cost_usd / samples * 1e6) if metrics.cost_usd else "",
+        f"{fullest}: {memory_text(peaks[fullest])}",
+        str(len(record.decisions) or ""),
+        f"{losses[0]:.4f} → {losses[-1]:.4f}" if losses else "",
+    )
+
+
+DECISION_HEADS = ("run", "", "seen in step", "from step", "what it changed", "what had been seen", "moved", "step time")
+
+
+def decision_rows(runs: Sequence[ShownRun]) -> list[Row]:
+    """Return all decisions, run by run."""
+    return [row for run in runs for row in _decisions_of(run)]
+
+
+def _decisions_of(run: ShownRun) -> list[Row]:
+    decisions = run.drawn.record.decisions
+    if not decisions:
+        return []
+    ends = [*(decision.first_step for decision in decisions[1:]), run.drawn.first_step + len(run.drawn.ends_s)]
+    rows = []
+    before_s = _median_s(run, run.drawn.first_step, decisions[0].first_step)
+    for number, (decision, reason, end) in enumerate(
+        zip(decisions, reasons(run.drawn.record), ends, strict=True), start=1
+    ):
+        after_s = _median_s(run, decision.first_step, end)
+        moved_bytes = decision.migration.size_bytes
+        cells = (
+            run.drawn.name,
+            str(number),
+            str(decision.observed_step),
+            str(decision.first_step),
+            decision.change.replace("->", "→"),
+            reason,
+            size_text(moved_bytes) if moved_bytes else "",
+            f"{time_text(before_s) if before_s else '…'} → {time_text(after_s) if after_s else '…'}",
+        )
+        rows.append(Row(cells, run.drawn.colour, run.index, decision.first_step - run.drawn.first_step))
+        before_s = after_s or before_s
+    return rows
+
+
+def _median_s(run: ShownRun, first: int, end: int) -> float | None:
+    times_s = run.drawn.step_times_s[max(first - run.drawn.first_step, 0) : max(end - run.drawn.first_step, 0)]
+    return float(np.median(times_s)) if times_s else None
+
+
+def device_heads(runs: Sequence[ShownRun]) -> tuple[str, ...]:
+    """Return the heads of the table of devices."""
+    each = tuple(f"{what}, {run.drawn.name}" for run in runs for what in ("busy", "most memory"))
+    return ("device", "kind", "region", "memory", "USD/h", *each)
+
+
+def device_rows(runs: Sequence[ShownRun]) -> list[Row]:
+    """Return the devices of all runs, in the order of the Gantts."""
+    peaks = [run.peak_bytes for run in runs]
+    rows = []
+    for name in dict.fromkeys(device for run in runs for device in run.devices):
+        owner = next(run for run in runs if name in run.devices)
+        device = owner.drawn.record.scenario.cluster.by_name[name]
+        cells = [owner.devices[name], device.kind, device.region, memory_text(device.memory_bytes)]
+        cells.append(f"{device.price_per_hour:g}" if device.price_per_hour else "")
+        for run, peak in zip(runs, peaks, strict=True):
+            busy = run.drawn.metrics.utilisation.get(name)
+            cells.append(f"{busy:.1%}" if busy is not None else "")
+            cells.append(memory_text(peak[name]) if name in peak else "")
+        rows.append(Row(tuple(cells)))
+    return rows
+
+
+def verdict(runs: Sequence[ShownRun]) -> str:
+    """Return how far simulation and reality are apart, or nothing where there are not both of a scenario."""
+    simulated = [run for run in runs if run.drawn.record.backend == "simulated"]
+    carried_out = [run for run in runs if run.drawn.record.backend != "simulated"]
+    if len(simulated) != 1 or len(carried_out) != 1:
+        return ""
+    model, real = simulated[0].drawn, carried_out[0].drawn
+    if model.record.scenario.name != real.record.scenario.name:
+        return ""
+    apart = model.metrics.step_s / real.metrics.step_s - 1
+    amount = "as long as" if abs(apart) < 0.0005 else f"{abs(apart):.1%} {'shorter' if apart < 0 else 'longer'} than"
+    steps = min(len(model.ends_s), len(real.ends_s))
+    same = model.metrics.wan_bytes == real.metrics.wan_bytes
+    sent = (
+        f"both sent {size_text(real.metrics.wan_bytes)} between regions"
+        if same
+        else f"{size_text(model.metrics.wan_bytes)} and {size_text(real.metrics.wan_bytes)} between regions"
+    )
+    return f"Over {steps} steps the simulated step is {amount} the one that was carried out; {sent}."

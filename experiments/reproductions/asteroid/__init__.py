@@ -1,0 +1,1 @@
+"""The reproduction of Asteroid's claims."""

@@ -1,0 +1,130 @@
+"""What it costs when a board leaves: Asteroid's replay against heavy rescheduling.
+
+Recovery lasts from the departure to the end of the interrupted round: detection, planning, migration, and the round
+once more. Detection is the simulator's; planning is measured on this machine, which is faster than a board; migrations
+and rounds are simulated. A round is that of a cold pipeline. Each is measured for the plan that it makes.
+"""
+
+from dataclasses import dataclass
+from time import perf_counter
+
+from experiments.benches.result import Row
+from experiments.reproductions.asteroid.throughput import simulated_samples_per_s
+from planner.adapt.backups import backup_holders
+from planner.adapt.migration import migration_between
+from planner.plan.plan import Plan
+from planner.runs.metrics import step_ends_s
+from planner.scenario.recovery import DETECTION_S
+from planner.scenario.scenario import Scenario
+from planner.systems.asteroid.heavy_rescheduling import full_redistribution, replan
+from planner.systems.asteroid.replay import in_proportion, replay, where_they_were
+from sim.migration import travel_s
+from sim.simulator import Simulator
+from traces.common.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One way to go on, and what each part of it takes, in seconds."""
+
+    plan: Plan
+    planning_s: float
+    migration_s: float
+    round_s: float
+
+    @property
+    def known_s(self) -> float:
+        """From the moment when the departure is known."""
+        return self.planning_s + self.migration_s + self.round_s
+
+    @property
+    def total_s(self) -> float:
+        """From the departure."""
+        return DETECTION_S + self.known_s
+
+
+def recovery_rows(scenario: Scenario, plan: Plan, place: Row) -> list[Row]:
+    """Return a row for each device of a plan that may leave.
+
+    Args:
+        scenario: What the plan is for.
+        plan: Until then.
+        place: Names model, boards and batch.
+    """
+    return [{**place, "lost": device, **_row(scenario, plan, device)} for device in plan.devices]
+
+
+def _row(scenario: Scenario, plan: Plan, gone: str) -> Row:
+    try:
+        light, heavy = _replayed(scenario, plan, gone), _rescheduled(scenario, plan, gone)
+    except InputError:
+        # The one device that had the model, or too little memory in what is left.
+        empty = ("planning_s", "migration_s", "round_s", "total_s")
+        blanks: dict[str, str] = {f"{way}_{part}": "" for way in ("replay", "heavy") for part in empty}
+        return {**blanks, "ratio": "", "ratio_once_known": "", "throughput_share": "", "note": "cannot go on"}
+    throughput = [simulated_samples_per_s(each.plan, scenario) for each in (light, heavy)]
+    row: dict[str, str | float] = {}
+    for way, each in (("replay", light), ("heavy", heavy)):
+        row[f"{way}_planning_s"], row[f"{way}_migration_s"] = each.planning_s, each.migration_s
+        row[f"{way}_round_s"], row[f"{way}_total_s"] = each.round_s, each.total_s
+    return {
+        **row,
+        "ratio": heavy.total_s / light.total_s,
+        "ratio_once_known": heavy.known_s / light.known_s,
+        "throughput_share": throughput[0] / throughput[1],
+        "note": "",
+    }
+
+
+def _replayed(scenario: Scenario, plan: Plan, gone: str) -> Recovery:
+    began_s = perf_counter()
+    after = replay(plan, scenario, [gone])
+    planning_s = perf_counter() - began_s
+    migration = migration_between(plan, after, scenario, [gone], backup_holders(plan))
+    return Recovery(after, planning_s, travel_s(migration, scenario, after.connections), _round_s(after, scenario))
+
+
+def _rescheduled(scenario: Scenario, plan: Plan, gone: str) -> Recovery:
+    began_s = perf_counter()
+    after = replan(plan, scenario, [gone])
+    planning_s = perf_counter() - began_s
+    both = full_redistribution(plan, after, scenario, [gone], backup_holders(plan))
+    migration_s = sum(travel_s(each, scenario, after.connections) for each in both)
+    return Recovery(after, planning_s, migration_s, _round_s(after, scenario))
+
+
+def _round_s(plan: Plan, scenario: Scenario) -> float:
+    return step_ends_s(Simulator().run(scenario, plan, None, 1).events)[0]
+
+
+def replay_variants(scenario: Scenario, plan: Plan) -> list[dict[str, float]]:
+    """Return for each device that may leave what replay trains per second with each way of shifting boundaries.
+
+    Beside the chosen way: ``in proportion`` always, ``lost layers only`` always. ``without backups`` is 1 where what is
+    left of the plan still holds every layer.
+    """
+    found = []
+    for gone in plan.devices:
+        ways = {"in proportion": (in_proportion,), "lost layers only": (where_they_were,)}
+        try:
+            chosen = replay(plan, scenario, [gone])
+            per_s = {
+                name: simulated_samples_per_s(replay(plan, scenario, [gone], way), scenario)
+                for name, way in ways.items()
+            }
+        except InputError:
+            continue
+        found.append(
+            {
+                "chosen": simulated_samples_per_s(chosen, scenario),
+                **per_s,
+                "without backups": float(_all_held(plan, gone)),
+            }
+        )
+    return found
+
+
+def _all_held(plan: Plan, gone: str) -> bool:
+    """Whether every stage keeps a replica."""
+    stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
+    return all(any(gone not in replica.devices for replica in stage.replicas) for stage in stages)

@@ -1,0 +1,81 @@
+"""What Asteroid is measured on: Jetson boards on a LAN, and four models to train there.
+
+From the paper: the kinds of boards, 100 Mbit/s, the four models [paper]. Assumed: how many boards of which kind; 0.5 ms
+one way; a switch that never limits; 1 GiB of each board's memory for system and framework; times from datasheets
+(`planner.scenario.roofline`); images of 32 pixels and 10 classes (CIFAR-10) for EfficientNet-B1 and MobileNetV2, of 224
+pixels and 100 classes (Mini-ImageNet) for ResNet-50, 128 tokens for BERT-small; SGD with momentum, AdamW for
+BERT-small; global batches of 32 and of 256.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from experiments.reproductions.edge_models import bert_small, efficientnet_b1, mobilenet_v2, resnet_50
+from planner.scenario.cluster import Cluster, Device, Link
+from planner.scenario.datasheet import find_kind
+from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY, Effects, NetworkEffects
+from planner.scenario.memory_effects import MemoryEffects
+from planner.scenario.profile import ModelProfile
+from planner.scenario.roofline import LayerWork, roofline_layer
+from planner.scenario.scenario import Optimizer, Scenario, Training
+
+LAN_BPS = 100e6
+LATENCY_S = 0.5e-3
+SWITCH_BPS = 1e12
+FRAMEWORK_BYTES = 2**30
+
+NANO, TX2, NX = "jetson-nano", "jetson-tx2", "jetson-xavier-nx"
+
+# Boards of each cluster, in the order in which a plan without regard to them takes them.
+CLUSTERS = {
+    "4 boards": (NX, TX2, NANO, NANO),
+    "5 boards": (NX, TX2, TX2, NANO, NANO),
+    "6 boards": (NX, TX2, TX2, NANO, NANO, NANO),
+}
+
+BATCHES = (32, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeModel:
+    """A model as it is trained here: its layers, and the name of the optimizer."""
+
+    layers: tuple[LayerWork, ...]
+    optimizer: str
+
+
+@cache
+def edge_models() -> dict[str, EdgeModel]:
+    """Return the four models by name."""
+    return {
+        "EfficientNet-B1": EdgeModel(efficientnet_b1(32, 10), "momentum"),
+        "MobileNetV2": EdgeModel(mobilenet_v2(32, 10), "momentum"),
+        "ResNet-50": EdgeModel(resnet_50(224, 100), "momentum"),
+        "BERT-small": EdgeModel(bert_small(128, 2), "adamw"),
+    }
+
+
+def edge_scenario(model: str, boards: Sequence[str], batch: int) -> Scenario:
+    """Return a model on boards of these kinds on one LAN.
+
+    Args:
+        model: One of `edge_models`.
+        boards: Device kinds.
+        batch: Samples per update.
+    """
+    edge = edge_models()[model]
+    kinds = [find_kind(kind) for kind in dict.fromkeys(boards)]
+    memory_bytes = {kind.name: kind.memory_bytes for kind in kinds}
+    devices = tuple(
+        Device(f"{kind.removeprefix('jetson-')}-{index}", kind, "lan", memory_bytes[kind], interface_bps=LAN_BPS)
+        for index, kind in enumerate(boards)
+    )
+    profile = ModelProfile(model, tuple(roofline_layer(layer, kinds, "fp32") for layer in edge.layers))
+    training = Training(batch, optimizer=Optimizer(edge.optimizer))
+    effects = Effects(
+        network=NetworkEffects(payload_efficiency=TCP_PAYLOAD_EFFICIENCY),
+        memory=MemoryEffects(framework_bytes=FRAMEWORK_BYTES),
+    )
+    cluster = Cluster(devices, (Link("lan", "lan", SWITCH_BPS, LATENCY_S),))
+    return Scenario(f"{model} on {len(boards)} boards", cluster, profile, training, effects=effects)

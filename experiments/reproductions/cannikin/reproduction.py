@@ -1,0 +1,223 @@
+"""``ropebridge reproduce cannikin``: what unequal shares and an adaptive batch are worth on unlike GPUs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from experiments.benches.result import Check, Row
+from experiments.reproductions.cannikin.clusters import MACHINES, base_scenario
+from experiments.reproductions.cannikin.figure import Panel, draw_training
+from experiments.reproductions.cannikin.training import (
+    NOISE_CURVES,
+    SYSTEMS,
+    Setting,
+    Trained,
+    adaptive_learned,
+    fixed,
+)
+from experiments.reproductions.cannikin_models import MODELS
+from experiments.reproductions.claims import Claim, Reproduction
+from planner.systems.cannikin.data_parallel import balanced_plan
+from planner.systems.cannikin.goodput import CANDIDATES
+
+# Assumed: what connects the machines; the first one is that of the ablations and of the figure.
+NETWORKS_BPS = (10e9, 25e9)
+MIDDLE = "middle"
+
+# What is published.
+LEAST_AGAINST_DDP_RATIO = 0.85
+LEAST_AGAINST_ADAPTDL_RATIO = 0.52
+MOST_ERROR_RATIO = 0.05
+
+_QUICK = (("A", "resnet50"), ("B", "resnet18"))
+_QUICK_CURVES = (MIDDLE, "high")
+_QUICK_CANDIDATES = 12
+
+_REMARKS = (
+    "Step times are simulated, with roofline times of the published architectures; PyTorch's buckets of 25 MiB overlap "
+    "with backward for every system.",
+    "Assumed: machines, network and PCI Express; first batches are those of the papers that published the models (128, "
+    "256, 32), and a batch grows to 32 times that; 100 equal parts of progress, of which Cannikin spends the first two "
+    "learning with the first batch.",
+    "Assumed: the noise scale rises tenfold: from 0.5, 2 or 8 first batches (low, middle, high). All systems know it; "
+    "AdaptDL also knows what every step takes.",
+    "'Up to' is the largest over all models, clusters, networks and curves, each of them a row; the claims also say "
+    "what the middle curve gives. What is saved against DDP rests on the first batch and on the noise, both assumed.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One setting, trained by all systems.
+
+    Attributes:
+        cluster: One of `MACHINES`.
+        network_bps: Of each machine, bits per second.
+        model: One of `MODELS`.
+        setting: What was trained.
+        trained: System to how it trained.
+        error_anywhere: The largest error of a prediction for any candidate, by what was known at the end.
+    """
+
+    cluster: str
+    network_bps: float
+    model: str
+    setting: Setting
+    trained: dict[str, Trained]
+    error_anywhere: float
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.setting.scenario.model.name} on cluster {self.cluster}"
+
+    def saves(self, system: str) -> float:
+        """Return the share of a system's time that Cannikin saves."""
+        return 1 - self.trained["cannikin"].time_s / self.trained[system].time_s
+
+    @property
+    def error(self) -> float:
+        """The largest error of a prediction that a choice rested on; 0 where none did."""
+        return max(map(abs, self.trained["cannikin"].errors), default=0.0)
+
+    def where(self) -> str:
+        """Return the setting in words."""
+        curve = f"{self.setting.curve} noise curve (assumed)"
+        return f"{self.name}, {self.network_bps / 1e9:g} Gbit/s (assumed), {curve}"
+
+    def row(self) -> Row:
+        """Return the case as a detail."""
+        of_ddp = {name: each.time_s / self.trained["ddp"].time_s for name, each in self.trained.items()}
+        return {
+            "cluster": self.cluster,
+            "network_gbps": self.network_bps / 1e9,
+            "model": self.setting.scenario.model.name,
+            "noise": self.setting.curve,
+            "lb_bsp_of_ddp": of_ddp["lb-bsp"],
+            "adaptdl_of_ddp": of_ddp["adaptdl"],
+            "cannikin_of_ddp": of_ddp["cannikin"],
+            "saved_of_ddp_percent": 100 * self.saves("ddp"),
+            "saved_of_adaptdl_percent": 100 * self.saves("adaptdl"),
+            "last_batch_adaptdl": self.trained["adaptdl"].batches[-1],
+            "last_batch_cannikin": self.trained["cannikin"].batches[-1],
+            "error_percent": 100 * self.error,
+            "error_all_batches_percent": 100 * self.error_anywhere,
+        }
+
+
+def reproduce_cannikin(quick: bool, tell: Callable[[str], None]) -> Reproduction:
+    """Train every model on both clusters with every system, and hold what Cannikin saves against its claims.
+
+    Args:
+        quick: One model a cluster, one network, two noise curves, fewer candidates.
+        tell: Takes a line about the progress.
+    """
+    places = _QUICK if quick else [(cluster, model) for cluster in MACHINES for model in MODELS]
+    networks, curves = (NETWORKS_BPS[:1], _QUICK_CURVES) if quick else (NETWORKS_BPS, tuple(NOISE_CURVES))
+    count = _QUICK_CANDIDATES if quick else CANDIDATES
+    cases, ablations = [], []
+    for cluster, model in places:
+        for network_bps in networks:
+            tell(f"cannikin: {model} on cluster {cluster}, {network_bps / 1e9:g} Gbit/s")
+            scenario = base_scenario(cluster, model, network_bps)
+            made = [_train(cluster, network_bps, model, Setting(scenario, curve, count)) for curve in curves]
+            cases += made
+            if network_bps == NETWORKS_BPS[0]:
+                ablations += _ablations(next(case for case in made if case.setting.curve == MIDDLE))
+    drawn = [case for case in cases if case.setting.curve == MIDDLE and case.network_bps == NETWORKS_BPS[0]]
+    panels = [Panel(case.name, case.trained) for case in drawn]
+    return Reproduction(
+        _claims(cases),
+        ablations,
+        [case.row() for case in cases],
+        _checks(cases),
+        _REMARKS,
+        partial(_draw, panels),
+    )
+
+
+def _train(cluster: str, network_bps: float, model: str, setting: Setting) -> _Case:
+    trained = {name: train(setting) for name, train in SYSTEMS.items()}
+    trained["cannikin"], learned = adaptive_learned(setting)
+    errors = (learned.predicted_s(batch) / learned.simulated_s(batch) - 1 for batch in setting.candidates)
+    return _Case(cluster, network_bps, model, setting, trained, max(map(abs, errors)))
+
+
+def _ablations(case: _Case) -> list[Row]:
+    without_overlap, _ = adaptive_learned(case.setting, overlap=False)
+    ways = {
+        "whole system": case.trained["cannikin"],
+        "balance only: the first batch": fixed(
+            case.setting, partial(balanced_plan, strategy="cannikin", with_sums=True)
+        ),
+        "adaptive batch only: even shares": case.trained["adaptdl"],
+        "overlap model off": without_overlap,
+    }
+    whole_s = case.trained["cannikin"].time_s
+    return [
+        {"setting": case.name, "way": way, "time_of_whole": each.time_s / whole_s, "last_batch": each.batches[-1]}
+        for way, each in ways.items()
+    ]
+
+
+def _claims(cases: Sequence[_Case]) -> list[Claim]:
+    middle = [case for case in cases if case.setting.curve == MIDDLE]
+    claims = []
+    for system, ratio in (("ddp", LEAST_AGAINST_DDP_RATIO), ("adaptdl", LEAST_AGAINST_ADAPTDL_RATIO)):
+        for among, which in ((cases, "all settings"), (middle, "middle curve only")):
+            best = max(among, key=lambda case: case.saves(system))
+            claims.append(
+                Claim(
+                    f"time to the target saved against {system}, percent, {which}",
+                    f"up to {100 * ratio:g} %",
+                    100 * best.saves(system),
+                    best.where(),
+                )
+            )
+    worst = max(cases, key=lambda case: case.error)
+    claims.append(
+        Claim(
+            "largest error of a predicted step time that a choice of batch rested on, percent",
+            f"below {100 * MOST_ERROR_RATIO:g} %",
+            100 * worst.error,
+            worst.where(),
+        )
+    )
+    anywhere = max(cases, key=lambda case: case.error_anywhere)
+    claims.append(
+        Claim(
+            "the same for every candidate batch, by what was known at the end, percent",
+            f"below {100 * MOST_ERROR_RATIO:g} %",
+            100 * anywhere.error_anywhere,
+            anywhere.where(),
+        )
+    )
+    return claims
+
+
+def _checks(cases: Sequence[_Case]) -> list[Check]:
+    return [
+        Check(
+            "largest saving of time against ddp over all settings, percent",
+            100 * max(case.saves("ddp") for case in cases),
+            100 * LEAST_AGAINST_DDP_RATIO,
+            at_most=False,
+        ),
+        Check(
+            "largest saving of time against adaptdl over all settings, percent",
+            100 * max(case.saves("adaptdl") for case in cases),
+            100 * LEAST_AGAINST_ADAPTDL_RATIO,
+            at_most=False,
+        ),
+        Check(
+            "largest error of a predicted step time that a choice rested on, percent",
+            100 * max(case.error for case in cases),
+            100 * MOST_ERROR_RATIO,
+            at_most=True,
+        ),
+    ]
+
+
+def _draw(panels: Sequence[Panel], path: Path) -> None:
+    draw_training(panels, path)

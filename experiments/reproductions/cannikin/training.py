@@ -1,0 +1,140 @@
+"""Training to a target under a noise scale that rises, by each of the systems that Cannikin is compared with.
+
+Progress counts in samples of the worth of those of the first batch: a step of B brings B * efficiency(B), and lasts as
+long as the simulated step. A run has `EPOCHS` equal parts of progress, at the beginning of which a system may choose
+another batch; all of them know the noise scale.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from experiments.reproductions.cannikin.clusters import with_batch
+from experiments.reproductions.cannikin.learner import LearnedModel
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from planner.step.evaluate import step_time_s
+from planner.systems.cannikin.data_parallel import balanced_plan, even_plan
+from planner.systems.cannikin.goodput import candidate_batches, choose_batch, goodput_per_s
+
+# Assumed: the parts of a run, and how far a batch may grow.
+EPOCHS = 100
+LARGEST_BATCH = 32
+
+# The noise scale at the beginning and at the end, in first batches; in between it rises by equal ratios. Assumed: that
+# it rises tenfold while training is what An Empirical Model of Large-Batch Training (2018) shows of picture models.
+NOISE_CURVES: Mapping[str, tuple[float, float]] = {"low": (0.5, 5.0), "middle": (2.0, 20.0), "high": (8.0, 80.0)}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is trained, and how its noise rises.
+
+    Attributes:
+        scenario: With the first batch.
+        curve: One of `NOISE_CURVES`.
+        count: Candidates for the batch.
+    """
+
+    scenario: Scenario
+    curve: str
+    count: int
+
+    @property
+    def first_batch(self) -> int:
+        """Samples of a step at the beginning."""
+        return self.scenario.training.global_batch
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        """What the batch may become."""
+        return candidate_batches(self.first_batch, LARGEST_BATCH * self.first_batch, self.count)
+
+    def noise_scale(self, epoch: int) -> float:
+        """Return the noise scale in the middle of a part of the run, samples."""
+        first, last = NOISE_CURVES[self.curve]
+        return float(self.first_batch * first * (last / first) ** ((epoch + 0.5) / EPOCHS))
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """How a system trained.
+
+    Attributes:
+        epochs_s: Of each part of the run, seconds per sample of progress.
+        batches: Of each part of the run, samples.
+        errors: Of the predictions that a choice rested on: prediction over simulated time, minus one.
+    """
+
+    epochs_s: tuple[float, ...]
+    batches: tuple[int, ...]
+    errors: tuple[float, ...] = ()
+
+    @property
+    def time_s(self) -> float:
+        """Seconds per sample of progress over the whole run."""
+        return sum(self.epochs_s) / len(self.epochs_s)
+
+
+def fixed(setting: Setting, plan: Callable[[Scenario], Plan]) -> Trained:
+    """Train with the first batch, divided by a strategy."""
+    batch = setting.first_batch
+    step_s = step_time_s(plan(setting.scenario), setting.scenario)
+    return Trained((step_s / batch,) * EPOCHS, (batch,) * EPOCHS)
+
+
+def adaptive_even(setting: Setting) -> Trained:
+    """Train as AdaptDL does: even shares, and the batch of the best goodput.
+
+    It knows what each candidate's step takes, so that nothing is held against it but the division.
+    """
+    epochs_s, batches, batch = [], [], setting.first_batch
+    step_s = partial(_even_step_s, setting.scenario)
+    for epoch in range(EPOCHS):
+        noise = setting.noise_scale(epoch)
+        batch = choose_batch(batch, setting.candidates, step_s, setting.first_batch, noise)
+        epochs_s.append(1 / goodput_per_s(batch, step_s(batch), setting.first_batch, noise))
+        batches.append(batch)
+    return Trained(tuple(epochs_s), tuple(batches))
+
+
+@lru_cache(maxsize=4096)
+def _even_step_s(scenario: Scenario, batch: int) -> float:
+    changed = with_batch(scenario, batch)
+    return step_time_s(even_plan(changed, "adaptdl"), changed)
+
+
+def adaptive_learned(setting: Setting, overlap: bool = True) -> tuple[Trained, LearnedModel]:
+    """Train as Cannikin does: learn from the steps, divide by OptPerf, choose by the goodput that it predicts.
+
+    The first part of the run is even, the second in proportion to the speeds, both with the first batch.
+
+    Args:
+        setting: What is trained.
+        overlap: Whether the model knows that sums overlap with backward; else compute is balanced, and all sums are
+            thought to come after it.
+    """
+    model = LearnedModel(setting.scenario, overlap=overlap)
+    batch = setting.first_batch
+    epochs_s: list[float] = []
+    batches: list[int] = []
+    errors: list[float] = []
+    for epoch in range(EPOCHS):
+        noise = setting.noise_scale(epoch)
+        if epoch > 1:
+            batch = choose_batch(batch, setting.candidates, model.predicted_s, setting.first_batch, noise)
+        predicted_s = model.predicted_s(batch) if epoch > 1 else None
+        step_s = model.run(batch, even=epoch == 0)
+        if predicted_s is not None and batch != batches[-1]:
+            errors.append(predicted_s / step_s - 1)
+        epochs_s.append(1 / goodput_per_s(batch, step_s, setting.first_batch, noise))
+        batches.append(batch)
+    return Trained(tuple(epochs_s), tuple(batches), tuple(errors)), model
+
+
+SYSTEMS: Mapping[str, Callable[[Setting], Trained]] = {
+    "ddp": partial(fixed, plan=partial(even_plan, strategy="ddp")),
+    "lb-bsp": partial(fixed, plan=partial(balanced_plan, strategy="lb-bsp", with_sums=False)),
+    "adaptdl": adaptive_even,
+}
+"""What Cannikin is compared with; all sum gradients in the same buckets, while backward goes on."""

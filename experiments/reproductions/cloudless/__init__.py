@@ -1,0 +1,1 @@
+"""The reproduction of Cloudless-Training's claims."""

@@ -1,0 +1,1 @@
+"""The reproduction of DeepCEE's claims."""

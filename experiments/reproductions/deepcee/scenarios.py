@@ -1,0 +1,173 @@
+"""The clusters, models and links on which DeepCEE's claim is measured.
+
+Published: cloud, edge and end; fast links inside a region, slow and unstable ones between regions. Assumed, within the
+ranges that the check of this project names (inside 10 to 100 Gbit/s, between 0.1 to 1 Gbit/s at 10 to 60 ms, GPT-like
+models of 1 to 7 billion parameters and a vision model): every device, width, length, batch and microbatch below. Times
+are the roofline's (`planner.scenario.roofline`): 32-bit tensors that are multiplied in TF32 where the GPU has it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from planner.scenario.cluster import Cluster, Device, Link
+from planner.scenario.datasheet import find_kind
+from planner.scenario.profile import LayerProfile, ModelProfile
+from planner.scenario.roofline import LayerWork, roofline_layer
+from planner.scenario.scenario import Optimizer, Scenario, Training
+from traces.trace import LinkTrace
+
+PRECISION = "tf32"
+VALUE_BYTES = 4
+
+VOCABULARY = 50_257
+TOKENS = 1024
+
+# (width, blocks) of GPT-3's table of models: 1.3, 2.7 and 6.7 billion parameters.
+GPT_SIZES = {"gpt-1.3b": (2048, 24), "gpt-2.7b": (2560, 32), "gpt-6.7b": (4096, 32)}
+
+# Of ViT-Huge/14 at 224 pixels: 0.63 billion parameters.
+VISION_MODEL = "vit-huge"
+VISION_WIDTH, VISION_BLOCKS, VISION_TOKENS, VISION_PIXELS, VISION_CLASSES = 1280, 32, 257, 14 * 14 * 3, 1000
+
+MODELS = (*GPT_SIZES, VISION_MODEL)
+
+# Samples of an update, and of a microbatch for strategies without a choice of their own: sequences, or pictures.
+BATCHES = {**dict.fromkeys(GPT_SIZES, (64, 2)), VISION_MODEL: (256, 8)}
+
+# What a block keeps for backward, in values per token and unit of width: 34 half-precision bytes of Korthikanti et al.
+# (Reducing Activation Recomputation, 2022), of which 17 values; the attention matrices are computed again, as
+# FlashAttention does.
+KEPT_VALUES = 17
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A region of a cluster: so many devices of each kind, and the rate of its network, bits per second."""
+
+    region: str
+    devices: tuple[tuple[str, int], ...]
+    inside_bps: float
+
+
+CLUSTERS = {
+    # Three data centres of different ages.
+    "data centres": (
+        Site("cloud", (("a100-40", 2),), 100e9),
+        Site("edge", (("v100-32", 4),), 25e9),
+        Site("end", (("a5000", 2),), 10e9),
+    ),
+    # One GPU server, a room of workstations, two boards.
+    "cloud, edge, end": (
+        Site("cloud", (("a100-40", 2),), 100e9),
+        Site("edge", (("rtx-3090", 2), ("a5000", 2)), 10e9),
+        Site("end", (("jetson-agx-orin", 2),), 10e9),
+    ),
+    # No data centre at all.
+    "workstations": (
+        Site("cloud", (("a6000", 2),), 25e9),
+        Site("edge", (("rtx-3090", 3),), 10e9),
+        Site("end", (("titan-rtx", 3),), 10e9),
+    ),
+}
+
+INSIDE_LATENCY_S = 100e-6
+
+
+def deepcee_scenario(
+    cluster: str,
+    model: str,
+    bandwidth_bps: float,
+    latency_s: float,
+    *,
+    mixed: bool = False,
+    trace: LinkTrace | None = None,
+) -> Scenario:
+    """Return a setting.
+
+    Args:
+        cluster: One of `CLUSTERS`.
+        model: One of `MODELS`.
+        bandwidth_bps: Of each link between two regions, bits per second.
+        latency_s: One way, of the same, seconds.
+        mixed: Whether the cluster names its devices in turn, one of each region, instead of region by region.
+        trace: The rate over time of the links between the first two regions; all are steady if None.
+    """
+    sites = CLUSTERS[cluster]
+    kinds = list(dict.fromkeys(kind for site in sites for kind, _ in site.devices))
+    links = [Link(site.region, site.region, site.inside_bps, INSIDE_LATENCY_S) for site in sites]
+    for number, (one, other) in enumerate(combinations([site.region for site in sites], 2)):
+        swaying = trace if number == 0 else None
+        links += [Link(*ends, bandwidth_bps, latency_s, swaying) for ends in ((one, other), (other, one))]
+    batch, microbatch = BATCHES[model]
+    return Scenario(
+        f"{cluster}, {model}",
+        Cluster(_devices(sites, mixed), tuple(links)),
+        model_profile(model, kinds),
+        Training(batch, microbatch, Optimizer("adamw")),
+    )
+
+
+def model_profile(model: str, kinds: Sequence[str]) -> ModelProfile:
+    """Return one of `MODELS` with the roofline's times on device kinds."""
+    works = _vision_layers() if model == VISION_MODEL else _gpt_layers(*GPT_SIZES[model])
+    known: dict[tuple[object, ...], LayerProfile] = {}
+    layers = []
+    for work in works:
+        key = (work.forward_flop, work.parameter_bytes, work.output_bytes, work.activation_bytes)
+        if key not in known:
+            known[key] = roofline_layer(work, [find_kind(kind) for kind in kinds], PRECISION)
+        same = known[key]
+        sizes = (work.parameter_bytes, work.output_bytes, work.activation_bytes)
+        layers.append(LayerProfile(work.name, *sizes, same.times))
+    return ModelProfile(model, tuple(layers))
+
+
+def _devices(sites: Sequence[Site], mixed: bool) -> tuple[Device, ...]:
+    rows = [
+        [
+            Device(f"{site.region}-{kind}-{number}", kind, site.region, find_kind(kind).memory_bytes)
+            for kind, count in site.devices
+            for number in range(count)
+        ]
+        for site in sites
+    ]
+    if not mixed:
+        return tuple(device for row in rows for device in row)
+    longest = max(map(len, rows))
+    return tuple(row[index] for index in range(longest) for row in rows if index < len(row))
+
+
+def _gpt_layers(width: int, blocks: int) -> list[LayerWork]:
+    """An embedding, whose input has no gradient, blocks, and a head with its own matrix."""
+    embedding = (VOCABULARY + TOKENS) * width
+    hidden = TOKENS * width
+    return [
+        LayerWork("embedding", 0.0, *_sizes(embedding, hidden, hidden), backward_input_flop=0.0),
+        *_blocks(width, blocks, TOKENS),
+        LayerWork(
+            "head", 2.0 * hidden * VOCABULARY, *_sizes(VOCABULARY * width, TOKENS * VOCABULARY, TOKENS * VOCABULARY)
+        ),
+    ]
+
+
+def _vision_layers() -> list[LayerWork]:
+    hidden = VISION_TOKENS * VISION_WIDTH
+    patches = VISION_PIXELS * VISION_WIDTH
+    head = VISION_WIDTH * VISION_CLASSES
+    return [
+        LayerWork("patches", 2.0 * VISION_TOKENS * patches, *_sizes(patches, hidden, hidden), backward_input_flop=0.0),
+        *_blocks(VISION_WIDTH, VISION_BLOCKS, VISION_TOKENS),
+        LayerWork("head", 2.0 * head, *_sizes(head, VISION_CLASSES, VISION_WIDTH)),
+    ]
+
+
+def _blocks(width: int, blocks: int, tokens: int) -> list[LayerWork]:
+    """Attention and an MLP of four times the width: 24 T d^2 + 4 T^2 d operations forward."""
+    flop = 24.0 * tokens * width**2 + 4.0 * tokens**2 * width
+    sizes = _sizes(12 * width**2, tokens * width, KEPT_VALUES * tokens * width)
+    return [LayerWork(f"block-{index}", flop, *sizes) for index in range(blocks)]
+
+
+def _sizes(parameters: int, output: int, kept: int) -> tuple[int, int, int]:
+    return VALUE_BYTES * parameters, VALUE_BYTES * output, VALUE_BYTES * kept

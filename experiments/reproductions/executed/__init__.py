@@ -1,0 +1,1 @@
+"""Reproductions carried out for real beside the simulator."""

@@ -1,0 +1,1 @@
+"""What all verbs share: run folders, scenarios by name, console and progress."""

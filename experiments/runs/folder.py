@@ -1,0 +1,183 @@
+"""The folder that a run leaves: scenario and plan as resolved, events, decisions, summary; whole or not at all."""
+
+import json
+import math
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from planner.adapt.migration import Migration, Move
+from planner.adapt.policy import Decision
+from planner.events.events import read_events, write_events
+from planner.files.plan import parse_plan, plan_json, read_plan, write_plan
+from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
+from planner.runs.gradient_norms import GradientNorms, smoothed_noise
+from planner.runs.memory_timeline import peak_memory_bytes
+from planner.runs.metrics import measure
+from planner.runs.noise_scale import ESTIMATORS
+from planner.runs.record import RealNetwork, RunRecord
+from traces.common.errors import InputError, RunError
+
+# What was measured of the noise of the gradient.
+_NORMS = "gradient-noise.jsonl"
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Give a folder to fill beside ``target``, which takes that name when all is done and vanishes on failure.
+
+    Raises:
+        InputError: There is something at ``target`` already, or no folder can be made there.
+        RunError: Somebody else has taken the name meanwhile; says where everything is.
+    """
+    target = target.resolve()
+    try:
+        taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
+        # Folders above the target are made when it is complete, not for a run that fails.
+        ground = next(parent for parent in target.parents if parent.is_dir())
+        beside = ground / f".{target.name[:100]}.{secrets.token_hex(4)}.part"
+        if taken:
+            advice = "name a new folder, or remove it first"
+            raise InputError("there is something already", where=str(target), valid=advice)
+        beside.mkdir()
+    except OSError as error:
+        raise InputError(
+            f"no folder can be made here: {error.strerror}",
+            where=str(target),
+            valid="choose a place that can be written",
+        ) from None
+    try:
+        yield beside
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            target.rmdir()
+        beside.rename(target)
+    except OSError as error:
+        # It may have taken hours.
+        raise RunError(f"'{target}' cannot be made: {error.strerror}; everything is in '{beside}'") from error
+
+
+def write_record(record: RunRecord, folder: Path) -> None:
+    """Write a run into an empty folder that `read_record` reads.
+
+    Raises:
+        RunError: The disk is full, or fails.
+    """
+    try:
+        _write_record(record, folder)
+    except OSError as error:
+        raise RunError(f"the run cannot be written into '{folder}': {error.strerror or error}") from error
+
+
+def _write_record(record: RunRecord, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    write_resolved_scenario(record.scenario, folder / "scenario.json")
+    write_plan(record.plan, folder / "plan.json")
+    write_events(record.events, folder / "events.parquet")
+    decisions = [
+        {
+            "observed_step": decision.observed_step,
+            "first_step": decision.first_step,
+            "change": decision.change,
+            "moved_bytes": decision.migration.size_bytes,
+            "moves": [asdict(move) for move in decision.migration.moves],
+            "plan": json.loads(plan_json(decision.plan)),
+        }
+        for decision in record.decisions
+    ]
+    (folder / "decisions.jsonl").write_text("".join(json.dumps(decision) + "\n" for decision in decisions))
+    if record.gradient_norms:
+        lines = "".join(json.dumps(_norms_with_estimates(norms)) + "\n" for norms in record.gradient_norms)
+        (folder / _NORMS).write_text(lines)
+    (folder / "summary.json").write_text(json.dumps(summarise(record), indent=1) + "\n")
+
+
+def read_record(folder: Path) -> RunRecord:
+    """Return the run in a folder.
+
+    Raises:
+        InputError: The folder does not hold a run.
+    """
+    if not (folder / "summary.json").is_file():
+        raise InputError(
+            "this folder holds no run" if folder.is_dir() else "there is no such folder",
+            where=str(folder),
+            valid="name one that 'simulate', 'run' or 'demo' wrote",
+        )
+    try:
+        summary = json.loads((folder / "summary.json").read_text())
+        lines = (folder / "decisions.jsonl").read_text().splitlines()
+        decisions = tuple(_decision(json.loads(line)) for line in lines)
+        events = tuple(read_events(folder / "events.parquet"))
+        norms = tuple(_norms(json.loads(line)) for line in _lines(folder / _NORMS))
+        backend, losses = summary["backend"], tuple(summary["losses"])
+        network = _network(summary)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"the run is damaged: {error}", where=str(folder), valid="run it again") from None
+    scenario = read_resolved_scenario(folder / "scenario.json")
+    return RunRecord(backend, scenario, read_plan(folder / "plan.json"), events, decisions, losses, norms, network)
+
+
+def summarise(record: RunRecord) -> dict[str, Any]:
+    """Return what a run amounts to, as plain values for JSON; units end the names."""
+    return {
+        "backend": record.backend,
+        "emulator": record.network.emulator if record.network is not None else None,
+        "tcp": record.network.tcp if record.network is not None else None,
+        "scenario": record.scenario.name,
+        "strategy": record.plan.strategy,
+        "schedule": record.plan.schedule,
+        **asdict(measure(record)),
+        "peak_memory_bytes": peak_memory_bytes(record),
+        "decisions": len(record.decisions),
+        "losses": list(record.losses),
+        "gradient_noise_scale": _noise_scales(record),
+    }
+
+
+def _noise_scales(record: RunRecord) -> dict[str, float | None] | None:
+    """By estimator, in samples: null where no gradient can be told from the noise, or nothing was measured."""
+    if not record.gradient_norms:
+        return None
+    scales = {}
+    for name in ESTIMATORS:
+        smoothed = smoothed_noise(record.gradient_norms, name)
+        scale = smoothed.noise_scale if smoothed is not None else math.inf
+        scales[name] = scale if math.isfinite(scale) else None
+    return scales
+
+
+def _norms_with_estimates(norms: GradientNorms) -> dict[str, Any]:
+    """A line for readers too: what both estimators make of the step."""
+    return {**asdict(norms), "estimates": {name: asdict(norms.estimate(name)) for name in ESTIMATORS}}
+
+
+def _norms(data: dict[str, Any]) -> GradientNorms:
+    local = tuple(data["local_squared_norms"])
+    return GradientNorms(data["step"], tuple(data["batch_sizes"]), local, data["global_squared_norm"])
+
+
+def _network(summary: dict[str, Any]) -> RealNetwork | None:
+    """None of a simulation, and of a run written before this was noted."""
+    emulator = summary.get("emulator")
+    return RealNetwork(emulator, summary["tcp"]) if emulator is not None else None
+
+
+def _lines(path: Path) -> list[str]:
+    """None where the run has measured nothing of the kind."""
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _decision(data: dict[str, Any]) -> Decision:
+    plan = parse_plan(json.dumps(data["plan"]))
+    # Runs of before layers could change devices do not say that none did.
+    migration = Migration(tuple(Move(**move) for move in data.get("moves", ())))
+    return Decision(data["observed_step"], data["first_step"], plan, data["change"], migration)

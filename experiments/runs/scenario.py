@@ -1,0 +1,114 @@
+"""Scenarios and plans as a person names them on the command line."""
+
+import os.path
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.check.check import check_plan
+from planner.files.documents import read_text
+from planner.files.plan import read_plan
+from planner.files.resolved_scenario import read_resolved_scenario
+from planner.files.scenario_file import read_scenario
+from planner.plan.actions import from_torch_csv
+from planner.plan.plan import EXPLICIT, Plan
+from planner.scenario.scenario import Scenario
+from planner.schedules import SCHEDULES
+from planner.step.reschedule import with_orders, with_schedule
+from planner.systems.strategies import make_plan
+from traces.common.errors import InputError
+from traces.common.names import find_by_name
+
+READY_FOLDER = Path(__file__).parents[1] / "scenarios"
+
+DEFAULT_STRATEGY = "megatron"
+
+
+def ready_scenarios() -> dict[str, Path]:
+    """Return the scenarios that come with ropebridge, by name."""
+    named = (path for path in sorted(READY_FOLDER.glob("*.yaml")) if "\ncluster:" in path.read_text())
+    return {path.stem: path for path in named}
+
+
+def choose_scenario(name: str) -> Scenario:
+    """Return the scenario in the file ``name``, that of the run in the folder ``name``, or the ready one of that name.
+
+    Raises:
+        InputError: There is neither, or the file is wrong.
+    """
+    path = Path(name)
+    if path.suffix == ".json":
+        return read_resolved_scenario(path)
+    # os.path answers no, where pathlib raises, for a name that no file can have.
+    if os.path.isfile(path / "scenario.json"):
+        return read_resolved_scenario(path / "scenario.json")
+    if os.path.isfile(path) or path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        return read_scenario(path)
+    return read_scenario(find_by_name(name, ready_scenarios(), "scenario", where="SCENARIO"))
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """How a plan's actions are put in order, where not as its strategy says.
+
+    Attributes:
+        schedule: Name of a schedule, or None.
+        dynamic: Whether devices choose among what is ready.
+        orders: A file in torch's form with the actions of each worker, or None.
+    """
+
+    schedule: str | None = None
+    dynamic: bool = False
+    orders: Path | None = None
+
+
+def choose_plan(scenario: Scenario, plan: Path | None, strategy: str | None, ordering: Ordering = Ordering()) -> Plan:
+    """Return the checked plan from a file, or the one that a strategy makes, with the order that is asked for.
+
+    Raises:
+        InputError: Both are given, or the plan does not fit the scenario.
+    """
+    if plan is None:
+        return with_ordering(make_plan(strategy or DEFAULT_STRATEGY, scenario), scenario, ordering)
+    if strategy is not None:
+        raise InputError("both --plan and --strategy are given", valid="a plan has been made already: give one of them")
+    chosen = read_plan(plan)
+    try:
+        chosen = with_ordering(chosen, scenario, ordering)
+        check_plan(chosen, scenario)
+    except InputError as error:
+        origin = "" if chosen.scenario == scenario.name else f" (made for scenario '{chosen.scenario}')"
+        raise error.within(f"{plan}{origin}") from None
+    return chosen
+
+
+def with_ordering(plan: Plan, scenario: Scenario, ordering: Ordering) -> Plan:
+    """Return the plan with the order that is asked for, checked where it is another one.
+
+    Raises:
+        InputError: The order is asked for in two ways, or does not fit the plan.
+    """
+    if ordering.orders is not None:
+        if ordering.schedule is not None or ordering.dynamic:
+            raise InputError(
+                "--orders is given with --schedule or --dynamic",
+                valid="a file of orders is a schedule: give one of them",
+            )
+        text = read_text(ordering.orders)
+        try:
+            ordered = with_orders(plan, from_torch_csv(text))
+            check_plan(ordered, scenario)
+        except InputError as error:
+            raise error.within(str(ordering.orders)) from None
+        return ordered
+    if ordering.schedule is None and not ordering.dynamic:
+        return plan
+    schedule = ordering.schedule or plan.schedule
+    if schedule == EXPLICIT and ordering.schedule is None:
+        raise InputError(
+            "--dynamic is given for a plan that carries its own orders",
+            valid="name a schedule too: devices take from it whether backward is split",
+        )
+    find_by_name(schedule, SCHEDULES, "schedule", where="--schedule")
+    ordered = with_schedule(plan, scenario, schedule, "dynamic" if ordering.dynamic else "scheduled")
+    check_plan(ordered, scenario)
+    return ordered

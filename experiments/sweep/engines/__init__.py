@@ -1,0 +1,27 @@
+"""Engines by name."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.sweep.engine import Engine
+from experiments.sweep.engines.dask import DaskTasks
+from experiments.sweep.engines.local_processes import LocalProcesses
+from experiments.sweep.engines.slurm_jobs import SlurmJobs
+from traces.common.names import find_by_name
+
+# Each is given the points at a time, the sweep's folder, and the settings of Slurm's jobs.
+ENGINES: Mapping[str, Callable[[int, Path, Mapping[str, Any]], Engine]] = {
+    "local": lambda jobs, _folder, _settings: LocalProcesses(jobs),
+    "slurm": SlurmJobs,
+    "dask": lambda jobs, _folder, _settings: DaskTasks(jobs),
+}
+
+
+def make_engine(name: str, jobs: int, folder: Path, settings: Mapping[str, Any]) -> Engine:
+    """Return the engine of a name.
+
+    Raises:
+        InputError: There is none, or what it needs is not installed.
+    """
+    return find_by_name(name, ENGINES, "engine", where="--engine")(jobs, folder, settings)

@@ -1,0 +1,120 @@
+"""The engine of a Dask cluster, or of one that is started here. Its workers share the sweep's folder and its files."""
+
+import logging
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from typing import Any
+
+from experiments.sweep.carrying_out import Tally, Task, carry_out_points
+from experiments.sweep.engine import Portion, Portioner
+from experiments.sweep.engines.held_interrupts import without_interrupts
+from experiments.sweep.one_thread import one_thread_each
+from experiments.sweep.points import Point
+from traces.common.errors import InputError, RunError
+
+# Portions that lie ready for each worker.
+_AHEAD = 2
+
+
+class DaskTasks:
+    """Carries out points as tasks of Dask.
+
+    They go to the cluster of Dask's own setting ``scheduler-address``, the environment's ``DASK_SCHEDULER_ADDRESS``,
+    and to one that is started on this machine without it.
+
+    Args:
+        workers: How many processes are started here, or tasks are given to a cluster at a time.
+
+    Raises:
+        InputError: Dask is not installed.
+    """
+
+    def __init__(self, workers: int) -> None:
+        try:
+            import distributed  # noqa: F401 - loaded here so that its absence is told before anything has begun
+        except ModuleNotFoundError:
+            raise InputError(
+                "dask.distributed is not installed", where="--engine dask", valid="pip install 'ropebridge[dask]'"
+            ) from None
+        self._workers = workers
+
+    def carry_out(self, task: Task, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
+        """Carry out all points; see `Engine.carry_out`."""
+        with _client(1 if alone else self._workers) as client:
+            if alone:
+                for point in points:
+                    yield from _tasks(client, task, [point], 1)
+            else:
+                yield from _tasks(client, task, points, self._workers)
+
+
+def _tasks(client: Any, task: Task, points: Sequence[Point], workers: int) -> Iterator[Portion]:
+    # Not through joblib: its backend for Dask waits for ever where a task has been the death of its workers.
+    from distributed import as_completed
+
+    portioner = Portioner(points, workers)
+    portions = iter(portioner)
+    under_way: dict[Any, Sequence[Point]] = {}
+    completed = as_completed()
+
+    def hand_out() -> None:
+        while len(under_way) < _AHEAD * workers and (portion := next(portions, None)) is not None:
+            future = client.submit(carry_out_points, task, portion, pure=False)
+            under_way[future] = portion
+            completed.add(future)
+
+    hand_out()
+    while under_way:
+        future = next(completed)
+        portion, tally = under_way.pop(future), _tally(future)
+        if tally is not None:
+            portioner.learn(tally)
+        hand_out()
+        yield Portion(portion, tally)
+
+
+def _tally(future: Any) -> Tally | None:
+    """None where the worker died, or left."""
+    from distributed import KilledWorker
+
+    try:
+        tally: Tally = future.result()
+    except KilledWorker:
+        return None
+    except (OSError, CancelledError) as error:
+        raise RunError(f"Dask's scheduler is gone: {error}; call the same command again when it is back") from error
+    return tally
+
+
+def _reached(address: str) -> Any:
+    from distributed import Client
+
+    try:
+        return Client(address)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"Dask's scheduler at '{address}' is out of reach: {error}",
+            where="DASK_SCHEDULER_ADDRESS",
+            valid="start it, or unset this for a cluster on this machine",
+        ) from error
+
+
+@contextmanager
+def _client(workers: int) -> Iterator[Any]:
+    import dask
+    from distributed import Client, LocalCluster
+
+    address = dask.config.get("scheduler-address", None)
+    if address is not None:
+        with _reached(address) as client:
+            yield client
+        return
+    # A task that was the death of its worker is tried again by the sweep, not by Dask.
+    with dask.config.set({"distributed.scheduler.allowed-failures": 0}), one_thread_each():
+        with without_interrupts():
+            cluster = LocalCluster(
+                n_workers=workers, threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL
+            )
+        with cluster, Client(cluster) as client:
+            yield client

@@ -1,0 +1,140 @@
+"""The folder of a sweep: what is swept, a log of every worker, and the table."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from experiments.sweep.columns import described
+from experiments.sweep.definition import Sweep
+from experiments.sweep.points import ground_of
+from traces.common.atomic import write_text_atomically
+from traces.common.errors import InputError
+
+SWEEP = "sweep.json"
+TABLE = "points.parquet"
+LOGS = "log"
+_LOCK = "lock"
+
+# Of the layout of the folder.
+_VERSION = 1
+
+
+def default_folder(sweep: Path) -> Path:
+    """Return where a sweep goes that is not told: a folder of its name."""
+    return Path("sweeps") / sweep.stem
+
+
+def check_folder(folder: Path, sweep: Sweep) -> None:
+    """Refuse a folder that holds something else than this sweep.
+
+    Raises:
+        InputError: It holds another sweep, or what is no sweep.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise InputError("this is a file", where=str(folder), valid="name a folder")
+    if not (folder / SWEEP).is_file():
+        if any(path.name != LOGS for path in folder.iterdir()):
+            raise InputError("there is something already", where=str(folder), valid="name a new folder")
+        return
+    before = read_sweep_json(folder)
+    now = _owner(sweep)
+    if before["version"] != _VERSION:
+        problem = f"the sweep there has layout {before['version']!r}"
+        raise InputError(problem, where=str(folder), valid=f"name a new folder: this ropebridge has {_VERSION}")
+    for what, advice in _DIFFERENCES.items():
+        if before.get(what) != now[what]:
+            raise InputError(f"another sweep is there: {advice}", where=str(folder), valid="name a new folder")
+
+
+# Checked in this order; the digest says no more than that something differs.
+_DIFFERENCES = {
+    "ropebridge": "another version of ropebridge made it",
+    "names": "it has other parameters",
+    "settings": "it has other settings",
+    "ground": "its scenario, its plan or a file that they name has changed since",
+}
+
+
+@contextmanager
+def claimed(folder: Path, sweep: Sweep) -> Iterator[Path]:
+    """Give the folder to this process alone, made if it is not there; its `LOGS` are there.
+
+    Raises:
+        InputError: It holds something else, another process has it, or it cannot be made.
+    """
+    check_folder(folder, sweep)
+    try:
+        (folder / LOGS).mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / LOGS / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise InputError(
+            f"no folder can be made here: {error.strerror}",
+            where=str(folder),
+            valid="choose a place that can be written",
+        ) from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError("this sweep is under way already", where=str(folder), valid="wait for its end") from None
+        # Between the first look and the lock somebody else may have begun.
+        check_folder(folder, sweep)
+        yield folder
+    finally:
+        os.close(lock)
+
+
+def write_sweep_json(folder: Path, sweep: Sweep, points: int, metrics: Sequence[str]) -> None:
+    """Write what is swept, for readers of the table.
+
+    Args:
+        folder: Of the sweep.
+        sweep: What is swept.
+        points: How many there are.
+        metrics: Names of the metrics' columns.
+    """
+    document = {
+        "version": _VERSION,
+        **_owner(sweep),
+        "draws": sweep.draws,
+        "seed": sweep.seed,
+        "points": points,
+        "table": TABLE,
+        "parameters": described(sweep),
+        "metrics": list(metrics),
+    }
+    write_text_atomically(folder / SWEEP, json.dumps(document, indent=1) + "\n")
+
+
+def read_sweep_json(folder: Path) -> dict[str, Any]:
+    """Return what is swept in a folder.
+
+    Raises:
+        InputError: The folder holds no sweep, or a damaged one.
+    """
+    try:
+        document = json.loads((folder / SWEEP).read_text())
+        if not isinstance(document, dict) or "version" not in document:
+            raise ValueError("it is no sweep")
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"the sweep is damaged: {error}", where=str(folder / SWEEP), valid="name a new folder"
+        ) from None
+    return document
+
+
+def _owner(sweep: Sweep) -> dict[str, Any]:
+    """What all sweeps that can share a folder have in common."""
+    return {
+        "ropebridge": version("ropebridge"),
+        "settings": sweep.common,
+        "names": sorted(parameter.name for parameter in sweep.parameters),
+        "ground": ground_of(sweep),
+    }

@@ -1,0 +1,121 @@
+"""What came out of a point, and the log that workers write it into, line by line."""
+
+import json
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from traces.common.errors import InputError, RunError
+
+Status = str
+OK: Status = "ok"
+FAILED: Status = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came out of a point.
+
+    Attributes:
+        key: Of the point.
+        status: `OK` or `FAILED`.
+        error: Why it failed; empty where it did not.
+        metrics: By name; empty where it failed.
+        wall_s: What it took, seconds.
+        ended_s: When it was done, seconds of the clock since 1970.
+    """
+
+    key: str
+    status: Status
+    error: str
+    metrics: Mapping[str, float | int | str]
+    wall_s: float
+    ended_s: float
+
+
+class OutcomeLog:
+    """A file of one process, a line for each outcome: what is in it outlives the process, whatever ends it.
+
+    Args:
+        folder: Where the logs of all processes lie.
+
+    Raises:
+        RunError: The disk is full, or gone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
+        try:
+            # Unbuffered: each line is one write.
+            self._file = (folder / name).open("xb", buffering=0)
+        except OSError as error:
+            raise RunError(f"{folder / name}: cannot be written: {error.strerror}") from error
+
+    def write(self, outcome: Outcome) -> None:
+        """Add an outcome.
+
+        Raises:
+            RunError: The disk is full, or gone.
+        """
+        line = json.dumps(asdict(outcome)).encode() + b"\n"
+        try:
+            whole = self._file.write(line) == len(line)
+        except OSError as error:
+            raise self._refusal(error.strerror) from error
+        if not whole:
+            raise self._refusal("a line was cut off")
+
+    def keep(self) -> None:
+        """Have on the disk what has been added.
+
+        Raises:
+            RunError: The disk is full, or gone.
+        """
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._refusal(error.strerror) from error
+
+    def close(self) -> None:
+        """End the file."""
+        self._file.close()
+
+    def _refusal(self, problem: str | None) -> RunError:
+        return RunError(f"{self._file.name}: cannot be written: {problem}; what is in it already stays")
+
+
+def read_outcomes(folder: Path) -> dict[str, Outcome]:
+    """Return the outcomes in all logs by the key of their point.
+
+    Of several of a point the latest counts, and one that went well before one that failed. A last line that was cut
+    off, when its process was killed, is none.
+
+    Raises:
+        InputError: A log is damaged.
+    """
+    outcomes: dict[str, Outcome] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+            try:
+                outcome = _outcome(json.loads(line))
+            except (ValueError, TypeError) as error:
+                where, valid = f"{path}:{number}", "remove this file: its points are then done again"
+                raise InputError(f"the log is damaged: {error}", where=where, valid=valid) from None
+            before = outcomes.get(outcome.key)
+            if before is None or _rank(outcome) > _rank(before):
+                outcomes[outcome.key] = outcome
+    return outcomes
+
+
+def _rank(outcome: Outcome) -> tuple[bool, float]:
+    return outcome.status == OK, outcome.ended_s
+
+
+def _outcome(data: Any) -> Outcome:
+    if not isinstance(data, dict) or set(data) != {field.name for field in fields(Outcome)}:
+        raise ValueError("a line is no outcome")
+    return Outcome(**data)

@@ -1,0 +1,1 @@
+"""Writes the documentation's generated parts: reference, schemas and pictures."""

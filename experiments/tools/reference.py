@@ -1,0 +1,105 @@
+"""Writes the reference from what the code says of itself: ``python -m experiments.tools.reference FOLDER``."""
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from experiments.cli.app import app
+from traces.common.atomic import write_text_atomically
+
+# What people who write strategies, policies or tools import; everything else is a detail of ours.
+PUBLIC = (
+    "traces/trace.py",
+    "planner/scenario/scenario.py",
+    "planner/scenario/cluster.py",
+    "planner/scenario/profile.py",
+    "planner/plan/plan.py",
+    "planner/step/evaluate.py",
+    "planner/cost/in_flight.py",
+    "planner/check/check.py",
+    "planner/adapt/policy.py",
+    "planner/adapt/observation.py",
+    "planner/systems/deepcee/observed_paths.py",
+    "planner/events/events.py",
+    "planner/runs/metrics.py",
+    "planner/runs/record.py",
+    "planner/runs/progress.py",
+)
+_ROOT = Path(__file__).parents[2]
+
+
+def reference_texts() -> Mapping[str, str]:
+    """Return the text of each page by its name."""
+    return {"commands.md": _commands(), "python.md": _python()}
+
+
+def verbs() -> Iterator[tuple[str, TyperCommand]]:
+    """Yield every verb by its full name, as it is typed."""
+    found = typer.main.get_command(app)
+    assert isinstance(found, TyperGroup)
+    for name, command in found.commands.items():
+        inner = command.commands if isinstance(command, TyperGroup) else {"": command}
+        for rest, each in inner.items():
+            assert isinstance(each, TyperCommand)
+            yield f"{name} {rest}".strip(), each
+
+
+def _commands() -> str:
+    parts = ["# Commands\n\nMade by `make reference` from the command itself.\n"]
+    for name, command in verbs():
+        parts.append(f"\n## ropebridge {name}\n\n{' '.join((command.help or '').split())}\n\n")
+        for parameter in command.params:
+            help_text = " ".join((getattr(parameter, "help", None) or "").split())
+            if parameter.param_type_name == "argument":
+                parts.append(f"- `{parameter.metavar or str(parameter.name).upper()}` {help_text}\n")
+            elif parameter.name != "help":
+                parts.append(f"- `{', '.join(parameter.opts)}` {help_text}\n")
+    return "".join(parts)
+
+
+def _python() -> str:
+    parts = ["# Python\n\nMade by `make reference` from docstrings: what strategies, policies and tools build on.\n"]
+    for path in PUBLIC:
+        tree = ast.parse((_ROOT / path).read_text())
+        module = path.removesuffix(".py").replace("/", ".")
+        parts.append(f"\n## {module}\n\n{_docstring(tree)}\n")
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                parts.append(f"\n### {_signature(node)}\n\n{_docstring(node)}\n")
+                if isinstance(node, ast.ClassDef):
+                    parts += _methods(node)
+    return "".join(parts)
+
+
+def _methods(node: ast.ClassDef) -> list[str]:
+    public = (each for each in node.body if isinstance(each, ast.FunctionDef) and not each.name.startswith("_"))
+    return [f"\n#### {node.name}.{_signature(each)}\n\n{_docstring(each)}\n" for each in public]
+
+
+def _signature(node: ast.ClassDef | ast.FunctionDef) -> str:
+    if isinstance(node, ast.ClassDef):
+        return f"class {node.name}"
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
+    return f"`{node.name}({ast.unparse(node.args)}){returns}`"
+
+
+def _docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str:
+    text = inspect.cleandoc(ast.get_docstring(node) or "")
+    summary, _, rest = text.partition("\n\n")
+    return f"{summary}\n\n```text\n{rest}\n```" if rest else summary
+
+
+def main(folder: Path) -> None:
+    """Write all pages into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in reference_texts().items():
+        write_text_atomically(folder / name, text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""Adaptation: what a policy observes and decides, and which state moves between two plans."""

@@ -1,0 +1,174 @@
+"""The adaptation loop: which plan each step runs, as a policy decides it."""
+
+from collections.abc import Iterable
+from dataclasses import fields, replace
+
+from planner.adapt.backups import backup_holders
+from planner.adapt.migration import NO_MIGRATION, Migration, migration_between
+from planner.adapt.observation import observe
+from planner.adapt.policy import DECISION_LAG_STEPS, Decision, Policy, describe_change
+from planner.check.check import check_plan
+from planner.events.events import Event
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from traces.common.errors import InputError, RunError
+
+# What of a plan each step may have for itself, if the same devices hold the same layers; all else is set up once.
+_CHANGEABLE = ("strategy", "schedule", "order", "pipelines")
+
+# What no plan of a run may change, even where all is set up anew.
+_INVARIANT = ("scenario", "model", "version")
+
+
+class Adaptation:
+    """Holds the plan of each step; a finished step's events go in, a decision may come out.
+
+    Both backends drive this one class, and a recorded run can be replayed through it.
+
+    Args:
+        policy: Decides.
+        plan: Of the first step.
+        scenario: What the plans are for.
+
+    Raises:
+        RunError: The policy returned a plan that breaks the scenario's invariants, names a device that is away, or
+            sets up anew what trains without a barrier.
+    """
+
+    def __init__(self, policy: Policy, plan: Plan, scenario: Scenario) -> None:
+        self._policy = policy
+        self._scenario = scenario
+        # In the order of being decided: an answer to a departure takes the place of what was to come later.
+        self._timeline: list[tuple[int, Plan]] = [(0, plan)]
+        self._starts: list[Decision] = []
+        self.decisions: list[Decision] = []
+
+    def plan_for(self, step: int) -> Plan:
+        """Return the plan that ``step`` runs; steps up to the last finished one plus the lag are known."""
+        return next(plan for first_step, plan in reversed(self._timeline) if first_step <= step)
+
+    @property
+    def latest(self) -> Plan:
+        """The plan that was decided on last."""
+        return self._timeline[-1][1]
+
+    def is_start(self, decision: Decision) -> bool:
+        """Return whether everything is set up anew for a decision, also where nothing moves."""
+        return decision in self._starts
+
+    def next_start(self, step: int) -> Decision | None:
+        """Return the next decision after ``step`` for which everything is set up anew; None if there is none yet.
+
+        Everybody finishes the step before its first one, and then its migration is carried out.
+        """
+        return min((each for each in self._starts if each.first_step > step), key=_first_step, default=None)
+
+    def finish_step(self, step: int, events: Iterable[Event], away: tuple[str, ...] = ()) -> Decision | None:
+        """Show the policy a finished step; return what it decided, if anything.
+
+        Args:
+            step: Its index.
+            events: Of it.
+            away: Devices of the cluster that are known not to be there.
+        """
+        current = self.latest
+        seen = replace(observe(events, step, self.plan_for(step)), away=away)
+        proposed = self._policy.decide(seen, current)
+        if proposed is None or proposed == current:
+            return None
+        when = f"after step {step} policy {self._name}"
+        self._check(when, current, proposed)
+        self._refuse_away(when, proposed, set(away) - set(current.devices))
+        anew = needs_set_up(current, proposed)
+        migration = self._migration(when, current, proposed, away) if anew else NO_MIGRATION
+        decision = self._decide(step, step + DECISION_LAG_STEPS, current, proposed, migration)
+        if anew:
+            self._starts.append(decision)
+        return decision
+
+    def lose_devices(
+        self, step: int, events: Iterable[Event], gone: tuple[str, ...], away: tuple[str, ...]
+    ) -> Decision | None:
+        """Show the policy a step that devices have left; return how it goes on without them, None to wait for them.
+
+        Args:
+            step: Its index: the first one that not everybody had finished.
+            events: What had happened of it.
+            gone: Those of its plan's devices that are away.
+            away: All devices of the cluster that are.
+        """
+        running = self.plan_for(step)
+        seen = replace(observe(events, step, running), gone=gone, away=away)
+        # A plan that was decided on for later may do without those who are gone now.
+        current = self.latest if set(gone) & set(self.latest.devices) else running
+        proposed = self._policy.decide(seen, current)
+        if proposed is None:
+            return None
+        when = f"when {', '.join(gone)} had left step {step}, policy {self._name}"
+        self._refuse_away(when, proposed, {*gone, *away})
+        self._check(when, running, proposed)
+        self._starts = [each for each in self._starts if each.first_step < step]
+        return self._decide(step, step, running, proposed, self._migration(when, running, proposed, away))
+
+    @property
+    def _name(self) -> str:
+        return type(self._policy).__name__
+
+    def _decide(self, step: int, first_step: int, old: Plan, new: Plan, migration: Migration) -> Decision:
+        decision = Decision(step, first_step, new, describe_change(old, new, migration), migration)
+        self._timeline.append((first_step, new))
+        self.decisions.append(decision)
+        return decision
+
+    def _check(self, when: str, current: Plan, proposed: Plan) -> None:
+        try:
+            check_plan(proposed, self._scenario)
+        except InputError as error:
+            raise RunError(f"{when} returned a plan that cannot be: {error}") from error
+        waits = current.synchronisation.method == "allreduce"
+        if not waits and needs_set_up(current, proposed):
+            raise RunError(
+                f"{when} moves layers to other devices, or changes what is set up once, while pipelines train without "
+                "a barrier: there is no moment between two steps at which all could change; only 'allreduce' has one"
+            )
+        changes = [(name, getattr(current, name), getattr(proposed, name)) for name in _INVARIANT]
+        methods = (current.synchronisation.method, proposed.synchronisation.method)
+        for name, before, after in [*changes, ("synchronisation.method", *methods)]:
+            if before != after:
+                raise RunError(f"{when} changes '{name}' from {before!r} to {after!r}, which a running job keeps")
+
+    def _refuse_away(self, when: str, proposed: Plan, away: set[str]) -> None:
+        named = [device for device in proposed.devices if device in away]
+        if named:
+            raise RunError(
+                f"{when} returned a plan with {', '.join(named)}, which {'is' if len(named) == 1 else 'are'} away: a "
+                "plan names only devices that are there"
+            )
+
+    def _migration(self, when: str, old: Plan, new: Plan, away: tuple[str, ...]) -> Migration:
+        lost = set(away) & set(old.devices)
+        try:
+            return migration_between(old, new, self._scenario, lost, backup_holders(old) if lost else None)
+        except InputError as error:
+            raise RunError(f"{when} returned a plan that cannot be reached: {error}") from error
+
+
+def needs_set_up(old: Plan, new: Plan) -> bool:
+    """Return whether another plan needs more than steps of its own: other devices, layers, links or messages."""
+    return _holders(old) != _holders(new) or any(getattr(old, name) != getattr(new, name) for name in _set_up_once())
+
+
+def _first_step(decision: Decision) -> int:
+    return decision.first_step
+
+
+def _set_up_once() -> list[str]:
+    return [field.name for field in fields(Plan) if field.name not in _CHANGEABLE]
+
+
+def _holders(plan: Plan) -> list[list[tuple[int, int, list[tuple[str, ...]]]]]:
+    """Which device holds which layers."""
+    return [
+        [(stage.first_layer, stage.end_layer, [replica.devices for replica in stage.replicas]) for stage in each.stages]
+        for each in plan.pipelines
+    ]

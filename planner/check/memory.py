@@ -1,0 +1,109 @@
+"""What a worker holds fits into the memory of its devices."""
+
+from collections.abc import Sequence
+
+from planner.cost.memory import recomputed_bytes, stage_bytes, state_bytes
+from planner.plan.actions import Kind
+from planner.plan.plan import Pipeline, Plan
+from planner.scenario.scenario import Scenario
+from planner.schedules import HOLD_ALL
+from planner.step.memory import peak_bytes
+from traces.common.errors import InputError
+from traces.common.sizes import size_text
+
+# The schedules that do not look at memory: those that hold every microbatch at once, and the one that holds its depth.
+_HEEDLESS = HOLD_ALL | {"1f1b"}
+
+
+def check_memory(pipeline: Pipeline, plan: Plan, scenario: Scenario, where: str) -> None:
+    """Refuse stages that do not fit into the devices that hold them, or that these were not profiled for.
+
+    Raises:
+        InputError: With what is needed, what is there, and how much is too much.
+    """
+    workers = pipeline.workers
+    for worker in range(max(workers) + 1):
+        held = [number for number, holder in enumerate(workers) if holder == worker]
+        place = f"{where}.stages[{held[0]}]"
+        _check_worker(pipeline, held, [microbatches_held(pipeline, plan, each) for each in held], scenario, place)
+
+
+def check_peaks(plan: Plan, scenario: Scenario) -> None:
+    """Refuse a plan whose order of actions holds more at once than a device has room for.
+
+    The plan has passed all other checks, so that it can be put in order.
+
+    Raises:
+        InputError: With the device, its peak, and its memory.
+    """
+    if plan.schedule in _HEEDLESS and plan.order == "scheduled":
+        return
+    for leader, peak in peak_bytes(plan, scenario).items():
+        group = next(
+            replica.devices
+            for pipeline in plan.pipelines
+            for stage in pipeline.stages
+            for replica in stage.replicas
+            if replica.device == leader
+        )
+        device = min((scenario.cluster.by_name[name] for name in group), key=lambda each: each.memory_bytes)
+        if peak > device.memory_bytes:
+            raise InputError(
+                f"schedule '{plan.schedule}' holds {size_text(peak)} at once on device '{device.name}', which has "
+                f"{size_text(device.memory_bytes)}",
+                where="schedule",
+                valid="smaller microbatches, less depth, fewer layers, or a schedule that heeds memory: compact-zb",
+            )
+
+
+def microbatches_held(pipeline: Pipeline, plan: Plan, stage: int) -> int:
+    """Return how many microbatches a stage surely holds at once, between their F and their I or B.
+
+    Exactly so many with orders of its own and with schedules that do not look at memory; one with the others.
+    """
+    count = len(pipeline.microbatches)
+    if not pipeline.orders:
+        if plan.schedule not in _HEEDLESS or plan.order != "scheduled":
+            return 1
+        return count if plan.schedule in HOLD_ALL else min(pipeline.stages[stage].in_flight, count)
+    held = most = 0
+    for action in pipeline.orders[pipeline.workers[stage]]:
+        if action.stage == stage and action.kind is not Kind.BACKWARD_WEIGHT:
+            held += 1 if action.kind is Kind.FORWARD else -1
+            most = max(most, held)
+    return most
+
+
+def _check_worker(
+    pipeline: Pipeline, stages: Sequence[int], held: Sequence[int], scenario: Scenario, where: str
+) -> None:
+    effects = scenario.effects.memory
+    holds = [pipeline.stages[number] for number in stages]
+    for index, replica in enumerate(holds[0].replicas):
+        degree = replica.tensor_parallel
+        kind = scenario.cluster.by_name[replica.device].kind
+        needed = states = workspace = 0
+        for stage, in_flight in zip(holds, held, strict=True):
+            first, end, samples = stage.first_layer, stage.end_layer, stage.most_samples(pipeline.microbatches)[index]
+            try:
+                scenario.model.at_degree(degree).times(first, end, kind, max(1, samples))
+            except InputError as error:
+                raise error.within(where) from None
+            needed += stage_bytes(scenario, stage, samples, in_flight, degree)
+            states += state_bytes(scenario, first, end, degree)
+            largest = scenario.model.at_degree(degree).largest_activation_bytes(first, end)
+            recomputed = samples * recomputed_bytes(scenario, stage, degree)
+            workspace = max(workspace, recomputed + round(effects.workspace_share * samples * largest))
+        device = min((scenario.cluster.by_name[name] for name in replica.devices), key=lambda each: each.memory_bytes)
+        activations, taken = needed - states, effects.framework_bytes + workspace
+        needed += taken
+        if needed > device.memory_bytes:
+            layers = " and ".join(f"{stage.first_layer} to {stage.end_layer - 1}" for stage in holds)
+            raise InputError(
+                f"layers {layers} need {size_text(needed)} on device '{device.name}' ({size_text(states)} of states, "
+                f"{size_text(activations)} of activations of {' and '.join(map(str, held))} microbatches in flight"
+                f"{f', {size_text(taken)} of framework and workspace' if taken else ''}), which has "
+                f"{size_text(device.memory_bytes)}",
+                where=where,
+                valid=f"free {needed - device.memory_bytes} bytes: fewer layers, smaller microbatches or less depth",
+            )

@@ -1,1 +1,0 @@
-"""What a plan must hold to be carried out, one concern a file; `planner.check.check_plan` asks them all."""

@@ -1,0 +1,61 @@
+"""How many microbatches each stage keeps in flight."""
+
+from collections.abc import Sequence
+from math import ceil
+
+from planner.cost.memory import kept_bytes, recomputed_bytes, standing_bytes
+from planner.plan.plan import Stage
+from planner.scenario.scenario import Scenario
+
+
+def plain_depths(stages: int) -> tuple[int, ...]:
+    """Return 1F1B's depths without latency: P - s for stage s of P."""
+    return tuple(stages - stage for stage in range(stages))
+
+
+def latency_aware_depths(
+    compute_s: Sequence[float], transfer_s: Sequence[float], latency_s: Sequence[float]
+) -> tuple[int, ...]:
+    """Return the depths that hide round trips: K_s = max(P - s, ceil(R_s / T_max)).
+
+    R_s is the time from a microbatch's forward at stage s to the end of its backward there,
+    sum over q >= s of (F_q + B_q) plus 2 * sum over links >= s of (L + X); T_max is the slowest stage or link.
+    Source: DeepCEE as restated for this project; the formula is our assumption where the paper is silent.
+
+    Args:
+        compute_s: Forward plus backward of one microbatch for each stage, seconds.
+        transfer_s: Time that one microbatch's activation occupies each link, seconds; one less than stages.
+        latency_s: One-way latency of each link, seconds.
+    """
+    stages = len(compute_s)
+    slowest_s = max([*compute_s, *transfer_s])
+    if slowest_s == 0:
+        return plain_depths(stages)
+    depths = []
+    for stage in range(stages):
+        round_trip_s = sum(compute_s[stage:]) + 2 * (sum(transfer_s[stage:]) + sum(latency_s[stage:]))
+        depths.append(max(stages - stage, ceil(round_trip_s / slowest_s - 1e-9)))
+    return tuple(depths)
+
+
+def fitting_depths(
+    depths: Sequence[int], stages: Sequence[Stage], scenario: Scenario, microbatches: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Return ``depths`` lowered to memory and to the number of microbatches, never growing along the stages.
+
+    None where a stage cannot hold even one microbatch.
+    """
+    fitted: list[int] = []
+    for depth, stage in zip(depths, stages, strict=True):
+        ceiling = min([depth, len(microbatches), *fitted[-1:]])
+        for replica, samples in zip(stage.replicas, stage.most_samples(microbatches), strict=True):
+            degree = replica.tensor_parallel
+            free = min(scenario.cluster.by_name[device].memory_bytes for device in replica.devices)
+            free -= standing_bytes(scenario, stage, replica, samples)
+            free -= samples * recomputed_bytes(scenario, stage, degree)
+            each = samples * kept_bytes(scenario, stage, degree)
+            ceiling = min(ceiling, free // each if each else ceiling) if free >= 0 else 0
+        if ceiling < 1:
+            return None
+        fitted.append(ceiling)
+    return tuple(fitted)

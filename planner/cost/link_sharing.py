@@ -1,0 +1,85 @@
+"""What flows that start together make of the links that they share.
+
+Between two stages every pair of replicas that has samples in common sends at once, and around a ring every member does;
+a region's LAN and the WAN between two regions are links that all of them share. The quick evaluator gives each pair a
+channel of its own; with these paths a channel gets its part of its links.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from planner.cost.steady_path import Paths, SteadyPath, nominal_path
+from planner.plan.plan import Plan, Stage
+from planner.scenario.scenario import Scenario
+
+Pair = tuple[str, str]
+
+
+def crossing_flows(senders: Stage, receivers: Stage, samples: int) -> dict[Pair, float]:
+    """Return the share of a microbatch of ``samples`` that each sender has for each receiver."""
+    flows = {}
+    for sender, (start, stop) in zip(senders.replicas, senders.intervals(samples), strict=True):
+        for receiver, (first, end) in zip(receivers.replicas, receivers.intervals(samples), strict=True):
+            common = min(stop, end) - max(start, first)
+            if common > 0 and sender.device != receiver.device:
+                flows[sender.device, receiver.device] = common / samples
+    return flows
+
+
+def ring_flows(devices: Sequence[str]) -> dict[Pair, float]:
+    """Return what each sends to the next in a ring that sums gradients, as a share of their bytes."""
+    count = len(devices)
+    if count < 2:
+        return {}
+    return dict.fromkeys(pairwise((*devices, devices[0])), 2 * (count - 1) / count)
+
+
+def seconds_per_byte(flows: dict[Pair, float], scenario: Scenario) -> float:
+    """Return how long the busiest link or pair takes for each byte of the whole, all flows at once, in seconds."""
+    network = scenario.effects.network
+    load_s: defaultdict[str, float] = defaultdict(float)
+    slowest_s = 0.0
+    for (source, target), share in flows.items():
+        slowest_s = max(slowest_s, 8 * share / nominal_path(scenario, source, target).rate_bps)
+        for link in scenario.cluster.path(source, target):
+            load_s[link.name] += 8 * share / (link.bandwidth_bps * network.share * network.payload_efficiency)
+    return max(slowest_s, max(load_s.values(), default=0.0))
+
+
+def sharers(plan: Plan, scenario: Scenario) -> dict[Pair, int]:
+    """Return for each pair of devices that send to each other how many pairs send over its fullest link at once."""
+    found: dict[Pair, int] = {}
+    for pairs in simultaneous(plan):
+        users = Counter(link.name for pair in pairs for link in scenario.cluster.path(*pair))
+        for pair in pairs:
+            links = scenario.cluster.path(*pair)
+            found[pair] = max([found.get(pair, 1), *(users[link.name] for link in links)])
+    return found
+
+
+def shared_paths(plan: Plan, scenario: Scenario) -> Paths:
+    """Return the paths of a plan at declared bandwidths, each with its part of the links that it shares."""
+    return slowed_paths(plan, scenario, sharers(plan, scenario))
+
+
+def slowed_paths(plan: Plan, scenario: Scenario, factors: Mapping[Pair, float]) -> Paths:
+    """Return the paths of a plan at declared bandwidths, where transfers of a pair take ``factors`` times as long."""
+
+    def path(source: str, target: str) -> SteadyPath:
+        alone = nominal_path(scenario, source, target, plan.connections)
+        return replace(alone, rate_bps=alone.rate_bps / factors.get((source, target), 1))
+
+    return path
+
+
+def simultaneous(plan: Plan) -> Iterator[Iterable[Pair]]:
+    """Give the pairs that send at the same time, transfer by transfer and ring by ring."""
+    for pipeline in plan.pipelines:
+        samples = max(pipeline.microbatches)
+        for left, right in pairwise(pipeline.stages):
+            yield crossing_flows(left, right, samples)
+            yield crossing_flows(right, left, samples)
+        for stage in pipeline.stages:
+            yield ring_flows([replica.device for replica in stage.replicas])

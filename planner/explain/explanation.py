@@ -1,0 +1,105 @@
+"""Why a plan is as fast as it is: what a step asks of stages and links, what binds it, and what would help."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from planner.explain.loads import PipelineLoads, pipeline_loads
+from planner.explain.sensitivity import sensitivity_of
+from planner.explain.verdict import Gains, Verdict, gains_of, verdict_of
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from planner.systems.auto.robust import RobustRate, robust_rate
+from traces.common.sizes import size_text
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What binds a plan.
+
+    All figures are those of the quick evaluator (`planner.step.evaluate`): steady links, of which every pair of devices
+    has its own share alone.
+
+    Attributes:
+        step_s: Seconds of a step.
+        samples_per_s: Throughput.
+        pipelines: What the step asks of each kind of pipeline.
+        sums_share: Share of the step that would be saved without sums of gradients.
+        gains: What better things would save.
+        verdict: What binds.
+        robust: What the plan reaches in most windows of the links' traces; None if nobody asked.
+    """
+
+    step_s: float
+    samples_per_s: float
+    pipelines: tuple[PipelineLoads, ...]
+    sums_share: float
+    gains: Gains
+    verdict: Verdict
+    robust: RobustRate | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return everything as JSON has it."""
+        return asdict(self)
+
+    def text(self) -> str:
+        """Return a few lines for people."""
+        lines = [line for loads in self.pipelines for line in _pipeline_lines(loads)]
+        lines.append(f"sums of gradients: {self.sums_share:.2f} of the step")
+        if self.robust is not None:
+            lines.append(_robust_line(self.robust, self.samples_per_s))
+        lines.append(self.verdict.sentence)
+        return "\n".join(lines)
+
+
+def explain(plan: Plan, scenario: Scenario, quantile: float | None = None) -> Explanation:
+    """Return what binds a plan.
+
+    Args:
+        plan: A checked plan.
+        scenario: What it is for.
+        quantile: Share of the windows of the links' traces in which it may be slower than what is reported; None to
+            look at steady links only.
+
+    Raises:
+        InputError: The order of actions deadlocks, or the quantile is not a share below 1.
+    """
+    of = sensitivity_of(plan, scenario)
+    pipelines, gains = pipeline_loads(of), gains_of(of)
+    return Explanation(
+        of.step_s,
+        plan.global_batch / of.step_s if of.step_s else float("inf"),
+        pipelines,
+        of.sums_share(),
+        gains,
+        verdict_of(of, pipelines, gains),
+        None if quantile is None else robust_rate(plan, scenario, quantile),
+    )
+
+
+def _robust_line(robust: RobustRate, steady_samples_per_s: float) -> str:
+    return (
+        f"{robust.samples_per_s:.4g} samples/s or more in {100 * (1 - robust.quantile):.4g} % of {robust.windows} "
+        f"windows of {robust.window_s:.4g} s; {steady_samples_per_s:.4g} on steady links"
+    )
+
+
+def _pipeline_lines(loads: PipelineLoads) -> list[str]:
+    which = f"pipeline {loads.pipelines[0]}"
+    if len(loads.pipelines) > 1:
+        which += f" and {len(loads.pipelines) - 1} alike"
+    lines = [which]
+    for index, stage in enumerate(loads.stages):
+        depth = f"{stage.in_flight} in flight"
+        if stage.hiding_depth > stage.in_flight:
+            depth += f" ({stage.hiding_depth} would hide the round trips)"
+        lines.append(
+            f"  stage {index}: computes {stage.compute_s:.3g} s, idle {stage.idle_share:.2f} of the step, "
+            f"memory {size_text(stage.memory_bytes)} of {size_text(stage.capacity_bytes)} ({stage.memory_share:.2f}), "
+            f"{depth}"
+        )
+    for crossing in loads.crossings:
+        lines.append(
+            f"  stage {crossing.source_stage} to {crossing.target_stage} ({crossing.source} to {crossing.target}): "
+            f"busy {crossing.busy_share:.2f} of the step, {1e3 * crossing.latency_s:.3g} ms on the way"
+        )
+    return lines

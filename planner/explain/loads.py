@@ -1,0 +1,185 @@
+"""What a step of a plan asks of each stage, of each crossing between stages, and of each link."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from planner.explain.sensitivity import Sensitivity
+from planner.plan.equivalence import alike_pipelines
+from planner.plan.plan import Pipeline
+from planner.scenario.variants import Ends, ends_of
+from planner.step.evaluate import message_times, nominal_paths
+from planner.step.graph import Flags
+from planner.step.memory import peak_bytes
+from planner.step.tables import SYNC
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoad:
+    """What a step asks of a stage.
+
+    Attributes:
+        devices: That hold it.
+        first_layer: Index of its first layer.
+        end_layer: Index after its last layer.
+        compute_s: Of the replica that computes longest, seconds.
+        idle_share: Of the step, of the replica that idles least, other stages that it holds included.
+        memory_bytes: The most that one of its devices holds at once, of the device that is fullest.
+        capacity_bytes: What that device has.
+        in_flight: Microbatches between forward and backward.
+        hiding_depth: As many as would hide its round trips; not more than there are microbatches.
+    """
+
+    devices: tuple[str, ...]
+    first_layer: int
+    end_layer: int
+    compute_s: float
+    idle_share: float
+    memory_bytes: int
+    capacity_bytes: int
+    in_flight: int
+    hiding_depth: int
+
+    @property
+    def memory_share(self) -> float:
+        """Of the capacity."""
+        return self.memory_bytes / self.capacity_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CrossingLoad:
+    """What a step asks of the way from one stage to the next, or back.
+
+    Attributes:
+        source_stage: Index in the pipeline.
+        target_stage: Index in the pipeline.
+        source: Device that sends, of the busiest pair.
+        target: Device that receives.
+        busy_share: Of the step, of the busiest pair.
+        latency_s: One way, seconds, of the same pair.
+    """
+
+    source_stage: int
+    target_stage: int
+    source: str
+    target: str
+    busy_share: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLoads:
+    """What a step asks of pipelines that are alike.
+
+    Attributes:
+        pipelines: Their indices in the plan; the figures are those of the first.
+        stages: In order.
+        crossings: Forwards and backwards, in order of the stage that sends.
+    """
+
+    pipelines: tuple[int, ...]
+    stages: tuple[StageLoad, ...]
+    crossings: tuple[CrossingLoad, ...]
+
+
+def pipeline_loads(of: Sensitivity) -> tuple[PipelineLoads, ...]:
+    """Return what a step asks of each kind of pipeline."""
+    peaks, hiding = peak_bytes(of.plan, of.scenario), of.hiding_plan()
+    loads = []
+    for group in alike_pipelines(of.plan, of.scenario):
+        deep = hiding.pipelines[group[0]]
+        stages = tuple(_stage_load(of, group[0], index, deep, peaks) for index in range(len(deep.stages)))
+        loads.append(PipelineLoads(tuple(group), stages, _crossings(of, group[0])))
+    return tuple(loads)
+
+
+def link_busy_shares(of: Sensitivity, sums: bool) -> dict[Ends, float]:
+    """Return for which share of the step each link is busy, in the busier direction.
+
+    Above 1 where flows share a link that the evaluator gives to each of them alone.
+
+    Args:
+        of: The step.
+        sums: Whether to count what sums gradients, or what passes between stages.
+    """
+    step, network = of.step, of.scenario.effects.network
+    own = of.is_sum == sums
+    size_bytes = np.bincount(
+        step.graph.channel[own], step.messages.size_bytes[own], minlength=len(step.graph.channel_sender)
+    )
+    busy_s: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for channel in np.flatnonzero(size_bytes).tolist():
+        ends = (step.actors[int(side[channel])] for side in (step.graph.channel_sender, step.graph.channel_receiver))
+        for link in of.scenario.cluster.path(*ends):
+            rate_bps = link.bandwidth_bps * network.share * network.payload_efficiency
+            busy_s[link.source, link.target] += 8 * float(size_bytes[channel]) / rate_bps
+    shares: dict[Ends, float] = {}
+    for (source, target), each_s in busy_s.items():
+        ends_key = frozenset((source, target))
+        shares[ends_key] = max(shares.get(ends_key, 0.0), each_s / of.step_s if of.step_s else 0.0)
+    return shares
+
+
+def longest_way(of: Sensitivity) -> Ends | None:
+    """Return the link with the longest latency that transfers between stages pass; None if there are none."""
+    links = [
+        link
+        for pipeline in of.plan.pipelines
+        for left, right in pairwise(pipeline.stages)
+        for link in of.scenario.cluster.path(left.replicas[0].device, right.replicas[0].device)
+    ]
+    return ends_of(max(links, key=lambda link: link.latency_s)) if links else None
+
+
+def _stage_load(of: Sensitivity, pipeline: int, index: int, deep: Pipeline, peaks: dict[str, int]) -> StageLoad:
+    stage = of.plan.pipelines[pipeline].stages[index]
+    actions, names = of.step.actions, np.array(of.step.actors)
+    computing = actions.kind != SYNC
+    own = computing & (actions.pipeline == pipeline) & (actions.stage == index)
+    compute_s, busy_s = [], []
+    fullest: list[tuple[float, int, int]] = []
+    for replica in stage.replicas:
+        acting = (names == replica.device)[actions.actor]
+        compute_s.append(float(actions.duration_s[own & acting].sum()))
+        busy_s.append(float(actions.duration_s[computing & acting].sum()))
+        capacity = min(of.scenario.cluster.by_name[device].memory_bytes for device in replica.devices)
+        fullest.append((peaks[replica.device] / capacity, peaks[replica.device], capacity))
+    _, memory_bytes, capacity_bytes = max(fullest)
+    return StageLoad(
+        tuple(device for replica in stage.replicas for device in replica.devices),
+        stage.first_layer,
+        stage.end_layer,
+        max(compute_s),
+        max(0.0, 1 - max(busy_s) / of.step_s) if of.step_s else 0.0,
+        memory_bytes,
+        capacity_bytes,
+        stage.in_flight,
+        deep.stages[index].in_flight,
+    )
+
+
+def _crossings(of: Sensitivity, pipeline: int) -> tuple[CrossingLoad, ...]:
+    step, messages = of.step, of.step.messages
+    occupancy_s, latency_s = message_times(step, nominal_paths(of.plan, of.scenario))
+    own = ~of.is_sum & (step.actions.pipeline[messages.sender] == pipeline)
+    found: dict[tuple[int, int], CrossingLoad] = {}
+    for channel in np.unique(step.graph.channel[own]).tolist():
+        ends = [step.actors[int(side[channel])] for side in (step.graph.channel_sender, step.graph.channel_receiver)]
+        on_it = own & (step.graph.channel == channel)
+        for between in _stage_pairs(of, on_it):
+            some = on_it & (step.actions.stage[messages.sender] == between[0])
+            some &= step.actions.stage[messages.receiver] == between[1]
+            busy_share = float(occupancy_s[some].sum()) / of.step_s if of.step_s else 0.0
+            load = CrossingLoad(*between, ends[0], ends[1], busy_share, float(latency_s[some].max()))
+            if between not in found or busy_share > found[between].busy_share:
+                found[between] = load
+    return tuple(found[between] for between in sorted(found))
+
+
+def _stage_pairs(of: Sensitivity, chosen: Flags) -> set[tuple[int, int]]:
+    actions, messages = of.step.actions, of.step.messages
+    senders = actions.stage[messages.sender[chosen]].tolist()
+    receivers = actions.stage[messages.receiver[chosen]].tolist()
+    return set(zip(senders, receivers, strict=True))

@@ -1,0 +1,190 @@
+"""What binds a plan, in one sentence: the thing that, made better, saves most."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.explain.loads import PipelineLoads, StageLoad, link_busy_shares, longest_way
+from planner.explain.sensitivity import BETTER, Sensitivity
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from planner.scenario.variants import Ends, with_endless_memory
+from planner.step.memory import peak_bytes
+from traces.common.sizes import size_text
+
+CAUSES = ("compute", "link", "latency", "memory", "sums of gradients")
+
+_FIFTH = f"{100 * (BETTER - 1):.0f} %"
+
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """Which share of the step would be saved.
+
+    Attributes:
+        compute_share: If all devices were `planner.explain.sensitivity.BETTER` times as fast.
+        link_share: If all links had so many times the rate for what passes between stages.
+        latency_share: If its latency were shorter by so much.
+        sums_share: If sums of gradients travelled so many times as fast.
+        depth_share: If as many microbatches were in flight as hide the round trips, on devices that hold them.
+        needs_memory: Whether these do not fit into memory.
+    """
+
+    compute_share: float
+    link_share: float
+    latency_share: float
+    sums_share: float
+    depth_share: float
+    needs_memory: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What binds.
+
+    Attributes:
+        cause: One of `CAUSES`.
+        place: Where: a stage, a device or a link.
+        shorter_share: Share of the step that is saved where all of it is better.
+        there_share: Share that is saved where it is better at this place alone; of memory the same, since devices need
+            it together.
+        sentence: What binds, by how much, and what would help.
+    """
+
+    cause: str
+    place: str
+    shorter_share: float
+    there_share: float
+    sentence: str
+
+
+def gains_of(of: Sensitivity) -> Gains:
+    """Return what better things would save."""
+    return Gains(
+        of.compute_gain(),
+        of.link_gain(),
+        of.latency_gain(),
+        of.sums_gain(),
+        of.depth_gain(),
+        _most_wanting(of.hiding_plan(), of.scenario)[1] > 1,
+    )
+
+
+def verdict_of(of: Sensitivity, pipelines: Sequence[PipelineLoads], gains: Gains) -> Verdict:
+    """Return what binds: compute, unless something else saves more.
+
+    Depths that memory holds are a matter of latency, which they would hide.
+    """
+    saved = {
+        "compute": gains.compute_share,
+        "link": gains.link_share,
+        "latency": max(gains.latency_share, 0.0 if gains.needs_memory else gains.depth_share),
+        "memory": gains.depth_share if gains.needs_memory else 0.0,
+        "sums of gradients": gains.sums_share,
+    }
+    cause = max(saved, key=lambda each: saved[each])
+    if cause == "link":
+        return _link(of, gains)
+    if cause == "latency":
+        return _latency(of, gains)
+    if cause == "memory":
+        return _memory(of, pipelines, gains)
+    if cause == "sums of gradients":
+        return _sums(of, gains)
+    return _compute(of, pipelines)
+
+
+def _compute(of: Sensitivity, pipelines: Sequence[PipelineLoads]) -> Verdict:
+    number, index, stage = min(_stages(pipelines), key=lambda each: each[2].idle_share)
+    place, there = f"stage {index} of pipeline {number}", of.compute_gain(stage.devices)
+    every = of.compute_gain()
+    sentence = (
+        f"compute binds: {place} computes for {1 - stage.idle_share:.2f} of every step; devices {_FIFTH} faster there "
+        f"would make the step {_percent(there)} shorter, and everywhere {_percent(every)}"
+    )
+    return Verdict("compute", place, every, there, sentence)
+
+
+def _link(of: Sensitivity, gains: Gains) -> Verdict:
+    ends, busy_share = _busiest(of, sums=False)
+    place, there = _between(ends), of.link_gain({ends})
+    sentence = (
+        f"the link {place} binds: it carries transfers for {busy_share:.2f} of every step; {_FIFTH} more bandwidth "
+        f"there would make the step {_percent(there)} shorter, and everywhere {_percent(gains.link_share)}"
+    )
+    return Verdict("link", place, gains.link_share, there, sentence)
+
+
+def _latency(of: Sensitivity, gains: Gains) -> Verdict:
+    ends = longest_way(of)
+    assert ends is not None, "without transfers nothing waits for one"
+    place, there = _between(ends), of.latency_gain({ends})
+    latency_s = max(link.latency_s for link in of.scenario.cluster.links if {link.source, link.target} == set(ends))
+    sentence = (
+        f"latency binds: {1e3 * latency_s:.3g} ms one way {place}; {100 * (1 - 1 / BETTER):.0f} % less there would "
+        f"make the step {_percent(there)} shorter, and everywhere {_percent(gains.latency_share)}"
+    )
+    shorter = gains.latency_share
+    if gains.depth_share > 0 and not gains.needs_memory:
+        sentence += (
+            f", and as many microbatches in flight as hide the round trips, which memory holds, "
+            f"{_percent(gains.depth_share)}"
+        )
+        shorter = max(shorter, gains.depth_share)
+    return Verdict("latency", place, shorter, there, sentence)
+
+
+def _memory(of: Sensitivity, pipelines: Sequence[PipelineLoads], gains: Gains) -> Verdict:
+    device, wanting = _most_wanting(of.hiding_plan(), of.scenario)
+    capacity_bytes = of.scenario.cluster.by_name[device].memory_bytes
+    depths = next(
+        (
+            f" where {stage.in_flight} in flight of stage {index} fit and {stage.hiding_depth} would hide round trips"
+            for _, index, stage in _stages(pipelines)
+            if device in stage.devices and stage.hiding_depth > stage.in_flight
+        ),
+        "",
+    )
+    sentence = (
+        f"memory binds: device {device} has {size_text(capacity_bytes)}{depths}; "
+        f"{size_text(round(wanting * capacity_bytes))}, and as much more on the others as they need, would make the "
+        f"step {_percent(gains.depth_share)} shorter"
+    )
+    return Verdict("memory", f"device {device}", gains.depth_share, gains.depth_share, sentence)
+
+
+def _sums(of: Sensitivity, gains: Gains) -> Verdict:
+    ends, busy_share = _busiest(of, sums=True)
+    place, there = _between(ends), of.sums_gain({ends})
+    sentence = (
+        f"sums of gradients bind: they take {of.sums_share():.2f} of every step, and keep the link {place} busy for "
+        f"{busy_share:.2f} of it; sums that travel {_FIFTH} faster there would make the step {_percent(there)} "
+        f"shorter, and everywhere {_percent(gains.sums_share)}"
+    )
+    return Verdict("sums of gradients", place, gains.sums_share, there, sentence)
+
+
+def _stages(pipelines: Sequence[PipelineLoads]) -> list[tuple[int, int, StageLoad]]:
+    """Number of the pipeline, index of the stage, and what is asked of it."""
+    return [(loads.pipelines[0], index, stage) for loads in pipelines for index, stage in enumerate(loads.stages)]
+
+
+def _busiest(of: Sensitivity, *, sums: bool) -> tuple[Ends, float]:
+    shares = link_busy_shares(of, sums)
+    return max(shares.items(), key=lambda each: (each[1], sorted(each[0])))
+
+
+def _most_wanting(plan: Plan, scenario: Scenario) -> tuple[str, float]:
+    """The device whose memory a plan would exceed most, and how many times as much as it has the plan would take."""
+    by_name = scenario.cluster.by_name
+    peaks = peak_bytes(plan, with_endless_memory(scenario))
+    ratios = {device: size_bytes / by_name[device].memory_bytes for device, size_bytes in peaks.items()}
+    return max(ratios.items(), key=lambda each: each[1])
+
+
+def _between(ends: Ends) -> str:
+    one, other = sorted(ends)[0], sorted(ends)[-1]
+    return f"inside {one}" if one == other else f"between {one} and {other}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.005 or share <= 0 else "less than 1 %"

@@ -1,0 +1,148 @@
+"""The ``faults`` of a scenario: written one by one, or played from a trace of pre-emptions."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+from pydantic import Field
+
+from planner.files.parsing import STRICT
+from planner.files.parts import Part
+from planner.files.quantities import Seconds
+from planner.scenario.cluster import Cluster
+from planner.scenario.faults import Absence, Fault, Hang, LinkOutage, find_overlap, place_of
+from planner.scenario.preemption import absences_in_order, absences_of_nodes
+from traces.common.errors import InputError
+from traces.common.names import find_by_name, unknown_name
+from traces.preemption.files import PREEMPTION_FORMATS, read_preemption
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultEntry:
+    """A device that leaves or hangs, a link that is out, or a trace of pre-emptions. Times are from the run's start.
+
+    Attributes:
+        device: Its name.
+        leaves: When it leaves.
+        returns: When it returns; never if absent.
+        hangs: When it stops.
+        goes_on: When it goes on; never if absent.
+        link: Its name, ``source->target``.
+        out: From when it carries nothing.
+        back: From when it carries again.
+        preemption: Path of a trace of pre-emptions, relative to the scenario.
+        format: Of the trace; recognised by what the file holds if absent.
+        start: Time of the trace at which the run starts, ``from`` in the file.
+        devices: Those that the trace's nodes take in order; all if absent.
+        nodes: Node of the trace to device, instead of ``devices``.
+    """
+
+    device: str | None = None
+    leaves: Seconds | None = None
+    returns: Seconds | None = None
+    hangs: Seconds | None = None
+    goes_on: Seconds | None = None
+    link: str | None = None
+    out: Seconds | None = None
+    back: Seconds | None = None
+    preemption: str | None = None
+    format: str | None = None
+    start: Annotated[Seconds | None, Field(alias="from")] = None
+    devices: tuple[str, ...] | None = None
+    nodes: dict[str, str] | None = None
+
+    __pydantic_config__ = STRICT
+
+
+# A trace may have hundreds of nodes; a message names the first of them.
+NODES_SHOWN = 20
+
+# The keys that make up each kind of fault: those that it needs, and those that it may have.
+_SHAPES: tuple[tuple[set[str], set[str]], ...] = (
+    ({"device", "leaves"}, {"returns"}),
+    ({"device", "hangs"}, {"goes_on"}),
+    ({"link", "out", "back"}, set()),
+    ({"preemption"}, {"format", "start", "devices"}),
+    ({"preemption"}, {"format", "start", "nodes"}),
+)
+_VALID = (
+    "give 'device' with 'leaves' (and 'returns'), 'device' with 'hangs' (and 'goes_on'), 'link' with 'out' and 'back', "
+    "or 'preemption' (and 'format', 'from', one of 'devices' and 'nodes')"
+)
+
+
+def read_faults(part: Part, cluster: Cluster) -> tuple[Fault, ...]:
+    """Return the faults, in the order of their entries.
+
+    Raises:
+        InputError: An entry is no fault, names what is not there, or overlaps with another one; with its place.
+    """
+    faults: list[Fault] = []
+    entry_of_fault: list[int] = []
+    entries: tuple[FaultEntry, ...] = part.parse(tuple[FaultEntry, ...])
+    for index, entry in enumerate(entries):
+        made = _faults(entry, cluster, part, index)
+        faults += made
+        entry_of_fault += [index] * len(made)
+    overlap = find_overlap(faults)
+    if overlap is not None:
+        earlier, later = overlap
+        raise InputError(
+            f"{place_of(faults[later])} has two faults at the same time, from {faults[earlier].start_s:g} s and from "
+            f"{faults[later].start_s:g} s",
+            where=part.where(entry_of_fault[later]),
+            valid=f"the other one is in faults[{entry_of_fault[earlier]}]: let one end before the other starts",
+        )
+    return tuple(faults)
+
+
+def _faults(entry: FaultEntry, cluster: Cluster, part: Part, index: int) -> Sequence[Fault]:
+    given = {field.name for field in fields(entry) if getattr(entry, field.name) is not None}
+    if not any(needed <= given <= needed | allowed for needed, allowed in _SHAPES):
+        found = ", ".join(f"'{'from' if name == 'start' else name}'" for name in sorted(given)) or "nothing"
+        raise InputError(f"a fault of {found}", where=part.where(index), valid=_VALID)
+    if entry.preemption is not None:
+        return _preemptions(entry, entry.preemption, cluster, part, index)
+    if entry.device is not None:
+        find_by_name(entry.device, cluster.by_name, "device", where=part.where(index, "device"))
+    if entry.link is not None:
+        links = {link.name: link for link in cluster.links}
+        find_by_name(entry.link, links, "link", where=part.where(index, "link"))
+    try:
+        return [_single(entry)]
+    except InputError as error:
+        raise error.within(part.where(index)) from None
+
+
+def _single(entry: FaultEntry) -> Fault:
+    if entry.link is not None:
+        assert entry.out is not None
+        assert entry.back is not None
+        return LinkOutage(entry.link, entry.out, entry.back)
+    assert entry.device is not None
+    if entry.leaves is not None:
+        return Absence(entry.device, entry.leaves, math.inf if entry.returns is None else entry.returns)
+    assert entry.hangs is not None
+    return Hang(entry.device, entry.hangs, math.inf if entry.goes_on is None else entry.goes_on)
+
+
+def _preemptions(entry: FaultEntry, file: str, cluster: Cluster, part: Part, index: int) -> Sequence[Absence]:
+    if entry.format is not None:
+        find_by_name(entry.format, PREEMPTION_FORMATS, "pre-emption format", where=part.where(index, "format"))
+    try:
+        trace = read_preemption(part.path(file), entry.format)
+    except InputError as error:
+        raise error.within(part.where(index, "preemption")) from None
+    start_s = entry.start or 0.0
+    if entry.nodes is None:
+        devices = entry.devices if entry.devices is not None else tuple(cluster.by_name)
+        for number, device in enumerate(devices):
+            find_by_name(device, cluster.by_name, "device", where=part.where(index, "devices", number))
+        return absences_in_order(trace, devices, start_s)
+    for node, device in entry.nodes.items():
+        where = part.where(index, "nodes", node)
+        find_by_name(device, cluster.by_name, "device", where=where)
+        if node not in trace.presences:
+            raise unknown_name("node", node, trace.nodes[:NODES_SHOWN], where=where)
+    return absences_of_nodes(trace, entry.nodes, start_s)

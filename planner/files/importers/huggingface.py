@@ -1,0 +1,230 @@
+"""Language models from Hugging Face's ``config.json`` alone: no weights, and nothing of transformers.
+
+Each family is read as its configuration class in transformers defines it: names of keys, what holds where one is left
+out, which biases and norms there are.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from planner.files.importers.transformer import TransformerShape
+from traces.common.errors import InputError
+from traces.common.names import unknown_name
+
+# What most families call things, by our names.
+_USUAL = {
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "blocks": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "inner": "intermediate_size",
+    "longest": "max_position_embeddings",
+}
+_GPT2 = {
+    "vocabulary": "vocab_size",
+    "width": "n_embd",
+    "blocks": "n_layer",
+    "heads": "n_head",
+    "longest": "n_positions",
+}
+_BLOOM = {"vocabulary": "vocab_size", "width": "hidden_size", "blocks": "n_layer", "heads": "n_head"}
+_OPT = {**_USUAL, "inner": "ffn_dim"}
+# OPT's and RoBERTa's tables of positions begin with rows that stand for no position.
+_OPT_OFFSET = _ROBERTA_OFFSET = 2
+
+
+class _Config:
+    """A configuration of one family, whose values are held to what they should be."""
+
+    def __init__(self, values: Mapping[str, Any], names: Mapping[str, str], where: str) -> None:
+        self._values = values
+        self._where = where
+        missing = [key for key in names.values() if values.get(key) is None]
+        if missing:
+            raise InputError(
+                f"missing: {', '.join(missing)}",
+                where=where,
+                valid=f"a configuration of model_type '{values['model_type']}' has {', '.join(names.values())}",
+            )
+        self.sizes: dict[str, Any] = {name: self.number(key, 0) for name, key in names.items()}
+
+    def number(self, key: str, otherwise: int) -> int:
+        """Return a whole number above zero; another one where the key is missing or null."""
+        value = self._values.get(key)
+        if value is None:
+            return otherwise
+        if type(value) is not int or value < 1:
+            raise InputError(f"{key}: {value!r}", where=self._where, valid="a whole number above zero")
+        return value
+
+    def flag(self, key: str, otherwise: bool) -> bool:
+        """Return true or false; another one where the key is missing."""
+        value = self._values.get(key, otherwise)
+        if type(value) is not bool:
+            raise InputError(f"{key}: {value!r}", where=self._where, valid="true or false")
+        return value
+
+    def head_width(self, otherwise: int | None = None) -> int:
+        """Return the numbers of a head, by default its part of the width."""
+        width, heads = self.sizes["width"], self.sizes["heads"]
+        found = self.number("head_dim", otherwise or width // heads)
+        if otherwise is None and "head_dim" not in self._values and width % heads:
+            raise InputError(f"{heads} heads of a width of {width}", where=self._where, valid="the heads divide it")
+        return found
+
+
+def read_huggingface(path: Path) -> TransformerShape:
+    """Return the shape of the model that a ``config.json`` describes.
+
+    Raises:
+        InputError: The file is missing or malformed, of an unknown family, or lacks what the shape follows from.
+    """
+    try:
+        values = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path), valid="check the path") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not JSON: {error}", where=str(path), valid="give a model's config.json") from None
+    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+        raise InputError("it has no 'model_type'", where=str(path), valid="give a model's config.json")
+    family = values["model_type"]
+    if family not in FAMILIES:
+        raise unknown_name("model_type", family, FAMILIES, where=str(path))
+    names, shape = FAMILIES[family]
+    try:
+        return shape(_Config(values, names, ""))
+    except InputError as error:
+        raise error.within(str(path)) from None
+
+
+def _gpt2(config: _Config) -> TransformerShape:
+    width = config.sizes["width"]
+    return TransformerShape(
+        **config.sizes,
+        inner=config.number("n_inner", 4 * width),
+        key_value_heads=config.sizes["heads"],
+        head_width=config.head_width(),
+        embedding_width=width,
+        positions=config.sizes["longest"],
+        tied=config.flag("tie_word_embeddings", True),
+    )
+
+
+def _llama(config: _Config, **family: Any) -> TransformerShape:
+    bias = config.flag("attention_bias", False)
+    usual: dict[str, Any] = {
+        "key_value_heads": config.number("num_key_value_heads", config.sizes["heads"]),
+        "head_width": config.head_width(),
+        "gated": True,
+        "norm_parameters": 1,
+        "query_bias": bias,
+        "output_bias": bias,
+        "inner_bias": config.flag("mlp_bias", False),
+        "embedding_width": config.sizes["width"],
+        "tied": config.flag("tie_word_embeddings", False),
+    }
+    return TransformerShape(**{**config.sizes, **usual, **family})
+
+
+def _mistral(config: _Config, **family: Any) -> TransformerShape:
+    # Its matrices have no biases, whatever a configuration says; nor has it eight key-value heads unless it says so.
+    window = config.number("sliding_window", 0) or None
+    return _llama(config, query_bias=False, output_bias=False, inner_bias=False, window=window, **family)
+
+
+def _mixtral(config: _Config) -> TransformerShape:
+    experts, active = config.number("num_local_experts", 8), config.number("num_experts_per_tok", 2)
+    return _mistral(config, experts=experts, active_experts=active)
+
+
+def _qwen2(config: _Config) -> TransformerShape:
+    return _llama(config, query_bias=True, output_bias=False, inner_bias=False)
+
+
+def _qwen3(config: _Config) -> TransformerShape:
+    return _llama(config, head_width=config.head_width(128), inner_bias=False, head_norms=True)
+
+
+def _gpt_neox(config: _Config) -> TransformerShape:
+    bias = config.flag("attention_bias", True)
+    return TransformerShape(
+        **config.sizes,
+        key_value_heads=config.sizes["heads"],
+        head_width=config.head_width(),
+        query_bias=bias,
+        output_bias=bias,
+        embedding_width=config.sizes["width"],
+        tied=config.flag("tie_word_embeddings", False),
+    )
+
+
+def _opt(config: _Config) -> TransformerShape:
+    bias = config.flag("enable_bias", True)
+    first = config.flag("do_layer_norm_before", True)
+    return TransformerShape(
+        **config.sizes,
+        key_value_heads=config.sizes["heads"],
+        head_width=config.head_width(),
+        query_bias=bias,
+        output_bias=bias,
+        inner_bias=bias,
+        positions=config.sizes["longest"] + _OPT_OFFSET,
+        embedding_width=config.number("word_embed_proj_dim", config.sizes["width"]),
+        final_norm=first and not config.flag("_remove_final_layer_norm", False),
+        tied=config.flag("tie_word_embeddings", True),
+    )
+
+
+def _bloom(config: _Config) -> TransformerShape:
+    width = config.sizes["width"]
+    return TransformerShape(
+        **config.sizes,
+        inner=4 * width,
+        key_value_heads=config.sizes["heads"],
+        head_width=config.head_width(),
+        embedding_width=width,
+        embedding_norm=True,
+        tied=config.flag("tie_word_embeddings", True),
+    )
+
+
+def _bert(config: _Config, skipped: int = 0) -> TransformerShape:
+    """With the head that predicts masked tokens, with which it is trained."""
+    longest = config.sizes["longest"]
+    return TransformerShape(
+        **{**config.sizes, "longest": longest - skipped},
+        key_value_heads=config.sizes["heads"],
+        head_width=config.head_width(),
+        positions=longest + config.number("type_vocab_size", 2),
+        embedding_width=config.sizes["width"],
+        embedding_norm=True,
+        final_norm=False,
+        head_transform=True,
+        head_bias=True,
+        tied=config.flag("tie_word_embeddings", True),
+    )
+
+
+def _roberta(config: _Config) -> TransformerShape:
+    return _bert(config, skipped=_ROBERTA_OFFSET)
+
+
+# Of each model_type: what it calls the keys that it cannot do without, and what makes the shape.
+FAMILIES: Mapping[str, tuple[Mapping[str, str], Callable[[_Config], TransformerShape]]] = MappingProxyType(
+    {
+        "bert": (_USUAL, _bert),
+        "bloom": (_BLOOM, _bloom),
+        "gpt2": (_GPT2, _gpt2),
+        "gpt_neox": (_USUAL, _gpt_neox),
+        "llama": (_USUAL, _llama),
+        "mistral": (_USUAL, _mistral),
+        "mixtral": (_USUAL, _mixtral),
+        "opt": (_OPT, _opt),
+        "qwen2": (_USUAL, _qwen2),
+        "qwen3": (_USUAL, _qwen3),
+        "roberta": (_USUAL, _roberta),
+    }
+)

@@ -1,0 +1,131 @@
+"""Layer times and sizes as eth-easl/sailor publishes them: two JSON files.
+
+    times: model -> GPU kind -> microbatch -> tensor parallelism -> layer -> [forward s, backward s, update s]
+    sizes: model -> tensor parallelism -> layer -> {"params_bytes", "act_output_bytes", "act_mem_bytes", ...}
+
+All keys are strings. Layers count from "0", the embedding. Tensors are 32-bit; sizes are for one sample. Only a few
+layers of a model were measured, the first, one or two blocks and the last; the other blocks repeat the row of one.
+"""
+
+from collections.abc import Mapping
+from itertools import accumulate
+from pathlib import Path
+
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from planner.files.importers.json_file import pick, read_file
+from planner.files.importers.sailor_files import KINDS
+from planner.files.importers.sailor_updates import updates_s
+from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
+from traces.common.errors import InputError
+
+
+@dataclass(frozen=True)
+class _LayerSizes:
+    params_bytes: int
+    act_output_bytes: int
+    act_mem_bytes: int
+
+
+_Row = dict[int, tuple[float, float, float]]
+_Times = dict[str, dict[str, dict[int, dict[int, _Row]]]]
+_Sizes = dict[str, dict[int, dict[int, _LayerSizes]]]
+
+
+def profiled_models(times_path: Path) -> list[str]:
+    """Return the names of the models of a file of times.
+
+    Raises:
+        InputError: The file is missing or malformed.
+    """
+    return sorted(read_file(times_path, TypeAdapter(_Times), __name__))
+
+
+def read_sailor(times_path: Path, sizes_path: Path, model_name: str) -> ModelProfile:
+    """Return the profile of one model from the two files, with those of its tensor-parallel shards.
+
+    The files give backward as a whole; half of it is taken to be the input gradient and half the weight gradient, all
+    of it the weight gradient for the embedding, which has no input gradient. A row with fewer samples that took longer
+    than one with more is lowered to it: the device was not warm, and no work is done faster by doing more.
+
+    A GPU kind appears in the shards whose degree of tensor parallelism it was measured with. Degrees without sizes
+    are left out.
+
+    Args:
+        times_path: Such as ``layer_times.json``.
+        sizes_path: Such as ``layer_sizes.json``.
+        model_name: As in the files, ``OPT-350``.
+
+    Raises:
+        InputError: A file is missing or malformed, or has no such model or no known GPU kind.
+    """
+    times = pick(read_file(times_path, TypeAdapter(_Times), __name__), model_name, "model", where=str(times_path))
+    sizes = pick(read_file(sizes_path, TypeAdapter(_Sizes), __name__), model_name, "model", where=str(sizes_path))
+    where = f"{times_path}: {model_name}"
+    for kind in times:
+        pick(KINDS, kind, "GPU kind", where=where)
+    pick(sizes, 1, "tensor parallelism", where=f"{sizes_path}: {model_name}")
+    layers = {degree: _layers(times, degree, sizes[degree], where) for degree in sizes}
+    shards = {
+        degree: ModelProfile(model_name, shard)
+        for degree, shard in sorted(layers.items())
+        if degree > 1 and any(layer.times for layer in shard)
+    }
+    return ModelProfile(model_name, layers[1], shards)
+
+
+def _layers(
+    times: Mapping[str, Mapping[int, Mapping[int, _Row]]], degree: int, sizes: Mapping[int, _LayerSizes], where: str
+) -> tuple[LayerProfile, ...]:
+    """Layers as one of ``degree`` GPUs holds them, on the kinds that were measured so."""
+    measured = {
+        kind: {samples: row[degree] for samples, row in sorted(rows.items()) if degree in row}
+        for kind, rows in times.items()
+    }
+    measured = {kind: rows for kind, rows in measured.items() if rows}
+    tables = {KINDS[kind]: _tables(rows, sorted(sizes), f"{where}.{kind}") for kind, rows in measured.items()}
+    parameter_bytes = {index: layer.params_bytes for index, layer in sizes.items()}
+    updates = {KINDS[kind]: updates_s(rows, parameter_bytes) for kind, rows in measured.items()}
+    return tuple(
+        LayerProfile(
+            name=f"layer-{index}",
+            parameter_bytes=sizes[index].params_bytes,
+            output_bytes=sizes[index].act_output_bytes,
+            activation_bytes=sizes[index].act_mem_bytes,
+            times={kind: table[index] for kind, table in tables.items()},
+            update_s={kind: update_s[index] for kind, update_s in updates.items()},
+        )
+        for index in sorted(sizes)
+    )
+
+
+def _tables(rows: Mapping[int, _Row], layers: list[int], where: str) -> dict[int, TimeTable]:
+    for samples, row in rows.items():
+        if sorted(row) != layers:
+            raise InputError(
+                f"{len(row)} layers, but {len(layers)} in the sizes file",
+                where=f"{where}.{samples}",
+                valid="both files must list the same layers",
+            )
+    try:
+        return {index: _table(rows, index) for index in layers}
+    except InputError as error:
+        raise error.within(where) from None
+
+
+def _table(rows: Mapping[int, _Row], index: int) -> TimeTable:
+    forward_s = _never_shorter([row[index][0] for row in rows.values()])
+    backward_s = _never_shorter([row[index][1] for row in rows.values()])
+    input_share = 0.0 if index == 0 else 0.5
+    return TimeTable(
+        samples=tuple(rows),
+        forward_s=tuple(forward_s),
+        backward_input_s=tuple(input_share * time_s for time_s in backward_s),
+        backward_weight_s=tuple((1 - input_share) * time_s for time_s in backward_s),
+    )
+
+
+def _never_shorter(times_s: list[float]) -> list[float]:
+    """Lower each time to the least of those after it."""
+    return list(accumulate(reversed(times_s), min))[::-1]

@@ -1,0 +1,182 @@
+"""What a transformer's layers hold, keep and compute, counted from its shape.
+
+Symbols: T tokens of a sample, w width, i width inside the MLP, V vocabulary; h heads and g key-value heads, of d each.
+
+    block parameters   attention w d (h + 2 g) + h d w, MLP (2, gated 3) w i for each expert, norms, biases
+    block forward      2 FLOP for each token and weight that it meets, and 4 T min(T, window) h d for attention
+    block keeps        for each token: inputs of both norms and of the matrices after them 4 w, queries, keys, values
+                       and attention's output (2 h + 2 g) d, the logarithm of a sum h, inside the MLP 2 i, gated 4 i,
+                       for each active expert, and the statistics of norms
+    embedding keeps    token numbers, 8 bytes each; its forward is counted as nothing
+    head keeps         for each token 2 w, the logarithms of V probabilities, and the number that the loss is for
+
+Numbers have 4 bytes. What is kept is what torch's own fused norms, activations and scaled_dot_product_attention keep,
+without dropout: an implementation of many small operations keeps more, one with ReLU less. A pipeline's ends stand on
+different devices, so a head that shares the embedding's table holds a copy here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.scenario.roofline import LayerWork
+from traces.common.errors import InputError
+
+_NUMBER_BYTES = 4
+_TOKEN_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerShape:
+    """A stack of equal blocks between an embedding and a head.
+
+    Attributes:
+        vocabulary: Different tokens.
+        width: Numbers per token between blocks.
+        blocks: How many.
+        heads: Of the queries.
+        key_value_heads: Of keys and values.
+        head_width: Numbers per token of each head.
+        inner: Width inside the MLP, or inside each expert.
+        gated: Whether the MLP multiplies two projections, as SwiGLU does.
+        experts: MLPs of a block.
+        active_experts: Of these, for each token.
+        norm_parameters: Of a norm for each number: 2 with a bias, 1 without.
+        query_bias: Whether queries, keys and values have biases.
+        output_bias: Whether attention's output has one.
+        inner_bias: Whether the MLP's matrices have biases.
+        head_norms: Whether queries and keys are normed head by head.
+        positions: Rows of learned tables beside the tokens': positions, and kinds of tokens.
+        embedding_width: Of the tokens' table, which two more matrices join to the width where it differs.
+        embedding_norm: Whether the embedding ends with a norm.
+        final_norm: Whether the head begins with one.
+        head_transform: Whether the head begins with a square matrix, its bias and a norm.
+        head_bias: Whether logits have one.
+        tied: Whether the head uses the tokens' table.
+        window: Tokens that attention looks back; None for all.
+        longest: Tokens of the longest sample; None where nothing limits them.
+
+    Raises:
+        InputError: A number is none above zero, or heads do not divide into groups.
+    """
+
+    vocabulary: int
+    width: int
+    blocks: int
+    heads: int
+    key_value_heads: int
+    head_width: int
+    inner: int
+    gated: bool = False
+    experts: int = 1
+    active_experts: int = 1
+    norm_parameters: int = 2
+    query_bias: bool = True
+    output_bias: bool = True
+    inner_bias: bool = True
+    head_norms: bool = False
+    positions: int = 0
+    embedding_width: int
+    embedding_norm: bool = False
+    final_norm: bool = True
+    head_transform: bool = False
+    head_bias: bool = False
+    tied: bool = True
+    window: int | None = None
+    longest: int | None = None
+
+    def __post_init__(self) -> None:
+        counts = {"vocabulary": self.vocabulary, "width": self.width, "blocks": self.blocks, "heads": self.heads}
+        counts |= {"key-value heads": self.key_value_heads, "width of a head": self.head_width, "inner": self.inner}
+        for name, count in counts.items():
+            if count < 1:
+                raise InputError(f"{name}: {count}", valid="give a number above zero")
+        if self.heads % self.key_value_heads or not 1 <= self.active_experts <= self.experts:
+            raise InputError(
+                f"{self.heads} heads with {self.key_value_heads} of keys and values, {self.active_experts} of "
+                f"{self.experts} experts for a token",
+                valid="heads are a multiple of the others, and a token has one expert at least",
+            )
+
+    @property
+    def parameters(self) -> int:
+        """Numbers that are trained, each once."""
+        shared = self._table if self.tied else 0
+        return self._embedding + self.blocks * self._block + self._head - shared
+
+    def layers(self, tokens: int) -> Sequence[LayerWork]:
+        """Return embedding, blocks and head, for samples of so many tokens.
+
+        Raises:
+            InputError: The model cannot take so many.
+        """
+        if tokens < 1 or (self.longest is not None and tokens > self.longest):
+            raise InputError(
+                f"samples of {tokens} tokens", valid=f"1 to {self.longest or 'any number'}, the longest that it takes"
+            )
+        bytes_ = tokens * _NUMBER_BYTES
+        between = bytes_ * self.width
+        block = LayerWork("block", self._block_flop(tokens), _NUMBER_BYTES * self._block, between, bytes_ * self._kept)
+        kept = 2 * self.width + self.vocabulary + (self.norm_parameters if self.final_norm else 0)
+        matrices = self._table + self._projection + (self.width**2 if self.head_transform else 0)
+        kept_bytes = bytes_ * kept + tokens * _TOKEN_BYTES
+        outputs = bytes_ * self.vocabulary
+        head = LayerWork("head", 2 * tokens * matrices, _NUMBER_BYTES * self._head, outputs, kept_bytes)
+        embedding = LayerWork(
+            "embedding", 2 * tokens * self._projection, _NUMBER_BYTES * self._embedding, between, tokens * _TOKEN_BYTES
+        )
+        return [embedding, *[block] * self.blocks, head]
+
+    @property
+    def _table(self) -> int:
+        return self.vocabulary * self.embedding_width
+
+    @property
+    def _projection(self) -> int:
+        return self.width * self.embedding_width if self.embedding_width != self.width else 0
+
+    @property
+    def _embedding(self) -> int:
+        norm = self.norm_parameters * self.width if self.embedding_norm else 0
+        return self._table + self._projection + self.positions * self.width + norm
+
+    @property
+    def _head(self) -> int:
+        norm = self.norm_parameters * self.width if self.final_norm else 0
+        transform = self.width**2 + self.width + self.norm_parameters * self.width if self.head_transform else 0
+        return norm + transform + self._projection + self._table + (self.vocabulary if self.head_bias else 0)
+
+    @property
+    def _attention(self) -> int:
+        """Weights of its matrices."""
+        return 2 * self.width * self.head_width * (self.heads + self.key_value_heads)
+
+    @property
+    def _expert(self) -> int:
+        return (3 if self.gated else 2) * self.width * self.inner
+
+    @property
+    def _router(self) -> int:
+        return self.width * self.experts if self.experts > 1 else 0
+
+    @property
+    def _block(self) -> int:
+        biases = self.head_width * (self.heads + 2 * self.key_value_heads) if self.query_bias else 0
+        biases += self.width if self.output_bias else 0
+        if self.inner_bias:
+            biases += self.experts * ((2 if self.gated else 1) * self.inner + self.width)
+        norms = 2 * self.norm_parameters * self.width + (2 * self.head_width if self.head_norms else 0)
+        return self._attention + self.experts * self._expert + self._router + biases + norms
+
+    def _block_flop(self, tokens: int) -> int:
+        seen = min(tokens, self.window or tokens)
+        matrices = self._attention + self.active_experts * self._expert + self._router
+        return 2 * tokens * matrices + 4 * tokens * seen * self.heads * self.head_width
+
+    @property
+    def _kept(self) -> int:
+        """Numbers that a block keeps of a token. A norm with a bias has a mean too beside the scale."""
+        heads = self.heads + self.key_value_heads
+        attention = 2 * heads * self.head_width + self.heads
+        normed = heads * (self.head_width + 1) if self.head_norms else 0
+        inside = self.active_experts * (4 if self.gated else 2) * self.inner
+        return 4 * self.width + attention + normed + inside + 2 * self.norm_parameters

@@ -1,0 +1,102 @@
+"""Plans as JSON files, with a schema version.
+
+A key is left out where it would say the default of its field in `planner.plan.plan`, which does not change within a
+version: a plan says what is special about it. Actions are text, ``"2F0"``.
+"""
+
+import json
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic_core import CoreSchema, core_schema
+
+from planner.files.documents import Document
+from planner.files.parsing import STRICT, parse, reported
+from planner.plan.actions import Action, parse_action
+from planner.plan.plan import SCHEMA_VERSION, Pipeline, Plan, Replica, Stage, Synchronisation
+from traces.common.atomic import write_text_atomically
+from traces.common.errors import InputError
+
+
+def _action(text: object) -> Action:
+    if not isinstance(text, str):
+        raise InputError(f"{text!r} is not an action", valid="write text: stage, F, B, I or W, microbatch, as '2F0'")
+    return parse_action(text)
+
+
+def _action_schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    return core_schema.no_info_plain_validator_function(reported(_action))
+
+
+def _action_json_schema(schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    return {"type": "string", "pattern": r"^\d+[FBIW]\d+$", "examples": ["2F0"]}
+
+
+# The plan itself knows nothing of files.
+for _kind in (Replica, Stage, Pipeline, Synchronisation, Plan):
+    setattr(_kind, "__pydantic_config__", STRICT)  # noqa: B010
+setattr(Action, "__get_pydantic_core_schema__", _action_schema)  # noqa: B010
+setattr(Action, "__get_pydantic_json_schema__", _action_json_schema)  # noqa: B010
+
+
+def read_plan(path: Path) -> Plan:
+    """Return the plan in a file.
+
+    Raises:
+        InputError: Not a plan of this version; names the file, the line and the key.
+    """
+    document = Document(path)
+    if not isinstance(document.value, dict) or "version" not in document.value:
+        raise InputError("this is not a plan", where=str(path), valid="make one with 'ropebridge plan'")
+    version = document.value["version"]
+    if version != SCHEMA_VERSION:
+        raise InputError(
+            f"the plan has version {version!r}",
+            where=document.where(("version",)),
+            valid=f"this ropebridge reads version {SCHEMA_VERSION}: make the plan again",
+        )
+    return parse(Plan, document, document.value)
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write a plan to a file that `read_plan` reads."""
+    write_text_atomically(path, plan_json(plan) + "\n")
+
+
+def plan_json(plan: Plan) -> str:
+    """Return a plan as JSON text."""
+    return json.dumps({"version": plan.version, **_plain(plan)}, indent=1)
+
+
+def parse_plan(text: str) -> Plan:
+    """Return the plan in JSON text that `plan_json` made."""
+    return _adapter().validate_json(text)
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON can say it, without what is at its default."""
+    if isinstance(value, Action):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if not is_dataclass(value):
+        return value
+    return {f.name: _plain(each) for f in fields(value) if (each := getattr(value, f.name)) != _default(f)}
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def plan_schema() -> dict[str, Any]:
+    """Return the JSON Schema of plan files, for editors."""
+    return _adapter().json_schema()
+
+
+@cache
+def _adapter() -> TypeAdapter[Plan]:
+    """Made once: making it takes longer than reading many plans with it."""
+    return TypeAdapter(Plan)

@@ -1,0 +1,107 @@
+"""The ``trace`` of a link in a scenario: a file, a preset, or steps written in place."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from planner.files.documents import Document, Location
+from planner.files.parsing import STRICT
+from planner.files.quantities import BitsPerSecond, Seconds
+from traces.common.errors import InputError
+from traces.formats.files import read_trace
+from traces.generators.presets import preset
+from traces.trace import LinkTrace
+
+# A preset is generated for this long unless the scenario says otherwise.
+PRESET_DURATION_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceStep:
+    """The rate from a time on."""
+
+    at: Seconds
+    bandwidth: BitsPerSecond
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceEntry:
+    """One of ``file``, ``preset`` and ``steps``; the rest says how it is used.
+
+    Attributes:
+        file: Path relative to the scenario, in any format that `traces.formats.files` detects.
+        preset: Name of a generator from `traces.generators.presets`.
+        steps: Times and rates; the first at 0 s.
+        mean: Rescale the rates to this mean.
+        duration: Length of a preset, or of steps that loop.
+        seed: Of a preset.
+        after: What follows the end: the trace again (``loop``), its last rate (``hold``), or nothing that is known
+            (``end``): a run that must last longer is refused.
+    """
+
+    file: str | None = None
+    preset: str | None = None
+    steps: tuple[TraceStep, ...] | None = None
+    mean: BitsPerSecond | None = None
+    duration: Seconds | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    after: Literal["loop", "hold", "end"] = "loop"
+
+    __pydantic_config__ = STRICT
+
+
+def read_trace_entry(entry: TraceEntry, document: Document, location: Location) -> LinkTrace:
+    """Return the trace that an entry at ``location`` of a document denotes."""
+    where = document.where(location)
+    given = [name for name in ("file", "preset", "steps") if getattr(entry, name) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "none of them"
+        raise InputError(f"the trace gives {found}", where=where, valid="give one of 'file', 'preset' and 'steps'")
+    loops = entry.after == "loop"
+    if entry.file is not None:
+        if entry.duration is not None:
+            raise InputError("a trace file has a duration of its own", where=where, valid="remove 'duration'")
+        try:
+            trace = read_trace(document.path.parent / entry.file, loops=loops)
+        except InputError as error:
+            raise error.within(where) from None
+    else:
+        try:
+            trace = _from_preset(entry, loops) if entry.preset is not None else _from_steps(entry, loops)
+        except InputError as error:
+            raise error.within(where) from None
+    if entry.after == "end":
+        trace = replace(trace, ends=True)
+    if entry.mean is None:
+        return trace
+    if trace.mean_bps == 0:
+        raise InputError("a trace of outage alone has no mean to rescale", where=where, valid="remove 'mean'")
+    return replace(trace, bandwidth_bps=trace.bandwidth_bps * (entry.mean / trace.mean_bps))
+
+
+def _from_preset(entry: TraceEntry, loops: bool) -> LinkTrace:
+    assert entry.preset is not None
+    duration_s = PRESET_DURATION_S if entry.duration is None else entry.duration
+    made = _preset(entry.preset, duration_s, entry.seed)
+    return LinkTrace(made.times_s, made.bandwidth_bps, made.duration_s, made.latency_s, loops)
+
+
+@lru_cache(maxsize=64)
+def _preset(name: str, duration_s: float, seed: int) -> LinkTrace:
+    """Remembered, since one is read again and again where many scenarios differ in something else."""
+    return preset(name, duration_s=duration_s, seed=seed)
+
+
+def _from_steps(entry: TraceEntry, loops: bool) -> LinkTrace:
+    assert entry.steps is not None
+    times_s = [step.at for step in entry.steps]
+    if entry.duration is None and entry.after != "hold":
+        raise InputError(f"steps that {entry.after} have no end", valid="add 'duration', or 'after: hold'")
+    duration_s = entry.duration if entry.duration is not None else (times_s[-1] if times_s else 0.0) + 1.0
+    rates = np.array([step.bandwidth for step in entry.steps])
+    return LinkTrace(np.array(times_s), rates, duration_s, None, loops)

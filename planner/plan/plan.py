@@ -1,0 +1,205 @@
+"""A plan: which device computes which layers of which samples, in which order. Plain data."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+from planner.plan.actions import Action
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One device of a stage, or several of one host that share each layer by tensor parallelism.
+
+    Attributes:
+        device: Its name in the cluster; it sends and receives for its partners.
+        share: Its part of every microbatch, relative to the shares of the stage's other replicas.
+        partners: The other devices of the tensor-parallel group.
+    """
+
+    device: str
+    share: float = 1.0
+    partners: tuple[str, ...] = ()
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Devices that share each layer."""
+        return 1 + len(self.partners)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All devices of the group, the one that sends and receives first."""
+        return (self.device, *self.partners)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A contiguous range of layers on one or more devices.
+
+    Attributes:
+        first_layer: Index of its first layer.
+        end_layer: Index after its last layer.
+        replicas: The devices that hold these layers; each takes an interval of every microbatch's samples.
+        in_flight: Microbatches that may be between their forward and their backward here.
+        recompute: Whether only the stage's inputs are kept from forward to backward, which computes the rest again.
+    """
+
+    first_layer: int
+    end_layer: int
+    replicas: tuple[Replica, ...]
+    in_flight: int
+    recompute: bool = False
+
+    @property
+    def layers(self) -> range:
+        """The indices of its layers."""
+        return range(self.first_layer, self.end_layer)
+
+    def intervals(self, samples: int) -> tuple[tuple[int, int], ...]:
+        """Return the (first, end) samples of a microbatch of ``samples`` that each replica takes.
+
+        Bounds are the rounded cumulative shares, so that neighbours never overlap or leave a gap.
+        """
+        total = sum(replica.share for replica in self.replicas)
+        bounds = [0, *(round(samples * part / total) for part in accumulate(r.share for r in self.replicas))]
+        return tuple(pairwise(bounds))
+
+    def most_samples(self, microbatches: Iterable[int]) -> tuple[int, ...]:
+        """Return the most samples of any one microbatch that each replica takes.
+
+        Not those of the largest microbatch: rounding can give a replica more of a smaller one.
+        """
+        widths = ([end - first for first, end in self.intervals(samples)] for samples in set(microbatches))
+        return tuple(max(column) for column in zip(*widths, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Stages in order, and the microbatches of one step that pass through them.
+
+    Attributes:
+        stages: Together they cover every layer once.
+        microbatches: Samples of each microbatch.
+        orders: For the schedule `EXPLICIT`: the actions of each worker, in the order of `workers`.
+    """
+
+    stages: tuple[Stage, ...]
+    microbatches: tuple[int, ...]
+    orders: tuple[tuple[Action, ...], ...] = ()
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The worker that holds each stage: stages on the same devices are one worker's, counted as they appear."""
+        seen: dict[tuple[str, ...], int] = {}
+        return tuple(
+            seen.setdefault(tuple(replica.device for replica in stage.replicas), len(seen)) for stage in self.stages
+        )
+
+    @property
+    def samples(self) -> int:
+        """Samples per step."""
+        return sum(self.microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronisation:
+    """How pipelines bring their copies of a layer together.
+
+    Attributes:
+        method: ``allreduce`` sums gradients at the end of every step; ``asgd`` sends every step's gradients to the
+            other pipelines, which apply them on arrival and never wait; ``asgd-ga`` sends the sum of ``every``
+            steps (Cloudless-Training, arXiv 2303.05330); ``ma`` sends parameters every ``every`` steps, and who
+            receives them averages.
+        algorithm: Of sums that wait: ``ring``, ``tree`` or ``hierarchical`` (inside regions first).
+        every: Steps between two exchanges; 1 for ``allreduce`` and ``asgd``.
+        staleness_bound: Steps that a pipeline may run ahead of the slowest other one's last update that it
+            has received, besides those that nobody sends before ``every`` are done; None for no bound.
+        bucket_bytes: Sums of ``allreduce`` begin while backward goes on, as soon as the gradients of so many bytes of
+            whole layers are complete; 0 for sums that begin after a device's last action.
+    """
+
+    method: str = "allreduce"
+    algorithm: str = "ring"
+    every: int = 1
+    staleness_bound: int | None = None
+    bucket_bytes: int = 0
+
+
+METHODS = ("allreduce", "asgd", "asgd-ga", "ma")
+ALGORITHMS = ("ring", "tree", "hierarchical")
+
+# How transfers between stages in different regions travel: as they are, as bfloat16, or as 8-bit integers with a
+# float32 scale for each sample.
+COMPRESSIONS = ("none", "bf16", "int8")
+
+# The schedule of a plan that carries its own orders.
+EXPLICIT = "explicit"
+
+# As scheduled: the actions in the order of the schedule. Dynamic: each device takes the best action that is ready.
+ORDERS = ("scheduled", "dynamic")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a scenario is trained; the same plan is simulated and executed.
+
+    Attributes:
+        scenario: Name of the scenario it was made for.
+        model: Name of the model.
+        strategy: What made it.
+        schedule: Name of the order of actions, one of `planner.schedules.SCHEDULES`, or `EXPLICIT`.
+        pipelines: Each takes its own samples of the global batch; gradients are summed over them.
+        order: One of `ORDERS`. With ``dynamic`` the schedule only says whether backward is split.
+        synchronisation: Of layers that several devices hold.
+        connections: TCP connections between each two devices in different regions.
+        compression: One of `COMPRESSIONS`.
+        version: Of this format.
+    """
+
+    scenario: str
+    model: str
+    strategy: str
+    schedule: str
+    pipelines: tuple[Pipeline, ...]
+    order: str = "scheduled"
+    synchronisation: Synchronisation = field(default_factory=Synchronisation)
+    connections: int = 1
+    compression: str = "none"
+    version: int = SCHEMA_VERSION
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # What is compiled is remembered by plan; a plan with its own orders has thousands of actions to hash.
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per update over all pipelines."""
+        return sum(pipeline.samples for pipeline in self.pipelines)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices in the order of pipelines, stages and replicas, each once: the rank order of an execution."""
+        replicas = (replica for pipeline in self.pipelines for stage in pipeline.stages for replica in stage.replicas)
+        return tuple(dict.fromkeys(device for replica in replicas for device in replica.devices))
+
+    @property
+    def without_overlap(self) -> "Plan":
+        """The plan in which sums of gradients wait until a device has done its last action."""
+        if not self.synchronisation.bucket_bytes:
+            return self
+        return replace(self, synchronisation=replace(self.synchronisation, bucket_bytes=0))
+
+    def with_microbatches(self, pipeline: int, microbatches: tuple[int, ...], in_flight: tuple[int, ...]) -> "Plan":
+        """Return the plan with other microbatch sizes and per-stage depths in one pipeline."""
+        old = self.pipelines[pipeline]
+        stages = tuple(replace(stage, in_flight=depth) for stage, depth in zip(old.stages, in_flight, strict=True))
+        new = replace(old, stages=stages, microbatches=microbatches)
+        pipelines = (*self.pipelines[:pipeline], new, *self.pipelines[pipeline + 1 :])
+        return replace(self, pipelines=pipelines)

@@ -1,0 +1,173 @@
+"""What each device held over a run, from its events."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.events.events import EventKind
+from planner.events.log import EventLog, as_log
+from planner.plan.plan import Plan
+from planner.runs.metrics import step_ends_s
+from planner.runs.plan_intervals import answer_times_s, plan_spells
+from planner.runs.record import RunRecord
+from planner.scenario.scenario import Scenario
+from planner.schedules.kernel.orders import BACKWARD_WEIGHT, KINDS
+from planner.step.memory import memory_use
+
+# Turns before and after those of all actions that take no time.
+_FIRST, _LAST = -1, np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class MemoryTimeline:
+    """One device's memory.
+
+    Attributes:
+        times_s: When it changes, rising, from the start of the run; the first is 0.
+        held_bytes: From each of these times on, until the next.
+    """
+
+    times_s: NDArray[np.float64]
+    held_bytes: NDArray[np.float64]
+
+
+class _Changes(NamedTuple):
+    """Device, time, turn at this time, change of memory, and when what changed it began, [changes]."""
+
+    device: NDArray[np.int64]
+    time_s: NDArray[np.float64]
+    turn: NDArray[np.int64]
+    change: NDArray[np.float64]
+    begun_s: NDArray[np.float64]
+
+
+def memory_timelines(record: RunRecord) -> dict[str, MemoryTimeline]:
+    """Return the memory of each device that a plan of the run has, over the run.
+
+    Assumed: where layers change devices, those that keep or get a layer hold it from the moment when it sets off, and
+    nobody else does from then on. What a step that is lost has taken is given back when it is given up.
+    """
+    log = as_log(record.events)
+    compute = log.take(np.flatnonzero(log.is_a(EventKind.COMPUTE) & (log.columns["microbatch"] >= 0)))
+    spells = plan_spells(record, log, step_ends_s(log))
+    standing = [_standing(spell.plan, record.scenario) for spell in spells]
+    names = list(dict.fromkeys(name for each in standing for name in each))
+    numbers = {name: log.names.index(name) if name in log.names else -1 - place for place, name in enumerate(names)}
+    answers_s = answer_times_s(record, log)
+    changes = _join([_changes(*segment, record.scenario) for segment in _segments(compute, record, answers_s)])
+    for answer_s in answers_s.values():
+        changes = _join([changes, _given_back(changes, answer_s)])
+    for spell, (old, new) in zip(spells[1:], pairwise(standing), strict=True):
+        changes = _join([changes, _rearranged(spell.start_s, old, new, numbers)])
+    order = np.lexsort((changes.turn, changes.time_s, changes.device))
+    device, time_s, change = changes.device[order], changes.time_s[order], changes.change[order]
+    timelines = {}
+    for name in names:
+        first, end = np.searchsorted(device, [numbers[name], numbers[name] + 1])
+        held = standing[0].get(name, 0.0) + np.concatenate(([0.0], np.cumsum(change[first:end])))
+        timelines[name] = MemoryTimeline(np.concatenate(([0.0], time_s[first:end])), held)
+    return timelines
+
+
+def peak_memory_bytes(record: RunRecord) -> dict[str, int]:
+    """Return the most that each device of a plan held at once."""
+    return {name: round(float(line.held_bytes.max())) for name, line in memory_timelines(record).items()}
+
+
+def _segments(compute: EventLog, record: RunRecord, answers_s: Mapping[int, float]) -> Iterator[tuple[EventLog, Plan]]:
+    """Each plan of the run that has computed something, with what it computed."""
+    step, start_s = compute.columns["step"], compute.columns["start_s"]
+    left = np.full(len(compute), True)
+    for number, decision in reversed(list(enumerate(record.decisions))):
+        own = left & (step >= decision.first_step) & (start_s >= answers_s.get(number, -np.inf))
+        left &= ~own
+        if own.any():
+            yield compute.take(np.flatnonzero(own)), decision.plan
+    yield compute.take(np.flatnonzero(left)), record.plan
+
+
+def _standing(plan: Plan, scenario: Scenario) -> dict[str, float]:
+    """States and framework of each device; partners of a tensor-parallel group hold what its first one does."""
+    use = memory_use(plan, scenario)
+    of_actor = dict(zip(use.step.actors, use.standing.tolist(), strict=True))
+    return {device: of_actor[leader] for device, leader in leaders(plan).items()}
+
+
+def _join(parts: Sequence[_Changes]) -> _Changes:
+    return _Changes(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def _given_back(changes: _Changes, answer_s: float) -> _Changes:
+    """What is still held of actions from before a moment, given back then."""
+    before = changes.begun_s < answer_s
+    devices = np.unique(changes.device[before])
+    held = [float(changes.change[before & (changes.device == device)].sum()) for device in devices]
+    times_s = np.full(len(devices), answer_s)
+    return _Changes(devices, times_s, np.full(len(devices), _FIRST), -np.array(held), np.full(len(devices), -np.inf))
+
+
+def _rearranged(
+    time_s: float, old: Mapping[str, float], new: Mapping[str, float], numbers: Mapping[str, int]
+) -> _Changes:
+    """What stands on devices, from one plan to the next."""
+    differences = {name: new.get(name, 0.0) - old.get(name, 0.0) for name in {**old, **new}}
+    changed = [(numbers[name], difference) for name, difference in differences.items() if difference]
+    count = len(changed)
+    return _Changes(
+        np.array([number for number, _ in changed], np.int64),
+        np.full(count, time_s),
+        np.full(count, _FIRST),
+        np.array([difference for _, difference in changed], np.float64),
+        np.full(count, -np.inf),
+    )
+
+
+def leaders(plan: Plan) -> dict[str, str]:
+    """Return each device of a plan with the one that sends and receives for it."""
+    replicas = [replica for pipeline in plan.pipelines for stage in pipeline.stages for replica in stage.replicas]
+    return {device: replica.device for replica in replicas for device in replica.devices}
+
+
+def _changes(events: EventLog, plan: Plan, scenario: Scenario) -> _Changes:
+    """What the start and the end of each action of a plan changes.
+
+    What ends at a moment comes first, then what takes no time, in the order of actions, then what starts.
+    """
+    use = memory_use(plan, scenario)
+    step = use.step
+    first, number = leaders(plan), {name: actor for actor, name in enumerate(step.actors)}
+    actor_of = np.array([number[first[name]] if name in first else -1 for name in events.names], np.int64)
+    kinds = {str(kind): place for place, kind in enumerate(KINDS)}
+    kind_of = np.array([kinds.get(name, -1) for name in events.names], np.int64)
+
+    def keys(
+        actor: NDArray[np.int64], kind: NDArray[np.int64], stage: NDArray[np.int64], microbatch: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        return ((actor * 4 + kind) * (1 + int(step.actions.stage.max())) + stage) * (
+            1 + int(step.actions.microbatch.max())
+        ) + microbatch
+
+    own = np.flatnonzero(step.actions.kind <= BACKWARD_WEIGHT)
+    known = keys(
+        step.actions.actor[own],
+        step.actions.kind[own].astype(np.int64),
+        step.actions.stage[own],
+        step.actions.microbatch[own],
+    )
+    by_key = np.argsort(known)
+    columns = events.columns
+    wanted = keys(actor_of[columns["device"]], kind_of[columns["action"]], columns["stage"], columns["microbatch"])
+    action = own[by_key[np.searchsorted(known, wanted, sorter=by_key)]]
+    lasts = columns["end_s"] > columns["start_s"]
+    place = 2 * (columns["step"] * len(step.actions.kind) + action)
+    return _Changes(
+        np.concatenate((columns["device"], columns["device"])),
+        np.concatenate((columns["start_s"], columns["end_s"])),
+        np.concatenate((np.where(lasts, _LAST, place), np.where(lasts, _FIRST, place + 1))),
+        np.concatenate((use.taken[action] + use.workspace[action], -use.returned[action] - use.workspace[action])),
+        np.concatenate((columns["start_s"], columns["start_s"])),
+    )

@@ -1,0 +1,120 @@
+"""Throughput, bubbles, utilisation, WAN bytes, staleness and cost, from events: one piece of code for both backends."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.events.events import Event, EventKind
+from planner.events.log import EventLog, as_log
+from planner.runs.plan_intervals import Spell, plan_spells
+from planner.runs.record import RunRecord
+from planner.scenario.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What a run amounts to.
+
+    Attributes:
+        steps: Steps finished.
+        step_s: Median time from the end of one step to the end of the next, seconds.
+        samples_per_s: Global throughput after the first step, which warms up; over it if it is the only one.
+        bubble_ratio: Idle share of all device time.
+        utilisation: Busy share of each device's time. A device's time is that in which the plan has it: while layers
+            travel, that of the new plan. What is lost when a device leaves counts as busy.
+        wan_bytes: Bytes sent between regions.
+        cost_usd: Devices by the hour of their time and links by the byte.
+        staleness: Mean over the updates that pipelines sent each other without waiting; 0 without any.
+    """
+
+    steps: int
+    step_s: float
+    samples_per_s: float
+    bubble_ratio: float
+    utilisation: Mapping[str, float]
+    wan_bytes: int
+    cost_usd: float
+    staleness: float
+
+
+def measure(record: RunRecord) -> Metrics:
+    """Return the metrics of a run.
+
+    A step ends when the last device has done its last compute or gradient sum of it.
+    """
+    log = as_log(record.events)
+    work = log.take(np.flatnonzero(log.is_a(EventKind.COMPUTE, EventKind.SYNC)))
+    start_s = float(work.columns["start_s"].min())
+    ends_s = step_ends_s(log)
+    durations_s = np.diff([start_s, *ends_s])
+    later_s = durations_s[1:] if len(durations_s) > 1 else durations_s
+    busy_s = _busy_s(log)
+    device_s = _device_s(plan_spells(record, log, ends_s), start_s, ends_s[-1])
+    stale = log.columns["staleness"][log.is_a(EventKind.UPDATE)]
+    return Metrics(
+        steps=len(ends_s),
+        step_s=float(np.median(later_s)),
+        samples_per_s=record.plan.global_batch * len(later_s) / float(later_s.sum()),
+        bubble_ratio=1 - sum(busy_s.values()) / sum(device_s.values()),
+        utilisation={device: busy_s.get(device, 0.0) / own_s for device, own_s in device_s.items() if own_s},
+        wan_bytes=wan_bytes(log, record.scenario.cluster),
+        cost_usd=_cost_usd(log, record.scenario.cluster, device_s),
+        staleness=float(stale.mean()) if len(stale) else 0.0,
+    )
+
+
+def step_ends_s(events: Sequence[Event]) -> list[float]:
+    """Return when each step ended, in seconds from the start of the run."""
+    log = as_log(events)
+    rows = log.is_a(EventKind.COMPUTE, EventKind.SYNC)
+    steps, which = np.unique(log.columns["step"][rows], return_inverse=True)
+    ends_s = np.zeros(len(steps))
+    np.maximum.at(ends_s, which, log.columns["end_s"][rows])
+    return ends_s.tolist()
+
+
+def wan_bytes(events: Sequence[Event], cluster: Cluster) -> int:
+    """Return the bytes sent between regions."""
+    return sum(
+        size for (source, target), size in _sent_bytes(as_log(events)) if cluster.crosses_regions(source, target)
+    )
+
+
+def _busy_s(log: EventLog) -> dict[str, float]:
+    rows = log.is_a(EventKind.COMPUTE)
+    seconds = (log.columns["end_s"] - log.columns["start_s"])[rows]
+    sums = np.bincount(log.columns["device"][rows], weights=seconds, minlength=len(log.names))
+    return dict(zip(log.names, sums.tolist(), strict=True))
+
+
+def _sent_bytes(log: EventLog) -> list[tuple[tuple[str, str], int]]:
+    """Bytes from each device to each other one."""
+    rows = log.is_a(EventKind.SEND, EventKind.MIGRATE)
+    ends: NDArray[np.int64] = log.columns["device"][rows] * len(log.names) + log.columns["peer"][rows]
+    pairs, which = np.unique(ends, return_inverse=True)
+    sums = np.zeros(len(pairs), np.int64)
+    np.add.at(sums, which, log.columns["size_bytes"][rows])
+    named = [(log.names[pair // len(log.names)], log.names[pair % len(log.names)]) for pair in pairs.tolist()]
+    return list(zip(named, sums.tolist(), strict=True))
+
+
+def _device_s(spells: Sequence[Spell], start_s: float, end_s: float) -> dict[str, float]:
+    """Return for how long some plan has each device, seconds."""
+    starts_s = [start_s, *(spell.start_s for spell in spells[1:]), end_s]
+    device_s: dict[str, float] = {}
+    for spell, (begun_s, over_s) in zip(spells, pairwise(starts_s), strict=True):
+        for device in spell.plan.devices:
+            device_s[device] = device_s.get(device, 0.0) + over_s - begun_s
+    return device_s
+
+
+def _cost_usd(log: EventLog, cluster: Cluster, device_s: Mapping[str, float]) -> float:
+    rent = sum(cluster.by_name[device].price_per_hour * own_s for device, own_s in device_s.items()) / 3600
+    traffic = sum(
+        size / 1e9 * sum(link.price_per_gb for link in cluster.path(source, target))
+        for (source, target), size in _sent_bytes(log)
+    )
+    return rent + traffic

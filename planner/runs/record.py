@@ -1,0 +1,62 @@
+"""What a backend is, and what a run leaves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from planner.adapt.policy import Decision, Policy
+from planner.events.events import Event
+from planner.plan.plan import Plan
+from planner.runs.gradient_norms import GradientNorms
+from planner.scenario.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class RealNetwork:
+    """What carried the bytes of a run that was carried out.
+
+    Attributes:
+        emulator: What made the scenario's links: ``none``, ``shaper`` or ``relay``.
+        tcp: The settings of TCP in effect on the hosts, by the names of Linux (``tcp_congestion_control``); without
+            those that could not be read.
+    """
+
+    emulator: str
+    tcp: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """All that a run leaves.
+
+    Attributes:
+        backend: ``simulated``, ``paced`` or ``real``.
+        scenario: What was run.
+        plan: The plan of the first step.
+        events: In order of time.
+        decisions: In order of steps.
+        losses: Mean loss of each step; empty where nothing was trained.
+        gradient_norms: Of each step; empty where the noise of the gradient was not measured.
+        network: What carried the bytes; None of a simulation.
+    """
+
+    backend: str
+    scenario: Scenario
+    plan: Plan
+    events: Sequence[Event]
+    decisions: tuple[Decision, ...]
+    losses: tuple[float, ...] = ()
+    gradient_norms: tuple[GradientNorms, ...] = ()
+    network: RealNetwork | None = None
+
+
+class Backend(Protocol):
+    """Carries out a plan, in a model or for real."""
+
+    def run(self, scenario: Scenario, plan: Plan, policy: Policy | None, steps: int) -> RunRecord:
+        """Run ``steps`` training steps.
+
+        Raises:
+            InputError: The scenario cannot carry out the plan.
+            RunError: The run started but could not finish.
+        """

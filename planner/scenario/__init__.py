@@ -1,0 +1,1 @@
+"""What is trained and where: cluster, model profile, training, effects and faults."""

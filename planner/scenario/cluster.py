@@ -1,0 +1,295 @@
+"""Devices and the links between them."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.scenario.size_curve import SizeCurve
+from traces.common.errors import InputError
+from traces.trace import LinkTrace
+
+# A wait this long for a link at rate zero is a mistake in its trace, not an outage; both backends end the run.
+LONGEST_OUTAGE_S = 86400.0
+
+
+class ClusterError(InputError):
+    """Something is wrong with one device or link.
+
+    Attributes:
+        location: Where: ``("links", 2, "bandwidth")``.
+    """
+
+    def __init__(self, problem: str, location: tuple[int | str, ...], valid: str) -> None:
+        self.location = location
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+        super().__init__(problem, f"cluster{place}", valid)
+        self.args = (problem, location, valid)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU (or CPU) that runs one process.
+
+    Attributes:
+        name: Unique in the cluster, and different from every region.
+        kind: What it is (``a100-40``, ``jetson-tx2``): the key into a layer's time tables.
+        region: Where it stands.
+        memory_bytes: What a stage and its activations must fit into.
+        price_per_hour: US dollars.
+        host: The machine it is in; its own one if empty. Devices of one host share its network interface.
+        interface_bps: Bits per second of the host's network interface, each way; infinite if it never binds.
+    """
+
+    name: str
+    kind: str
+    region: str
+    memory_bytes: int
+    price_per_hour: float = 0.0
+    host: str = ""
+    interface_bps: float = math.inf
+
+    @property
+    def machine(self) -> str:
+        """The host, or the device's own name where it has none."""
+        return self.host or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction of a network path between two regions, hosts or devices, or inside a region or host.
+
+    All flows that take the link share its bandwidth.
+
+    Attributes:
+        source: A region, a host or a device.
+        target: The same; the source itself for what is inside a region (its LAN) or a host (NVLink, PCIe).
+        bandwidth_bps: What a planner counts on, bits per second; the mean of the trace if there is one.
+        latency_s: One way, seconds.
+        trace: The rate over time; None for a steady link.
+        price_per_gb: US dollars per 1e9 bytes.
+        size_curve: The rate that one message of a size reaches by itself; None if every size reaches the link's.
+        jitter_s: Each packet takes up to so much longer, evenly distributed, seconds; packets stay in order.
+        loss: Share of the packets that are lost, below 1.
+    """
+
+    source: str
+    target: str
+    bandwidth_bps: float
+    latency_s: float
+    trace: LinkTrace | None = None
+    price_per_gb: float = 0.0
+    size_curve: SizeCurve | None = None
+    jitter_s: float = 0.0
+    loss: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """``source->target``, unique in the cluster."""
+        return f"{self.source}->{self.target}"
+
+    def latency_at_s(self, time_s: float) -> float:
+        """Return the one-way latency in seconds at ``time_s`` from the start of the run."""
+        if self.trace is None or self.trace.latency_s is None:
+            return self.latency_s
+        return float(self.trace.latency_s[self.trace.piece_at(time_s)])
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Devices in regions, and directed links.
+
+    Raises:
+        InputError: A device or link is named twice, a link ends nowhere, or a value is out of range.
+    """
+
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...]
+
+    def __post_init__(self) -> None:
+        _check_devices(self.devices)
+        _check_links(self)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Device]:
+        """The devices by name."""
+        return {device.name: device for device in self.devices}
+
+    @cached_property
+    def regions(self) -> tuple[str, ...]:
+        """Regions in the order in which devices name them."""
+        return tuple(dict.fromkeys(device.region for device in self.devices))
+
+    @cached_property
+    def _links(self) -> Mapping[tuple[str, str], Link]:
+        return {(link.source, link.target): link for link in self.links}
+
+    @cached_property
+    def _paths(self) -> dict[tuple[str, str], tuple[Link, ...]]:
+        return {}
+
+    def crosses_regions(self, source: str, target: str) -> bool:
+        """Return whether two devices stand in different regions: what passes between them is WAN traffic."""
+        return self.by_name[source].region != self.by_name[target].region
+
+    def path(self, source: str, target: str) -> tuple[Link, ...]:
+        """Return the links that bytes take from one device to another.
+
+        A link between the two devices if there is one, or between their hosts, or inside their host; else the fewest
+        links between their regions. Between hosts, their network interfaces are the first and the last link. There are
+        none from a device to itself.
+
+        Raises:
+            InputError: No link leads there.
+        """
+        key = (source, target)
+        if key not in self._paths:
+            self._paths[key] = self._find_path(source, target)
+        return self._paths[key]
+
+    def _find_path(self, source: str, target: str) -> tuple[Link, ...]:
+        if source == target:
+            return ()
+        start_host, goal_host = self.by_name[source].machine, self.by_name[target].machine
+        direct = self._links.get((source, target)) or self._links.get((start_host, goal_host))
+        if start_host == goal_host:
+            return (direct,) if direct is not None else self._between_regions(source, target)
+        middle = (direct,) if direct is not None else self._between_regions(source, target)
+        leaving, entering = self._interfaces.get(start_host), self._interfaces.get(goal_host)
+        return (*(leaving[:1] if leaving else ()), *middle, *(entering[1:] if entering else ()))
+
+    @cached_property
+    def _interfaces(self) -> Mapping[str, tuple[Link, Link]]:
+        """The network interface of each host whose rate is given: outwards, inwards."""
+        return {
+            device.machine: (
+                Link(device.machine, "network", device.interface_bps, 0.0),
+                Link("network", device.machine, device.interface_bps, 0.0),
+            )
+            for device in self.devices
+            if device.interface_bps < math.inf
+        }
+
+    def _between_regions(self, source: str, target: str) -> tuple[Link, ...]:
+        start, goal = self.by_name[source].region, self.by_name[target].region
+        if start == goal:
+            inside = self._links.get((start, start))
+            if inside is not None:
+                return (inside,)
+            raise InputError(
+                f"no link leads from device '{source}' to '{target}'",
+                where="cluster.links",
+                valid=f"add one inside region '{start}' or between the two devices",
+            )
+        route = self._fewest_hops(start, goal)
+        if route is None:
+            raise InputError(
+                f"no link leads from region '{start}' (device '{source}') to '{goal}' (device '{target}')",
+                where="cluster.links",
+                valid=f"add one with 'between: [{start}, {goal}]'",
+            )
+        return route
+
+    @cached_property
+    def _routes(self) -> dict[tuple[str, str], tuple[Link, ...] | None]:
+        return {}
+
+    def _fewest_hops(self, start: str, goal: str) -> tuple[Link, ...] | None:
+        key = (start, goal)
+        if key not in self._routes:
+            self._routes[key] = self._find_route(start, goal)
+        return self._routes[key]
+
+    def _find_route(self, start: str, goal: str) -> tuple[Link, ...] | None:
+        routes: dict[str, tuple[Link, ...]] = {start: ()}
+        queue = deque([start])
+        while queue:
+            region = queue.popleft()
+            if region == goal:
+                return routes[goal]
+            for link in self.links:
+                if link.source == region and link.target in self.regions and link.target not in routes:
+                    routes[link.target] = (*routes[region], link)
+                    queue.append(link.target)
+        return None
+
+
+def _check_devices(devices: tuple[Device, ...]) -> None:
+    if not devices:
+        raise ClusterError("the cluster has no devices", ("devices",), "give at least one")
+    regions = {device.region for device in devices}
+    seen: dict[str, int] = {}
+    for index, device in enumerate(devices):
+        place = ("devices", index)
+        if device.name in seen:
+            raise ClusterError(
+                f"device '{device.name}' is named twice",
+                (*place, "name"),
+                f"it is already devices[{seen[device.name]}]; give every device a name of its own",
+            )
+        if device.name in regions:
+            raise ClusterError(f"'{device.name}' is both a device and a region", (*place, "name"), "rename one of them")
+        if device.memory_bytes <= 0:
+            raise ClusterError(f"device '{device.name}' has no memory", (*place, "memory"), "for example '16 GiB'")
+        seen[device.name] = index
+    _check_hosts(devices, regions)
+
+
+def _check_hosts(devices: tuple[Device, ...], regions: set[str]) -> None:
+    first: dict[str, Device] = {}
+    for index, device in enumerate(devices):
+        other = first.setdefault(device.machine, device)
+        if device.machine in regions:
+            raise ClusterError(
+                f"'{device.machine}' is both a host and a region", ("devices", index, "host"), "rename one of them"
+            )
+        if (device.region, device.interface_bps) != (other.region, other.interface_bps):
+            raise ClusterError(
+                f"devices '{other.name}' and '{device.name}' of host '{device.machine}' differ in region or interface",
+                ("devices", index, "host"),
+                "a host stands in one region and has one network interface",
+            )
+        if not device.interface_bps > 0:
+            raise ClusterError(
+                f"the network interface of device '{device.name}' carries nothing",
+                ("devices", index, "interface"),
+                "for example '25 Gbit/s'",
+            )
+
+
+def _check_links(cluster: Cluster) -> None:
+    hosts = {device.host for device in cluster.devices if device.host}
+    ends = {*cluster.by_name, *cluster.regions, *hosts}
+    seen: set[str] = set()
+    for index, link in enumerate(cluster.links):
+        place = ("links", index)
+        for end in (link.source, link.target):
+            if end not in ends:
+                raise ClusterError(
+                    f"the link ends at '{end}', which is neither a region nor a host nor a device",
+                    place,
+                    f"regions: {', '.join(cluster.regions)}; devices: {', '.join(cluster.by_name)}"
+                    + (f"; hosts: {', '.join(sorted(hosts))}" if hosts else ""),
+                )
+        if link.name in seen:
+            raise ClusterError(f"the link {link.name} is given twice", place, "keep one of the two")
+        if not link.bandwidth_bps > 0:
+            raise ClusterError(
+                f"the link {link.name} carries nothing ({link.bandwidth_bps:g} bit/s)",
+                (*place, "bandwidth"),
+                "a link needs a mean rate above zero, for example '100 Mbit/s'",
+            )
+        if not 0 <= link.jitter_s < math.inf:
+            raise ClusterError(
+                f"the link {link.name} has a jitter of {link.jitter_s:g} s",
+                (*place, "jitter"),
+                "not negative, and finite, for example '5 ms'",
+            )
+        if not 0 <= link.loss < 1:
+            raise ClusterError(
+                f"the link {link.name} loses {link.loss:g} of its packets",
+                (*place, "loss"),
+                "a share of 0 or more and below 1, for example 0.001",
+            )
+        seen.add(link.name)

@@ -1,0 +1,179 @@
+"""What a model costs: per layer, its time on each device kind, its bytes, its memory."""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from traces.common.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeTimes:
+    """Seconds of compute for one microbatch: forward, input gradient, weight gradient."""
+
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+
+    @property
+    def backward_s(self) -> float:
+        """Both gradients, seconds."""
+        return self.backward_input_s + self.backward_weight_s
+
+    @property
+    def total_s(self) -> float:
+        """Forward and both gradients, seconds."""
+        return self.forward_s + self.backward_s
+
+    def __add__(self, other: "ComputeTimes") -> "ComputeTimes":
+        return ComputeTimes(
+            self.forward_s + other.forward_s,
+            self.backward_input_s + other.backward_input_s,
+            self.backward_weight_s + other.backward_weight_s,
+        )
+
+
+NO_TIME = ComputeTimes(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class TimeTable:
+    """Times of one layer on one device kind, measured or modelled at some sample counts.
+
+    Between the rows times are linear; above the last row the last slope goes on; below the first row
+    a smaller microbatch takes a proportional share of the first row's time.
+
+    Attributes:
+        samples: Sample counts of the rows, rising, at least one.
+        forward_s: Seconds per row.
+        backward_input_s: Seconds per row.
+        backward_weight_s: Seconds per row.
+    """
+
+    samples: tuple[int, ...]
+    forward_s: tuple[float, ...]
+    backward_input_s: tuple[float, ...]
+    backward_weight_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        columns = (self.forward_s, self.backward_input_s, self.backward_weight_s)
+        if not self.samples or any(len(column) != len(self.samples) for column in columns):
+            raise InputError("a time table needs the same number of rows, at least one, in every column")
+        if self.samples[0] < 1 or any(b <= a for a, b in zip(self.samples, self.samples[1:], strict=False)):
+            raise InputError(
+                f"sample counts {list(self.samples)}", valid="they must be positive and rise from row to row"
+            )
+        if any(not 0 <= value < float("inf") for column in columns for value in column):
+            raise InputError("a time is negative or not finite", valid="times are finite and not negative, in seconds")
+
+    def at(self, samples: int) -> ComputeTimes:
+        """Return the times for a microbatch of ``samples``; nothing for none."""
+        if samples <= 0:
+            return NO_TIME
+        return ComputeTimes(
+            self._interpolate(self.forward_s, samples),
+            self._interpolate(self.backward_input_s, samples),
+            self._interpolate(self.backward_weight_s, samples),
+        )
+
+    def _interpolate(self, times_s: tuple[float, ...], samples: int) -> float:
+        counts = self.samples
+        if samples <= counts[0] or len(counts) == 1:
+            return times_s[0] * samples / counts[0]
+        right = min(bisect_left(counts, samples), len(counts) - 1)
+        left = right - 1
+        slope = (times_s[right] - times_s[left]) / (counts[right] - counts[left])
+        return max(0.0, times_s[left] + slope * (samples - counts[left]))
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """One layer of a model.
+
+    Attributes:
+        name: For people.
+        parameter_bytes: Size of its parameters.
+        output_bytes: Size of its output for one sample: what crosses a link if a stage ends here.
+        activation_bytes: What it keeps for one sample from forward to backward.
+        times: Device kind to time table.
+        update_s: Device kind to seconds of the optimizer's update of its parameters; none where nobody measured it.
+    """
+
+    name: str
+    parameter_bytes: int
+    output_bytes: int
+    activation_bytes: int
+    times: Mapping[str, TimeTable]
+    update_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelProfile:
+    """A model as a chain of layers, by name.
+
+    Attributes:
+        name: For people.
+        layers: In order.
+        sharded: Degree of tensor parallelism to what one device of such a group computes and holds.
+    """
+
+    name: str
+    layers: tuple[LayerProfile, ...]
+    sharded: Mapping[int, "ModelProfile"] = field(default_factory=dict)
+
+    def at_degree(self, degree: int) -> "ModelProfile":
+        """Return the profile of one device of a tensor-parallel group.
+
+        Raises:
+            InputError: The model was not profiled with this degree.
+        """
+        if degree == 1:
+            return self
+        if degree not in self.sharded:
+            raise InputError(
+                f"model '{self.name}' has no profile for tensor parallelism over {degree} devices",
+                valid=f"profiled degrees: {', '.join(map(str, [1, *sorted(self.sharded)]))}",
+            )
+        return self.sharded[degree]
+
+    def times(self, start: int, stop: int, kind: str, samples: int) -> ComputeTimes:
+        """Return the times of layers ``start`` to ``stop - 1`` on a device kind, for one microbatch.
+
+        Raises:
+            InputError: The profile has no times for this kind.
+        """
+        return _range_times(self, start, stop, kind, samples)
+
+    def update_s(self, start: int, stop: int, kind: str) -> float:
+        """Return the seconds that updating layers ``start`` to ``stop - 1`` takes on a device kind, once a step.
+
+        Layers whose update nobody measured count for nothing.
+        """
+        return sum(layer.update_s.get(kind, 0.0) for layer in self.layers[start:stop])
+
+    def parameter_bytes(self, start: int, stop: int) -> int:
+        """Return the bytes of the parameters of layers ``start`` to ``stop - 1``."""
+        return sum(layer.parameter_bytes for layer in self.layers[start:stop])
+
+    def activation_bytes(self, start: int, stop: int) -> int:
+        """Return the bytes that layers ``start`` to ``stop - 1`` keep for one sample until its backward."""
+        return sum(layer.activation_bytes for layer in self.layers[start:stop])
+
+    def largest_activation_bytes(self, start: int, stop: int) -> int:
+        """Return the most bytes that any one of layers ``start`` to ``stop - 1`` keeps for one sample."""
+        return max((layer.activation_bytes for layer in self.layers[start:stop]), default=0)
+
+
+@lru_cache(maxsize=65536)
+def _range_times(model: ModelProfile, start: int, stop: int, kind: str, samples: int) -> ComputeTimes:
+    total = NO_TIME
+    for layer in model.layers[start:stop]:
+        table = layer.times.get(kind)
+        if table is None:
+            raise InputError(
+                f"model '{model.name}' has no times for layer '{layer.name}' on device kind '{kind}'",
+                valid=f"profiled kinds: {', '.join(sorted(layer.times)) or 'none'}",
+            )
+        total = total + table.at(samples)
+    return total

@@ -1,0 +1,1 @@
+"""The scheduling problem and the compiled algorithms that solve it."""

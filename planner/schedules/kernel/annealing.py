@@ -1,0 +1,175 @@
+"""Local search on orders: actions move along the critical path, by simulated annealing.
+
+The critical path runs through blocks, runs of actions that one worker does without a wait. Makespan falls only where
+a block begins or ends with another action, so most moves put an action of a block before its first or after its last
+one, or bring the first or last one inside (as in job-shop scheduling: Nowicki and Smutnicki, 1996, move N5; Balas and
+Vazacopoulos, 1998). A move that breaks memory, depth or the order F, I, W of a microbatch is not tried; one that
+deadlocks is refused by the clock.
+"""
+
+import numpy as np
+from numba import njit
+from numpy.random import Generator
+
+from planner.schedules.kernel.compiled import inner
+from planner.schedules.kernel.orders import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
+from planner.schedules.kernel.sequences import MICROBATCH_BITS, decode
+from planner.schedules.kernel.tables import Ints, Tables
+from planner.schedules.kernel.timing import trace
+
+# Temperatures at the beginning and the end, in mean durations of an action.
+_HOT, _COLD = 1.0, 0.1
+
+# Share of moves within the neighbourhood of an action instead of to the border of its block.
+_NEAR_SHARE = 0.1
+_FARTHER_SHARE = 0.6
+_FARTHEST = 8
+
+# Moves that are tried before one is found that may be timed, at most, on average.
+_MOVES_PER_TRIAL = 20
+
+# Makespans this close, relative, are the same.
+_SAME = 1e-12
+
+
+@njit(cache=True)
+def anneal(tables: Tables, first: Ints, sequence: Ints, trials: int, goal_s: float, random: Generator) -> float:
+    """Improve a sequence of F, I and W in place; return its makespan, seconds.
+
+    Args:
+        tables: The problem.
+        first: Where each worker's actions begin, [workers + 1].
+        sequence: Actions as numbers, feasible, [actions].
+        trials: Orders to time.
+        goal_s: A makespan that cannot be beaten, seconds.
+        random: Where moves come from.
+    """
+    actions = int(first[-1])
+    starts_s, causes, new_causes = np.empty(actions), np.empty(actions, np.int64), np.empty(actions, np.int64)
+    path, block_first, block_last = np.empty((3, actions), np.int64)
+    current_s, last = trace(tables, first, sequence, np.inf, starts_s, causes)
+    best_s, best = current_s, sequence.copy()
+    mean_s = np.sum(tables.load_s) / actions
+    temperature_s, cooling = _HOT * mean_s, (_COLD / _HOT) ** (1 / max(1, trials))
+    moved, length, trial = True, 0, 0
+    for _ in range(trials * _MOVES_PER_TRIAL):
+        if trial == trials or best_s <= goal_s * (1 + _SAME):
+            break
+        if moved:
+            length = _critical_path(tables, sequence, causes, last, path, block_first, block_last)
+            moved = False
+        origin, target = _propose(path, block_first, block_last, length, random)
+        worker = _worker_of(tables, sequence[origin])
+        if not first[worker] <= target < first[worker + 1] or not _shift(sequence, origin, target, tables.alike):
+            continue
+        if not _is_feasible(tables, first, sequence, worker):
+            _shift(sequence, target, origin, tables.alike)
+            continue
+        limit_s = (current_s - temperature_s * np.log(1 - random.random())) * (1 + _SAME)
+        makespan_s, new_last = trace(tables, first, sequence, float(limit_s), starts_s, new_causes)
+        trial, temperature_s = trial + 1, temperature_s * cooling
+        if makespan_s > limit_s:
+            _shift(sequence, target, origin, tables.alike)
+            continue
+        current_s, last, moved = makespan_s, new_last, True
+        causes, new_causes = new_causes, causes
+        if current_s < best_s * (1 - _SAME):
+            best_s = current_s
+            best[:] = sequence
+    sequence[:] = best
+    return best_s
+
+
+@inner
+def _critical_path(
+    tables: Tables, sequence: Ints, causes: Ints, last: int, path: Ints, block_first: Ints, block_last: Ints
+) -> int:
+    """Fill ``path`` with a critical path's positions from its end, with the block of each; return its length."""
+    length = 0
+    begin = 0
+    while last >= 0:
+        path[length] = last
+        block_last[length] = last if length == begin else block_last[begin]
+        earlier = causes[last]
+        goes_on = earlier == last - 1 and _worker_of(tables, sequence[last]) == _worker_of(tables, sequence[earlier])
+        length += 1
+        if not goes_on:
+            block_first[begin:length] = last
+            begin = length
+        last = earlier
+    return length
+
+
+@njit(cache=True)
+def _propose(path: Ints, block_first: Ints, block_last: Ints, length: int, random: Generator) -> tuple[int, int]:
+    """Return the positions between which an action is to move."""
+    place = random.integers(0, length)
+    here = path[place]
+    if random.random() < _NEAR_SHARE:
+        distance = 1
+        while distance < _FARTHEST and random.random() < _FARTHER_SHARE:
+            distance += 1
+        return here, here + distance if random.random() < 0.5 else here - distance
+    border = block_first[place] if random.random() < 0.5 else block_last[place]
+    return (here, border) if random.random() < 0.5 else (border, here)
+
+
+@inner
+def _worker_of(tables: Tables, number: int) -> int:
+    return int(tables.worker[decode(number)[0]])
+
+
+@inner
+def _shift(sequence: Ints, origin: int, target: int, alike: bool) -> bool:
+    """Move an action past others of its worker; False, with nothing changed, if that is no change or not allowed.
+
+    Alike microbatches keep their order: an action that comes to another of its stage and kind stops there, and that
+    one moves on.
+    """
+    step = 1 if target > origin else -1
+    moving, changes = sequence[origin], False
+    for place in range(origin + step, target + step, step):
+        passed = sequence[place]
+        if alike and passed >> MICROBATCH_BITS == moving >> MICROBATCH_BITS:
+            moving = passed
+            continue
+        changes = True
+        stage, _, microbatch = decode(passed)
+        moving_stage, _, moving_microbatch = decode(moving)
+        if stage == moving_stage and microbatch == moving_microbatch:
+            return False
+    if not changes:
+        return False
+    moving = sequence[origin]
+    for place in range(origin, target, step):
+        passed = sequence[place + step]
+        if alike and passed >> MICROBATCH_BITS == moving >> MICROBATCH_BITS:
+            sequence[place], moving = moving, passed
+        else:
+            sequence[place] = passed
+    sequence[target] = moving
+    return True
+
+
+@njit(cache=True, forceinline=True)
+def _is_feasible(tables: Tables, first: Ints, sequence: Ints, worker: int) -> bool:
+    """Whether a worker's actions keep within its memory and its stages' depths."""
+    live = np.zeros(len(tables.worker), np.int64)
+    held_bytes = 0.0
+    for place in range(first[worker], first[worker + 1]):
+        stage, kind, microbatch = decode(sequence[place])
+        if kind == FORWARD:
+            live[stage] += 1
+            held_bytes += tables.activation_bytes[stage, microbatch]
+            if held_bytes > tables.capacity_bytes[worker] or live[stage] > tables.in_flight[stage]:
+                return False
+        elif kind == BACKWARD_WEIGHT:
+            held_bytes -= tables.weight_bytes[stage, microbatch]
+        else:
+            live[stage] -= 1
+            held_bytes -= tables.activation_bytes[stage, microbatch]
+            if kind == BACKWARD_INPUT:
+                held_bytes += tables.weight_bytes[stage, microbatch]
+                if held_bytes > tables.capacity_bytes[worker]:
+                    return False
+    return True

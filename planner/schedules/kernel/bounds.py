@@ -1,0 +1,112 @@
+"""What no order can beat: lower bounds of the makespan.
+
+The largest of: a worker's load after its first work can have arrived; its F and I and then the drain of the pipeline
+above; one microbatch's way down and up; a channel's load; and for what may be held at once (memory, ``in_flight``) the
+time that all microbatches take to pass through it. Within 0.2 % of the optimum for many microbatches, up to a third
+below it for few (measured on 8 to 16 stages).
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.schedules.kernel.problem import Floats, SchedulingProblem
+
+
+@dataclass(frozen=True, slots=True)
+class _Paths:
+    """The least time that parts of a microbatch's way take, seconds, each [stages, microbatches].
+
+    Attributes:
+        head: From the beginning of the step to the start of F.
+        trip: From the start of F to the end of I.
+        tail: From the end of I to the end of the step.
+        rest: From the start of F to the end of the step.
+        down: From the end of F to the arrival at the next stage.
+        up: From the end of I to the arrival at the stage before.
+    """
+
+    head: Floats
+    trip: Floats
+    tail: Floats
+    rest: Floats
+    down: Floats
+    up: Floats
+
+
+def lower_bound_s(problem: SchedulingProblem) -> float:
+    """Return a time below which no order of F, I and W (or B) of the problem ends, seconds."""
+    paths = _paths(problem)
+    bounds = [float(paths.rest[0].max()), *_channel_bounds_s(problem, paths)]
+    for worker in range(problem.worker_count):
+        stages = list(problem.stages_of(worker))
+        head = float(paths.head[stages].min())
+        ahead = problem.forward_s[stages].sum() + problem.backward_input_s[stages].sum()
+        bounds.append(head + ahead + problem.backward_weight_s[stages].sum())
+        bounds.append(head + ahead + paths.tail[stages].min())
+        held = problem.activation_bytes[stages] * paths.trip[stages]
+        held = held + problem.recomputed_bytes[stages] * problem.backward_input_s[stages]
+        held = held + problem.weight_bytes[stages] * problem.backward_weight_s[stages]
+        if held.sum() > 0:
+            bounds.append(head + held.sum() / problem.capacity_bytes[worker])
+        bounds.extend(_window_bound_s(problem, paths, stage) for stage in stages)
+    return max(bounds)
+
+
+def _paths(problem: SchedulingProblem) -> _Paths:
+    shape = problem.forward_s.shape
+    down, up = np.zeros(shape), np.zeros(shape)
+    for stage, crossing in enumerate(problem.crossings()):
+        if crossing:
+            down[stage] = problem.forward_occupancy_s[stage] + problem.forward_latency_s[stage]
+            up[stage + 1] = problem.backward_occupancy_s[stage] + problem.backward_latency_s[stage]
+    head, trip, tail, rest = (np.zeros(shape) for _ in range(4))
+    tail[0] = problem.backward_weight_s[0]
+    for stage in range(1, problem.stages):
+        before = stage - 1
+        head[stage] = head[before] + problem.forward_s[before] + down[before]
+        drain = up[stage] + problem.backward_input_s[before] + tail[before]
+        tail[stage] = np.maximum(problem.backward_weight_s[stage], drain)
+    for stage in reversed(range(problem.stages)):
+        trip[stage] = problem.forward_s[stage] + problem.backward_input_s[stage]
+        if stage < problem.stages - 1:
+            trip[stage] += down[stage] + trip[stage + 1] + up[stage + 1]
+        rest[stage] = trip[stage] + tail[stage]
+    return _Paths(head, trip, tail, rest, down, up)
+
+
+def _window_bound_s(problem: SchedulingProblem, paths: _Paths, stage: int) -> float:
+    """All microbatches pass through as many places as a stage has: some place takes the rounded-up share of them."""
+    head, rest, hold = float(paths.head[stage].min()), float(paths.rest[stage].min()), float(paths.trip[stage].min())
+    rounds = -(-problem.microbatches // max(1, problem.in_flight[stage]))
+    bound_s = head + (rounds - 1) * hold + rest
+    least_bytes = float(problem.activation_bytes[stage].min())
+    room = float(problem.capacity_bytes[problem.workers[stage]]) / least_bytes if least_bytes else np.inf
+    if not 1 <= room < problem.microbatches:
+        return bound_s
+    if np.all(problem.weight_bytes[stage] >= problem.activation_bytes[stage]):
+        hold += float(problem.backward_weight_s[stage].min())
+    rounds = -(-problem.microbatches // int(room + 1e-9))
+    return max(bound_s, head + (rounds - 1) * hold + rest)
+
+
+def _channel_bounds_s(problem: SchedulingProblem, paths: _Paths) -> list[float]:
+    """Per channel: the first transfer's start, all occupancies, and the way of the last one to the end."""
+    parts: dict[tuple[int, int], list[tuple[float, float, float]]] = defaultdict(list)
+    for stage, crossing in enumerate(problem.crossings()):
+        if not crossing:
+            continue
+        left, right = problem.workers[stage], problem.workers[stage + 1]
+        begin = (paths.head[stage] + problem.forward_s[stage]).min()
+        after = problem.forward_latency_s[stage] + paths.rest[stage + 1].min()
+        parts[left, right].append((begin, problem.forward_occupancy_s[stage].sum(), after))
+        begin = (paths.head[stage + 1] + paths.trip[stage + 1]).min()
+        after = problem.backward_latency_s[stage] + (problem.backward_input_s[stage] + paths.tail[stage]).min()
+        parts[right, left].append((begin, problem.backward_occupancy_s[stage].sum(), after))
+    return [
+        float(
+            min(begin for begin, _, _ in each) + sum(load for _, load, _ in each) + min(after for _, _, after in each)
+        )
+        for each in parts.values()
+    ]

@@ -1,0 +1,166 @@
+"""A scheduling problem as constraints for OR-tools CP-SAT, in whole ticks and bytes."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.schedules.kernel.orders import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
+from planner.schedules.kernel.problem import Floats, SchedulingProblem
+from planner.schedules.kernel.tables import DOWN, GRACE, UP, Tables, tables_of
+
+Key = tuple[int, int, int]
+
+KINDS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+
+# A common measure is looked for among the least value and its parts down to this one.
+_MOST_PARTS = 1000
+_REMAINDER = 1e-6
+_PARTS = 1_000_000
+
+
+def tick_s(problem: SchedulingProblem, horizon_s: float) -> float:
+    """Return a time of which all times of the problem are multiples, or else a millionth of the horizon; seconds."""
+    tables = tables_of(problem)
+    times_s = [np.ravel(each) for each in (tables.duration_s, tables.occupancy_s, tables.latency_s)]
+    return _measure(np.concatenate(times_s), horizon_s)
+
+
+def _measure(values: Floats, whole: float) -> float:
+    """Return a number of which all values are multiples, or else a small part of the whole."""
+    values = np.unique(values[values > 0])
+    for parts in range(1, _MOST_PARTS + 1):
+        multiples = values / values[0] * parts
+        if np.all(np.abs(multiples - np.rint(multiples)) <= _REMAINDER):
+            return float(values[0] / parts)
+    return whole / _PARTS
+
+
+class ScheduleModel:
+    """The constraints, and the start of every action in ticks as a variable.
+
+    Args:
+        solver: The module of CP-SAT.
+        problem: The pipeline.
+        tick: Its length in seconds; times are rounded down to ticks.
+        horizon: Ticks within which everything ends.
+        bound: Ticks below which nothing can end.
+    """
+
+    def __init__(self, solver: Any, problem: SchedulingProblem, tick: float, horizon: int, bound: int) -> None:
+        self.model = solver.CpModel()
+        self.problem = problem
+        self.tables: Tables = tables_of(problem)
+        self.duration = _whole(self.tables.duration_s, tick)
+        self.occupancy = _whole(self.tables.occupancy_s, tick)
+        self.latency = _whole(self.tables.latency_s, tick)
+        self.horizon = horizon
+        self.start: dict[Key, Any] = {}
+        self._act()
+        self._transfer()
+        self._keep_within_memory()
+        makespan = self.model.new_int_var(bound, horizon, "")
+        for stage, microbatch in self._each():
+            self.model.add(makespan >= self._end(BACKWARD_WEIGHT, stage, microbatch))
+        self.model.minimize(makespan)
+
+    def _each(self) -> Iterator[tuple[int, int]]:
+        return product(range(self.problem.stages), range(self.problem.microbatches))
+
+    def _variable(self) -> Any:
+        return self.model.new_int_var(0, self.horizon, "")
+
+    def _end(self, kind: int, stage: int, microbatch: int) -> Any:
+        return self.start[kind, stage, microbatch] + int(self.duration[kind, stage, microbatch])
+
+    def _act(self) -> None:
+        """A worker does one action at a time, a microbatch's F, I and W one after the other."""
+        intervals = defaultdict(list)
+        for kind, (stage, microbatch) in product(KINDS, self._each()):
+            start, size = self._variable(), int(self.duration[kind, stage, microbatch])
+            self.start[kind, stage, microbatch] = start
+            intervals[self.problem.workers[stage]].append(self.model.new_fixed_size_interval_var(start, size, ""))
+            if microbatch and self.tables.alike:
+                self.model.add(start >= self._end(kind, stage, microbatch - 1))
+        for own in intervals.values():
+            self.model.add_no_overlap(own)
+        for (earlier, later), (stage, microbatch) in product(pairwise(KINDS), self._each()):
+            self.model.add(self.start[later, stage, microbatch] >= self._end(earlier, stage, microbatch))
+
+    def _transfer(self) -> None:
+        """What a stage makes reaches the next one over a channel that carries one transfer at a time."""
+        intervals = defaultdict(list)
+        for boundary, microbatch in product(range(self.problem.stages - 1), range(self.problem.microbatches)):
+            for direction, kind, source, target in (
+                (DOWN, FORWARD, boundary, boundary + 1),
+                (UP, BACKWARD_INPUT, boundary + 1, boundary),
+            ):
+                made, needed = self._end(kind, source, microbatch), self.start[kind, target, microbatch]
+                channel = int(self.tables.channel[direction, source])
+                if channel < 0:
+                    self.model.add(needed >= made)
+                    continue
+                busy = int(self.occupancy[direction, source, microbatch])
+                if busy:
+                    begin = self._variable()
+                    self.model.add(begin >= made)
+                    intervals[channel].append(self.model.new_fixed_size_interval_var(begin, busy, ""))
+                    made = begin + busy
+                self.model.add(needed >= made + int(self.latency[direction, source]))
+        for own in intervals.values():
+            self.model.add_no_overlap(own)
+
+    def _keep_within_memory(self) -> None:
+        """Activations fit into every worker's memory, and live microbatches into every stage's depth."""
+        for worker in range(self.problem.worker_count):
+            stages = self.problem.stages_of(worker)
+            capacity_bytes = float(self.problem.capacity_bytes[worker]) * (1 + GRACE)
+            sizes = [self.problem.activation_bytes[list(stages)], self.problem.weight_bytes[list(stages)]]
+            if np.sum(np.maximum(*sizes)) > capacity_bytes:
+                grain_bytes = _measure(np.concatenate(sizes).ravel(), capacity_bytes)
+                held = [item for stage in stages for item in self._held(stage, grain_bytes)]
+                self._limit(held, int(capacity_bytes / grain_bytes))
+            for stage in stages:
+                if self.problem.in_flight[stage] < self.problem.microbatches:
+                    self._limit(self._live(stage), self.problem.in_flight[stage])
+
+    def _span(self, first: int, last: int, stage: int, microbatch: int) -> tuple[Any, Any]:
+        return self.start[first, stage, microbatch], self._end(last, stage, microbatch)
+
+    def _live(self, stage: int) -> list[tuple[Any, Any, int]]:
+        microbatches = range(self.problem.microbatches)
+        return [(*self._span(FORWARD, BACKWARD_INPUT, stage, microbatch), 1) for microbatch in microbatches]
+
+    def _held(self, stage: int, grain_bytes: float) -> list[tuple[Any, Any, int]]:
+        """From when to when a stage holds how many grains."""
+        held = []
+        for microbatch in range(self.problem.microbatches):
+            activation = int(np.ceil(self.problem.activation_bytes[stage, microbatch] / grain_bytes - _REMAINDER))
+            weight = int(np.ceil(self.problem.weight_bytes[stage, microbatch] / grain_bytes - _REMAINDER))
+            begin, end = self._span(FORWARD, BACKWARD_INPUT, stage, microbatch)
+            weighed = self._end(BACKWARD_WEIGHT, stage, microbatch)
+            if weight == activation:
+                held.append((begin, weighed, activation))
+                continue
+            # What is recomputed is there from the start of I on.
+            change = end if weight < activation else self.start[BACKWARD_INPUT, stage, microbatch]
+            held.extend([(begin, change, activation), (change, weighed, weight)])
+        return held
+
+    def _limit(self, held: list[tuple[Any, Any, int]], capacity: int) -> None:
+        sizes = [size for _, _, size in held]
+        if self.tables.alike and len(held) == self.problem.microbatches:
+            # Alike microbatches begin and end in order: each waits for the one that makes room for it.
+            room = capacity // sizes[0] if sizes[0] else len(held)
+            for (_, end, _), (begin, _, _) in zip(held, held[room:], strict=False):
+                self.model.add(begin >= end)
+            return
+        intervals = [self.model.new_interval_var(begin, self._variable(), end, "") for begin, end, _ in held]
+        self.model.add_cumulative(intervals, sizes, capacity)
+
+
+def _whole(times_s: Floats, tick: float) -> NDArray[np.int64]:
+    return np.floor(times_s / tick + _REMAINDER).astype(np.int64)

@@ -1,0 +1,218 @@
+"""A scheduler that goes forward in time: whenever a worker is free, rules pick one of the actions that are ready.
+
+Its clock is the semantics of `planner.schedules.kernel.problem.SchedulingProblem`, so the orders it returns take
+exactly the time at which it ends. A worker knows what is under way to it, but nothing of what others will start.
+
+Without deadlock: an F is begun only where the later stages of its worker keep room for a microbatch each, and a
+stage's limit is one at least; so the last stage can always go on, then the one before it, and so forth. Where stages
+recompute, F leave room for one backward; an I that does not fit waits for W.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from planner.schedules.kernel.compiled import inner
+from planner.schedules.kernel.orders import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
+from planner.schedules.kernel.problem import Floats
+from planner.schedules.kernel.sequences import KIND_COUNT, encode
+from planner.schedules.kernel.tables import DOWN, UP, Ints, Tables
+from planner.schedules.kernel.transfers import arrive_s
+
+_NONE = -1
+
+
+class Rules(NamedTuple):
+    """How a free worker chooses.
+
+    Attributes:
+        split: Whether backwards are I and W; B otherwise.
+        entry: The order in which microbatches enter the pipeline, [microbatches].
+        live: Most microbatches between the start of F and the end of I or B, [stages].
+        backward_first: Whether I or B goes before F where both are ready, [stages].
+        patience_share: An F is not begun if a gradient arrives within this share of its duration, [stages].
+        gap_share: W runs where nothing else is ready for this share of its duration at least, [stages].
+        pending: With as many W as this waiting, one of them goes before F, [stages].
+    """
+
+    split: bool
+    entry: Ints
+    live: Ints
+    backward_first: NDArray[np.bool_]
+    patience_share: Floats
+    gap_share: Floats
+    pending: Ints
+
+
+class _State(NamedTuple):
+    """Where the pipeline stands.
+
+    Attributes:
+        done: Actions begun so far, [kind, stages]; B counts as I.
+        ready_s: When what F and I wait for has arrived, [direction, stages, microbatches].
+        held_bytes: What each stage holds, [stages].
+        carried_s: When what each channel was given has left, and has arrived, [2, channels].
+        busy_s: Until when each worker is busy, [workers].
+        wake_s: When each worker chooses next, [workers].
+    """
+
+    done: Ints
+    ready_s: Floats
+    held_bytes: Floats
+    carried_s: Floats
+    busy_s: Floats
+    wake_s: Floats
+
+
+@njit(cache=True)
+def list_schedule(tables: Tables, rules: Rules, first: Ints, limit_s: float, sequence: Ints) -> float:
+    """Fill ``sequence`` by the rules and return the makespan in seconds.
+
+    Infinite as soon as it is sure to exceed ``limit_s``, and where a microbatch does not fit into memory.
+
+    Args:
+        tables: The problem.
+        rules: How workers choose.
+        first: Where each worker's actions begin, [workers + 1].
+        limit_s: Seconds.
+        sequence: Is filled with the actions as numbers, [actions].
+    """
+    state = _begin(tables)
+    position, remaining_s = first[:-1].copy(), tables.load_s.copy()
+    makespan_s = 0.0
+    for _ in range(first[-1]):
+        kind, stage, worker = _NONE, _NONE, _NONE
+        while kind == _NONE:
+            worker = int(np.argmin(state.wake_s))
+            now_s = state.wake_s[worker]
+            if now_s + remaining_s[worker] > limit_s or now_s == np.inf:
+                return np.inf
+            kind, stage = _choose(tables, rules, state, worker, now_s)
+        count = state.done[BACKWARD_INPUT if kind == BACKWARD else kind, stage]
+        microbatch = rules.entry[count]
+        duration_s = tables.duration_s[kind, stage, microbatch]
+        _begin_action(tables, state, kind, stage, microbatch, state.wake_s[worker] + duration_s)
+        remaining_s[worker] -= duration_s
+        sequence[position[worker]] = encode(stage, kind, microbatch)
+        position[worker] += 1
+        makespan_s = max(makespan_s, state.busy_s[worker])
+    return makespan_s
+
+
+@njit(cache=True)
+def _begin(tables: Tables) -> _State:
+    stages, microbatches = tables.activation_bytes.shape
+    workers = len(tables.capacity_bytes)
+    ready_s = np.full((2, stages, microbatches), np.inf)
+    ready_s[DOWN, 0] = 0.0
+    return _State(
+        np.zeros((KIND_COUNT, stages), np.int64),
+        ready_s,
+        np.zeros(stages),
+        np.zeros((2, tables.channels)),
+        np.zeros(workers),
+        np.zeros(workers),
+    )
+
+
+@inner
+def _choose(tables: Tables, rules: Rules, state: _State, worker: int, now_s: float) -> tuple[int, int]:
+    """Return the kind and stage of what a worker does now; if there is nothing, set when it chooses again."""
+    backward, forward, weight = _NONE, _NONE, _NONE
+    gradient_s, activation_s = np.inf, np.inf  # when the next ones arrive
+    done = state.done
+    for index in range(tables.first_held[worker + 1] - 1, tables.first_held[worker] - 1, -1):
+        stage = tables.held[index]
+        begun, ended, weighed = done[FORWARD, stage], done[BACKWARD_INPUT, stage], done[BACKWARD_WEIGHT, stage]
+        if ended < begun:
+            there_s = state.ready_s[UP, stage, rules.entry[ended]]
+            if there_s > now_s:
+                gradient_s = min(gradient_s, there_s)
+            elif backward == _NONE or ended < done[BACKWARD_INPUT, backward]:
+                backward = stage
+        if rules.split and weighed < ended and (weight == _NONE or weighed < done[BACKWARD_WEIGHT, weight]):
+            weight = stage
+        if begun < len(rules.entry) and begun - ended < rules.live[stage]:
+            there_s = state.ready_s[DOWN, stage, rules.entry[begun]]
+            if there_s < np.inf and _fits(tables, state, worker, stage, rules.entry[begun]):
+                if there_s > now_s:
+                    activation_s = min(activation_s, there_s)
+                elif forward == _NONE or begun < done[FORWARD, forward]:
+                    forward = stage
+    if backward != _NONE and (forward == _NONE or rules.backward_first[backward]):
+        next_one = rules.entry[done[BACKWARD_INPUT, backward]]
+        if weight != _NONE and not _has_room(tables, state, worker, backward, next_one):
+            return BACKWARD_WEIGHT, weight
+        return (BACKWARD_INPUT if rules.split else BACKWARD), backward
+    if forward != _NONE:
+        if weight != _NONE and done[BACKWARD_INPUT, weight] - done[BACKWARD_WEIGHT, weight] >= rules.pending[weight]:
+            return BACKWARD_WEIGHT, weight
+        forward_s = tables.duration_s[FORWARD, forward, rules.entry[done[FORWARD, forward]]]
+        if backward != _NONE or gradient_s - now_s >= rules.patience_share[forward] * forward_s:
+            return FORWARD, forward
+    next_s = min(gradient_s, activation_s)
+    if weight != _NONE:
+        weight_s = tables.duration_s[BACKWARD_WEIGHT, weight, rules.entry[done[BACKWARD_WEIGHT, weight]]]
+        if next_s - now_s >= rules.gap_share[weight] * weight_s:
+            return BACKWARD_WEIGHT, weight
+    state.wake_s[worker] = next_s
+    return _NONE, _NONE
+
+
+@inner
+def _fits(tables: Tables, state: _State, worker: int, stage: int, microbatch: int) -> bool:
+    """Whether an F fits into memory, with room kept for a backward and for a microbatch in every later stage."""
+    room_bytes = tables.capacity_bytes[worker] - tables.reserve_bytes[worker]
+    for index in range(tables.first_held[worker], tables.first_held[worker + 1]):
+        other = tables.held[index]
+        kept_bytes = tables.largest_bytes[other] if other > stage else 0.0
+        room_bytes -= max(state.held_bytes[other], kept_bytes)
+    return bool(tables.activation_bytes[stage, microbatch] <= room_bytes)
+
+
+@inner
+def _has_room(tables: Tables, state: _State, worker: int, stage: int, microbatch: int) -> bool:
+    """Whether what an I recomputes fits into memory; it does where no W is pending."""
+    if not tables.reserve_bytes[worker]:
+        return True
+    room_bytes = tables.capacity_bytes[worker]
+    for index in range(tables.first_held[worker], tables.first_held[worker + 1]):
+        room_bytes -= state.held_bytes[tables.held[index]]
+    return bool(tables.weight_bytes[stage, microbatch] - tables.activation_bytes[stage, microbatch] <= room_bytes)
+
+
+@inner
+def _begin_action(tables: Tables, state: _State, kind: int, stage: int, microbatch: int, end_s: float) -> None:
+    """Carry an action out: its worker is busy until its end, memory changes, and what it makes is under way."""
+    worker = tables.worker[stage]
+    state.busy_s[worker] = state.wake_s[worker] = end_s
+    if kind == BACKWARD_WEIGHT:
+        state.done[BACKWARD_WEIGHT, stage] += 1
+        state.held_bytes[stage] -= tables.weight_bytes[stage, microbatch]
+    elif kind == FORWARD:
+        state.done[FORWARD, stage] += 1
+        state.held_bytes[stage] += tables.activation_bytes[stage, microbatch]
+        if stage < len(tables.worker) - 1:
+            _send(tables, state, DOWN, stage, stage + 1, microbatch, end_s)
+        else:
+            state.ready_s[UP, stage, microbatch] = end_s
+    else:
+        state.done[BACKWARD_INPUT, stage] += 1
+        state.held_bytes[stage] -= tables.activation_bytes[stage, microbatch]
+        if kind == BACKWARD_INPUT:
+            state.held_bytes[stage] += tables.weight_bytes[stage, microbatch]
+        if stage > 0:
+            _send(tables, state, UP, stage, stage - 1, microbatch, end_s)
+
+
+@inner
+def _send(
+    tables: Tables, state: _State, direction: int, stage: int, target: int, microbatch: int, end_s: float
+) -> None:
+    """Put a transfer under way and wake its receiver when it arrives, if that is idle then."""
+    there_s = arrive_s(tables, direction, stage, microbatch, end_s, state.carried_s)
+    state.ready_s[direction, target, microbatch] = there_s
+    receiver = tables.worker[target]
+    state.wake_s[receiver] = min(state.wake_s[receiver], max(there_s, state.busy_s[receiver]))

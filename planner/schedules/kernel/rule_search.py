@@ -1,0 +1,113 @@
+"""Search for the rules with which list scheduling does best on one problem.
+
+First common rules at growing depths, then small random changes of the best so far, stage by stage, each kept if it is
+no worse. Where microbatches are unlike, the order in which they enter is among what changes.
+"""
+
+import numpy as np
+from numba import njit
+from numpy.random import Generator
+
+from planner.schedules.kernel.list_scheduling import Rules, list_schedule
+from planner.schedules.kernel.tables import Ints, Tables
+
+# The first rules go through at most this many depths.
+_DEPTHS = 12
+_MOST_PENDING = 3
+_QUARTERS = 4
+
+
+@njit(cache=True)
+def search_rules(
+    tables: Tables,
+    first: Ints,
+    most_live: Ints,
+    entry: Ints,
+    split: bool,
+    trials: int,
+    goal_s: float,
+    random: Generator,
+) -> tuple[float, Ints]:
+    """Return the least makespan found in seconds (infinite if none) and its sequence, [actions].
+
+    Args:
+        tables: The problem.
+        first: Where each worker's actions begin, [workers + 1].
+        most_live: Limits of the rules' ``live``, [stages].
+        entry: The order in which microbatches enter at first, [microbatches].
+        split: Whether backwards are I and W.
+        trials: How many rules to try.
+        goal_s: A makespan that cannot be beaten, seconds.
+        random: Where changes come from.
+    """
+    best, trial = _rules(tables, entry, split), _rules(tables, entry, split)
+    sequence, best_sequence = np.empty(first[-1], np.int64), np.empty(first[-1], np.int64)
+    best_s, count, depth = np.inf, 0, 0
+    deepest = int(np.max(most_live))
+    step = max(1, deepest // _DEPTHS)
+    while count < trials and best_s > goal_s:
+        starting = depth <= deepest
+        if starting:
+            _set_common(trial, most_live, depth, count % 8)
+            depth += step if count % 8 == 7 else 0
+        else:
+            _copy(best, trial)
+            for _ in range(random.integers(1, 3)):
+                _change(trial, most_live, tables.alike, random)
+        count += 1
+        makespan_s = list_schedule(tables, trial, first, best_s, sequence)
+        if makespan_s < best_s or (makespan_s == best_s and not starting):
+            _copy(trial, best)
+            if makespan_s < best_s:
+                best_s = makespan_s
+                best_sequence[:] = sequence
+    return best_s, best_sequence
+
+
+@njit(cache=True)
+def _rules(tables: Tables, entry: Ints, split: bool) -> Rules:
+    stages = len(tables.worker)
+    ones, shares = np.ones(stages, np.int64), np.zeros((2, stages))
+    return Rules(split, entry.copy(), ones, np.ones(stages, np.bool_), shares[0], shares[1], ones.copy())
+
+
+@njit(cache=True, forceinline=True)
+def _set_common(rules: Rules, most_live: Ints, depth: int, choice: int) -> None:
+    """One of eight plain rules, each stage a microbatch deeper than the next and ``depth`` deeper than 1F1B."""
+    stages = len(most_live)
+    rules.live[:] = np.maximum(1, np.minimum(most_live, np.arange(stages, 0, -1) + depth))
+    rules.backward_first[:] = choice % 2 == 0
+    rules.gap_share[:] = 0.5 if choice // 2 % 2 else 0.0
+    rules.patience_share[:] = 0.5 if choice // 4 else 0.0
+    rules.pending[:] = len(rules.entry)
+
+
+@njit(cache=True, forceinline=True)
+def _change(rules: Rules, most_live: Ints, alike: bool, random: Generator) -> None:
+    """Change one thing at one stage, or the places of two microbatches."""
+    stage = random.integers(0, len(most_live))
+    what = random.integers(0, 6 if alike else 9)
+    if what <= 1:
+        rules.live[stage] = max(1, min(most_live[stage], rules.live[stage] + random.integers(-2, 3)))
+    elif what == 2:
+        unlimited = random.random() < 0.3
+        rules.pending[stage] = len(rules.entry) if unlimited else random.integers(1, _MOST_PENDING + 1)
+    elif what == 3:
+        rules.backward_first[stage] = not rules.backward_first[stage]
+    elif what == 4:
+        rules.gap_share[stage] = random.integers(0, _QUARTERS + 1) / _QUARTERS
+    elif what == 5:
+        rules.patience_share[stage] = random.integers(0, _QUARTERS + 1) / _QUARTERS
+    else:
+        one, other = random.integers(0, len(rules.entry)), random.integers(0, len(rules.entry))
+        rules.entry[one], rules.entry[other] = rules.entry[other], rules.entry[one]
+
+
+@njit(cache=True)
+def _copy(source: Rules, target: Rules) -> None:
+    target.entry[:] = source.entry
+    target.live[:] = source.live
+    target.backward_first[:] = source.backward_first
+    target.patience_share[:] = source.patience_share
+    target.gap_share[:] = source.gap_share
+    target.pending[:] = source.pending

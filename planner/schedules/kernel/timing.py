@@ -1,0 +1,137 @@
+"""When each action of given orders starts: the schedulers' own judge, small enough to be asked thousands of times."""
+
+import numpy as np
+from numba import njit
+
+from planner.schedules.kernel.compiled import inner
+from planner.schedules.kernel.orders import BACKWARD_WEIGHT, FORWARD, Orders
+from planner.schedules.kernel.problem import Floats, SchedulingProblem
+from planner.schedules.kernel.sequences import NOTHING, decode, to_sequence
+from planner.schedules.kernel.tables import DOWN, UP, Ints, Tables, tables_of
+from planner.schedules.kernel.transfers import arrive_s
+from traces.common.errors import InputError
+
+# What an action waits for: what comes down (an activation), what comes up (a gradient), or its own I.
+_GRADIENT, _OWN_INPUT = UP, 2
+
+
+def finish_s(problem: SchedulingProblem, orders: Orders) -> float:
+    """Return how long the orders take, seconds.
+
+    Raises:
+        InputError: The actions wait for each other in a circle.
+    """
+    return float(_run(problem, orders)[1])
+
+
+def start_times_s(problem: SchedulingProblem, orders: Orders) -> Floats:
+    """Return when each action starts in seconds, in the rows of ``orders``.
+
+    Raises:
+        InputError: The actions wait for each other in a circle.
+    """
+    return _run(problem, orders)[0]
+
+
+def _run(problem: SchedulingProblem, orders: Orders) -> tuple[Floats, float]:
+    sequence = to_sequence(orders)
+    starts_s, causes = np.full(len(sequence), np.nan), np.empty(len(sequence), np.int64)
+    makespan_s, _ = trace(tables_of(problem), orders.first_action, sequence, np.inf, starts_s, causes)
+    if makespan_s == np.inf:
+        stuck = int(np.argmax(np.isnan(starts_s)))
+        worker = int(np.searchsorted(orders.first_action, stuck, side="right")) - 1
+        action = orders.actions(worker)[stuck - int(orders.first_action[worker])]
+        raise InputError(f"the order of actions deadlocks: worker {worker} never gets what {action} needs")
+    return starts_s, makespan_s
+
+
+@inner
+def _hand_over(
+    tables: Tables,
+    kind: int,
+    stage: int,
+    microbatch: int,
+    end_s: float,
+    place: int,
+    ready_s: Floats,
+    sender: Ints,
+    carried_s: Floats,
+    holder: Ints,
+) -> None:
+    """Note what the end of an action makes ready, and which action is to blame for when."""
+    stages = len(tables.worker)
+    if kind == BACKWARD_WEIGHT:
+        return
+    if kind == FORWARD and stage == stages - 1:
+        ready_s[_GRADIENT, stage, microbatch] = end_s
+        sender[_GRADIENT, stage, microbatch] = place
+        return
+    if kind != FORWARD:
+        ready_s[_OWN_INPUT, stage, microbatch] = end_s
+        sender[_OWN_INPUT, stage, microbatch] = place
+        if stage == 0:
+            return
+    direction = DOWN if kind == FORWARD else UP
+    target = stage + 1 if kind == FORWARD else stage - 1
+    channel = tables.channel[direction, stage]
+    if channel >= 0 and carried_s[0, channel] <= end_s:
+        holder[channel] = place
+    ready_s[direction, target, microbatch] = arrive_s(tables, direction, stage, microbatch, end_s, carried_s)
+    sender[direction, target, microbatch] = holder[channel] if channel >= 0 else place
+
+
+@njit(cache=True)
+def trace(
+    tables: Tables, first: Ints, sequence: Ints, limit_s: float, starts_s: Floats, causes: Ints
+) -> tuple[float, int]:
+    """Return the makespan in seconds and the position of the action that ends last.
+
+    Infinite where the actions wait for each other in a circle, or as soon as it is sure to exceed ``limit_s``.
+
+    Args:
+        tables: The problem.
+        first: Where each worker's actions begin, [workers + 1].
+        sequence: Actions as numbers, [actions].
+        limit_s: Seconds.
+        starts_s: Is filled with the starts in seconds, [actions].
+        causes: Is filled with the position of the action whose end set the start: the one before it, or the one
+            whose transfer it waited for or that this transfer had to let pass; -1 at the beginning, [actions].
+    """
+    stages, microbatches = tables.activation_bytes.shape
+    workers = len(first) - 1
+    ready_s, sender = np.full((3, stages, microbatches), -1.0), np.full((3, stages, microbatches), -1)
+    ready_s[DOWN, 0] = 0.0
+    carried_s, holder = np.zeros((2, tables.channels)), np.zeros(tables.channels, np.int64)
+    position, clock_s, remaining_s = first[:-1].copy(), np.zeros(workers), tables.load_s.copy()
+    done, last, makespan_s = 0, -1, 0.0
+    while done < first[-1]:
+        done_before = done
+        for turn in range(2 * workers):
+            # Down the pipeline and up again, as work flows.
+            worker = turn if turn < workers else 2 * workers - 1 - turn
+            now_s, place = clock_s[worker], position[worker]
+            while place < first[worker + 1]:
+                if sequence[place] == NOTHING:
+                    place, done = place + 1, done + 1
+                    continue
+                stage, kind, microbatch = decode(sequence[place])
+                needed = DOWN if kind == FORWARD else _OWN_INPUT if kind == BACKWARD_WEIGHT else _GRADIENT
+                there_s = ready_s[needed, stage, microbatch]
+                if there_s < 0:
+                    break
+                causes[place] = place - 1 if now_s > 0 else -1
+                if there_s > now_s:
+                    now_s, causes[place] = there_s, sender[needed, stage, microbatch]
+                starts_s[place] = now_s
+                now_s += tables.duration_s[kind, stage, microbatch]
+                remaining_s[worker] -= tables.duration_s[kind, stage, microbatch]
+                if now_s + remaining_s[worker] > limit_s:
+                    return np.inf, -1
+                _hand_over(tables, kind, stage, microbatch, now_s, place, ready_s, sender, carried_s, holder)
+                place, done = place + 1, done + 1
+            if now_s > makespan_s:
+                makespan_s, last = now_s, place - 1
+            position[worker], clock_s[worker] = place, now_s
+        if done == done_before:
+            return np.inf, -1
+    return makespan_s, last

@@ -1,0 +1,185 @@
+"""One step of a plan, compiled: its graph, and what each action and message in it is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from planner.cost.allreduce import gradient_syncs
+from planner.cost.compression import wire_bytes
+from planner.cost.stage import replica_times
+from planner.plan.plan import Plan, Stage
+from planner.scenario.scenario import Scenario
+from planner.schedules.kernel.orders import FORWARD
+from planner.step.graph import Floats, Ints, StepGraph
+from planner.step.graph_building import Origins, Workers, connect, trace_origins
+from planner.step.overlap import cut, lane_actions, lanes_of
+from planner.step.plan_orders import plan_orders
+from planner.step.plan_workers import plan_workers, starts
+from planner.step.releases import releases
+from planner.step.sync import SyncSpan, sync_actions
+from planner.step.tables import UPDATE, Actions, Messages, append, join_actions
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CompiledStep:
+    """A step in arrays. An actor is a device, or the devices of a tensor-parallel group, named by its first.
+
+    Where sums of gradients overlap with backward there are lanes besides, which carry these out: see
+    `planner.step.overlap`.
+
+    Attributes:
+        actors: Device names in rank order; then those of the devices that have lanes.
+        pipeline: Which each actor works for, [actors].
+        stage: The first one that each holds, [actors].
+        graph: What waits for what.
+        actions: What each action is, in the graph's order.
+        messages: What each message is, in the graph's order.
+        spans: The actors' parts in sums of gradients, actor by actor, in order.
+    """
+
+    actors: tuple[str, ...]
+    pipeline: Ints
+    stage: Ints
+    graph: StepGraph
+    actions: Actions
+    messages: Messages
+    spans: tuple[SyncSpan, ...]
+
+
+@lru_cache(maxsize=32)
+def compile_step(plan: Plan, scenario: Scenario) -> CompiledStep:
+    """Return one step of a plan that passes `planner.check.check.check_plan` for the scenario.
+
+    Remembered for the last plans: a step asks for its plan, a policy for its candidates at every step.
+    """
+    workers = plan_workers(plan, plan_orders(plan, scenario))
+    _, origins = trace_origins(workers)
+    places = _places(plan)
+    actors = tuple(places)
+    done = _actions(plan, scenario, workers, origins)
+    between = _messages(plan, scenario, workers, origins, actors)
+    syncs, element_bytes = gradient_syncs(plan, scenario), scenario.training.element_bytes
+    doers = list(range(len(actors)))
+    if plan.synchronisation.bucket_bytes:
+        released = releases(syncs, done, actors, plan, scenario)
+        pieces = cut(done, released)
+        done, between = pieces.actions, between.between(pieces.first_piece[1:] - 1, pieces.first_piece)
+        lanes = lanes_of(released, len(actors))
+        sums, exchanged, spans = lane_actions(syncs, released, lanes, actors, pieces, element_bytes)
+        doers += lanes
+    else:
+        sums, exchanged, spans = sync_actions(syncs, {name: actor for actor, name in enumerate(actors)}, element_bytes)
+        exchanged = exchanged.later(len(done.actor))
+    later = join_actions(sums, _updates(plan, scenario, places))
+    actions, messages, numbers = append(done, between, later, exchanged)
+    first_action = starts(np.bincount(actions.actor, minlength=len(doers)).tolist())
+    return CompiledStep(
+        tuple(actors[actor] for actor in doers),
+        np.array([pipeline for pipeline, _ in places.values()], np.int64)[doers],
+        np.array([stage for _, stage in places.values()], np.int64)[doers],
+        connect(first_action, actions.actor, messages.sender, messages.receiver),
+        actions,
+        messages,
+        tuple(span.moved(numbers) for span in spans),
+    )
+
+
+def _places(plan: Plan) -> dict[str, tuple[int, int]]:
+    """Device to its pipeline and the first stage that it holds, in rank order."""
+    places: dict[str, tuple[int, int]] = {}
+    for number, pipeline in enumerate(plan.pipelines):
+        for index, stage in enumerate(pipeline.stages):
+            for replica in stage.replicas:
+                places.setdefault(replica.device, (number, index))
+    return places
+
+
+def _stages(plan: Plan) -> list[Stage]:
+    return [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+
+
+def _actions(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins) -> Actions:
+    stage = workers.stage[origins.ordered]
+    microbatch = workers.microbatch[origins.ordered]
+    kind = workers.kind[origins.ordered]
+    worker = workers.stage_worker[stage]
+    replica = origins.actor - workers.first_actor[worker]
+    replicas = np.diff(workers.first_actor)[worker]
+    bound = workers.first_bound[stage] + microbatch * (replicas + 1) + replica
+    # A stage has three places for each microbatch and replica in the table of actions, and four durations here.
+    cell = workers.first_place[stage] // 3 + microbatch * replicas + replica
+    first_stage = starts(len(pipeline.stages) for pipeline in plan.pipelines)
+    pipeline = np.searchsorted(first_stage, stage, side="right") - 1
+    return Actions(
+        origins.actor,
+        kind,
+        pipeline,
+        stage - first_stage[pipeline],
+        microbatch,
+        workers.bounds[bound],
+        workers.bounds[bound + 1],
+        _durations_s(plan, scenario)[cell, kind],
+    )
+
+
+def _updates(plan: Plan, scenario: Scenario, places: Mapping[str, tuple[int, int]]) -> Actions:
+    """The optimizer's updates, of the actors whose profile knows how long they take."""
+    update_s = dict.fromkeys(places, 0.0)
+    for stage in _stages(plan):
+        for replica in stage.replicas:
+            kind = scenario.cluster.by_name[replica.device].kind
+            model = scenario.model.at_degree(replica.tensor_parallel)
+            update_s[replica.device] += model.update_s(stage.first_layer, stage.end_layer, kind)
+    rows = [(actor, place, update_s[name]) for actor, (name, place) in enumerate(places.items()) if update_s[name] > 0]
+    none = np.zeros(len(rows), np.int64)
+    return Actions(
+        np.array([actor for actor, _, _ in rows], np.int64),
+        np.full(len(rows), UPDATE, np.int8),
+        np.array([pipeline for _, (pipeline, _), _ in rows], np.int64),
+        np.array([stage for _, (_, stage), _ in rows], np.int64),
+        np.full(len(rows), -1, np.int64),
+        none,
+        none,
+        np.array([seconds for _, _, seconds in rows], np.float64),
+    )
+
+
+def _durations_s(plan: Plan, scenario: Scenario) -> Floats:
+    """Seconds of F, B, I and W for each stage, microbatch and replica, [cells, 4]."""
+    launch_s = scenario.effects.compute.launch_overhead_s
+    rows = []
+    for pipeline in plan.pipelines:
+        sizes, which = np.unique(np.array(pipeline.microbatches), return_inverse=True)
+        for stage in pipeline.stages:
+            times = [
+                [
+                    replica_times(scenario, stage, replica, end - first)
+                    for replica, (first, end) in zip(stage.replicas, stage.intervals(int(size)), strict=True)
+                ]
+                for size in sizes
+            ]
+            table = [
+                [
+                    (each.forward_s, each.backward_s, each.backward_input_s, each.backward_weight_s - launch_s)
+                    for each in row
+                ]
+                for row in times
+            ]
+            rows.append(np.array(table)[which].reshape(-1, 4) + launch_s)
+    return np.concatenate(rows)
+
+
+def _messages(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins, actors: Sequence[str]) -> Messages:
+    entry = origins.ordered[origins.sender]
+    # A gradient has the size of the output that it belongs to: that of the stage before.
+    boundary = workers.stage[entry] - (workers.kind[entry] != FORWARD)
+    output_bytes = [scenario.model.layers[stage.end_layer - 1].output_bytes for stage in _stages(plan)]
+    regions = [scenario.cluster.by_name[name].region for name in actors]
+    region = np.array([scenario.cluster.regions.index(name) for name in regions], np.int64)[origins.actor]
+    crosses = (region[origins.sender] != region[origins.receiver]).astype(np.int64)
+    # A transfer of several samples has the bytes of each.
+    forms = [[wire_bytes(form, 1, size) for size in output_bytes] for form in ("none", plan.compression)]
+    size_bytes = (origins.end_sample - origins.first_sample) * np.array(forms, np.int64)[crosses, boundary]
+    return Messages(origins.sender, origins.receiver, size_bytes, origins.first_sample, origins.end_sample)

@@ -1,0 +1,173 @@
+"""What layers on a group of devices cost in a round: the steps that a planner of hybrid pipelines chooses from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.memory import kept_bytes, standing_bytes
+from planner.cost.steady_path import nominal_path
+from planner.plan.plan import Replica, Stage
+from planner.scenario.cluster import Device
+from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
+from planner.scenario.scenario import Scenario
+from planner.systems.asteroid.allocation import allocate
+from planner.systems.asteroid.round_latency import RoundStep
+
+
+@dataclass(frozen=True, slots=True)
+class StageChoice:
+    """Layers on a group.
+
+    Attributes:
+        first_layer: Index of the first.
+        end_layer: Index after the last.
+        depth: Microbatches in flight.
+        samples: (device, samples of a microbatch) of the group's devices that take any.
+        step: What it costs.
+    """
+
+    first_layer: int
+    end_layer: int
+    depth: int
+    samples: tuple[tuple[str, int], ...]
+    step: RoundStep
+
+    @property
+    def stage(self) -> Stage:
+        """The stage of a plan."""
+        replicas = tuple(Replica(device, float(count)) for device, count in self.samples)
+        return Stage(self.first_layer, self.end_layer, replicas, self.depth)
+
+
+class StageCosts:
+    """Costs of any layers on any group, for one size of microbatch; nothing is computed twice."""
+
+    def __init__(self, scenario: Scenario, samples: int) -> None:
+        self._scenario = scenario
+        self._samples = samples
+        self.choose = cache(self._choose)
+        self.transfer = cache(self._transfer)
+        self.least_rate_bps = cache(self._least_rate_bps)
+        self._kept = cache(self._kept_bytes)
+        self._standing = cache(self._standing_bytes)
+        self._until_s = cache(self._seconds_until)
+        self._times_s = cache(self._range_times_s)
+        self._allocated = cache(self._allocate)
+
+    def _choose(self, first_layer: int, end_layer: int, group: tuple[Device, ...], depth: int) -> StageChoice | None:
+        """Layers on a group as Algorithm 1 shares out the samples; None if they do not fit with that depth."""
+        most = tuple(self._most_samples(first_layer, end_layer, device, depth) for device in group)
+        counts = self._allocated(first_layer, end_layer, tuple(device.kind for device in group), most)
+        if counts is None:
+            return None
+        used = [(device, count) for device, count in zip(group, counts, strict=True) if count]
+        columns = ((self._until_s(device.kind), count) for device, count in used)
+        times_s = [
+            [float(until[count, end_layer] - until[count, first_layer]) for until in both] for both, count in columns
+        ]
+        forward_s, backward_s = (max(column) for column in zip(*times_s, strict=True))
+        sync_s = self._sync_s(first_layer, end_layer, tuple(device.name for device, _ in used))
+        step = RoundStep(forward_s, backward_s, sync_s)
+        return StageChoice(first_layer, end_layer, depth, tuple((d.name, count) for d, count in used), step)
+
+    def _transfer(self, boundary: int, senders: tuple[str, ...], receivers: tuple[str, ...]) -> RoundStep:
+        """The step in which the output of the layer before ``boundary`` passes between groups.
+
+        All of a microbatch at the least bandwidth between them, as the paper has it [second-hand]; latency, which a
+        LAN hardly has, is not counted.
+        """
+        size_bytes = self._samples * self._scenario.model.layers[boundary - 1].output_bytes
+        time_s = 8 * size_bytes / self.least_rate_bps(senders, receivers)
+        return RoundStep(time_s, time_s, is_transfer=True)
+
+    def _least_rate_bps(self, senders: tuple[str, ...], receivers: tuple[str, ...]) -> float:
+        """Bits per second of the slowest path from one group to another, or inside one."""
+        ways = ((a, b) for a in senders for b in receivers if a != b)
+        return min(nominal_path(self._scenario, *way).rate_bps for way in ways)
+
+    def _sync_s(self, first_layer: int, end_layer: int, group: tuple[str, ...]) -> float:
+        """Seconds of a ring over the group: T_a of the paper."""
+        if len(group) == 1:
+            return 0.0
+        bits = 8 * self._scenario.model.parameter_bytes(first_layer, end_layer)
+        return 2 * (len(group) - 1) / len(group) * bits / self.least_rate_bps(group, group)
+
+    def _most_samples(self, first_layer: int, end_layer: int, device: Device, depth: int) -> int:
+        """Samples of each microbatch that a device's memory holds, no more than a microbatch has."""
+        each = depth * self._kept(first_layer, end_layer)
+
+        def fits(samples: int) -> bool:
+            return self._standing(first_layer, end_layer, samples) + samples * each <= device.memory_bytes
+
+        if fits(self._samples):
+            return self._samples
+        # Both terms grow with samples.
+        least, beyond = -1, self._samples
+        while beyond - least > 1:
+            middle = (least + beyond) // 2
+            least, beyond = (middle, beyond) if fits(middle) else (least, middle)
+        return max(0, least)
+
+    def _kept_bytes(self, first_layer: int, end_layer: int) -> int:
+        """What a sample keeps until its backward; the same on every device."""
+        return kept_bytes(self._scenario, Stage(first_layer, end_layer, (), 1))
+
+    def _standing_bytes(self, first_layer: int, end_layer: int, samples: int) -> int:
+        """What the layers need besides, with so many samples; the same on every device."""
+        return standing_bytes(self._scenario, Stage(first_layer, end_layer, (), 1), Replica(""), samples)
+
+    def _allocate(
+        self, first_layer: int, end_layer: int, kinds: tuple[str, ...], most: tuple[int, ...]
+    ) -> tuple[int, ...] | None:
+        times_s = [self._times_s(first_layer, end_layer, kind) for kind in kinds]
+        return allocate(self._samples, times_s, most)
+
+    def _range_times_s(self, first_layer: int, end_layer: int, kind: str) -> list[float]:
+        forward_s, backward_s = self._until_s(kind)
+        both = forward_s + backward_s
+        return [float(each) for each in both[:, end_layer] - both[:, first_layer]]
+
+    def _seconds_until(self, kind: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Forward and backward of all layers before each, [samples + 1, layers + 1] each."""
+        model = self._scenario.model
+        shape = (self._samples + 1, len(model.layers) + 1)
+        forward_s, backward_s = np.zeros(shape), np.zeros(shape)
+        for layer in range(len(model.layers)):
+            for samples in range(1, self._samples + 1):
+                times = model.times(layer, layer + 1, kind, samples)
+                forward_s[samples, layer + 1] = times.forward_s
+                backward_s[samples, layer + 1] = times.backward_s
+        return forward_s.cumsum(axis=1), backward_s.cumsum(axis=1)
+
+
+def levelled(scenario: Scenario, devices: Sequence[Device] = ()) -> Scenario:
+    """Return the scenario as a planner sees it that knows only the mean of the devices' times.
+
+    Args:
+        scenario: Any.
+        devices: Over which the mean is taken; all if empty.
+    """
+    kinds = [device.kind for device in devices or scenario.cluster.devices]
+    layers = tuple(
+        replace(layer, times=_mean_times(scenario, layer, index, kinds))
+        for index, layer in enumerate(scenario.model.layers)
+    )
+    return replace(scenario, model=ModelProfile(scenario.model.name, layers))
+
+
+def _mean_times(scenario: Scenario, layer: LayerProfile, index: int, kinds: Sequence[str]) -> dict[str, TimeTable]:
+    # Asked before the tables are, since it names what is missing.
+    for kind in kinds:
+        scenario.model.times(index, index + 1, kind, 1)
+    counts = tuple(sorted({count for kind in kinds for count in layer.times[kind].samples}))
+    rows = [[layer.times[kind].at(count) for kind in kinds] for count in counts]
+    mean = TimeTable(
+        counts,
+        tuple(sum(each.forward_s for each in row) / len(kinds) for row in rows),
+        tuple(sum(each.backward_input_s for each in row) / len(kinds) for row in rows),
+        tuple(sum(each.backward_weight_s for each in row) / len(kinds) for row in rows),
+    )
+    return dict.fromkeys(kinds, mean)

@@ -1,0 +1,1 @@
+"""The strategy and policy `auto`: a search over all that a plan can express."""

@@ -1,0 +1,99 @@
+"""Plans from skeletons: which devices of a pool each pipeline takes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planner.cost.in_flight import fitting_depths, plain_depths
+from planner.plan.microbatches import even_cut
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.scenario.scenario import Scenario
+from planner.step.reschedule import hiding_depths
+from planner.systems.auto.candidates.pools import Pool
+from planner.systems.auto.candidates.skeleton import Skeleton
+
+# Of each stage, the devices of each replica.
+Places = tuple[tuple[tuple[str, ...], ...], ...]
+
+# A device that chooses for itself comes close to the order that a search finds, and needs no search.
+QUICK_ORDER = ("compact-zb", "dynamic")
+
+
+def plan_of(skeletons: Sequence[Skeleton], scenario: Scenario, strategy: str) -> Plan | None:
+    """Return the plan of skeletons side by side, in the quick order; None where its microbatches do not fit.
+
+    Args:
+        skeletons: On different pools; their samples add up to the global batch.
+        scenario: What it is for.
+        strategy: Its name in the plan.
+    """
+    pipelines: list[Pipeline] = []
+    for skeleton in skeletons:
+        made: dict[int, Pipeline] = {}
+        places = _places(skeleton)
+        for samples, devices in zip(even_cut(skeleton.samples, skeleton.pipelines), places, strict=True):
+            if samples not in made:
+                first = with_hiding_depths(_pipeline(skeleton, samples, devices), scenario)
+                if first is None:
+                    return None
+                made[samples] = first
+            pipelines.append(on_devices(made[samples], devices))
+    schedule, order = QUICK_ORDER
+    return Plan(scenario.name, scenario.model.name, strategy, schedule, tuple(pipelines), order)
+
+
+def on_devices(pipeline: Pipeline, places: Places) -> Pipeline:
+    """Return the same pipeline on other devices, which are like its own."""
+    stages = tuple(
+        replace(
+            stage,
+            replicas=tuple(
+                replace(replica, device=group[0], partners=group[1:])
+                for replica, group in zip(stage.replicas, groups, strict=True)
+            ),
+        )
+        for stage, groups in zip(pipeline.stages, places, strict=True)
+    )
+    return replace(pipeline, stages=stages)
+
+
+def places_of(pipeline: Pipeline) -> Places:
+    """Return the devices of a pipeline."""
+    return tuple(tuple(replica.devices for replica in stage.replicas) for stage in pipeline.stages)
+
+
+def _places(skeleton: Skeleton) -> list[Places]:
+    """The devices of each pipeline. The same stages of all pipelines are neighbours, and sum gradients within hosts."""
+    groups = {(stage.pool, stage.degree): stage.pool.groups(stage.degree) for stage in skeleton.stages}
+    rows: list[list[tuple[tuple[str, ...], ...]]] = [[] for _ in range(skeleton.pipelines)]
+    used: dict[Pool, int] = {}
+    for stage in skeleton.stages:
+        first, own = used.get(stage.pool, 0), groups[stage.pool, stage.degree]
+        used[stage.pool] = first + skeleton.pipelines * stage.width
+        for number, row in enumerate(rows):
+            at = first + number * stage.width
+            row.append(tuple(own[at : at + stage.width]))
+    return [tuple(row) for row in rows]
+
+
+def _pipeline(skeleton: Skeleton, samples: int, places: Places) -> Pipeline:
+    stages = tuple(
+        Stage(
+            stage.first_layer,
+            stage.end_layer,
+            tuple(Replica(group[0], 1.0, group[1:]) for group in groups),
+            in_flight=1,
+            recompute=stage.recompute,
+        )
+        for stage, groups in zip(skeleton.stages, places, strict=True)
+    )
+    return Pipeline(stages, even_cut(samples, -(-samples // skeleton.microbatch)))
+
+
+def with_hiding_depths(pipeline: Pipeline, scenario: Scenario) -> Pipeline | None:
+    """Return the pipeline with depths that hide its round trips, as far as memory allows; None if nothing fits."""
+    fitted = fitting_depths(plain_depths(len(pipeline.stages)), pipeline.stages, scenario, pipeline.microbatches)
+    if fitted is None:
+        return None
+    depths = hiding_depths(pipeline, scenario) if len(pipeline.stages) > 1 else fitted
+    stages = tuple(replace(stage, in_flight=depth) for stage, depth in zip(pipeline.stages, depths, strict=True))
+    return replace(pipeline, stages=stages)

@@ -1,0 +1,179 @@
+"""Unlike pipelines side by side: pools in blocks, each with skeletons of its own, and samples shared by their speed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+
+from planner.cost.steady_path import nominal_path
+from planner.scenario.scenario import Scenario
+from planner.systems.auto.candidates.pools import Pool
+from planner.systems.auto.candidates.retiming import NEVER_S, retimed
+from planner.systems.auto.candidates.skeleton import Skeleton
+from planner.systems.auto.candidates.skeletons import KEPT, SLACK, find_skeletons, sum_of_gradients_s
+
+# All partitions of so many pools are tried; of more, only those into regions, into pools, and the whole; a chain may
+# leave pools out.
+MOST_PARTED = 4
+
+# Of many pools the fastest two, three and so on are tried side by side.
+MOST_FASTEST = 6
+
+# Of more parts not every combination of their skeletons is tried.
+MOST_COMBINED = 3
+
+# Skeletons of each block that are combined with those of the others.
+_OF_EACH = 3
+
+# Layouts that the closed form says to take so many times as long as the best are not looked at.
+WORST_KEPT = 1.3
+
+# Samples of a block are sought within this share of those that its speed gives it.
+_AROUND = 0.2
+
+# A first share of the batch goes by the speeds that devices have with so many samples at once.
+_SAMPLES = 4
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Layout:
+    """Skeletons side by side, which together take every sample of a step.
+
+    Attributes:
+        blocks: On different pools.
+        step_s: By the closed form, sums of gradients over all of them included.
+    """
+
+    blocks: tuple[Skeleton, ...]
+    step_s: float
+
+
+def find_layouts(pools: Sequence[Pool], scenario: Scenario) -> list[Layout]:
+    """Return the best layouts, the best first; none if nothing fits."""
+    batch = scenario.training.global_batch
+    found: list[Layout] = []
+    for parts in sorted(_partitions(pools, scenario), key=len):
+        limit_s = SLACK * min((each.step_s for each in found), default=inf)
+        if len(parts) == 1:
+            alone = [retimed(each, scenario, batch) for each in find_skeletons(parts[0], scenario, batch)]
+            found += [Layout((each,), each.step_s) for each in alone]
+        elif len(parts) <= batch:
+            found += _side_by_side(parts, scenario, limit_s)
+    able = (each for each in found if each.step_s < NEVER_S)
+    ranked = sorted(able, key=lambda each: each.step_s)[:KEPT]
+    return [each for each in ranked if each.step_s <= WORST_KEPT * ranked[0].step_s]
+
+
+def _partitions(pools: Sequence[Pool], scenario: Scenario) -> Iterator[list[list[Pool]]]:
+    if len(pools) <= MOST_PARTED:
+        yield from _all_partitions(list(pools))
+        return
+    yield [list(pools)]
+    regions = {pool.region: [other for other in pools if other.region == pool.region] for pool in pools}
+    if 1 < len(regions) < len(pools):
+        yield list(regions.values())
+    yield [[pool] for pool in pools]
+    fastest = sorted(pools, key=_speed_of(scenario), reverse=True)
+    yield from ([[pool] for pool in fastest[:count]] for count in range(2, min(MOST_FASTEST, len(pools) - 1) + 1))
+
+
+def _all_partitions(pools: list[Pool]) -> Iterator[list[list[Pool]]]:
+    if not pools:
+        yield []
+        return
+    for rest in _all_partitions(pools[1:]):
+        yield [[pools[0]], *rest]
+        for index, block in enumerate(rest):
+            yield [*rest[:index], [pools[0], *block], *rest[index + 1 :]]
+
+
+def _side_by_side(parts: Sequence[Sequence[Pool]], scenario: Scenario, limit_s: float) -> Iterator[Layout]:
+    """Layouts with a skeleton for each part; parts on which nothing fits are left out."""
+    batch = scenario.training.global_batch
+    shares = _shared(batch, [sum(map(_speed_of(scenario), part)) for part in parts])
+    devices = sum(pool.size for part in parts for pool in part)
+    each = [
+        find_skeletons(part, scenario, share, devices / sum(pool.size for pool in part), limit_s)[:_OF_EACH]
+        for part, share in zip(parts, shares, strict=True)
+    ]
+    able = [found for found in each if found]
+    if len(able) > 1:
+        for blocks in _combined(able):
+            yield _balanced(blocks, scenario)
+
+
+def _combined(each: Sequence[Sequence[Skeleton]]) -> Iterator[tuple[Skeleton, ...]]:
+    """All combinations of few parts' skeletons; of many parts the best of each, and one other at a time."""
+    if len(each) <= MOST_COMBINED:
+        yield from product(*each)
+        return
+    best = tuple(found[0] for found in each)
+    yield best
+    for index, found in enumerate(each):
+        for other in found[1:]:
+            yield (*best[:index], other, *best[index + 1 :])
+
+
+def _speed_of(scenario: Scenario) -> Callable[[Pool], float]:
+    """How many samples a second a pool would do if every device were always busy."""
+    layers = len(scenario.model.layers)
+
+    def speed(pool: Pool) -> float:
+        time_s = scenario.model.times(0, layers, pool.kind, _SAMPLES).total_s
+        return pool.size * _SAMPLES / time_s if time_s else inf
+
+    return speed
+
+
+def _shared(samples: int, speeds: Sequence[float]) -> list[int]:
+    """Samples in proportion to speeds, one at least for each."""
+    total = sum(speeds)
+    shares = [max(1, round(samples * speed / total)) for speed in speeds]
+    largest = max(range(len(shares)), key=lambda index: shares[index])
+    shares[largest] += samples - sum(shares)
+    return shares
+
+
+def _balanced(blocks: Sequence[Skeleton], scenario: Scenario) -> Layout:
+    """The skeletons with samples shared so that the slowest is quickest, as many for each of a block's pipelines.
+
+    What remains goes to the last.
+    """
+    batch = scenario.training.global_batch
+    shares = _shared(batch, [block.samples / block.chain_s for block in blocks])
+    best = _with_samples(blocks, shares, scenario)
+    for index, block in enumerate(blocks[:-1]):
+        step = block.pipelines
+        around = [
+            number * step for number in range(1, batch // step) if abs(number * step / shares[index] - 1) < _AROUND
+        ]
+        for samples in around:
+            rest = batch - samples - sum(each.samples for at, each in enumerate(best[:-1]) if at != index)
+            if rest >= blocks[-1].pipelines:
+                own = [each.samples for each in best]
+                own[index], own[-1] = samples, rest
+                best = min(best, _with_samples(blocks, own, scenario), key=_slowest_s)
+    return Layout(best, _slowest_s(best) + _sum_over_blocks_s(best, scenario))
+
+
+def _with_samples(blocks: Sequence[Skeleton], samples: Sequence[int], scenario: Scenario) -> tuple[Skeleton, ...]:
+    return tuple(retimed(block, scenario, share) for block, share in zip(blocks, samples, strict=True))
+
+
+def _slowest_s(blocks: Sequence[Skeleton]) -> float:
+    return max(block.chain_s for block in blocks)
+
+
+def _sum_over_blocks_s(blocks: Sequence[Skeleton], scenario: Scenario) -> float:
+    """Seconds of the slowest sum: as if all holders of a stage's layers stood where the worst of them do."""
+    holders = sum(block.pipelines * min(stage.width for stage in block.stages) for block in blocks)
+    slowest_s = max(sum_of_gradients_s(stage, scenario, holders) for block in blocks for stage in block.stages)
+    ends = [block.stages[0].pool.ends[0] for block in blocks]
+    paths = [nominal_path(scenario, one, other) for one, other in zip(ends, [*ends[1:], ends[0]], strict=True)]
+    largest = max(
+        scenario.model.at_degree(stage.degree).parameter_bytes(stage.first_layer, stage.end_layer)
+        for block in blocks
+        for stage in block.stages
+    )
+    crossing_s = max(path.latency_s + path.occupancy_s(max(1.0, largest / holders)) for path in paths)
+    return max(slowest_s, 2 * (holders - 1) * crossing_s)

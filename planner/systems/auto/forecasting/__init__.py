@@ -1,0 +1,1 @@
+"""Forecasts of links from what steps have shown."""

@@ -1,0 +1,1 @@
+"""Local search: changes of a plan that may make its step shorter."""

@@ -1,0 +1,101 @@
+"""Small changes of a plan, one at a time: what a local search tries."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from planner.plan.equivalence import alike_pipelines, change_alike
+from planner.plan.microbatches import even_cut
+from planner.plan.plan import Pipeline, Plan
+from planner.scenario.scenario import Scenario
+from planner.systems.auto.candidates.build import on_devices, places_of, with_hiding_depths
+from planner.systems.auto.local_search.device_moves import FEW_DEVICES, device_moves
+from planner.systems.auto.local_search.stage_moves import stage_moves
+
+
+def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
+    """Give the plans that differ in one cut, microbatch count, recomputation, share or place.
+
+    Alike pipelines change together. Of few devices single ones change places, and samples
+    between replicas; stages are split and merged.
+    """
+    groups = alike_pipelines(plan, scenario)
+    for group in groups:
+        first = plan.pipelines[group[0]]
+        for changed in (*_shifted(first), *_recut(first), *_recomputed(first)):
+            fitted = with_hiding_depths(changed, scenario)
+            if fitted is not None:
+                yield _in_all(plan, group, fitted)
+    devices = scenario.cluster.devices
+    for moved in (*device_moves(plan), *(stage_moves(plan, devices) if len(devices) <= FEW_DEVICES else ())):
+        refitted = [with_hiding_depths(pipeline, scenario) for pipeline in moved.pipelines]
+        able = tuple(pipeline for pipeline in refitted if pipeline is not None)
+        if len(able) == len(refitted):
+            yield replace(moved, pipelines=able)
+    for giver in groups:
+        for taker in groups:
+            if giver is not taker:
+                yield from _given(plan, scenario, giver, taker)
+
+
+def _in_all(plan: Plan, group: Sequence[int], changed: Pipeline) -> Plan:
+    """The plan with a change of a group's first pipeline made to all of them."""
+    return change_alike(plan, group, [on_devices(changed, places_of(plan.pipelines[index])) for index in group])
+
+
+def _shifted(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """One layer more or less before each cut."""
+    stages = pipeline.stages
+    for cut in range(len(stages) - 1):
+        left, right = stages[cut], stages[cut + 1]
+        for place in (left.end_layer - 1, left.end_layer + 1):
+            if left.first_layer < place < right.end_layer:
+                pair = (replace(left, end_layer=place), replace(right, first_layer=place))
+                yield replace(pipeline, stages=(*stages[:cut], *pair, *stages[cut + 2 :]))
+
+
+def _recut(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """Another number of microbatches."""
+    count, most = len(pipeline.microbatches), pipeline.samples
+    for other in sorted({count - 1, count + 1, count // 2, count * 2, count * 3 // 4, count * 4 // 3} - {count}):
+        if 1 <= other <= most:
+            yield replace(pipeline, microbatches=even_cut(pipeline.samples, other))
+
+
+def _recomputed(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """A stage that recomputes, or no longer does."""
+    for index, stage in enumerate(pipeline.stages):
+        other = replace(stage, recompute=not stage.recompute)
+        yield replace(pipeline, stages=(*pipeline.stages[:index], other, *pipeline.stages[index + 1 :]))
+
+
+def _given(plan: Plan, scenario: Scenario, giver: Sequence[int], taker: Sequence[int]) -> Iterator[Plan]:
+    """A microbatch of each pipeline of one group is done by another one, or part of it."""
+    samples = max(plan.pipelines[giver[0]].microbatches) * len(giver)
+    for part in sorted({1, max(1, samples // 4), samples}):
+        left = sum(plan.pipelines[index].samples for index in giver) - part
+        right = sum(plan.pipelines[index].samples for index in taker) + part
+        if left < len(giver):
+            continue
+        changed: Plan | None = plan
+        for group, total in ((giver, left), (taker, right)):
+            changed = _with_samples(changed, scenario, group, total) if changed is not None else None
+        if changed is not None:
+            yield changed
+
+
+def _with_samples(plan: Plan, scenario: Scenario, group: Sequence[int], samples: int) -> Plan | None:
+    """The plan with so many samples for the pipelines of a group together, if they fit."""
+    shares = even_cut(samples, len(group))
+    for share in set(shares):
+        own = [index for index, part in zip(group, shares, strict=True) if part == share]
+        fitted = with_hiding_depths(_resized(plan.pipelines[own[0]], share), scenario)
+        if fitted is None:
+            return None
+        plan = _in_all(plan, own, fitted)
+    return plan
+
+
+def _resized(pipeline: Pipeline, samples: int) -> Pipeline:
+    """The same with another number of samples in microbatches of about the same size."""
+    count = max(1, round(samples / max(pipeline.microbatches)))
+    return replace(pipeline, microbatches=even_cut(samples, min(count, samples)))

@@ -1,0 +1,67 @@
+"""What a search is after."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from traces.common.errors import InputError
+
+OBJECTIVES = ("throughput", "cost")
+
+
+class Judge(Protocol):
+    """Says how long a step of a plan takes."""
+
+    def __call__(self, plan: Plan) -> float:
+        """Return seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What is to be least.
+
+    Attributes:
+        name: ``throughput``, the time of a step; or ``cost``, what a step costs.
+        budget_per_hour: US dollars: plans that cost more are not taken; None for no limit.
+        samples_per_s: Plans that are slower are not taken; None for no limit. A deadline is the samples to train by
+            the seconds that are left.
+    """
+
+    name: str = "throughput"
+    budget_per_hour: float | None = None
+    samples_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in OBJECTIVES:
+            raise InputError(f"unknown objective '{self.name}'", valid=f"one of {', '.join(OBJECTIVES)}")
+        for name in ("budget_per_hour", "samples_per_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"{name} is {value:g}", where="objective", valid="a number above zero")
+
+    def score(self, plan: Plan, step_s: float, scenario: Scenario) -> float:
+        """Return what is to be least; infinite where a limit is broken."""
+        per_hour = sum(scenario.cluster.by_name[device].price_per_hour for device in plan.devices)
+        traffic = traffic_price(plan, scenario)
+        step_price = per_hour * step_s / 3600 + traffic
+        if self.budget_per_hour is not None and 3600 * step_price > self.budget_per_hour * step_s:
+            return float("inf")
+        if self.samples_per_s is not None and plan.global_batch < self.samples_per_s * step_s:
+            return float("inf")
+        return step_s if self.name == "throughput" else step_price
+
+
+def traffic_price(plan: Plan, scenario: Scenario) -> float:
+    """Return what a step's transfers between stages cost, US dollars, both ways.
+
+    Sums of gradients are left out: assumed small beside them where links have a price.
+    """
+    price = 0.0
+    for pipeline in plan.pipelines:
+        for left, right in zip(pipeline.stages, pipeline.stages[1:], strict=False):
+            size_bytes = pipeline.samples * scenario.model.layers[left.end_layer - 1].output_bytes
+            for one, other in ((left, right), (right, left)):
+                links = scenario.cluster.path(one.replicas[0].device, other.replicas[0].device)
+                price += size_bytes / 1e9 * sum(link.price_per_gb for link in links)
+    return price

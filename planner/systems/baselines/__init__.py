@@ -1,0 +1,1 @@
+"""Baseline strategies: data parallelism and uniform or simple pipelines."""

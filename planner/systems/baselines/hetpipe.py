@@ -1,0 +1,58 @@
+"""HetPipe-like plans (Park et al., USENIX ATC 2020): data parallelism over virtual workers, each a pipeline.
+
+A virtual worker is a pipeline over unlike devices, so that all virtual workers are alike [paper]: devices are dealt out
+by speed, fastest first, to the first worker up to the last and from there back to the first. HetPipe's workers exchange
+updates through parameter servers with bounded staleness; here they sum their gradients in every step, so that the
+update rule is that of all other plans.
+
+Assumed: every worker takes an equal part of the batch; its devices come by memory, one a stage, with depths K = P - p,
+split with the least round latency (HetPipe minimises the slowest stage); the number of workers is the one with which
+`planner.step.evaluate.step_time_s` promises most; a worker of more devices than layers leaves its slowest out.
+"""
+
+from planner.cost.infeasible import no_split_fits
+from planner.plan.microbatches import even_cut
+from planner.plan.plan import Pipeline, Plan
+from planner.scenario.cluster import Device
+from planner.scenario.scenario import Scenario
+from planner.step.evaluate import step_time_s
+from planner.systems.asteroid.hybrid_pipeline import HybridRules, hybrid_pipeline, plain_depth
+
+
+def hetpipe(scenario: Scenario) -> Plan:
+    """Return alike pipelines over unlike devices.
+
+    Raises:
+        InputError: No split fits into memory.
+    """
+    # A worker is a pipeline: it has two devices or more where there are so many, and at least a sample.
+    most = max(1, min(len(scenario.cluster.devices) // 2, scenario.training.global_batch))
+    plans = [plan for count in range(1, most + 1) if (plan := _with_workers(scenario, count)) is not None]
+    if not plans:
+        raise no_split_fits(scenario, "hetpipe")
+    return min(plans, key=lambda plan: step_time_s(plan, scenario))
+
+
+def _with_workers(scenario: Scenario, count: int) -> Plan | None:
+    pipelines: list[Pipeline] = []
+    rules = HybridRules(depth=plain_depth, widest=1)
+    for devices, samples in zip(_dealt(scenario, count), even_cut(scenario.training.global_batch, count), strict=True):
+        pipeline = hybrid_pipeline(scenario, devices, samples, rules)
+        if pipeline is None:
+            return None
+        pipelines.append(pipeline)
+    return Plan(scenario.name, scenario.model.name, "hetpipe", "1f1b", tuple(pipelines))
+
+
+def _dealt(scenario: Scenario, count: int) -> list[list[Device]]:
+    """The devices of each worker, by memory; they are dealt out by speed, there and back."""
+    layers = len(scenario.model.layers)
+
+    def whole_model_s(device: Device) -> float:
+        return scenario.model.times(0, layers, device.kind, 1).total_s
+
+    hands: list[list[Device]] = [[] for _ in range(count)]
+    for index, device in enumerate(sorted(scenario.cluster.devices, key=whole_model_s)):
+        turn, place = divmod(index, count)
+        hands[place if turn % 2 == 0 else count - 1 - place].append(device)
+    return [sorted(hand[:layers], key=lambda device: -device.memory_bytes) for hand in hands]

@@ -1,0 +1,146 @@
+"""The policy ``cannikin``: shares of the batch follow the speeds that devices and sums show (arXiv 2402.05302).
+
+It starts from any plan of one stage, learns as `planner.systems.cannikin.speed_learning` says, and returns the shares
+of OptPerf when they promise a step that is clearly shorter. The global batch never changes, and every device keeps a
+sample of each microbatch at least: it holds the model anyway, and leaving it out would be another placement.
+
+Assumed: an observation gives a device's compute as one figure, so the profile says which part of it is backward, and
+after which share of that the first bucket is ready.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from math import ceil
+
+from planner.adapt.observation import Observation
+from planner.cost.in_flight import fitting_depths
+from planner.cost.steady_path import SteadyPath, nominal_path
+from planner.plan.microbatches import even_cut
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.scenario.scenario import Scenario
+from planner.systems.cannikin.data_parallel import fitting_samples, profiled_speed, update_s
+from planner.systems.cannikin.node_speeds import NO_SUMS, NodeSpeed
+from planner.systems.cannikin.opt_perf import batch_time_s, opt_perf
+from planner.systems.cannikin.speed_learning import NodeTimes, SpeedLearner, SumLearner
+from planner.systems.cannikin.speed_measurement import samples_per_microbatch
+from planner.systems.cannikin.sum_times import sum_times
+
+# A step must become shorter by so much, as published.
+LEAST_GAIN = 0.05
+
+
+class CannikinPolicy:
+    """Divides the batch anew when devices or links change; one object for one run."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._speeds = SpeedLearner()
+        self._sums = SumLearner()
+        self._paths: dict[tuple[str, str], SteadyPath] = {}
+
+    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
+        """Return the plan with better shares, or None if they gain too little, or the plan has several stages."""
+        if not _is_data_parallel(plan):
+            return None
+        if observation.gone:
+            # What is shown of the step is no whole one.
+            return self._divided(_without(plan, observation.gone))
+        self._learn(observation)
+        proposed = self._divided(plan)
+        if proposed is None or proposed == plan:
+            return None
+        return proposed if self._predict_s(proposed) <= (1 - LEAST_GAIN) * self._predict_s(plan) else None
+
+    def _learn(self, observation: Observation) -> None:
+        if not _is_data_parallel(observation.plan):
+            return
+        count = len(observation.plan.pipelines[0].microbatches)
+        samples = samples_per_microbatch(observation.plan)
+        for device, compute_s in observation.compute_s:
+            pure_s = (compute_s - update_s(self._scenario, device)) / count
+            if samples.get(device, 0) > 0 and pure_s > 0:
+                share = self._backward_share(device, ceil(samples[device]))
+                self._speeds.observe(device, NodeTimes(samples[device], (1 - share) * pure_s, share * pure_s))
+        for seen in observation.paths:
+            # Of sums an observation has no latencies; those of transfers there are none in a single stage.
+            nominal = self._nominal(observation.plan, seen.source, seen.target)
+            self._paths[seen.source, seen.target] = replace(nominal, rate_bps=seen.rate_bps, curves=())
+        self._sums.observe([sum_times(observation.plan, self._scenario, partial(self._path, observation.plan))])
+
+    def _backward_share(self, device: str, samples: int) -> float:
+        scenario = self._scenario
+        times = scenario.model.times(0, len(scenario.model.layers), scenario.cluster.by_name[device].kind, samples)
+        # Neither part can be nothing: its share of a time is fitted.
+        return min(0.999, max(0.001, times.backward_s / times.total_s)) if times.total_s > 0 else 0.5
+
+    def _nominal(self, plan: Plan, source: str, target: str) -> SteadyPath:
+        return nominal_path(self._scenario, source, target, plan.connections)
+
+    def _path(self, plan: Plan, source: str, target: str) -> SteadyPath:
+        return self._paths.get((source, target)) or self._nominal(plan, source, target)
+
+    def _divided(self, plan: Plan) -> Plan | None:
+        """The plan with the best shares by what is known; None where no plan of its devices fits.
+
+        With the fewest microbatches that fit or with as many as now: balance pays more than few of them where memory
+        bounds a fast device.
+        """
+        (pipeline,) = plan.pipelines
+        devices = [replica.device for replica in pipeline.stages[0].replicas]
+        most = [fitting_samples(self._scenario, device) for device in devices]
+        if not devices or not min(most):
+            return None
+        fewest = range(ceil(plan.global_batch / sum(most)), plan.global_batch // len(devices) + 1)
+        fitting = (divided for count in fewest if (divided := self._divided_into(count, plan, most)) is not None)
+        as_many = self._divided_into(len(pipeline.microbatches), plan, most)
+        found = [each for each in (next(fitting, None), as_many) if each is not None]
+        return min(found, key=self._predict_s, default=None)
+
+    def _divided_into(self, count: int, plan: Plan, most: Sequence[int]) -> Plan | None:
+        """The plan with the best shares of so many microbatches; None where these do not fit."""
+        (pipeline,) = plan.pipelines
+        (stage,) = pipeline.stages
+        microbatches = even_cut(plan.global_batch, count)
+        if min(microbatches) < len(stage.replicas) or max(microbatches) > sum(most):
+            return None
+        devices = [replica.device for replica in stage.replicas]
+        samples = self._samples(devices, microbatches[0], count, most)
+        replicas = (replace(each, share=float(own)) for each, own in zip(stage.replicas, samples, strict=True))
+        divided = replace(stage, replicas=tuple(replicas))
+        if fitting_depths((1,), (divided,), self._scenario, microbatches) is None:
+            return None
+        return replace(plan, pipelines=(replace(pipeline, stages=(divided,), microbatches=microbatches),))
+
+    def _samples(self, devices: Sequence[str], batch: int, count: int, most: Sequence[int]) -> Sequence[int]:
+        speeds = [self._speed(device, count) for device in devices]
+        # The second division is in proportion to the speeds: with one point there is no line yet.
+        known = all(self._speeds.has_line(device) for device in devices if self._speeds.knows(device))
+        return opt_perf(batch, speeds, self._sums.sums() if known else NO_SUMS, most, least=1).samples
+
+    def _speed(self, device: str, count: int) -> NodeSpeed:
+        if self._speeds.knows(device):
+            speed = self._speeds.speed(device)
+        else:
+            speed = profiled_speed(self._scenario, device, max(1, fitting_samples(self._scenario, device)))
+        return speed.over_step(count, update_s(self._scenario, device))
+
+    def _predict_s(self, plan: Plan) -> float:
+        (pipeline,) = plan.pipelines
+        count = len(pipeline.microbatches)
+        samples = samples_per_microbatch(plan)
+        speeds = [self._speed(device, count) for device in samples]
+        return batch_time_s(list(samples.values()), speeds, self._sums.sums())
+
+
+def _is_data_parallel(plan: Plan) -> bool:
+    """Whether a plan is one stage of single devices."""
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    return len(stages) == 1 and all(not replica.partners for replica in stages[0].replicas)
+
+
+def _without(plan: Plan, gone: Sequence[str]) -> Plan:
+    pipeline: Pipeline = plan.pipelines[0]
+    stage: Stage = pipeline.stages[0]
+    left: tuple[Replica, ...] = tuple(replica for replica in stage.replicas if replica.device not in gone)
+    return replace(plan, pipelines=(replace(pipeline, stages=(replace(stage, replicas=left),)),))

@@ -1,0 +1,144 @@
+"""Speeds of devices and of sums, learned from the steps of a run.
+
+As Cannikin does it (arXiv 2402.05302): the first step divides the batch evenly, the second in proportion to the speeds
+that it showed, and then every device has two points for a line. The share of backward before the first bucket is
+weighted by the inverse of its variance on each device. Sums take the least time that any device saw: those that were
+ready early waited in it for the last one.
+
+Assumed: a device whose time is off by more than `CHANGED` from its line has become faster or slower as a whole, so its
+older points are scaled; and only the last `WINDOW` steps count, so that what was once a fast network is forgotten.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, variance
+
+from planner.systems.cannikin.node_speeds import NO_SUMS, NodeSpeed, SumTimes, fit_speed
+
+# Beyond this share of its time a device is not what it was.
+CHANGED = 0.1
+
+# Steps that count for the sums, and points of each sample count for a device.
+WINDOW = 8
+
+# Sample counts for which a device remembers points.
+_REMEMBERED_COUNTS = 16
+
+# A share that never varied is still known to no more than this, squared.
+_LEAST_VARIANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTimes:
+    """What a device took for a microbatch.
+
+    Attributes:
+        samples: Its part of the microbatch, above zero; the mean where parts of several microbatches differ.
+        forward_s: Before backward, seconds.
+        backward_s: In backward, seconds.
+    """
+
+    samples: float
+    forward_s: float
+    backward_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of both."""
+        return self.forward_s + self.backward_s
+
+    def scaled(self, factor: float) -> "NodeTimes":
+        """Return the times of a device that takes ``factor`` times as long."""
+        return replace(self, forward_s=factor * self.forward_s, backward_s=factor * self.backward_s)
+
+
+class SpeedLearner:
+    """Fits lines to what devices took; one object for one run."""
+
+    def __init__(self) -> None:
+        self._points: dict[str, list[NodeTimes]] = {}
+
+    def observe(self, device: str, times: NodeTimes) -> None:
+        """Take in what a device took in one more step."""
+        points = self._points.get(device, [])
+        if len({point.samples for point in points}) > 1:
+            expected = self.speed(device)
+            ratio = times.total_s / (expected.forward_s(times.samples) + expected.backward_s(times.samples))
+            if abs(ratio - 1) > CHANGED and self._has_been_at(points, times.samples):
+                points = [point.scaled(ratio) for point in points]
+        elif points and points[0].samples == times.samples and abs(times.total_s / points[-1].total_s - 1) > CHANGED:
+            points = []
+        self._points[device] = _remembered([*points, times])
+
+    def has_line(self, device: str) -> bool:
+        """Return whether a device was seen with two sample counts; until then its line goes through the origin."""
+        return len({point.samples for point in self._points.get(device, [])}) > 1
+
+    def knows(self, device: str) -> bool:
+        """Return whether a device was seen at all."""
+        return device in self._points
+
+    def speed(self, device: str) -> NodeSpeed:
+        """Return the lines of a device that was seen."""
+        points = self._points[device]
+        return fit_speed(
+            [point.samples for point in points],
+            [point.forward_s for point in points],
+            [point.backward_s for point in points],
+        )
+
+    @staticmethod
+    def _has_been_at(points: Sequence[NodeTimes], samples: float) -> bool:
+        """Whether a line is held to what it was fitted to: beyond that it may be the line that is wrong."""
+        counts = [point.samples for point in points]
+        return min(counts) <= samples <= max(counts)
+
+
+def _remembered(points: Sequence[NodeTimes]) -> list[NodeTimes]:
+    """The last `WINDOW` points of each of the sample counts seen last."""
+    by_count: dict[float, list[NodeTimes]] = {}
+    for point in reversed(points):
+        if point.samples in by_count or len(by_count) < _REMEMBERED_COUNTS:
+            by_count.setdefault(point.samples, []).append(point)
+    kept = [same[:WINDOW] for same in by_count.values()]
+    return [point for same in reversed(kept) for point in reversed(same)]
+
+
+class SumLearner:
+    """Learns how long sums take; one object for one run."""
+
+    def __init__(self) -> None:
+        self._steps: deque[Sequence[SumTimes]] = deque(maxlen=WINDOW)
+
+    def observe(self, step: Iterable[SumTimes]) -> None:
+        """Take in what each device saw of a step's sums, in the same order of devices in every step."""
+        self._steps.append(tuple(step))
+
+    def sums(self) -> SumTimes:
+        """Return what sums take when all devices are ready; nothing before the first step."""
+        if not self._steps:
+            return NO_SUMS
+        # Of one device: the least of each part could be what two devices saw, and no device both.
+        least = min((each for step in self._steps for each in step), key=lambda each: each.total_s)
+        devices = min(len(step) for step in self._steps)
+        shares = [[step[device].first_bucket_share for step in self._steps] for device in range(devices)]
+        return SumTimes(
+            inverse_variance_mean(
+                [fmean(each) for each in shares],
+                [variance(each) if len(each) > 1 else 0.0 for each in shares],
+            ),
+            least.overlapped_s,
+            least.last_s,
+        )
+
+
+def inverse_variance_mean(means: Sequence[float], variances: Sequence[float]) -> float:
+    """Return the mean of several estimates, each weighted by the inverse of its variance.
+
+    Args:
+        means: The estimates, without unit.
+        variances: Of each; those next to nothing count alike.
+    """
+    weights = [1 / max(_LEAST_VARIANCE, each) for each in variances]
+    return sum(weight * mean for weight, mean in zip(weights, means, strict=True)) / sum(weights)

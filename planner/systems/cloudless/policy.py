@@ -1,0 +1,104 @@
+"""The policy ``cloudless``: elastic scheduling once more when devices turn out faster or slower, leave or return.
+
+Per device it keeps a weighted mean of the observed compute against the profile, and makes the elastic schedule for
+these speeds. The plan changes when the new one is clearly faster, or clearly cheaper and hardly slower. The global
+batch and the way to synchronise never change; neither do the regions' parts of the batch where the scenario says where
+data are stored, as long as each of these regions has a device. Pipelines that train without a barrier have no moment
+between two steps at which devices could come or go: there samples move, between the devices of a region and, where data
+are everywhere, between regions.
+
+Assumed: the public text of the paper (arXiv 2303.05330) says that scheduling is elastic, not by which rule it is done
+again.
+"""
+
+from dataclasses import replace
+
+from executor.core.program import compile_plan
+from planner.adapt.observation import Observation
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from planner.step.evaluate import step_time_s
+from planner.systems.cloudless.elastic_scheduling import Offers, Schedule, greedy_schedule, schedule_within
+from planner.systems.cloudless.region_pipelines import region_offers, regional_plan
+from traces.common.errors import InputError
+
+# Weight of the newest observation: the mean follows a sudden change to within 10 % in two observations.
+NEWEST_WEIGHT = 0.7
+
+# A change must promise this much of the step's time or of its cost, so that jitter does not make the plan swing; and
+# one for the sake of cost may not lose as much time.
+LEAST_GAIN = 0.05
+
+# What is rented may take so much longer than everything would: no device is rented for a speed a trifle below profile.
+SLACK = 0.03
+
+
+class CloudlessPolicy:
+    """Rents and returns devices; one object for one run."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._slowdown: dict[str, float] = {}
+
+    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
+        """Return the plan of the elastic schedule for the observed speeds, or None if it gains too little.
+
+        None also where devices have gone that the plan cannot do without.
+        """
+        self._learn(observation)
+        missing = {*observation.gone, *observation.away}
+        stuck = plan.synchronisation.method != "allreduce"
+        if stuck and missing.intersection(plan.devices):
+            return None
+        proposed = self._rebalanced(plan) if stuck else self._rescheduled(plan, missing)
+        if proposed is None or missing.intersection(plan.devices):
+            return proposed
+        before_s, after_s = self._step_s(plan), self._step_s(proposed)
+        faster = after_s <= before_s * (1 - LEAST_GAIN)
+        price, other_price = self._price_per_hour(plan), self._price_per_hour(proposed)
+        saves = price > 0 and after_s * other_price <= before_s * price * (1 - LEAST_GAIN)
+        return proposed if faster or (saves and after_s < before_s * (1 + LEAST_GAIN)) else None
+
+    def _learn(self, observation: Observation) -> None:
+        if observation.gone:
+            # Of a step that was broken off, compute says nothing.
+            return
+        programs = compile_plan(observation.plan, self._scenario)
+        for device, compute_s in observation.compute_s:
+            program = programs.get(device)
+            planned_s = program.update_s + sum(work.duration_s for work in program.work) if program else 0.0
+            if planned_s > 0 and compute_s > 0:
+                newest = compute_s / planned_s
+                before = self._slowdown.get(device, newest)
+                self._slowdown[device] = NEWEST_WEIGHT * newest + (1 - NEWEST_WEIGHT) * before
+
+    def _rescheduled(self, plan: Plan, missing: set[str]) -> Plan | None:
+        """The plan on what elastic scheduling rents now; None where nothing that is there holds the model."""
+        # A device takes another one's place only where it is clearly better.
+        slowdown = {
+            name: self._slowdown.get(name, 1.0) * (1.0 if name in plan.devices else 1 + SLACK)
+            for name in self._scenario.cluster.by_name
+        }
+        try:
+            offers = region_offers(self._scenario, plan.strategy, slowdown, missing)
+        except InputError:
+            return None
+        schedule = schedule_within(offers, (1 + SLACK) * greedy_schedule(offers).run_time_s)
+        return self._as_running(plan, offers, schedule)
+
+    def _rebalanced(self, plan: Plan) -> Plan:
+        """The plan on its own devices, with samples by their speeds."""
+        others = set(self._scenario.cluster.by_name).difference(plan.devices)
+        offers = region_offers(self._scenario, plan.strategy, self._slowdown, others)
+        return self._as_running(plan, offers, greedy_schedule(offers))
+
+    def _as_running(self, plan: Plan, offers: Offers, schedule: Schedule) -> Plan:
+        return replace(plan, pipelines=regional_plan(self._scenario, plan.strategy, offers, schedule).pipelines)
+
+    def _step_s(self, plan: Plan) -> float:
+        """Seconds of a step at the observed speeds, without updates, which nobody waits for."""
+        return step_time_s(plan, self._scenario, slowdown=self._slowdown)
+
+    def _price_per_hour(self, plan: Plan) -> float:
+        devices = self._scenario.cluster.by_name
+        return sum(devices[name].price_per_hour for name in plan.devices)

@@ -1,0 +1,154 @@
+"""The microbatch count and the depths of a plan that suit what was observed of paths and devices.
+
+Every microbatch count that divides the batch evenly, with 1F1B's own depths and with those that hide the round trips,
+as far as memory allows, is judged on what was observed. The layers stay where they are; the global batch never changes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from planner.check.check import check_plan
+from planner.cost.compression import compression_between, wire_bytes
+from planner.cost.in_flight import fitting_depths, latency_aware_depths, plain_depths
+from planner.cost.stage import replica_times
+from planner.plan.plan import EXPLICIT, Pipeline, Plan, Stage
+from planner.scenario.scenario import Scenario
+from planner.schedules import HOLD_ALL
+from planner.step.evaluate import step_time_s
+from planner.step.reschedule import SEARCHING
+from planner.systems.deepcee.observed_paths import ObservedPaths
+from traces.common.errors import InputError
+
+# A change must promise this much, so that jitter does not make the plan swing.
+LEAST_GAIN = 0.03
+
+# A change for the sake of memory must save this share of the samples in flight, for the same reason.
+LEAST_SAVING = 0.2
+
+# With this many a pipeline's filling and draining is 3 % of the step; more would gain little and take long to judge.
+MOST_MICROBATCHES_PER_STAGE = 32
+
+# Plans this close to the best count as equally fast; the one with the fewest samples in flight wins.
+EQUALLY_FAST = 0.01
+
+
+class DepthChoice:
+    """Chooses depths and microbatch counts for one run.
+
+    Args:
+        scenario: What is trained, and where.
+        seen: What the run has shown so far; it goes on learning.
+    """
+
+    def __init__(self, scenario: Scenario, seen: ObservedPaths) -> None:
+        self._scenario = scenario
+        self._seen = seen
+
+    def choose(self, plan: Plan) -> Plan | None:
+        """Return the plan with the best depths for the observed paths, or None if it gains too little."""
+        predicted_s = {candidate: self.predict_s(candidate) for candidate in self._candidates(plan)}
+        if not predicted_s:
+            return None
+        best_s = min(predicted_s.values())
+        equally_fast = [each for each, time_s in predicted_s.items() if time_s <= best_s * (1 + EQUALLY_FAST)]
+        chosen = min(equally_fast, key=lambda each: (_samples_in_flight(each), predicted_s[each]))
+        return chosen if self.is_better(chosen, plan) else None
+
+    def is_better(self, candidate: Plan, plan: Plan) -> bool:
+        """Return whether a plan is clearly faster than another, or as fast with clearly less in flight."""
+        lighter = _samples_in_flight(candidate) <= _samples_in_flight(plan) * (1 - LEAST_SAVING)
+        return self.is_faster(candidate, plan) or (lighter and self.predict_s(candidate) <= self.predict_s(plan))
+
+    def is_faster(self, candidate: Plan, plan: Plan) -> bool:
+        """Return whether a plan is clearly faster than another."""
+        return self.predict_s(candidate) * (1 + LEAST_GAIN) < self.predict_s(plan)
+
+    def is_bound_by_links(self, plan: Plan) -> bool:
+        """Return whether some link takes longer for a microbatch than every stage: X > T_max."""
+        for pipeline in plan.pipelines:
+            compute_s, transfer_s, _ = self._times_s(pipeline, max(pipeline.microbatches), plan.compression)
+            if max(transfer_s, default=0.0) > max(compute_s):
+                return True
+        return False
+
+    def predict_s(self, plan: Plan) -> float:
+        """Return how long a step of a plan takes on the observed paths, seconds."""
+        # A search for the best order takes longer than a decision may: its candidates are judged by the rule that
+        # devices would follow without one.
+        quick = replace(plan, order="dynamic") if plan.schedule in SEARCHING else plan
+        return step_time_s(quick, self._scenario, self._seen.path, self._seen.slowdown)
+
+    def _candidates(self, plan: Plan) -> Iterator[Plan]:
+        """Plans with another microbatch count or other depths, one pipeline changed at a time."""
+        for index, pipeline in enumerate(plan.pipelines) if plan.schedule != EXPLICIT else ():
+            widest = max(len(stage.replicas) for stage in pipeline.stages)
+            most = MOST_MICROBATCHES_PER_STAGE * len(pipeline.stages)
+            for count in _even_counts(pipeline.samples, least_size=widest, most=most):
+                microbatches = (pipeline.samples // count,) * count
+                for depths in self._depths(plan, pipeline, microbatches):
+                    candidate = plan.with_microbatches(index, microbatches, depths)
+                    if len(set(pipeline.workers)) == len(pipeline.stages) or self._is_possible(candidate):
+                        yield candidate
+
+    def _is_possible(self, plan: Plan) -> bool:
+        """Whether a plan can be carried out: depths that fit every stage may not fit a device that holds several."""
+        try:
+            check_plan(plan, self._scenario)
+        except InputError:
+            return False
+        return True
+
+    def _depths(self, plan: Plan, pipeline: Pipeline, microbatches: tuple[int, ...]) -> set[tuple[int, ...]]:
+        """Depths worth a try that fit into memory."""
+        stages = len(pipeline.stages)
+        if plan.schedule in HOLD_ALL:
+            wanted = {(len(microbatches),) * stages}
+        else:
+            wanted = {plain_depths(stages), self._hiding_depths(pipeline, microbatches, plan.compression)}
+        fitted = {each: fitting_depths(each, pipeline.stages, self._scenario, microbatches) for each in wanted}
+        return {
+            fits
+            for each, fits in fitted.items()
+            if fits is not None and (fits == each or plan.schedule not in HOLD_ALL)
+        }
+
+    def _hiding_depths(self, pipeline: Pipeline, microbatches: tuple[int, ...], compression: str) -> tuple[int, ...]:
+        """Depths that hide the round trips at the observed rates."""
+        return latency_aware_depths(*self._times_s(pipeline, max(microbatches), compression))
+
+    def _times_s(
+        self, pipeline: Pipeline, samples: int, compression: str
+    ) -> tuple[list[float], list[float], list[float]]:
+        """Of a microbatch: each stage's compute, each boundary's transfer and latency, by the slowest of each."""
+        compute_s = []
+        for stage in pipeline.stages:
+            times_s = (
+                replica_times(self._scenario, stage, replica, end - first).total_s
+                * self._seen.slowdown.get(replica.device, 1.0)
+                for replica, (first, end) in zip(stage.replicas, stage.intervals(samples), strict=True)
+            )
+            compute_s.append(max(times_s))
+        boundaries = zip(pipeline.stages, pipeline.stages[1:], strict=False)
+        crossings = [self._crossing_s(*both, samples, compression) for both in boundaries]
+        return compute_s, [each for each, _ in crossings], [each for _, each in crossings]
+
+    def _crossing_s(self, senders: Stage, receivers: Stage, samples: int, compression: str) -> tuple[float, float]:
+        """For how long a microbatch of so many samples keeps the slowest path busy, and the longest delay."""
+        sample_bytes = self._scenario.model.layers[senders.end_layer - 1].output_bytes
+        ends = ((s.device, r.device) for s in senders.replicas for r in receivers.replicas if s.device != r.device)
+        transfer_s, latency_s = 0.0, 0.0
+        for pair in (way for both in ends for way in (both, both[::-1])):
+            form = compression_between(compression, self._scenario.cluster, *pair)
+            path, size_bytes = self._seen.path(*pair), wire_bytes(form, samples, sample_bytes)
+            transfer_s = max(transfer_s, 8 * size_bytes / path.rate_bps)
+            latency_s = max(latency_s, path.delay_s(size_bytes))
+        return transfer_s, latency_s
+
+
+def _even_counts(samples: int, least_size: int, most: int) -> list[int]:
+    """Numbers of equal microbatches, ``most`` at most, with ``least_size`` samples or more in each."""
+    return [count for count in range(1, min(most, samples // least_size) + 1) if samples % count == 0]
+
+
+def _samples_in_flight(plan: Plan) -> int:
+    return sum(stage.in_flight * max(pipeline.microbatches) for pipeline in plan.pipelines for stage in pipeline.stages)

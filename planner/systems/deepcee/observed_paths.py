@@ -1,0 +1,90 @@
+"""What a run's observations say of paths and devices so far, for every policy that looks ahead.
+
+Per path a weighted mean of the observed time per bit and of the latency, per device one of its slow-down against the
+profile. A path that nobody uses any more is forgotten bit by bit: its figures go back to what is declared.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from executor.core.program import DeviceProgram, compile_plan
+from planner.adapt.observation import Observation, PathObservation
+from planner.cost.link_sharing import sharers
+from planner.cost.steady_path import SteadyPath, nominal_path
+from planner.scenario.scenario import Scenario
+
+# Weight of the newest observation: the mean follows a sudden change to within 10 % in two observations.
+NEWEST_WEIGHT = 0.7
+
+# Weight of what is declared, for each step in which a path carries nothing. Assumed: half is forgotten in 35 steps.
+FORGETTING_WEIGHT = 0.02
+
+
+class ObservedPaths:
+    """Paths and slow-downs as one run has shown them; one object for one run."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._paths: dict[tuple[str, str], SteadyPath] = {}
+        self._sharers: dict[tuple[str, str], int] = {}
+        self._slowdown: dict[str, float] = {}
+
+    @property
+    def slowdown(self) -> Mapping[str, float]:
+        """Device to the factor by which its compute takes longer than profiled."""
+        return self._slowdown
+
+    @property
+    def alone(self) -> Mapping[tuple[str, str], SteadyPath]:
+        """The paths seen so far, as they would be if nothing else were sent at the same time."""
+        return {
+            pair: replace(path, rate_bps=path.rate_bps * self._sharers.get(pair, 1))
+            for pair, path in self._paths.items()
+        }
+
+    def path(self, source: str, target: str) -> SteadyPath:
+        """Return a path as it was seen, or as it is declared."""
+        return self._paths.get((source, target)) or nominal_path(self._scenario, source, target)
+
+    def learn(self, observation: Observation) -> None:
+        """Take note of a step."""
+        for seen in observation.paths:
+            self._paths[seen.source, seen.target] = self._joined(seen)
+        used = {(seen.source, seen.target) for seen in observation.paths}
+        for pair in self._paths.keys() - used:
+            self._paths[pair] = self._forgotten(pair)
+        self._sharers.update(sharers(observation.plan, self._scenario))
+        programs = compile_plan(observation.plan, self._scenario)
+        for device, compute_s in observation.compute_s:
+            # The partners of a tensor-parallel group are as fast as the device that leads them.
+            planned_s = _planned_s(programs[device]) if device in programs else 0.0
+            if planned_s > 0:
+                before_ratio = self._slowdown.get(device, compute_s / planned_s)
+                self._slowdown[device] = _mean(NEWEST_WEIGHT, compute_s / planned_s, before_ratio)
+
+    def _joined(self, seen: PathObservation) -> SteadyPath:
+        before = self.path(seen.source, seen.target)
+        # Seconds per bit are averaged, not bits per second: time is what adds up.
+        seconds_per_bit = _mean(NEWEST_WEIGHT, 1 / seen.rate_bps, 1 / before.rate_bps)
+        latency_s, jitter_s = before.latency_s, before.jitter_s
+        if seen.latency_s is not None:
+            # What was seen has the jitter in it.
+            latency_s, jitter_s = _mean(NEWEST_WEIGHT, max(0.0, seen.latency_s), latency_s + jitter_s), 0.0
+        return SteadyPath(1 / seconds_per_bit, latency_s, jitter_s=jitter_s)
+
+    def _forgotten(self, pair: tuple[str, str]) -> SteadyPath:
+        seen, declared = self._paths[pair], nominal_path(self._scenario, *pair)
+        seconds_per_bit = _mean(FORGETTING_WEIGHT, self._sharers.get(pair, 1) / declared.rate_bps, 1 / seen.rate_bps)
+        return replace(
+            seen,
+            rate_bps=1 / seconds_per_bit,
+            latency_s=_mean(FORGETTING_WEIGHT, declared.latency_s, seen.latency_s),
+        )
+
+
+def _planned_s(program: DeviceProgram) -> float:
+    return program.update_s + sum(work.duration_s for work in program.work)
+
+
+def _mean(weight: float, newest: float, before: float) -> float:
+    return weight * newest + (1 - weight) * before

@@ -1,0 +1,114 @@
+"""DeepCEE (also SpanTrain; arXiv 2505.15536): one pipeline across regions, built around what passes between them.
+
+Devices are grouped by network and by speed (`planner.systems.deepcee.device_groups`), groups are put in the order that
+keeps the worst crossing small (`planner.systems.deepcee.group_order`), layers are cut to finish soonest
+(`planner.systems.deepcee.layer_split`), with as many microbatches in flight as hide the round trips, in an order
+without idle slots that could be avoided (schedule ``compact-zb``). Links between areas carry activations and their
+gradients only: replicas of a stage are of one group.
+
+Published: grouping, asymmetric stages, compact zero-bubble pipelines. Assumed, where the public text is silent: the
+formulas in the modules named; that devices of a group are either replicas or stages one after the other; that areas may
+be left out, at either end of the order or one in between, where the rest is faster alone; that candidates are judged by
+a closed form, and the best few by one step on steady links in which devices choose.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.cost.infeasible import no_split_fits
+from planner.cost.link_sharing import shared_paths
+from planner.plan.microbatches import even_cut
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from planner.step.evaluate import step_time_s
+from planner.systems.deepcee.device_groups import Area, Group, device_areas, packet_times_s
+from planner.systems.deepcee.group_order import best_order
+from planner.systems.deepcee.pipeline_search import Candidate, PipelineSearch
+
+# Starts that are improved, and improved pipelines that are timed step by step.
+_IMPROVED = 4
+_TIMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanisms:
+    """What DeepCEE's planner does beyond cutting layers; each can be left out, to see what it is worth.
+
+    Attributes:
+        grouping: Devices are grouped, ordered and chosen; otherwise each is a stage, as the cluster names them.
+        zero_bubble: Backward is split and weight gradients fill the gaps; otherwise 1F1B.
+        latency_aware_depth: Depths hide round trips; otherwise they are 1F1B's P - s.
+    """
+
+    grouping: bool = True
+    zero_bubble: bool = True
+    latency_aware_depth: bool = True
+
+
+def deepcee(scenario: Scenario) -> Plan:
+    """Return the fastest pipeline over some or all areas of the cluster.
+
+    Raises:
+        InputError: No split of the model fits into memory.
+    """
+    return deepcee_with(Mechanisms(), scenario)
+
+
+def deepcee_with(mechanisms: Mechanisms, scenario: Scenario) -> Plan:
+    """Return DeepCEE's plan with only some of its mechanisms.
+
+    Raises:
+        InputError: No split of the model fits into memory.
+    """
+    search = PipelineSearch(scenario, hides_latency=mechanisms.latency_aware_depth)
+    chains = _chains(scenario) if mechanisms.grouping else iter([_as_named(scenario)])
+    starts = sorted((start for chain in chains for start in search.starts(chain)), key=lambda each: each.step_s)
+    if not starts:
+        raise no_split_fits(scenario, "deepcee")
+    improved = {search.improved(start): None for start in starts[:_IMPROVED]}
+    best = sorted(improved, key=lambda each: each.step_s)[:_TIMED]
+    return min((_plan(each, mechanisms, scenario) for each in best), key=lambda plan: quick_step_s(plan, scenario))
+
+
+def quick_step_s(plan: Plan, scenario: Scenario) -> float:
+    """Return the seconds of a step in which devices choose the order themselves, at declared bandwidths.
+
+    That needs no search for an order. Flows that start together share their links.
+    """
+    return step_time_s(replace(plan, order="dynamic"), scenario, shared_paths(plan, scenario))
+
+
+def _plan(candidate: Candidate, mechanisms: Mechanisms, scenario: Scenario) -> Plan:
+    schedule = "compact-zb" if mechanisms.zero_bubble else "1f1b"
+    return Plan(scenario.name, scenario.model.name, "deepcee", schedule, (candidate.pipeline,))
+
+
+def _chains(scenario: Scenario) -> Iterator[tuple[Group, ...]]:
+    """Groups in order: of all areas, of runs of neighbouring ones, and of all but one; each from both ends."""
+    areas = device_areas(scenario)
+    order = best_order(_area_distance_s(areas, scenario))
+    count = len(order)
+    runs = {order[first:end] for first in range(count) for end in range(first + 1, count + 1)}
+    runs |= {(*order[:index], *order[index + 1 :]) for index in range(count) if count > 1}
+    for run in sorted(runs):
+        for way in dict.fromkeys((run, run[::-1])):
+            yield tuple(group for index in way for group in areas[index])
+
+
+def _area_distance_s(areas: tuple[Area, ...], scenario: Scenario) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """The worst distance between any device of one area and any of another, seconds, [areas, areas]."""
+    number = {device.name: index for index, device in enumerate(scenario.cluster.devices)}
+    members = [[number[device.name] for group in area for device in group] for area in areas]
+    every_s = packet_times_s(scenario)
+    return np.array([[every_s[np.ix_(a, b)].max() for b in members] for a in members])
+
+
+def _as_named(scenario: Scenario) -> tuple[Group, ...]:
+    """The devices one by one; where they are more than layers, neighbours share a stage."""
+    devices, first, groups = scenario.cluster.devices, 0, []
+    for width in even_cut(len(devices), min(len(devices), len(scenario.model.layers))):
+        groups.append(devices[first : first + width])
+        first += width
+    return tuple(groups)

@@ -1,0 +1,71 @@
+"""Python files of the user: models, strategies, policies. They are named on the command line, never by a plan."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traces.common.errors import InputError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+@contextmanager
+def users_code(path: Path, failure: str, valid: str) -> Iterator[None]:
+    """Around code that is not ours: what it prints goes to stderr, what it raises is wrong input.
+
+    Args:
+        path: Of the code.
+        failure: What has failed if it raises something.
+        valid: What to do then.
+
+    Raises:
+        InputError: With ``failure``, and what was raised.
+    """
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        first_line = next(iter(str(error).splitlines()), "no message")
+        raise InputError(f"{failure}: {type(error).__name__}: {first_line}", where=str(path), valid=valid) from error
+
+
+class _LeavesNothing(SourceFileLoader):
+    """Writes no bytecode beside a file that is not ours."""
+
+    def set_data(self, path: str, data: "ReadableBuffer", *, _mode: int = 0o666) -> None:
+        """Do nothing with compiled code."""
+
+
+def load_function(path: Path, function: str, what: str, signature: str) -> Callable[..., Any]:
+    """Return a function of a Python file; the file's name in sys.modules cannot clash with anything installed.
+
+    Args:
+        path: Of the file.
+        function: Name of it.
+        what: The file is for, such as ``model``.
+        signature: How the function must look, for who has none.
+
+    Raises:
+        InputError: There is no such file or function, or the file fails on import.
+    """
+    if path.suffix != ".py":
+        raise InputError("this is not a Python file", where=str(path), valid="name a file that ends in .py")
+    name = f"ropebridge_user_{what}_{path.stem}"
+    loader = _LeavesNothing(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None, "there is a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    with users_code(path, f"the {what} file fails on import", "correct it"):
+        loader.exec_module(module)
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise InputError(f"the {what} file has no function '{function}'", where=str(path), valid=f"define {signature}")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""Compiled kernels: devices at work and piecewise-constant rates."""

@@ -1,0 +1,203 @@
+"""Rates over time as tables for compiled code: of links in bits per second, of devices relative to their profile.
+
+A table is piecewise constant. After its duration it goes on at the time from which it repeats, for ever; a table
+of infinite duration keeps its last rate.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from planner.scenario.cluster import LONGEST_OUTAGE_S
+from planner.step.graph import Floats, Ints
+from traces.trace import LinkTrace
+
+
+@dataclass(frozen=True, slots=True)
+class RateTable:
+    """One table.
+
+    Attributes:
+        times_s: When each piece starts; the first is 0.
+        rates: Of each piece.
+        duration_s: When it goes back to `repeat_from_s`; infinite if it never does.
+        repeat_from_s: The start of a piece.
+    """
+
+    times_s: Sequence[float]
+    rates: Sequence[float]
+    duration_s: float = math.inf
+    repeat_from_s: float = 0.0
+
+    def clipped(self, factor: float, ceiling: float) -> "RateTable":
+        """Return the table with rates times ``factor``, and none above ``ceiling``."""
+        rates = [min(rate * factor, ceiling) for rate in self.rates]
+        return RateTable(self.times_s, rates, self.duration_s, self.repeat_from_s)
+
+    def without(self, start_s: float, end_s: float) -> "RateTable":
+        """Return the table with rate 0 between two times of the run."""
+        period_s = self.duration_s - self.repeat_from_s
+        loops = math.isfinite(self.duration_s)
+        last_cut_s = end_s if math.isfinite(end_s) else start_s
+        turns = max(0, math.ceil((last_cut_s - self.repeat_from_s) / period_s)) if loops else 0
+        pieces = list(zip(self.times_s, self.rates, strict=True))
+        repeated = [piece for piece in pieces if piece[0] >= self.repeat_from_s]
+        for turn in range(1, turns + 1):
+            pieces += [(time_s + turn * period_s, rate) for time_s, rate in repeated]
+        cuts = sorted({time_s for time_s, _ in pieces} | {start_s} | ({end_s} if math.isfinite(end_s) else set()))
+        times_s = [time_s for time_s, _ in pieces]
+        rates = [
+            0.0 if start_s <= cut < end_s else pieces[int(np.searchsorted(times_s, cut, side="right")) - 1][1]
+            for cut in cuts
+        ]
+        if not loops or math.isinf(end_s):
+            return RateTable(cuts, rates)
+        return RateTable(cuts, rates, self.duration_s + turns * period_s, self.repeat_from_s + turns * period_s)
+
+
+def link_table(trace: LinkTrace) -> RateTable:
+    """Return a trace's rates as a table."""
+    duration_s = trace.duration_s if trace.loops else math.inf
+    return RateTable(trace.times_s.tolist(), trace.bandwidth_bps.tolist(), duration_s)
+
+
+def latency_table(trace: LinkTrace) -> RateTable:
+    """Return a trace's latencies as a table; the trace has them."""
+    assert trace.latency_s is not None
+    duration_s = trace.duration_s if trace.loops else math.inf
+    return RateTable(trace.times_s.tolist(), trace.latency_s.tolist(), duration_s)
+
+
+class RateTables(NamedTuple):
+    """Many tables, one after the other.
+
+    Attributes:
+        first: Where each table's pieces begin, and the number of all, [tables + 1].
+        times_s: Starts of pieces, [pieces].
+        rate: Of each piece, [pieces].
+        duration_s: Of each table, [tables].
+        repeat_from_s: Of each table, [tables].
+    """
+
+    first: Ints
+    times_s: Floats
+    rate: Floats
+    duration_s: Floats
+    repeat_from_s: Floats
+
+
+def join_tables(tables: Sequence[RateTable]) -> RateTables:
+    """Return the tables as arrays."""
+    return RateTables(
+        np.cumsum([0, *(len(table.times_s) for table in tables)], dtype=np.int64),
+        np.array([time_s for table in tables for time_s in table.times_s], np.float64),
+        np.array([rate for table in tables for rate in table.rates], np.float64),
+        np.array([table.duration_s for table in tables], np.float64),
+        np.array([table.repeat_from_s for table in tables], np.float64),
+    )
+
+
+@njit(cache=True)
+def find_piece(tables: RateTables, table: int, time_s: float) -> tuple[int, float]:
+    """Return the piece that holds at ``time_s``, and what to add to the table's times then."""
+    shift_s = 0.0
+    duration_s = tables.duration_s[table]
+    if time_s >= duration_s:
+        period_s = duration_s - tables.repeat_from_s[table]
+        shift_s = period_s * (np.floor((time_s - duration_s) / period_s) + 1.0)
+        if time_s - shift_s >= duration_s:
+            shift_s += period_s
+    first, end = tables.first[table], tables.first[table + 1]
+    piece = first + np.searchsorted(tables.times_s[first:end], time_s - shift_s, side="right") - 1
+    return max(piece, first), shift_s
+
+
+@njit(cache=True)
+def next_piece(tables: RateTables, table: int, piece: int, shift_s: float) -> tuple[int, float, float]:
+    """Return the piece after another, its shift, and when it starts; it starts at infinity if there is none."""
+    if piece + 1 < tables.first[table + 1]:
+        return piece + 1, shift_s, tables.times_s[piece + 1] + shift_s
+    duration_s = tables.duration_s[table]
+    if np.isinf(duration_s):
+        return piece, shift_s, np.inf
+    start_s = duration_s + shift_s
+    repeat_from_s = tables.repeat_from_s[table]
+    first, end = tables.first[table], tables.first[table + 1]
+    back = first + np.searchsorted(tables.times_s[first:end], repeat_from_s, side="right") - 1
+    return back, shift_s + duration_s - repeat_from_s, start_s
+
+
+@njit(cache=True)
+def holding(tables: RateTables, table: int, time_s: float) -> tuple[float, float]:
+    """Return the rate that holds from ``time_s`` on, and until when."""
+    piece, shift_s = find_piece(tables, table, time_s)
+    following, shift_s, change_s = next_piece(tables, table, piece, shift_s)
+    # A time that is meant to be the end of a piece can round to before it: the next piece holds then.
+    while change_s <= time_s:
+        piece = following
+        following, shift_s, change_s = next_piece(tables, table, piece, shift_s)
+    return float(tables.rate[piece]), float(change_s)
+
+
+@njit(cache=True)
+def rate_at(tables: RateTables, table: int, time_s: float) -> float:
+    """Return the rate at a time."""
+    piece, _ = find_piece(tables, table, time_s)
+    return float(tables.rate[piece])
+
+
+@njit(cache=True)
+def moved(tables: RateTables, table: int, start_s: float, end_s: float, ceiling: float) -> float:
+    """Return the integral of the rate, where it is above ``ceiling`` that of the ceiling, between two times."""
+    total, now_s = 0.0, start_s
+    piece, shift_s = find_piece(tables, table, start_s)
+    while now_s < end_s:
+        rate = min(tables.rate[piece], ceiling)
+        piece, shift_s, change_s = next_piece(tables, table, piece, shift_s)
+        until_s = min(change_s, end_s)
+        if until_s > now_s:
+            total += rate * (until_s - now_s)
+            now_s = until_s
+    return total
+
+
+@njit(cache=True)
+def time_of(tables: RateTables, table: int, amount: float, start_s: float, ceiling: float) -> float:
+    """Return when ``amount`` has moved if it starts at ``start_s`` and no rate above ``ceiling`` counts.
+
+    Infinity if nothing moves for a day, or for ever.
+    """
+    now_s = start_s
+    if amount <= 0.0:
+        return now_s
+    moved_s = start_s
+    piece, shift_s = find_piece(tables, table, start_s)
+    while True:
+        rate = min(tables.rate[piece], ceiling)
+        piece, shift_s, change_s = next_piece(tables, table, piece, shift_s)
+        if rate > 0.0:
+            # A rounding of the amount must not carry its end over a change of the rate, which may be an outage.
+            if now_s + amount / rate <= change_s or amount - rate * (change_s - now_s) <= 1e-12 * amount:
+                return float(min(now_s + amount / rate, change_s))
+            amount -= rate * max(change_s - now_s, 0.0)
+            moved_s = change_s
+        elif change_s - moved_s > LONGEST_OUTAGE_S:
+            return np.inf
+        now_s = max(now_s, change_s)
+
+
+@njit(cache=True)
+def resumes_s(tables: RateTables, table: int, time_s: float) -> float:
+    """Return the first time from ``time_s`` on at which the rate is above zero; infinity if there is none in a day."""
+    now_s = time_s
+    piece, shift_s = find_piece(tables, table, time_s)
+    while tables.rate[piece] <= 0.0:
+        piece, shift_s, change_s = next_piece(tables, table, piece, shift_s)
+        now_s = change_s
+        if now_s - time_s > LONGEST_OUTAGE_S:
+            return np.inf
+    return now_s

@@ -1,0 +1,1 @@
+"""The simulated network: connections, TCP windows and shared links."""

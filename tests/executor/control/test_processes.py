@@ -1,0 +1,137 @@
+"""Whatever happens, a run leaves no process and no temporary folder behind, and says what happened."""
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.processes.process_watch import (
+    PATIENCE_S,
+    left_behind,
+    marked_processes,
+    processes_of,
+    started,
+    wait_until,
+)
+
+RUN = ["run", "two-regions", "--compute", "paced", "--emulate-wan", "--steps", "500"]
+
+
+def workers(mark: str) -> list[int]:
+    return processes_of("executor.rank.worker", mark)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_everything(number: signal.Signals, tmp_path: Path) -> None:
+    target = tmp_path / "run"
+    with started([*RUN, "-o", str(target)], tmp_path) as (process, mark):
+        wait_until(lambda: len(workers(mark)) == 2, "the workers do not start")
+        time.sleep(1.0)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130
+        assert "interrupted" in errors
+    assert left_behind(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["scratch"]
+
+
+def test_an_interrupt_while_the_processes_start_ends_everything(tmp_path: Path) -> None:
+    with started([*RUN, "-o", str(tmp_path / "run")], tmp_path) as (process, mark):
+        wait_until(lambda: len(marked_processes(mark)) > 1, "the agent does not start")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130
+    assert left_behind(tmp_path) == []
+
+
+def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    with started(RUN, tmp_path) as (process, mark):
+        wait_until(lambda: len(workers(mark)) == 2, "the workers do not start")
+        process.kill()
+
+
+def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    with started(RUN, tmp_path) as (process, mark):
+        wait_until(lambda: len(workers(mark)) == 2, "the workers do not start")
+        time.sleep(4.0)
+        os.kill(workers(mark)[1], signal.SIGKILL)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1
+        assert "was ended by SIGKILL" in errors
+        assert "device '" in errors
+    assert left_behind(tmp_path) == []
+
+
+def test_a_rank_that_stands_still_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    arguments = ["run", "two-regions", "--compute", "paced", "--steps", "500", "-o", str(tmp_path / "run")]
+    with started(arguments, tmp_path) as (process, mark):
+        wait_until(lambda: len(workers(mark)) == 2, "the workers do not start")
+        time.sleep(6.0)
+        os.kill(workers(mark)[1], signal.SIGSTOP)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert errors.startswith("ropebridge: rank ")
+    assert "its process was stopped by a signal, and did not go on for 10 s" in errors
+    assert left_behind(tmp_path) == []
+
+
+BROKEN_MODEL = """
+import torch
+class Broken(torch.nn.Module):
+    calls = 0
+    def forward(self, x):
+        Broken.calls += 1
+        if Broken.calls > 6:
+            {breakdown}
+        return x
+class Model:
+    def __init__(self):
+        self.layers = [torch.nn.Linear(4, 4), Broken()]
+    def loss(self, outputs, targets):
+        return torch.nn.functional.mse_loss(outputs, targets)
+    def samples(self, first, count):
+        return torch.ones(count, 4), torch.ones(count, 4)
+def build():
+    return Model()
+"""
+
+BROKEN_SCENARIO = """
+name: broken
+cluster:
+  devices:
+    - {name: left, kind: t4, region: here}
+    - {name: right, kind: t4, region: here}
+  links:
+    - {inside: here, bandwidth: 1 Gbit/s, latency: 0 ms}
+model:
+  name: broken
+  code: model.py
+  layers:
+    - {name: first, parameters: 80 B, output: 16 B, activation: 16 B, forward: 32 FLOP}
+    - {name: second, parameters: 0 B, output: 16 B, activation: 16 B, forward: 0 FLOP}
+training: {global_batch: 4, microbatch: 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("breakdown", "cause"),
+    [
+        ("raise RuntimeError('the layer breaks down')", "the layer breaks down"),
+        ("raise SystemExit(3)", "the model's code ended the process: SystemExit(3)"),
+    ],
+)
+def test_a_rank_whose_model_fails_ends_the_run_with_the_cause(breakdown: str, cause: str, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(BROKEN_MODEL.format(breakdown=breakdown))
+    (tmp_path / "broken.yaml").write_text(BROKEN_SCENARIO)
+    arguments = ["run", str(tmp_path / "broken.yaml"), "-o", str(tmp_path / "run")]
+    with started(arguments, tmp_path) as (process, _):
+        output, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1
+        assert output == ""
+        name = f"rank 1 (device 'right', host {socket.gethostname()})"
+        assert errors.splitlines()[0] == f"ropebridge: {name}: {cause}"
+    assert left_behind(tmp_path) == []
+    assert not (tmp_path / "run").exists()

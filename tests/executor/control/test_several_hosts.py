@@ -1,0 +1,174 @@
+"""A job on several hosts, each with files of its own, trains as one process does, and outlives the loss of a host."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from executor.backend import TorchBackend
+from executor.recovery.resuming import CheckpointOrders
+from planner.runs.metrics import step_ends_s
+from tests.helpers.networks.several_hosts import hosts_on_loopback, start_member, two_free_ports
+from tests.helpers.processes.blows import await_step
+from tests.helpers.processes.command import COMMAND, ropebridge
+from tests.helpers.processes.training import assert_trained, chain, train_in_one_process
+from traces.common.errors import InputError, RunError
+
+pytestmark = pytest.mark.real
+
+STEPS = 12
+
+
+def said_at_end(member: "subprocess.Popen[str]") -> str:
+    """What a host's part has to say against the run."""
+    _, said = member.communicate(timeout=20)
+    assert member.returncode == 0, said
+    return said
+
+
+def test_hosts_train_together(tmp_path: Path) -> None:
+    """The head has none of the first stage's ranks: rank 0 is elsewhere."""
+    scenario, plan = chain()
+    hosts = hosts_on_loopback([("west", (1, 3)), ("east", (0, 2))])
+    target = tmp_path / "parameters.safetensors"
+    member = start_member(hosts, "east", tmp_path / "east", scenario.code.path)
+    backend = TorchBackend("real", parameters=target, resources=tmp_path, hosts=lambda devices: hosts)
+    record = backend.run(scenario, plan, None, STEPS)
+    assert_trained(record, target, train_in_one_process(scenario, STEPS))
+    assert said_at_end(member) == ""
+    assert sorted(path.name for path in tmp_path.glob("resources-*")) == [
+        f"resources-{rank}.jsonl" for rank in range(4)
+    ]
+    assert list((tmp_path / "east").glob("ropebridge-*")) == []
+
+
+@pytest.mark.slow
+def test_a_head_with_an_address_of_ipv6(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    scenario, plan = chain()
+    hosts = replace(hosts_on_loopback([("west", (0, 1)), ("east", (2, 3))]), address="::1")
+    member = start_member(hosts, "east", tmp_path / "east", None)
+    record = TorchBackend("paced", backup_every=1, hosts=lambda devices: hosts).run(scenario, plan, None, STEPS)
+    assert len(step_ends_s(record.events)) == STEPS
+    assert said_at_end(member) == ""
+
+
+def test_a_host_that_is_lost_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scenario, plan = chain()
+    hosts = hosts_on_loopback([("west", (0, 1, 2)), ("east", (3,))])
+    target, steps = tmp_path / "parameters.safetensors", 40
+    members = [start_member(hosts, "east", tmp_path / "east", scenario.code.path)]
+
+    def strike() -> None:
+        await_step(tmp_path, 0, 4)
+        members[0].send_signal(signal.SIGKILL)
+        members[0].communicate()
+        members.append(start_member(hosts, "east", tmp_path / "east", scenario.code.path))
+
+    striker = threading.Thread(target=strike, daemon=True)
+    striker.start()
+    backend = TorchBackend("real", parameters=target, backup_every=1, hosts=lambda devices: hosts)
+    record = backend.run(scenario, plan, None, steps)
+    striker.join()
+    assert_trained(record, target, train_in_one_process(scenario, steps))
+    assert said_at_end(members[1]) == ""
+
+
+def test_a_host_that_is_lost_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scenario, plan = chain()
+    hosts = hosts_on_loopback([("west", (0, 1, 2)), ("east", (3,))])
+    member = start_member(hosts, "east", tmp_path / "east", scenario.code.path)
+
+    def strike() -> None:
+        await_step(tmp_path, 0, 4)
+        member.send_signal(signal.SIGKILL)
+        member.communicate()
+
+    striker = threading.Thread(target=strike, daemon=True)
+    striker.start()
+    with pytest.raises(RunError, match=r"rank 3 \(device 'device-3', host east\) is lost.*'--backup-every' outlives"):
+        TorchBackend("real", hosts=lambda devices: hosts).run(scenario, plan, None, 2000)
+    striker.join()
+
+
+def test_a_host_that_does_not_come_is_named() -> None:
+    scenario, plan = chain()
+    hosts = hosts_on_loopback([("west", (0, 1)), ("east", (2, 3))], arrival_s=2.0)
+    with pytest.raises(RunError, match=r"after 2 s nobody has come from east: start the job there, .*127\.0\.0\.1"):
+        TorchBackend("paced", hosts=lambda devices: hosts).run(scenario, plan, None, STEPS)
+
+
+def test_a_model_that_differs_on_a_host_is_found(tmp_path: Path) -> None:
+    scenario, plan = chain()
+    other = tmp_path / "model.py"
+    other.write_text(scenario.code.path.read_text() + "\n# not the same\n")
+    hosts = hosts_on_loopback([("west", (0, 1)), ("east", (2, 3))])
+    member = start_member(hosts, "east", tmp_path / "east", other)
+    with pytest.raises(RunError, match="model file"):
+        TorchBackend("real", hosts=lambda devices: hosts).run(scenario, plan, None, STEPS)
+    _, said = member.communicate(timeout=30)
+    assert member.returncode == 1
+    assert "model file" in said
+
+
+@pytest.mark.slow
+def test_checkpoints_in_a_folder_that_hosts_do_not_share_are_refused(tmp_path: Path) -> None:
+    scenario, plan = chain()
+    shared, hosts = tmp_path / "checkpoints", hosts_on_loopback([("west", (0, 1)), ("east", (2, 3))])
+    shared.mkdir()
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine allows no mounts of one's own")
+    # Another disk at the same place.
+    elsewhere = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {shared} && exec "$@"', "sh"]
+    member = start_member(hosts, "east", tmp_path / "east", scenario.code.path, elsewhere)
+    backend = TorchBackend("real", checkpoints=CheckpointOrders(shared, 5), hosts=lambda devices: hosts)
+    with pytest.raises(InputError, match=r"not the one that the head has.*a folder that all hosts share"):
+        backend.run(scenario, plan, None, STEPS)
+    _, said = member.communicate(timeout=30)
+    assert member.returncode == 1
+    assert str(shared) in said
+
+
+@pytest.mark.slow
+def test_a_head_that_is_killed_goes_on_and_the_others_have_waited(tmp_path: Path) -> None:
+    """As `deploy --target torchrun` says: the head's part by ropebridge, the other one's by torchrun."""
+    entry = {"interface": "lo", "command": COMMAND[0]}
+    hosts = {"north-worker": {**entry, "address": "127.0.0.1"}, "south-worker": entry}
+    described = {"hosts": hosts, "port": two_free_ports(), "arrival": "90 s", "silence": "8 s"}
+    (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(described))
+    folder = tmp_path / "job-1"
+    done = ropebridge(
+        *("deploy", "digits", "--target", "torchrun", "--hosts", tmp_path / "hosts.yaml", "-o", folder),
+        *("--steps", 400, "--checkpoint", tmp_path / "checkpoints", "--checkpoint-every", 20),
+    )
+    assert done.returncode == 0, done.stderr
+    commands = (folder / "commands.sh").read_text()
+    theirs = f"PATH={Path(sys.executable).parent}:$PATH; {commands.partition('south-worker')[2]}"
+    member = subprocess.Popen(["bash", "-c", theirs], cwd=folder, stderr=subprocess.PIPE, text=True)
+    lead = [*COMMAND, "host", "job", "north-worker"]
+    head = subprocess.Popen(lead, cwd=folder, stderr=subprocess.PIPE, text=True)
+    while len(list((tmp_path / "checkpoints").glob("step-*"))) < 3:
+        assert head.poll() is None, head.communicate()
+        time.sleep(0.1)
+    head.kill()
+    head.communicate()
+    resumed = subprocess.run([*lead, "--resume"], cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed from the checkpoint of step" in resumed.stderr
+    assert said_at_end(member) is not None
+    summary = json.loads((folder / "job" / "run" / "summary.json").read_text())
+    assert summary["losses"][-1] < 0.5

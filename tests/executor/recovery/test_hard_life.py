@@ -1,0 +1,154 @@
+"""Two thousand steps over links that sway, with a policy that moves layers; ranks are killed and stopped at random.
+
+Hours of a run in minutes: every process holds at the end what it held early, nothing stays behind, nothing is lost.
+"""
+
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from executor.backend import TorchBackend
+from executor.core.pulse import beat_path
+from planner.scenario.scenario import Optimizer, Scenario
+from planner.systems.auto.policy import AutoPolicy
+from tests.helpers.processes.process_watch import MARK, left_behind, marked_processes, wait_until
+from tests.helpers.processes.training import (
+    GPT,
+    assert_trained,
+    hybrid_plan,
+    train_in_one_process,
+    training_scenario,
+)
+from traces.generators.presets import preset
+from traces.trace import LinkTrace
+
+pytestmark = pytest.mark.slow
+
+STEPS = 2000
+RANKS = 4
+# Long enough for a new process to come and to be taken up.
+BETWEEN_S = 12.0
+# A process that lives for less has hardly begun: it loads torch, waits until it is taken up, and compiles plans.
+LEAST_LOOKS = 55
+MOST_GROWTH_BYTES = 8e6
+# Who is connected with fewer others, since some are away, has fewer open. One left behind by each blow would be more.
+MOST_MORE_FILES = 6
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a process holds."""
+
+    resident_bytes: int
+    open_files: int
+
+
+def swaying() -> Scenario:
+    # Rounding grows from step to step, all the more the longer these are; a lost or doubled step would show at once.
+    rule = Optimizer("sgd", learning_rate=0.01)
+    scenario = training_scenario(GPT, RANKS, optimizer=rule, regions=["north", "north", "south", "south"])
+    trace = preset("lte", duration_s=300.0, seed=11)
+    trace = LinkTrace(trace.times_s, trace.bandwidth_bps * (40e6 / trace.mean_bps), trace.duration_s)
+    links = tuple(
+        replace(link, latency_s=0.005, bandwidth_bps=trace.mean_bps, trace=trace)
+        if link.source != link.target
+        else link
+        for link in scenario.cluster.links
+    )
+    return replace(scenario, cluster=replace(scenario.cluster, links=links))
+
+
+class Watch:
+    """Looks at all processes of a run, and strikes some of its ranks.
+
+    Args:
+        scratch: Where the job's folder is.
+        mark: That its processes have inherited.
+    """
+
+    def __init__(self, scratch: Path, mark: str) -> None:
+        self._scratch = scratch
+        self._mark = mark
+        self._over = threading.Event()
+        self.looks: defaultdict[int, list[Look]] = defaultdict(list)
+        self.commands: dict[int, str] = {}
+        self.blows = 0
+        self._threads = [threading.Thread(target=work) for work in (self._look, self._strike)]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(1.0):
+            for pid, command in {**marked_processes(self._mark), os.getpid(): "the launcher"}.items():
+                with suppress(OSError):
+                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                    files = len(os.listdir(f"/proc/{pid}/fd"))
+                    self.commands[pid] = command
+                    self.looks[pid].append(Look(pages * os.sysconf("SC_PAGE_SIZE"), files))
+
+    def _strike(self) -> None:
+        chance = random.Random(5)
+        while not self._over.wait(BETWEEN_S):
+            rank, number = chance.randrange(RANKS), chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
+            with suppress(OSError, ValueError):
+                (job,) = self._scratch.glob("ropebridge-*")
+                os.kill(int(beat_path(job, rank).read_text()), number)
+                self.blows += 1
+
+
+def test_two_thousand_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark, scratch = uuid.uuid4().hex, tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv(MARK, mark)
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    scenario = swaying()
+    plan = hybrid_plan(scenario, "1f1b", [([(1, [1.0]), (2, [1.0]), (2, [1.0]), (1, [1.0])], [3] * 4)])
+    target = tmp_path / "parameters.safetensors"
+    open_before = len(os.listdir("/proc/self/fd"))
+    threads_before = threading.active_count()
+    watch = Watch(scratch, mark)
+    began_s = time.monotonic()
+    try:
+        backend = TorchBackend("real", emulator="shaper", parameters=target, backup_every=1)
+        record = backend.run(scenario, plan, AutoPolicy(scenario), STEPS)
+    finally:
+        watch.close()
+    took_s = time.monotonic() - began_s
+    print(f"MEASURED {watch.blows} blows, {len(record.decisions)} decisions in {took_s:.0f} s")
+    lives = {pid: looks for pid, looks in watch.looks.items() if len(looks) >= LEAST_LOOKS}
+    assert any("executor.rank.worker" in watch.commands[pid] for pid in lives), "no rank lived for long"
+    for pid, looks in lives.items():
+        assert_steady(watch.commands[pid], looks)
+    wait_until(lambda: set(marked_processes(mark)) <= {os.getpid()}, "processes stay behind")
+    assert left_behind(tmp_path) == []
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert threading.active_count() == threads_before
+    assert watch.blows >= took_s / BETWEEN_S / 2
+    assert_trained(record, target, train_in_one_process(scenario, STEPS))
+
+
+def assert_steady(command: str, looks: Sequence[Look]) -> None:
+    quarter = len(looks) // 4
+    _, second, third, last = (looks[number * quarter : (number + 1) * quarter] for number in range(4))
+    growth = median(each.resident_bytes for each in last) - median(each.resident_bytes for each in third)
+    files = [median(each.open_files for each in part) for part in (second, last)]
+    print(f"MEASURED {len(looks)} s: {growth / 1e6:+.1f} MB, files {files}: {command.split('/')[-1]}")
+    assert growth < MOST_GROWTH_BYTES, command
+    assert files[1] <= files[0] + MOST_MORE_FILES, command

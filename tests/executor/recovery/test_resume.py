@@ -1,0 +1,142 @@
+"""Runs that end, however they do, and go on from a checkpoint: as if nothing had been in between."""
+
+import json
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from executor.backend import TorchBackend
+from executor.recovery.resuming import CheckpointOrders, resumption
+from planner.plan.plan import Plan
+from planner.scenario.faults import Absence
+from planner.scenario.scenario import ModelCode, Optimizer, Scenario
+from tests.helpers.processes.command import COMMAND, ropebridge
+from tests.helpers.processes.process_watch import started, wait_until
+from tests.helpers.processes.training import (
+    CONVOLUTIONAL,
+    GPT,
+    assert_trained,
+    chain,
+    hybrid_plan,
+    train_in_one_process,
+)
+from traces.common.errors import InputError
+
+STEPS, EVERY = 12, 3
+
+
+def other_plan(scenario: Scenario) -> Plan:
+    """Two stages, in which other devices have other layers."""
+    layers = len(scenario.model.layers)
+    return hybrid_plan(scenario, "gpipe", [([(3, [1.0, 1.0]), (layers - 3, [1.0])], [6, 6])])
+
+
+@pytest.mark.parametrize(
+    ("code", "optimizer"),
+    [
+        pytest.param(CONVOLUTIONAL, Optimizer("adamw", learning_rate=0.001), id="adamw"),
+        pytest.param(GPT, Optimizer("momentum", learning_rate=0.05), id="momentum", marks=pytest.mark.slow),
+    ],
+)
+def test_training_goes_on_with_the_same_plan_or_another(code: ModelCode, optimizer: Optimizer, tmp_path: Path) -> None:
+    scenario, plan = chain(code, optimizer)
+    folder, target = tmp_path / "checkpoints", tmp_path / "parameters.safetensors"
+    TorchBackend("real", checkpoints=CheckpointOrders(folder, EVERY)).run(scenario, plan, None, 4)
+    # The end of a run is a checkpoint too.
+    step, known = resumption(folder, scenario, STEPS, print)
+    assert (step, known) == (4, plan)
+    other = other_plan(scenario)
+    TorchBackend("real", checkpoints=CheckpointOrders(folder, EVERY, step)).run(scenario, other, None, 8)
+    step, known = resumption(folder, scenario, STEPS, print)
+    assert (step, known) == (8, other)
+    backend = TorchBackend("real", parameters=target, checkpoints=CheckpointOrders(folder, EVERY, step))
+    record = backend.run(scenario, plan, None, STEPS)
+    assert {event.step for event in record.events} == set(range(8, STEPS))
+    expected = train_in_one_process(scenario, STEPS)
+    assert_trained(record, target, replace(expected, losses=expected.losses[8:]))
+    with pytest.raises(InputError, match="the run has done 12 steps"):
+        resumption(folder, scenario, STEPS, print)
+
+
+@pytest.mark.slow
+def test_ranks_that_are_lost_after_a_resumption_begin_with_the_checkpoint(tmp_path: Path) -> None:
+    """Before any copy is complete nobody has more than what the run began with."""
+    scenario, plan = chain()
+    folder, target = tmp_path / "checkpoints", tmp_path / "parameters.safetensors"
+    TorchBackend("real", checkpoints=CheckpointOrders(folder, EVERY)).run(scenario, plan, None, 4)
+    backend = TorchBackend(
+        "real", parameters=target, backup_every=1000, checkpoints=CheckpointOrders(folder, EVERY, first_step=4)
+    )
+    faulty = replace(scenario, faults=(Absence("device-3", 0.3, 0.4),))
+    record = backend.run(faulty, plan, None, 40)
+    expected = train_in_one_process(scenario, 40)
+    assert_trained(record, target, replace(expected, losses=expected.losses[4:]))
+
+
+SCENARIO = "cloud-edge-end-small"
+
+
+@pytest.mark.slow
+def test_a_command_that_was_killed_goes_on(tmp_path: Path) -> None:
+    checkpoints, undisturbed, resumed = (tmp_path / name for name in ("checkpoints", "undisturbed", "resumed"))
+    options = ["--strategy", "gpipe", "--checkpoint", str(checkpoints), "--checkpoint-every", "2"]
+    with started(["run", "digits", *options, "--steps", "20000"], tmp_path) as (process, _):
+        wait_until(lambda: len(list(checkpoints.glob("step-*"))) > 2, "no checkpoints come")
+        process.send_signal(signal.SIGKILL)
+    again = ropebridge("run", "digits", *options, "--steps", "20")
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "there are checkpoints here already; go on from them with '--resume'" in again.stderr
+    newest = max(int(each.name.removeprefix("step-")) for each in checkpoints.glob("step-*"))
+    steps = newest + 5
+    done = ropebridge(
+        "run", "digits", "--checkpoint", checkpoints, "--resume", "--steps", steps, "-o", resumed, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "resumed from the checkpoint of step" in done.stderr
+    assert json.loads(done.stdout)["strategy"] == "gpipe"
+    whole = ropebridge("run", "digits", "--strategy", "gpipe", "--steps", steps, "-o", undisturbed, "--json")
+    assert json.loads(done.stdout)["losses"][-1] == pytest.approx(json.loads(whole.stdout)["losses"][-1], rel=1e-6)
+    expected = load_file(undisturbed / "parameters.safetensors")
+    trained = load_file(resumed / "parameters.safetensors")
+    assert trained.keys() == expected.keys()
+    assert all((trained[name] - value).abs().max() <= 1e-6 for name, value in expected.items())
+
+
+def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path) -> None:
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = f"mount -t tmpfs -o size=32m ropebridge-test {place}"
+    if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False).returncode != 0:
+        pytest.skip("a small disk cannot be mounted here")
+    command = [*COMMAND, "run", SCENARIO, "--checkpoint", f"{place}/c", "--checkpoint-every", "1", "--steps", "2000"]
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"{mount} && exec {' '.join(command)}"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "No space left on device; those before it are whole" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--resume"], "'--resume' without '--checkpoint'; say in which folder checkpoints are"),
+        (["--checkpoint-every", "3"], "'--checkpoint-every' without '--checkpoint'"),
+        (["--checkpoint", "{}", "--resume"], "there is no whole checkpoint"),
+        (["--checkpoint", "{}", "--compute", "paced"], "checkpoints of paced compute, which trains nothing"),
+        (["--checkpoint", "/proc/none"], "no checkpoints can be written"),
+    ],
+)
+def test_options_that_do_not_go_together(options: list[str], expected: str, tmp_path: Path) -> None:
+    done = ropebridge("run", SCENARIO, *(option.format(tmp_path / "checkpoints") for option in options))
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert expected in line

@@ -1,0 +1,137 @@
+"""The emulated links carry what their traces say, whoever sends over them."""
+
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simpy
+
+from executor.core.clock import RunClock
+from executor.transport.shaper import LinkShaper, create_ledger
+from planner.scenario.cluster import Cluster, Device, Link
+from sim.kernel.piecewise import RateTable, join_tables
+from sim.network.flow import Flow
+from sim.network.shared_links import SharedLinks
+from sim.network.shares import max_min_rates
+from traces.common.errors import RunError
+from traces.trace import LinkTrace
+
+
+def make_cluster(trace: LinkTrace | None = None) -> Cluster:
+    devices = (Device("a", "cpu", "east", 1), Device("b", "cpu", "west", 1))
+    return Cluster(devices, (Link("east", "west", 100e6, 0.01, trace), Link("west", "east", 100e6, 0.01, trace)))
+
+
+def make_shaper(tmp_path: Path, cluster: Cluster, clock: RunClock | None = None) -> LinkShaper:
+    create_ledger(tmp_path / "ledger", cluster)
+    return LinkShaper(tmp_path / "ledger", cluster, clock or RunClock(time.monotonic()))
+
+
+def test_a_lone_message_takes_what_the_trace_says(tmp_path: Path) -> None:
+    trace = LinkTrace(np.array([0.0, 0.1, 0.2]), np.array([80e6, 0.0, 40e6]), 0.4)
+    cluster = make_cluster(trace)
+    shaper = make_shaper(tmp_path, cluster)
+    bits = 9e6
+    left_s = shaper.transmit(cluster.path("a", "b"), bits, 0.02)
+    assert left_s == pytest.approx(0.02 + float(trace.time_to_send(bits, 0.02)), abs=1e-9)
+    shaper.close()
+
+
+def test_messages_one_after_the_other_waste_nothing(tmp_path: Path) -> None:
+    cluster = make_cluster()
+    shaper = make_shaper(tmp_path, cluster)
+    path = cluster.path("a", "b")
+    ends_s = [shaper.transmit(path, 1e6, 0.0) for _ in range(3)]
+    assert ends_s == pytest.approx([0.01, 0.02, 0.03], abs=1e-9)
+    shaper.close()
+
+
+def test_two_threads_share_a_link_and_directions_do_not(tmp_path: Path) -> None:
+    cluster = make_cluster()
+    shaper = make_shaper(tmp_path, cluster)
+    ends_s: dict[str, float] = {}
+
+    def send(name: str, source: str, target: str) -> None:
+        ends_s[name] = shaper.transmit(cluster.path(source, target), 10e6, 0.0)
+
+    jobs = [("one", "a", "b"), ("two", "a", "b"), ("back", "b", "a")]
+    threads = [threading.Thread(target=send, args=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Together the two need exactly the link's time for both; the other direction is free.
+    assert max(ends_s["one"], ends_s["two"]) == pytest.approx(0.2, abs=1e-9)
+    assert ends_s["back"] == pytest.approx(0.1, abs=1e-9)
+    shaper.close()
+
+
+def test_a_path_of_two_links_leaves_the_fast_one_to_others(tmp_path: Path) -> None:
+    devices = (Device("a", "cpu", "east", 1), Device("b", "cpu", "middle", 1), Device("c", "cpu", "west", 1))
+    links = (Link("east", "middle", 100e6, 0.0), Link("middle", "west", 10e6, 0.0))
+    cluster = Cluster(devices, links)
+    flows = {"both": ("a", "c", 5e6), "slow": ("b", "c", 5e6), "fast": ("a", "b", 90e6)}
+    expected_s: dict[str, float] = {}
+    environment = simpy.Environment()
+    numbers = {link.name: number for number, link in enumerate(links)}
+    tables = join_tables([RateTable((0.0,), (link.bandwidth_bps,)) for link in links])
+    shared = SharedLinks(environment, tables, numbers, max_min_rates, lambda: None)
+    for name, (source, target, bits) in flows.items():
+        path = tuple(link.name for link in cluster.path(source, target))
+        shared.start(Flow(path, bits, 1, inf, partial(expected_s.__setitem__, name)))
+    environment.run()
+
+    shaper = make_shaper(tmp_path, cluster, RunClock(time.monotonic() + 0.1))
+    ends_s: dict[str, float] = {}
+
+    def send(name: str, source: str, target: str, bits: float) -> None:
+        ends_s[name] = shaper.transmit(cluster.path(source, target), bits, 0.0)
+
+    threads = [threading.Thread(target=send, args=(name, *flow)) for name, flow in flows.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    shaper.close()
+    # Turns are taken in pieces, so shares differ from max-min by a few pieces; the links waste nothing.
+    assert ends_s == pytest.approx(expected_s, rel=0.1)
+
+
+def test_a_link_that_stays_dark_is_an_error_with_its_name(tmp_path: Path) -> None:
+    cluster = make_cluster(LinkTrace(np.array([0.0, 0.01]), np.array([10e6, 0.0]), 0.02, loops=False))
+    shaper = make_shaper(tmp_path, cluster)
+    with pytest.raises(RunError, match="link east->west carries nothing"):
+        shaper.transmit(cluster.path("a", "b"), 1e6, 0.0)
+    shaper.close()
+
+
+PROCESS = """
+import sys
+from pathlib import Path
+from executor.core.clock import RunClock
+from executor.transport.shaper import LinkShaper
+from planner.scenario.cluster import Cluster, Device, Link
+devices = (Device("a", "cpu", "east", 1), Device("b", "cpu", "west", 1))
+cluster = Cluster(devices, (Link("east", "west", 100e6, 0.01), Link("west", "east", 100e6, 0.01)))
+clock = RunClock(float(sys.argv[2]))
+shaper = LinkShaper(Path(sys.argv[1]), cluster, clock)
+clock.sleep_until(0.0)
+print(shaper.transmit(cluster.path("a", "b"), 20e6, 0.0))
+"""
+
+
+def test_processes_share_a_link(tmp_path: Path) -> None:
+    cluster = make_cluster()
+    create_ledger(tmp_path / "ledger", cluster)
+    origin_s = time.monotonic() + 2.0
+    command = [sys.executable, "-c", PROCESS, str(tmp_path / "ledger"), str(origin_s)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    ends_s = [float(process.communicate(timeout=30)[0]) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert max(ends_s) == pytest.approx(0.6, abs=1e-9)

@@ -1,0 +1,159 @@
+"""The command as a person uses it: real processes, real files."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.cli.bench import BENCHES
+from planner.plan.actions import from_torch_csv
+from planner.systems.policies import POLICIES
+from planner.systems.strategies import STRATEGIES
+from tests.helpers.processes.command import ropebridge
+from traces.formats import FORMATS
+
+LOADED = """
+import sys
+from experiments.cli.app import main
+sys.argv = ["ropebridge", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+print(*sorted(sys.modules), file=sys.stderr)
+"""
+
+
+def loaded_modules(*arguments: str) -> set[str]:
+    done = subprocess.run([sys.executable, "-c", LOADED, *arguments], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+def test_help_loads_nothing_heavy() -> None:
+    assert loaded_modules("--help").isdisjoint({"torch", "matplotlib", "numpy", "pandas", "pydantic", "simpy", "scipy"})
+
+
+@pytest.mark.parametrize("verb", ["plan", "simulate"])
+def test_plan_and_simulate_load_neither_torch_nor_matplotlib(verb: str) -> None:
+    modules = loaded_modules(verb, "two-regions")
+    assert "planner.plan.plan" in modules
+    assert modules.isdisjoint({"torch", "matplotlib"})
+
+
+def test_help_names_everything_there_is() -> None:
+    text = " ".join(ropebridge(verb, "--help").stdout for verb in ("simulate", "run", "bench"))
+    text += ropebridge("traces", "convert", "--help").stdout
+    for name in (*STRATEGIES, *POLICIES, *BENCHES, *FORMATS):
+        assert name in text
+
+
+def test_a_drop_and_recovery_of_the_link_is_worth_adapting_to(tmp_path: Path) -> None:
+    throughput = {}
+    for policy in ("none", "depth"):
+        done = ropebridge("simulate", "two-regions", "--policy", policy, "--steps", 50, "--json")
+        throughput[policy] = json.loads(done.stdout)["samples_per_s"]
+    assert throughput["depth"] > 1.05 * throughput["none"]
+
+
+def test_a_schedule_for_torch(tmp_path: Path) -> None:
+    assert ropebridge("plan", "two-regions", "--torch-csv", tmp_path / "schedule.csv").returncode == 0
+    ranks = from_torch_csv((tmp_path / "schedule.csv").read_text())
+    assert [str(action) for action in ranks[0][:3]] == ["0F0", "0F1", "0B0"]
+    assert [len(actions) for actions in ranks] == [16, 16]
+
+
+def test_simulating_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        arguments = ["simulate", "cloud-edge-end-small", "--policy", "depth", "-o", tmp_path / name]
+        assert ropebridge(*arguments).returncode == 0
+    for file in ("events.parquet", "decisions.jsonl", "scenario.json", "plan.json", "summary.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_the_same_plan_file_is_simulated_and_run(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert ropebridge("plan", "two-regions", "--strategy", "pipedream", "-o", plan).returncode == 0
+    before = plan.read_bytes()
+    common = ["two-regions", "--plan", plan, "--steps", 4, "--json", "-o"]
+    simulated = ropebridge("simulate", *common, tmp_path / "simulated")
+    real = ropebridge("run", *common, tmp_path / "real", "--compute", "paced", "--emulate-wan")
+    assert (simulated.returncode, real.returncode) == (0, 0), real.stderr
+    assert plan.read_bytes() == before
+    summaries = [json.loads(done.stdout) for done in (simulated, real)]
+    assert summaries[0]["wan_bytes"] == summaries[1]["wan_bytes"] > 0
+    for folder in ("simulated", "real"):
+        assert json.loads((tmp_path / folder / "plan.json").read_text()) == json.loads(before)
+
+    compared = ropebridge("compare", tmp_path / "simulated", tmp_path / "real", "--json")
+    rows = json.loads(compared.stdout)
+    assert [row["backend"] for row in rows] == ["simulated", "paced"]
+    assert rows[0]["step_ratio"] == 1
+    report = ropebridge("report", tmp_path / "simulated", tmp_path / "real", "-o", tmp_path / "both.png")
+    assert report.returncode == 0, report.stderr
+    assert (tmp_path / "both.png").stat().st_size > 10_000
+
+
+def test_the_resolved_scenario_of_a_run_is_a_scenario(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert ropebridge("simulate", "two-regions", "-o", first).returncode == 0
+    again = ropebridge("simulate", first / "scenario.json", "--plan", first / "plan.json", "-o", second)
+    assert again.returncode == 0, again.stderr
+    assert (first / "events.parquet").read_bytes() == (second / "events.parquet").read_bytes()
+
+
+def test_training_writes_the_parameters(tmp_path: Path) -> None:
+    done = ropebridge("run", "two-regions", "--steps", 6, "--json", "-o", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    losses = json.loads(done.stdout)["losses"]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0]
+    assert (tmp_path / "run" / "parameters.safetensors").stat().st_size > 6_000_000
+
+
+def test_the_demo(tmp_path: Path) -> None:
+    done = ropebridge("demo", "--json", "-o", tmp_path / "demo", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    for side in ("simulated", "real"):
+        assert {"step_s", "samples_per_s", "bubble_ratio", "wan_bytes"} <= result[side].keys()
+    assert result["simulated"]["wan_bytes"] == result["real"]["wan_bytes"]
+    assert result["simulated"]["steps"] == result["real"]["steps"]
+    assert result["real"]["decisions"] > 0
+    assert result["loss_last"] < result["loss_first"]
+    for name in (
+        "plan.json",
+        "report.html",
+        "report.png",
+        "perfetto.json",
+        "demo.json",
+        "simulated",
+        "paced",
+        "trained",
+    ):
+        assert (tmp_path / "demo" / name).exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+
+
+def test_a_step_of_traces(tmp_path: Path) -> None:
+    made = ropebridge("traces", "generate", "satellite", "-o", "link.csv", "--duration", "60 s", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert ropebridge("traces", "convert", "link.csv", "link.mahi", cwd=tmp_path).returncode == 0
+    shown = ropebridge("traces", "show", "link.mahi", "--plot", "link.png", "--json", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["duration_s"] == pytest.approx(60, abs=0.01)
+    assert (tmp_path / "link.png").exists()
+    changed = ropebridge(
+        "traces",
+        "generate",
+        "constant",
+        "--set",
+        "bandwidth=5 Mbit/s",
+        "-o",
+        "flat.cooked",
+        "--duration",
+        "20 s",
+        cwd=tmp_path,
+    )
+    assert changed.returncode == 0, changed.stderr

@@ -1,0 +1,76 @@
+"""A run that is looked at while it goes on: through a terminal, TensorBoard's files, and Prometheus' questions."""
+
+import os
+import pty
+import re
+import socket
+import subprocess
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from experiments.runs.live import sparkline, telling
+from planner.runs.progress import Progress
+from tests.helpers.processes.command import COMMAND, ropebridge
+
+RUN = ("run", "two-regions", "--compute", "paced", "--policy", "depth")
+
+
+def test_lines_are_few_and_decisions_are_never_left_out() -> None:
+    lines: list[str] = []
+    watch = telling(lines.append)
+    for step in range(1000):
+        watch(Progress(step, 1000, 0.01 * step, 0.01, 8, 0.5, "depth" if step == 500 else "", ()))
+    assert [line for line in lines if "decided" in line] == [lines[1]]
+    assert lines[-1].startswith("step 1000 of 1000: 0.01 s, 800 samples/s, loss 0.5000")
+    assert len(lines) == 3
+
+
+def test_bars_are_as_high_as_their_values() -> None:
+    assert sparkline([0.0, 1.0, 2.0]) == " ▄█"
+    assert sparkline([0.0]) == " "
+
+
+@pytest.mark.real
+def test_a_run_is_shown_in_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([*COMMAND, *RUN, "--steps", "4", "--live"], stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):
+        while part := os.read(ours, 1 << 16):
+            shown += part
+    os.close(ours)
+    assert process.wait(60) == 0
+    assert "step 4 of 4" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+
+
+@pytest.mark.real
+def test_other_tools_can_watch(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    pytest.importorskip("tensorboard")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    sinks = ("--prometheus", f"127.0.0.1:{port}", "--tensorboard", str(tmp_path / "board"), "--live")
+    with subprocess.Popen([*COMMAND, *RUN, "--steps", "12", *sinks], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        seen = ""
+        for line in process.stderr:
+            if re.search(r"step \d+ of 12", line):
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                    seen = answer.read().decode()
+                break
+        assert process.wait(60) == 0
+    assert re.search(r"ropebridge_steps_total [1-9]", seen)
+    assert re.search(r"ropebridge_samples_per_second [1-9]", seen)
+    assert [path.stat().st_size > 0 for path in (tmp_path / "board").iterdir()] == [True]
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    pytest.importorskip("prometheus_client")
+    done = ropebridge(*RUN, "--prometheus", "nowhere")
+    assert done.returncode == 2
+    assert "--prometheus" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,106 @@
+"""Watches that a command leaves no process behind, whatever happens to it."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+
+from tests.helpers.processes.command import COMMAND
+
+MARK = "ROPEBRIDGE_TEST_MARK"
+PATIENCE_S = 60.0
+
+
+def marked_processes(mark: str) -> dict[int, str]:
+    """Processes that have inherited the mark, with their command lines."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+    return found
+
+
+def processes_of(module: str, mark: str) -> list[int]:
+    """Marked processes that run a module of ours."""
+    return sorted(pid for pid, command in marked_processes(mark).items() if f"-m {module} " in command)
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.05)
+
+
+def _hear_signals() -> None:
+    """The command leaves alone what it inherits as ignored, and pytest may have been started in the background."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def started(arguments: list[str], tmp_path: Path) -> AbstractContextManager[tuple["subprocess.Popen[str]", str]]:
+    """The command under way in a temporary folder of its own, which must be empty when everything has ended."""
+    return started_process([*COMMAND, *arguments], tmp_path)
+
+
+@contextmanager
+def started_process(command: Sequence[str], tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Any command likewise."""
+    mark = uuid.uuid4().hex
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {**os.environ, MARK: mark, "TMPDIR": str(scratch)}
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_hear_signals,
+    )
+    try:
+        yield process, mark
+        wait_until(lambda: not marked_processes(mark), "processes stay behind")
+    finally:
+        process.kill()
+        process.communicate()
+        for pid in marked_processes(mark):
+            os.kill(pid, signal.SIGKILL)
+
+
+def left_behind(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "scratch").glob("ropebridge-*"))
+
+
+def addresses_listened_at(mark: str) -> set[str]:
+    """Where marked processes wait for connections: IPv4 addresses, and IPv6 ones as the kernel's table has them."""
+    held = {link for pid in marked_processes(mark) for link in _sockets_of(pid)}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in held:
+                host = fields[1].partition(":")[0]
+                found.add(socket.inet_ntoa(bytes.fromhex(host)[::-1]) if table == "tcp" else host)
+    return found
+
+
+_LISTENING = "0A"
+
+
+def _sockets_of(pid: int) -> Iterator[str]:
+    try:
+        links = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return
+    for link in links:
+        with suppress(OSError):
+            yield os.readlink(link)

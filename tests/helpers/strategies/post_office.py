@@ -1,0 +1,165 @@
+"""Interpreters of several pipelines in one process; the test says which messages arrive when."""
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import cast
+
+import torch
+
+from executor.core.clock import RunClock
+from executor.core.program import compile_plan
+from executor.core.row_log import RowLog
+from executor.core.step_program import StepProgram
+from executor.runtime.async_updates import PipelineUpdates
+from executor.runtime.interpreter import Interpreter
+from executor.training.compute import Compute
+from executor.training.models.loading import load_with_sizes
+from executor.training.real_compute import RealCompute
+from executor.transport.receive import Receipt
+from executor.transport.transport import Transport
+from executor.transport.wire import AsItIs
+from planner.cost.async_updates import update_edges
+from planner.events.events import Event
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+
+
+class SetClock(RunClock):
+    """Shows what it is set to."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.shows_s = 0.0
+
+    def now_s(self) -> float:
+        return self.shows_s
+
+
+class _Letter:
+    """A receive."""
+
+    def __init__(self, arrived: Callable[[Receipt], None]) -> None:
+        self._arrived = arrived
+        self._payload: torch.Tensor | None = None
+        self.arrived_s = float("inf")
+
+    @property
+    def settled(self) -> bool:
+        return self._payload is not None
+
+    def wait(self) -> torch.Tensor:
+        assert self._payload is not None, "it has not arrived"
+        return self._payload
+
+    def hand_over(self, payload: torch.Tensor, now_s: float) -> None:
+        self._payload, self.arrived_s = payload.clone(), now_s
+        self._arrived(cast(Receipt, self))
+
+
+class PostOffice:
+    """Between devices: keeps messages until they are delivered."""
+
+    def __init__(self, clock: SetClock) -> None:
+        self._clock = clock
+        self._sent: defaultdict[tuple[str, str], deque[tuple[int, torch.Tensor]]] = defaultdict(deque)
+        self._posted: defaultdict[tuple[str, str, int], deque[_Letter]] = defaultdict(deque)
+
+    def counter(self, device: str) -> Transport:
+        """A device's access."""
+        return cast(Transport, _Counter(device, self))
+
+    def post(self, source: str, target: str, tag: int, arrived: Callable[[Receipt], None]) -> _Letter:
+        letter = _Letter(arrived)
+        self._posted[source, target, tag].append(letter)
+        return letter
+
+    def send(self, source: str, target: str, tag: int, payload: torch.Tensor) -> None:
+        self._sent[source, target].append((tag, payload))
+
+    def waiting(self, source: str, target: str) -> int:
+        """Messages under way."""
+        return len(self._sent[source, target])
+
+    def deliver(self, source: str, target: str) -> None:
+        """The next message arrives."""
+        tag, payload = self._sent[source, target].popleft()
+        self._posted[source, target, tag].popleft().hand_over(payload, self._clock.now_s())
+
+    def deliver_all(self) -> None:
+        for pair, messages in list(self._sent.items()):
+            while messages:
+                self.deliver(*pair)
+
+
+class _Counter:
+    def __init__(self, device: str, office: PostOffice) -> None:
+        self._device = device
+        self._office = office
+
+    def post(self, source: str, tag: int, size_bytes: int, arrived: Callable[[Receipt], None]) -> _Letter:
+        return self._office.post(source, self._device, tag, arrived)
+
+    def send(
+        self, target: str, tag: int, payload: torch.Tensor, ready_s: float, departed: Callable[[float], None]
+    ) -> None:
+        self._office.send(self._device, target, tag, payload)
+        departed(ready_s)
+
+
+class _Rows:
+    """Keeps rows."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.log = events.append
+
+    def hold(self, step: int) -> Callable[[], None]:
+        return lambda: None
+
+    def sending(self, step: int, row: Callable[[float, float], Event], start_s: float) -> Callable[[float], None]:
+        return lambda end_s: self.log(row(start_s, end_s))
+
+
+class Pipelines:
+    """Pipelines of one device each."""
+
+    def __init__(self, scenario: Scenario, plan: Plan, steps: int) -> None:
+        assert scenario.code is not None
+        self.clock = SetClock()
+        self.office = PostOffice(self.clock)
+        self.events: list[Event] = []
+        self.devices = plan.devices
+        self._plan = plan
+        self._programs = compile_plan(plan, scenario)
+        self.computes, self._interpreters, self._next = [], [], [0] * len(self.devices)
+        edges = update_edges(plan, scenario)
+        rows = cast(RowLog, _Rows(self.events))
+        for device in self.devices:
+            loaded = load_with_sizes(scenario.code, scenario.training.seed)
+            compute = RealCompute(loaded, plan, self._programs[device], scenario.training, self.clock)
+            transport = self.office.counter(device)
+            updates = PipelineUpdates(
+                plan, edges, device, steps, transport, cast(Compute, compute), scenario.model, self.clock, rows
+            )
+            self.computes.append(compute)
+            self._interpreters.append(
+                Interpreter(scenario, transport, compute, self.clock, AsItIs(), rows, updates, lambda *_: None)
+            )
+
+    def step(self, p: int) -> None:
+        """A pipeline carries out its next step."""
+        current = StepProgram(self._next[p], self._plan, self._programs[self.devices[p]])
+        self._interpreters[p].run(current, lambda step: None, 0.0)
+        # Where gradients are clipped the update waits for the norm, until the next step begins.
+        self._interpreters[p].update()
+        self._next[p] += 1
+
+    def deliver(self, sender: int, receiver: int, messages: int = 1) -> None:
+        """Messages arrive."""
+        for _ in range(messages):
+            self.office.deliver(self.devices[sender], self.devices[receiver])
+
+    def finish(self) -> None:
+        """Everything arrives, all pipelines end."""
+        self.office.deliver_all()
+        for interpreter in self._interpreters:
+            interpreter.close()

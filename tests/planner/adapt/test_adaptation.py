@@ -1,0 +1,106 @@
+"""What a policy may change of a plan that runs, and what it may not."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.adapt.adaptation import Adaptation
+from planner.adapt.migration import Migration, Move
+from planner.adapt.policy import describe_change
+from planner.plan.plan import Plan, Synchronisation
+from planner.scenario.scenario import Scenario
+from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
+from tests.helpers.strategies.scripted_policy import Scripted
+from traces.common.errors import RunError
+
+
+def running() -> tuple[Scenario, Plan]:
+    scenario = mesh_scenario(2, [1.0], [1.0], global_batch=4, regions=["north", "south"])
+    return scenario, layered_plan(scenario, [([(1, 1, 1)], [1, 1])] * 2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("synchronisation", Synchronisation("asgd", staleness_bound=3)), ("connections", 2), ("compression", "int8")],
+)
+def test_what_is_set_up_once_stays_where_nobody_waits(field: str, value: object) -> None:
+    scenario, synchronous = running()
+    plan = replace(synchronous, synchronisation=Synchronisation("asgd"))
+    adaptation = Adaptation(Scripted({0: replace(plan, **{field: value})}), plan, scenario)
+    with pytest.raises(RunError, match=r"after step 0 policy Scripted moves layers .*, or changes what is set up once"):
+        adaptation.finish_step(0, [])
+    assert adaptation.plan_for(2) == plan
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("synchronisation", Synchronisation(bucket_bytes=1000)), ("connections", 2), ("compression", "int8")],
+)
+def test_what_is_set_up_anew_though_nothing_moves(field: str, value: object) -> None:
+    scenario, plan = running()
+    adaptation = Adaptation(Scripted({0: replace(plan, **{field: value})}), plan, scenario)
+    decision = adaptation.finish_step(0, [])
+    assert decision is not None
+    assert adaptation.is_start(decision)
+    assert not decision.migration.moves
+
+
+def test_what_each_step_may_have_for_itself() -> None:
+    scenario, plan = running()
+    changed = [
+        replace(
+            pipeline,
+            stages=tuple(replace(stage, in_flight=2, recompute=True) for stage in pipeline.stages),
+            microbatches=(pipeline.samples,),
+        )
+        for pipeline in plan.pipelines
+    ]
+    other = replace(
+        plan,
+        strategy="another",
+        schedule="gpipe" if plan.schedule != "gpipe" else "1f1b",
+        order="dynamic",
+        pipelines=tuple(changed),
+    )
+    adaptation = Adaptation(Scripted({0: other}), plan, scenario)
+    assert adaptation.finish_step(0, []) is not None
+    assert adaptation.plan_for(2) == other
+
+
+def test_what_travels_is_worked_out() -> None:
+    scenario = chain_scenario([1.0, 1.0], [1.0, 1.0])
+    plan = chain_plan(scenario)
+    first, second = plan.pipelines[0].stages
+    swapped = (replace(first, replicas=second.replicas), replace(second, replicas=first.replicas))
+    moved = replace(plan, pipelines=(replace(plan.pipelines[0], stages=swapped),))
+    decision = Adaptation(Scripted({0: moved}), plan, scenario).finish_step(0, [])
+    assert decision is not None
+    assert decision.migration.size_bytes == 8000
+
+
+@pytest.mark.parametrize("field", ["scenario", "model", "version"])
+def test_what_no_backend_changes(field: str) -> None:
+    scenario, plan = running()
+    proposed = replace(plan, **{field: 7 if field == "version" else "another"})
+    with pytest.raises(RunError, match=f"changes '{field}'|for model 'another'"):
+        Adaptation(Scripted({0: proposed}), plan, scenario).finish_step(0, [])
+
+
+def test_the_way_of_bringing_copies_together_stays() -> None:
+    scenario, plan = running()
+    proposed = replace(plan, synchronisation=Synchronisation("asgd"))
+    with pytest.raises(RunError, match=r"changes 'synchronisation\.method' from 'allreduce' to 'asgd'"):
+        Adaptation(Scripted({0: proposed}), plan, scenario).finish_step(0, [])
+
+
+def test_what_a_change_is_called() -> None:
+    scenario, plan = running()
+    whole = layered_plan(scenario, [([(1, 1, 2)], [4])])
+    assert describe_change(plan, whole) == (
+        "without device-1; pipelines 2 -> 1; microbatches 2 -> 1; in flight [1] -> [2]; samples 2 -> 4"
+    )
+    migration = Migration((Move("left", "right", 3, 6, 12 * 10**6), Move("right", "left", 1, 2, 10**5)))
+    assert describe_change(plan, plan, migration) == (
+        "layers 3 to 5 from left to right, 12.0 MB; layer 1 from right to left, 0.1 MB"
+    )
+    assert describe_change(plan, replace(plan, strategy="another")) == "another plan"

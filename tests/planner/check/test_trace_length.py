@@ -1,0 +1,62 @@
+"""A trace that ends must not end before the run can be over."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.check.trace_length import check_traces_last, step_at_least_s
+from planner.scenario.effects import ComputeEffects, Effects, Slowdown, Straggler
+from planner.scenario.scenario import Scenario
+from tests.helpers.scenarios.builders import chain_plan, chain_scenario
+from traces.common.errors import InputError
+from traces.trace import LinkTrace
+
+# 2 microbatches of 3 s on the first device, of 2 s on the second.
+ENDS = LinkTrace(np.zeros(1), np.array([1e9]), 20.0, loops=False, ends=True)
+
+
+def scenario(trace: LinkTrace) -> Scenario:
+    return chain_scenario([1.0, 1.0], [2.0, 1.0], trace=trace, global_batch=2)
+
+
+def test_a_trace_that_lasts_is_accepted() -> None:
+    made = scenario(ENDS)
+    assert step_at_least_s(made, chain_plan(made)) == 6.0
+    check_traces_last(made, chain_plan(made), 3)
+
+
+def test_a_trace_that_ends_too_early_is_refused() -> None:
+    made = scenario(ENDS)
+    with pytest.raises(InputError) as caught:
+        check_traces_last(made, chain_plan(made), 4)
+    assert str(caught.value) == (
+        "cluster.links[0].trace: the trace of link region-0->region-1 ends at 20 s, but 4 steps last 24 s or more; "
+        "let it loop ('after: loop') or give a longer one, or run at most 3 steps"
+    )
+
+
+@pytest.mark.parametrize("trace", [replace(ENDS, ends=False), replace(ENDS, ends=False, loops=True)])
+def test_a_trace_that_holds_or_loops_lasts_for_ever(trace: LinkTrace) -> None:
+    made = scenario(trace)
+    check_traces_last(made, chain_plan(made), 4000)
+
+
+def test_a_link_that_nobody_uses_may_end() -> None:
+    made = scenario(ENDS)
+    plan = chain_plan(made)
+    alone = replace(plan.pipelines[0], stages=(replace(plan.pipelines[0].stages[0], end_layer=2),))
+    check_traces_last(made, replace(plan, pipelines=(alone,)), 4000)
+
+
+@pytest.mark.parametrize(
+    ("compute", "step_s"),
+    [
+        (ComputeEffects(stragglers=(Straggler("device-1", 2.0),)), 8.0),
+        (ComputeEffects(slowdowns=(Slowdown("device-0", (0.0, 5.0), (0.5, 2.0)),)), 4.0),
+        (ComputeEffects(slowdowns=(Slowdown("device-0", (0.0, 5.0), (0.25, 0.5)),)), 12.0),
+    ],
+)
+def test_effects_on_compute_count(compute: ComputeEffects, step_s: float) -> None:
+    made = replace(scenario(ENDS), effects=Effects(compute=compute))
+    assert step_at_least_s(made, chain_plan(made)) == step_s

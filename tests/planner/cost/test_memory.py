@@ -1,0 +1,86 @@
+from dataclasses import replace
+
+import pytest
+
+from planner.cost.memory import stage_bytes, state_bytes
+from planner.plan.actions import parse_action
+from planner.plan.plan import EXPLICIT, Replica
+from planner.scenario.memory_effects import MemoryEffects
+from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
+from planner.scenario.scenario import Optimizer
+from planner.step.memory import peak_bytes
+from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
+
+NOTHING = MemoryEffects()
+
+
+def test_states_are_parameter_gradient_and_what_the_optimizer_keeps() -> None:
+    scenario = chain_scenario([1.0], [1.0], parameter_bytes=100)
+    adam = replace(scenario, training=replace(scenario.training, optimizer=Optimizer("adamw")))
+    assert (state_bytes(scenario, 0, 1), state_bytes(adam, 0, 1)) == (200, 400)
+
+
+def test_a_stage_keeps_the_activations_of_what_is_in_flight() -> None:
+    scenario = chain_scenario([1.0], [1.0], parameter_bytes=100, activation_bytes=7)
+    stage = chain_plan(scenario).pipelines[0].stages[0]
+    assert stage_bytes(scenario, stage, samples=3, in_flight=2) == 200 + 2 * 3 * 7
+
+
+def test_earlier_stages_keep_more_microbatches() -> None:
+    scenario = chain_scenario([1.0, 1.0], [1.0, 1.0], parameter_bytes=100, activation_bytes=7)
+    plan = chain_plan(scenario)
+    assert peak_bytes(plan, scenario, NOTHING) == {"device-0": 200 + 14, "device-1": 200 + 7}
+
+
+def test_no_more_are_in_flight_than_there_are() -> None:
+    scenario = chain_scenario([1.0, 1.0], [1.0, 1.0], parameter_bytes=100, activation_bytes=7, global_batch=1)
+    plan = chain_plan(scenario, depths=(4, 1))
+    assert peak_bytes(plan, scenario, NOTHING)["device-0"] == 207
+
+
+def test_gpipe_keeps_all_of_them() -> None:
+    scenario = chain_scenario([1.0, 1.0], [1.0, 1.0], parameter_bytes=100, activation_bytes=7, global_batch=5)
+    plan = chain_plan(scenario, schedule="gpipe")
+    assert peak_bytes(plan, scenario, NOTHING)["device-1"] == 200 + 5 * 7
+
+
+def test_a_framework_takes_its_part_once_and_a_workspace_for_the_largest_layer() -> None:
+    scenario = mesh_scenario(1, [1.0, 1.0], [1.0, 1.0], parameter_bytes=[100, 100], activation_bytes=10, global_batch=4)
+    plan = layered_plan(scenario, [([(2, 1, 1)], [4])])
+    peak = peak_bytes(plan, scenario, MemoryEffects(framework_bytes=1000, workspace_share=1.5))
+    assert peak == {"device-0": 1000 + 400 + 4 * 20 + 1.5 * 4 * 10}
+
+
+def test_a_device_of_several_stages_works_on_one_layer_at_a_time() -> None:
+    scenario = mesh_scenario(1, [1.0, 1.0], [1.0, 1.0], parameter_bytes=[100, 100], activation_bytes=10, global_batch=4)
+    plan = layered_plan(scenario, [([(2, 1, 1)], [4])])
+    (pipeline,) = plan.pipelines
+    stage = pipeline.stages[0]
+    halves = (replace(stage, end_layer=1), replace(stage, first_layer=1))
+    order = tuple(parse_action(text) for text in ("0F0", "1F0", "1B0", "0B0"))
+    split = replace(plan, schedule=EXPLICIT, pipelines=(replace(pipeline, stages=halves, orders=(order,)),))
+    effects = MemoryEffects(framework_bytes=1000, workspace_share=1.5)
+    assert peak_bytes(split, scenario, effects) == peak_bytes(plan, scenario, effects)
+
+
+def test_devices_that_share_layers_hold_their_shard() -> None:
+    scenario = mesh_scenario(2, [1.0], [1.0], parameter_bytes=[100], activation_bytes=8, global_batch=1)
+    times = {"kind": TimeTable((1,), (0.5,), (0.25,), (0.25,))}
+    shard = ModelProfile("mesh", (LayerProfile("half", 50, 1000, 5, times),))
+    scenario = replace(scenario, model=replace(scenario.model, sharded={2: shard}))
+    plan = layered_plan(scenario, [([(1, 1, 1)], [1])])
+    (pipeline,) = plan.pipelines
+    group = replace(pipeline.stages[0], replicas=(Replica("device-0", partners=("device-1",)),))
+    shared = replace(plan, pipelines=(replace(pipeline, stages=(group,)),))
+    assert peak_bytes(plan, scenario, NOTHING) == {"device-0": 200 + 8}
+    assert peak_bytes(shared, scenario, NOTHING) == {"device-0": 100 + 5}
+    assert stage_bytes(scenario, group, samples=1, in_flight=1, degree=2) == 105
+
+
+@pytest.mark.parametrize("share", [0.0, 2.25])
+def test_the_largest_layer_makes_the_workspace(share: float) -> None:
+    scenario = chain_scenario([1.0], [1.0], parameter_bytes=0, activation_bytes=10, global_batch=1)
+    large = replace(scenario.model.layers[0], activation_bytes=40)
+    scenario = replace(scenario, model=ModelProfile("chain", (*scenario.model.layers, large)))
+    plan = chain_plan(scenario, bounds=(0, 2))
+    assert peak_bytes(plan, scenario, MemoryEffects(0, share)) == {"device-0": 50 + share * 40}

@@ -1,0 +1,54 @@
+"""The estimate of what flows make of shared links, against the simulator."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.runs.scenario import choose_scenario
+from planner.plan.plan import Plan
+from planner.runs.metrics import measure
+from planner.scenario.scenario import Scenario
+from planner.step.contention import contended_paths
+from planner.step.evaluate import step_time_s
+from planner.systems.auto.search import candidates
+from sim.simulator import Simulator
+from tests.helpers.scenarios.unlike_scenarios import unlike_scenario
+from traces.common.errors import InputError
+
+
+def contended_s(plan: Plan, scenario: Scenario) -> float:
+    return step_time_s(plan, scenario, contended_paths(plan, scenario))
+
+
+def one_step_s(plan: Plan, scenario: Scenario) -> float:
+    return measure(Simulator().run(scenario, plan, None, 1)).step_s
+
+
+def test_it_is_nearer_to_the_simulator_than_links_of_ones_own() -> None:
+    # A LAN that three devices share, and links between regions.
+    scenario = choose_scenario("cloud-edge-end")
+    crowded = [
+        plan for plan in candidates(scenario) if len(plan.pipelines) == 1 and len(plan.pipelines[0].stages) >= 3
+    ][::12]
+    exact_s = np.array([one_step_s(plan, scenario) for plan in crowded])
+    alone, shared = (
+        np.array([judge(plan, scenario) for plan in crowded]) / exact_s - 1 for judge in (step_time_s, contended_s)
+    )
+    assert len(crowded) >= 5
+    assert np.abs(alone).max() > 0.1
+    assert np.abs(shared).mean() < 0.6 * np.abs(alone).mean()
+    assert np.abs(shared).max() < 0.15
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 10**6), st.data())
+def test_links_of_ones_own_are_as_they_were(seed: int, data: st.DataObject) -> None:
+    scenario = unlike_scenario(seed, (2, 4), (1, 4), 8)
+    try:
+        plans = list(candidates(scenario))
+    except InputError:
+        return
+    if plans:
+        plan = data.draw(st.sampled_from(plans))
+        # Each pair of devices has links that no other pair uses.
+        assert contended_s(plan, scenario) == step_time_s(plan, scenario)

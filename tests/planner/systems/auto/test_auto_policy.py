@@ -1,0 +1,131 @@
+"""The policy on links whose course is known: what the best plan is can be said beforehand."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.runs.metrics import measure
+from planner.runs.record import RunRecord
+from planner.scenario.cluster import Cluster
+from planner.scenario.scenario import Scenario
+from planner.systems.auto.forecasting.probing import scouting_plan
+from planner.systems.auto.portfolio import planned
+from planner.systems.policies import make_policy
+from sim.simulator import Simulator
+from tests.helpers.scenarios.builders import chain_scenario
+from traces.trace import LinkTrace
+
+# Two devices in two regions, four layers of 0.05 s forward and 0.1 s backward for a sample; 1 MB of it crosses.
+LAYERS = 4
+NOMINAL_BPS = 200e6
+
+
+def wide_scenario(*rates_at: tuple[float, float]) -> Scenario:
+    """One link; its rates are (second, bits per second)."""
+    base = chain_scenario(
+        [0.05] * LAYERS, [0.1] * LAYERS, output_bytes=[1_000_000] * LAYERS, parameter_bytes=4_000_000, global_batch=16
+    )
+    tables = base.model.layers[0].times
+    everywhere = {f"kind-{index}": table for index in range(2) for table in tables.values()}
+    layers = tuple(
+        replace(layer, times={**everywhere, **{key: next(iter(everywhere.values())) for key in everywhere}})
+        for layer in base.model.layers
+    )
+    trace = None
+    if rates_at:
+        times_s, rates_bps = zip(*rates_at, strict=True)
+        trace = LinkTrace(times_s, rates_bps, 1e5)
+    links = tuple(
+        replace(link, bandwidth_bps=NOMINAL_BPS, latency_s=0.01, trace=trace)
+        for link in base.cluster.links
+        if {link.source, link.target} == {"region-0", "region-1"}
+    )
+    cluster = Cluster(base.cluster.devices[:2], links)
+    return replace(base, cluster=cluster, model=replace(base.model, layers=layers))
+
+
+def run(scenario: Scenario, plan: Plan, policy: str, duration_s: float = 1200.0) -> RunRecord:
+    return Simulator(duration_s=duration_s).run(scenario, plan, make_policy(policy, scenario), 10**6)
+
+
+def per_s(record: RunRecord) -> float:
+    return measure(record).samples_per_s
+
+
+def on_one_device(scenario: Scenario) -> Plan:
+    stage = Stage(0, LAYERS, (Replica("device-0"),), 1)
+    return Plan(scenario.name, scenario.model.name, "test", "1f1b", (Pipeline((stage,), (16,)),))
+
+
+def test_a_link_that_stays_as_declared_changes_nothing() -> None:
+    scenario = wide_scenario()
+    start = planned(scenario)
+    assert len(start.devices) == 2
+    adapted = run(scenario, start, "auto", 300.0)
+    assert not any(decision.migration.moves for decision in adapted.decisions)
+    assert per_s(adapted) >= 0.98 * per_s(run(scenario, start, "none", 300.0))
+
+
+def test_a_link_that_falls_for_good_is_left() -> None:
+    scenario = wide_scenario((0.0, NOMINAL_BPS), (120.0, NOMINAL_BPS / 40))
+    start = planned(scenario)
+    adapted = run(scenario, start, "auto")
+    assert per_s(adapted) > 1.5 * per_s(run(scenario, start, "none"))
+    assert len(adapted.decisions[-1].plan.devices) == 1
+
+
+def test_an_order_that_swaying_links_upset_is_given_up() -> None:
+    swaying = [(2.0 * number, NOMINAL_BPS * (1.8 if number % 2 else 0.2)) for number in range(600)]
+    scenario = wide_scenario(*swaying)
+    start = planned(wide_scenario())
+    assert (start.order, len(start.devices)) == ("scheduled", 2)
+    adapted = run(scenario, start, "auto")
+    assert adapted.decisions[0].plan.order == "dynamic"
+    assert per_s(adapted) > 1.02 * per_s(run(scenario, start, "none"))
+
+
+def test_a_short_fall_is_sat_out() -> None:
+    scenario = wide_scenario((0.0, NOMINAL_BPS), (120.0, NOMINAL_BPS / 4), (135.0, NOMINAL_BPS))
+    start = planned(scenario)
+    adapted = run(scenario, start, "auto", 600.0)
+    assert not any(decision.migration.moves for decision in adapted.decisions)
+
+
+def test_a_link_out_of_sight_is_looked_at_and_taken_up() -> None:
+    scenario = wide_scenario()
+    start = on_one_device(scenario)
+    adapted = run(scenario, start, "auto")
+    assert len(adapted.decisions[-1].plan.devices) == 2
+    assert per_s(adapted) > 1.3 * per_s(run(scenario, start, "none"))
+
+
+def test_looking_in_vain_costs_little() -> None:
+    scenario = wide_scenario((0.0, NOMINAL_BPS / 20))
+    start = on_one_device(scenario)
+    adapted = run(scenario, start, "auto", 3600.0)
+    assert adapted.decisions
+    assert per_s(adapted) >= 0.98 * per_s(run(scenario, start, "none", 3600.0))
+
+
+def test_equal_runs_decide_equally() -> None:
+    scenario = wide_scenario((0.0, NOMINAL_BPS), (120.0, NOMINAL_BPS / 20))
+    start = planned(scenario)
+    one, other = (run(scenario, start, "auto", 300.0) for _ in range(2))
+    assert one.decisions == other.decisions
+
+
+def test_scouting_moves_one_layer_over_the_link() -> None:
+    scenario = wide_scenario()
+    scouting = scouting_plan(on_one_device(scenario), scenario, {"region-0->region-1"}, ())
+    assert scouting is not None
+    ends = [(stage.replicas[0].device, stage.end_layer) for stage in scouting.pipelines[0].stages]
+    assert ends == [("device-0", LAYERS - 1), ("device-1", LAYERS)]
+    assert scouting_plan(on_one_device(scenario), scenario, {"region-0->region-1"}, ("device-1",)) is None
+
+
+@pytest.mark.parametrize("name", ["planned", "one"])
+def test_plans_keep_the_batch(name: str) -> None:
+    scenario = wide_scenario((0.0, NOMINAL_BPS / 20))
+    start = planned(scenario) if name == "planned" else on_one_device(scenario)
+    assert {decision.plan.global_batch for decision in run(scenario, start, "auto", 400.0).decisions} <= {16}

@@ -1,0 +1,83 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.adapt.observation import Observation, PathObservation
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.step.evaluate import step_time_s
+from planner.systems.auto.forecasting.forecast import (
+    FIRST_DWELL_S,
+    MEMORY_S,
+    LinkForecast,
+    LinkSample,
+    forecast_paths,
+    observed_links,
+)
+from tests.helpers.scenarios.builders import chain_scenario
+
+
+def two_stages(scenario_name: str = "chain") -> Plan:
+    stages = (Stage(0, 1, (Replica("device-0"),), 2), Stage(1, 2, (Replica("device-1"),), 1))
+    return Plan(scenario_name, "chain", "test", "1f1b", (Pipeline(stages, (2,) * 4),))
+
+
+def test_what_is_declared_stands_until_something_is_seen() -> None:
+    link = LinkForecast(1e8, 0.02)
+    assert link.samples == (LinkSample(1e8, 0.02, 0.0),)
+    link.learn(LinkSample(5e7, 0.03, 2.0))
+    assert link.samples == (LinkSample(5e7, 0.03, 2.0),)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0.8e8, 1.2e8), min_size=1, max_size=200))
+def test_a_rate_that_sways_little_is_one_regime(rates_bps: list[float]) -> None:
+    link = LinkForecast(1e8, 0.02)
+    assert not any(link.learn(LinkSample(rate_bps, 0.02, 1.0)) for rate_bps in rates_bps)
+    assert link.age_s == len(rates_bps)
+
+
+def test_a_lasting_change_begins_a_regime_and_teaches_how_long_they_last() -> None:
+    link = LinkForecast(1e8, 0.02)
+    for _ in range(100):
+        assert not link.learn(LinkSample(1e8, 0.02, 1.0))
+    changes = [link.learn(LinkSample(1e7, 0.02, 1.0)) for _ in range(20)]
+    assert changes.count(True) == 1
+    assert {sample.rate_bps for sample in link.samples} == {1e7}
+    known_s = 100 + changes.index(True) + 1
+    assert link.expected_dwell_s == (FIRST_DWELL_S + known_s) / 2
+
+
+def test_memory_is_bounded() -> None:
+    link = LinkForecast(1e8, 0.02)
+    for _ in range(1000):
+        link.learn(LinkSample(1e8, 0.02, 10.0))
+    assert sum(sample.duration_s for sample in link.samples) <= MEMORY_S
+    assert link.expected_dwell_s == 10000.0
+
+
+def test_a_link_out_of_sight_counts_the_time_and_can_start_anew() -> None:
+    link = LinkForecast(1e8, 0.02)
+    link.learn(LinkSample(1e7, 0.02, 1.0))
+    link.pass_over(50.0)
+    link.pass_over(20.0)
+    assert link.unseen_s == 70.0
+    link.restart()
+    assert link.samples == (link.declared,)
+    link.learn(LinkSample(2e7, 0.02, 1.0))
+    assert link.unseen_s == 0.0
+
+
+def test_a_path_is_put_down_to_its_link() -> None:
+    scenario = chain_scenario([0.1, 0.1], [0.2, 0.2], bandwidth_bps=1e8, latency_s=0.02)
+    path = PathObservation("device-0", "device-1", 1_000_000, 0.4, 0.03)
+    seen = observed_links(Observation(0, two_stages(), (), (path,)), scenario)
+    assert seen == {"region-0->region-1": (2e7, 0.03)}
+
+
+@settings(deadline=None)
+@given(st.floats(1e5, 1e9), st.floats(0.0, 0.2))
+def test_forecast_paths_are_links_as_they_would_be_declared(rate_bps: float, latency_s: float) -> None:
+    scenario = chain_scenario([0.1, 0.1], [0.2, 0.2])
+    declared = chain_scenario([0.1, 0.1], [0.2, 0.2], bandwidth_bps=rate_bps, latency_s=latency_s)
+    states = {link.name: LinkSample(rate_bps, latency_s, 1.0) for link in scenario.cluster.links}
+    plan = two_stages()
+    assert step_time_s(plan, scenario, forecast_paths(plan, scenario, states)) == step_time_s(plan, declared)

@@ -1,0 +1,121 @@
+"""The pieces of the search: what alike pipelines share, what moves keep, how far the quick judge is off."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.check.check import check_plan
+from planner.plan.equivalence import alike_pipelines, change_alike, representatives
+from planner.plan.plan import Plan
+from planner.scenario.cluster import Cluster, Device
+from planner.scenario.scenario import Scenario
+from planner.step.evaluate import step_time_s
+from planner.systems.auto.candidates.pools import pools_of
+from planner.systems.auto.judge import MOST_EVALUATED, quick_step_s
+from planner.systems.auto.local_search.improve import improve
+from planner.systems.auto.local_search.neighbours import neighbours
+from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
+
+TWO = [(2, 1, 2), (4, 1, 1)]
+
+
+def eight_devices(batch: int = 16, parameters: int = 4000) -> Scenario:
+    return mesh_scenario(8, [0.01] * 4, [0.02] * 4, global_batch=batch, parameter_bytes=[parameters] * 4)
+
+
+def side_by_side(scenario: Scenario, *microbatches: tuple[int, ...]) -> Plan:
+    return layered_plan(scenario, [(TWO, sizes) for sizes in microbatches])
+
+
+def test_pipelines_are_alike_with_equal_stages_microbatches_and_kinds() -> None:
+    plan = side_by_side(eight_devices(), (2, 2), (2, 2), (4,), (2, 2))
+    assert alike_pipelines(plan, eight_devices()) == [[0, 1, 3], [2]]
+
+
+def test_one_of_each_group_stands_for_it_and_sums_nothing() -> None:
+    plan = side_by_side(eight_devices(), (2, 2), (2, 2), (4,), (2, 2))
+    first = representatives(plan, eight_devices())
+    assert first.pipelines == (plan.pipelines[0], plan.pipelines[2])
+    assert first.synchronisation.method == "asgd"
+
+
+def test_a_change_of_a_group_leaves_the_others() -> None:
+    plan = side_by_side(eight_devices(), (2, 2), (2, 2), (4,), (2, 2))
+    changed = change_alike(plan, [0, 2], [plan.pipelines[2], plan.pipelines[0]])
+    assert changed.pipelines == tuple(plan.pipelines[at] for at in (2, 1, 0, 3))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=2, max_size=2), st.booleans())
+def test_moves_keep_layers_samples_and_devices(count: int, width: list[int], alike: bool) -> None:
+    stages = [(2, width[0], 1), (4, width[1], 1)]
+    pipelines = [(stages, (4,) * count), (TWO, (4,) * count if alike else (5, 3))]
+    scenario = mesh_scenario(
+        sum(width) + 2, [0.01] * 4, [0.02] * 4, global_batch=sum(sum(sizes) for _, sizes in pipelines)
+    )
+    plan = layered_plan(scenario, pipelines)
+    found = list(neighbours(plan, scenario))
+    assert found
+    for other in found:
+        check_plan(other, scenario)
+        assert other.global_batch == plan.global_batch
+        assert set(other.devices) <= set(plan.devices)
+        assert other != plan
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.lists(st.floats(1e-3, 1e-1), min_size=4, max_size=4), st.integers(1, 9), st.integers(1, 30))
+def test_the_local_search_is_never_worse_and_asks_no_more_than_it_may(
+    times_s: list[float], batch: int, evaluations: int
+) -> None:
+    scenario = mesh_scenario(4, times_s, times_s, global_batch=batch)
+    plan, asked = layered_plan(scenario, [([(2, 2, 1), (4, 2, 1)], (batch,))]), []
+
+    def judge(tried: Plan) -> float:
+        asked.append(tried)
+        return step_time_s(tried, scenario)
+
+    best, score = improve(plan, scenario, judge, evaluations)
+    assert score == step_time_s(best, scenario) <= step_time_s(plan, scenario)
+    assert len(asked) <= max(1, evaluations)
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.integers(1, 6), st.sampled_from([400, 4_000_000]))
+def test_the_quick_judge_is_exact_with_few_devices(microbatches: int, parameters: int) -> None:
+    scenario = eight_devices(parameters=parameters)
+    plan = side_by_side(scenario, (2,) * microbatches, (3, 1))
+    assert quick_step_s(plan, scenario) == step_time_s(plan, scenario)
+
+
+@pytest.mark.parametrize("parameters", [400, 400_000, 40_000_000])
+@pytest.mark.parametrize("pipelines", [7, 16])
+def test_the_quick_judge_is_close_with_many_alike_pipelines(pipelines: int, parameters: int) -> None:
+    scenario = mesh_scenario(
+        2 * pipelines,
+        [0.01] * 4,
+        [0.02] * 4,
+        global_batch=4 * pipelines,
+        parameter_bytes=[parameters] * 4,
+        link=lambda a, b: (1e9, 1e-4),
+    )
+    plan = layered_plan(scenario, [(TWO, (1,) * 4)] * pipelines)
+    assert len(plan.devices) > MOST_EVALUATED
+    # Devices of the last stages begin their sums sooner than those of the first.
+    assert quick_step_s(plan, scenario) == pytest.approx(step_time_s(plan, scenario), rel=0.02)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 8))
+def test_groups_of_a_pool_stay_within_hosts(sizes: list[int], degree: int) -> None:
+    devices = tuple(
+        Device(f"device-{host}-{index}", "kind", "region", 2**30, host=f"host-{host}")
+        for host, size in enumerate(sizes)
+        for index in range(size)
+    )
+    (pool,) = pools_of(Cluster(devices, ()))
+    groups = pool.groups(degree)
+    by_name = {device.name: device for device in devices}
+    assert len(groups) == pool.group_count(degree) == sum(size // degree for size in sizes)
+    assert all(len(group) == degree and len({by_name[name].host for name in group}) == 1 for group in groups)
+    assert len({name for group in groups for name in group}) == degree * len(groups)
+    assert pool.size == sum(sizes)

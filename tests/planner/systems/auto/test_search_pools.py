@@ -1,0 +1,108 @@
+"""The search over pools of alike devices."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import Phase, assume, given, settings
+from hypothesis import strategies as st
+
+from planner.check.check import check_plan
+from planner.scenario.scenario import Scenario
+from planner.step.evaluate import step_time_s
+from planner.systems.auto.candidates.build import plan_of
+from planner.systems.auto.candidates.mixed import find_layouts
+from planner.systems.auto.candidates.pools import pools_of
+from planner.systems.auto.candidates.retiming import retimed
+from planner.systems.auto.candidates.skeletons import find_skeletons
+from planner.systems.auto.candidates.stage_options import least_times_s, ways_to_use
+from planner.systems.strategies import STRATEGIES, make_plan
+from tests.helpers.scenarios.pool_scenarios import pool_scenarios
+from traces.common.errors import InputError
+
+# Shrinking would plan hundreds of times, for minutes.
+GENERATE = [Phase.explicit, Phase.reuse, Phase.generate]
+
+
+@settings(deadline=None, max_examples=40)
+@given(pool_scenarios())
+def test_pools_hold_every_device_once_and_groups_stay_within_hosts(scenario: Scenario) -> None:
+    pools = pools_of(scenario.cluster)
+    devices = [device for pool in pools for device in pool.devices]
+    assert sorted(devices) == sorted(scenario.cluster.by_name)
+    for pool in pools:
+        for group in pool.groups(2):
+            assert len({scenario.cluster.by_name[device].machine for device in group}) == 1
+        assert len(pool.groups(2)) == pool.group_count(2)
+    left_out = frozenset(devices[:2])
+    assert not left_out & {device for pool in pools_of(scenario.cluster, left_out) for device in pool.devices}
+
+
+@settings(deadline=None, max_examples=30, phases=GENERATE)
+@given(pool_scenarios())
+def test_layouts_take_every_sample_and_no_device_two_times(scenario: Scenario) -> None:
+    for layout in find_layouts(pools_of(scenario.cluster), scenario):
+        assert sum(block.samples for block in layout.blocks) == scenario.training.global_batch
+        plan = plan_of(layout.blocks, scenario, "auto")
+        if plan is None:
+            continue
+        devices = [
+            device
+            for pipeline in plan.pipelines
+            for stage in pipeline.stages
+            for replica in stage.replicas
+            for device in replica.devices
+        ]
+        assert len(devices) == len(set(devices))
+        assert plan.global_batch == scenario.training.global_batch
+
+
+@settings(deadline=None, max_examples=30)
+@given(pool_scenarios(), st.integers(1, 96))
+def test_another_number_of_microbatches_is_taken_only_if_it_helps(scenario: Scenario, samples: int) -> None:
+    for skeleton in find_skeletons(pools_of(scenario.cluster), scenario, scenario.training.global_batch):
+        best = retimed(skeleton, scenario, samples)
+        assert best.samples == samples
+        # Taken from there the search begins at its own size, so that it cannot end with a longer chain.
+        assert retimed(best, scenario, samples).chain_s <= best.chain_s * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(pool_scenarios(), st.integers(1, 4), st.integers(1, 16))
+def test_no_skeleton_is_below_the_bounds(scenario: Scenario, pipelines: int, microbatch: int) -> None:
+    pools = pools_of(scenario.cluster)
+    ways = ways_to_use(pools, scenario, pipelines, microbatch, recompute=False)
+    assume(ways)
+    pace_s, alone_s = least_times_s(ways, scenario, pipelines, microbatch)
+    for skeleton in find_skeletons(pools, scenario, scenario.training.global_batch):
+        if (skeleton.pipelines, skeleton.microbatch) == (pipelines, microbatch) and not skeleton.stages[0].recompute:
+            assert skeleton.pace_s >= pace_s * (1 - 1e-9)
+            assert skeleton.pass_s >= alone_s * (1 - 1e-9)
+
+
+@settings(deadline=None, max_examples=6, phases=GENERATE)
+@given(pool_scenarios(most=16))
+def test_the_plan_is_possible_and_better_than_those_of_the_baselines(scenario: Scenario) -> None:
+    try:
+        plan = make_plan("auto", scenario)
+    except InputError:
+        # Tight memory: then the simplest plan does not fit either.
+        with pytest.raises(InputError):
+            make_plan("megatron", scenario)
+        return
+    own_s = step_time_s(plan, scenario)
+    for name in ("ddp", "lb-bsp", "megatron", "deepcee"):
+        try:
+            other = STRATEGIES[name](scenario)
+            check_plan(other, scenario)
+        except InputError:
+            continue
+        assert own_s <= step_time_s(other, scenario) * 1.001, name
+
+
+@settings(deadline=None, max_examples=3)
+@given(pool_scenarios())
+def test_a_kind_without_times_is_refused(scenario: Scenario) -> None:
+    unknown = replace(scenario.cluster.devices[0], kind="unheard-of")
+    cluster = replace(scenario.cluster, devices=(unknown, *scenario.cluster.devices[1:]))
+    with pytest.raises(InputError, match="no times for layer"):
+        make_plan("auto", replace(scenario, cluster=cluster))

@@ -1,0 +1,81 @@
+"""The window of a sender, against closed formulas: a long stream, rounds that double, idleness that halves."""
+
+import math
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from sim.network.tcp_window import SendWindow
+
+NEVER = math.inf
+# A window leaves in parts; a figure is as fine as they are.
+FINE = 0.07
+
+
+def took_s(window: SendWindow, start_s: float, size_bytes: int, rate_bps: float) -> float:
+    return window.waiting_s(start_s, size_bytes, rate_bps) + 8 * size_bytes / rate_bps
+
+
+@given(st.integers(1, 10**7), st.floats(1e4, 1e9), st.floats(0, 1))
+def test_a_window_that_holds_everything_makes_nobody_wait(size_bytes: int, rate_bps: float, trip_s: float) -> None:
+    window = SendWindow(1e15, math.inf, trip_s, NEVER)
+    assert window.waiting_s(1.0, size_bytes, rate_bps) == pytest.approx(0.0, abs=1e-6 * 8 * size_bytes / rate_bps)
+
+
+@settings(max_examples=50)
+@given(st.floats(1e5, 1e8), st.floats(0.01, 0.2), st.floats(0.05, 3))
+def test_a_long_stream_gets_a_window_per_round_trip(rate_bps: float, trip_s: float, share_of_path: float) -> None:
+    most_bytes = share_of_path * rate_bps * trip_s / 8
+    window = SendWindow(most_bytes, most_bytes, trip_s, NEVER)
+    clock_s, size_bytes = 0.0, max(1, int(most_bytes * 3))
+    for _ in range(10):
+        clock_s += took_s(window, clock_s, size_bytes, rate_bps)
+    reached_bps = 8 * 10 * size_bytes / clock_s
+    # The first window goes at once.
+    least_bps = min(rate_bps, 8 * most_bytes / trip_s)
+    assert least_bps * (1 - FINE) <= reached_bps <= least_bps * (1 + 1 / 30 + FINE)
+
+
+@pytest.mark.parametrize(("rounds", "size_bytes"), [(0, 950), (1, 2850), (2, 6650), (3, 14250)])
+def test_slow_start_doubles_every_round_trip(rounds: int, size_bytes: int) -> None:
+    # A path that carries a window in no time: 1, 2, 4 and 8 thousand bytes, a round trip of a second apart.
+    window = SendWindow(1000.0, math.inf, 1.0, NEVER)
+    assert took_s(window, 0.0, size_bytes, 1e9) == pytest.approx(rounds, abs=1e-3)
+
+
+def test_what_was_opened_stays_open_and_halves_when_idle() -> None:
+    def second_s(idle_s: float, timeout_s: float) -> float:
+        window = SendWindow(1000.0, math.inf, 1.0, timeout_s)
+        first_s = took_s(window, 0.0, 7000, 1e9)
+        return took_s(window, first_s + idle_s, 4000, 1e9)
+
+    # It is open for 8,000 bytes; timeouts are 1.5 s with the round trip.
+    assert second_s(100.0, NEVER) == pytest.approx(0, abs=1e-3)
+    assert second_s(1.4, 0.5) == pytest.approx(0, abs=1e-3)
+    # Halved twice and thrice: 2,000 and 1,000 bytes.
+    assert second_s(3.1, 0.5) == pytest.approx(1, abs=1e-3)
+    assert second_s(100.0, 0.5) == pytest.approx(2, abs=1e-3)
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.tuples(st.floats(0, 2), st.integers(1, 10**5)), min_size=1, max_size=5),
+    st.floats(1e4, 1e7),
+    st.floats(1e-3, 0.5),
+    st.floats(500, 1e5),
+    st.floats(1, 4),
+)
+def test_a_larger_first_window_never_takes_longer(
+    messages: list[tuple[float, int]], rate_bps: float, trip_s: float, initial_bytes: float, larger: float
+) -> None:
+    assume(larger > 1.5)
+
+    def total_s(first_bytes: float) -> float:
+        window, clock_s = SendWindow(first_bytes, math.inf, trip_s, NEVER), 0.0
+        for pause_s, size_bytes in messages:
+            clock_s += pause_s + took_s(window, clock_s + pause_s, size_bytes, rate_bps)
+        return clock_s
+
+    pauses_s = sum(pause_s for pause_s, _ in messages)
+    assert total_s(initial_bytes * larger) - pauses_s <= (total_s(initial_bytes) - pauses_s) * (1 + FINE) + 1e-9

@@ -1,0 +1,38 @@
+from pathlib import Path
+
+import pytest
+
+from traces.common.atomic import write_bytes_atomically, write_text_atomically
+from traces.common.errors import InputError
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_text_atomically(path, "old and long")
+    write_text_atomically(path, "µ\n")
+    assert path.read_bytes() == "µ\n".encode()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "file"
+    write_bytes_atomically(path, b"old")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(InputError, match="cannot be written: No space left on device"):
+        write_bytes_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a folder; name a file"):
+        write_text_atomically(tmp_path, "")
+    with pytest.raises(InputError, match=r"the folder '.*none' does not exist; create it first"):
+        write_text_atomically(tmp_path / "none" / "file", "")
+    with pytest.raises(InputError, match="cannot be written: File name too long"):
+        write_text_atomically(tmp_path / ("x" * 300), "")
+    write_text_atomically(tmp_path / ("x" * 254), "long, and allowed")
+    assert (tmp_path / ("x" * 254)).read_text() == "long, and allowed"

@@ -1,0 +1,1 @@
+"""What every package needs: errors, names, units, text and atomic files."""

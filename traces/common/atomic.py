@@ -1,0 +1,56 @@
+"""Files that are there whole or not at all."""
+
+import os
+import secrets
+from pathlib import Path
+
+from traces.common.errors import InputError
+
+
+def write_bytes_atomically(path: Path | str, data: bytes) -> None:
+    """Write a file beside its place and rename it into it: nobody ever sees half of it.
+
+    Args:
+        path: Where the file goes; one that is there is replaced.
+        data: What it holds.
+
+    Raises:
+        InputError: The folder is missing or may not be written, or the path is itself a folder.
+    """
+    path = Path(path)
+    check_place(path)
+    beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
+    try:
+        with beside.open("xb") as file:
+            file.write(data)
+            file.flush()
+            # Renamed before its bytes are on the disk, a file can be empty after a power cut.
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise InputError(
+            f"cannot be written: {error.strerror}", where=str(path), valid="choose a place that can"
+        ) from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def check_place(path: Path) -> None:
+    """Refuse a path at which there can be no file.
+
+    Raises:
+        InputError: The folder is missing or may not be entered, or the path is itself a folder, or too long.
+    """
+    try:
+        is_folder, is_in_folder = path.is_dir(), path.parent.is_dir()
+    except OSError as error:
+        raise InputError(f"cannot be written: {error.strerror}", str(path), "choose a place that can") from error
+    if is_folder:
+        raise InputError("is a folder", where=str(path), valid="name a file to write")
+    if not is_in_folder:
+        raise InputError(f"the folder '{path.parent}' does not exist", where=str(path), valid="create it first")
+
+
+def write_text_atomically(path: Path | str, text: str) -> None:
+    """Write a text file as UTF-8, whole or not at all; see `write_bytes_atomically`."""
+    write_bytes_atomically(path, text.encode())

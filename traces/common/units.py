@@ -1,0 +1,93 @@
+"""Quantities as people write them (`40 ms`, `1 Gbit/s`, `16 GiB`), turned into SI numbers.
+
+A bare number is refused: a unit is never guessed.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from traces.common.errors import InputError
+
+SECONDS: Mapping[str, float] = MappingProxyType(
+    {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+)
+BITS_PER_SECOND: Mapping[str, float] = MappingProxyType(
+    {
+        **{f"{prefix}bit/s": scale for prefix, scale in (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9))},
+        **{f"{prefix}B/s": 8 * scale for prefix, scale in (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9))},
+    }
+)
+BYTES: Mapping[str, float] = MappingProxyType(
+    {
+        "B": 1.0,
+        **{f"{prefix}B": 10.0**power for prefix, power in (("k", 3), ("M", 6), ("G", 9), ("T", 12))},
+        **{f"{prefix}iB": 2.0**power for prefix, power in (("K", 10), ("M", 20), ("G", 30), ("T", 40))},
+    }
+)
+FLOP: Mapping[str, float] = MappingProxyType({"FLOP": 1.0, "kFLOP": 1e3, "MFLOP": 1e6, "GFLOP": 1e9, "TFLOP": 1e12})
+FLOP_PER_SECOND: Mapping[str, float] = MappingProxyType({f"{unit}/s": scale for unit, scale in FLOP.items()})
+BYTES_PER_SECOND: Mapping[str, float] = MappingProxyType({f"{unit}/s": scale for unit, scale in BYTES.items()})
+
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*\Z")
+
+
+def parse_quantity(text: object, units: Mapping[str, float], example: str) -> float:
+    """Return ``text`` in the SI unit that ``units`` scales to.
+
+    Args:
+        text: What the person wrote, such as ``"40 ms"``.
+        units: Unit name to the factor that turns it into SI.
+        example: A valid quantity, shown in the error.
+
+    Raises:
+        InputError: Not a number with one of the units, negative, or not finite.
+    """
+    valid = f"write a number with one of {', '.join(units)}, for example '{example}'"
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
+        raise InputError(f"{text!r} is not a quantity", valid=valid)
+    match = _QUANTITY.match(str(text))
+    if match is None:
+        raise InputError(f"{text!r} is not a quantity", valid=valid)
+    number, unit = match.groups()
+    if not unit:
+        raise InputError(f"{text!r} has no unit", valid=valid)
+    if unit not in units:
+        raise InputError(f"{text!r} has the unknown unit '{unit}'", valid=valid)
+    value = float(number) * units[unit]
+    if value < 0 or not math.isfinite(value):
+        raise InputError(
+            f"{text!r} is out of range", valid=f"it must be finite and not negative, for example '{example}'"
+        )
+    return value
+
+
+def parse_duration_s(text: object) -> float:
+    """Return a duration such as ``40 ms`` in seconds."""
+    return parse_quantity(text, SECONDS, "40 ms")
+
+
+def parse_bandwidth_bps(text: object) -> float:
+    """Return a rate such as ``1 Gbit/s`` in bits per second."""
+    return parse_quantity(text, BITS_PER_SECOND, "100 Mbit/s")
+
+
+def parse_bytes(text: object) -> int:
+    """Return an amount of memory such as ``16 GiB`` in whole bytes."""
+    return round(parse_quantity(text, BYTES, "16 GiB"))
+
+
+def parse_flop(text: object) -> float:
+    """Return an amount of work such as ``12.9 GFLOP`` in floating-point operations."""
+    return parse_quantity(text, FLOP, "12.9 GFLOP")
+
+
+def parse_flop_per_second(text: object) -> float:
+    """Return a compute rate such as ``19.5 TFLOP/s`` in operations per second."""
+    return parse_quantity(text, FLOP_PER_SECOND, "19.5 TFLOP/s")
+
+
+def parse_bytes_per_second(text: object) -> float:
+    """Return a memory rate such as ``900 GB/s`` in bytes per second."""
+    return parse_quantity(text, BYTES_PER_SECOND, "900 GB/s")

@@ -1,0 +1,76 @@
+"""Trace files: read one in whatever format it is, write one in the format that was asked for."""
+
+import dataclasses
+from pathlib import Path
+
+from traces.common.atomic import write_text_atomically
+from traces.common.errors import InputError
+from traces.common.names import find_by_name
+from traces.common.text_files import read_text
+from traces.formats import FORMATS, Format
+from traces.preemption.files import is_preemption_text
+from traces.trace import LinkTrace
+
+_VALID = "a trace is " + "; or ".join(f"{known.name}: {known.looks_like}" for known in FORMATS.values())
+
+
+def read_trace(path: Path | str, *, loops: bool = True) -> LinkTrace:
+    """Read a trace; its format is recognised by what the file holds.
+
+    Args:
+        path: The file.
+        loops: Whether the trace starts again after its end, which no format says.
+
+    Raises:
+        InputError: The file cannot be read, is of no known format, or is wrong; the error names the file and,
+            where there is one, the line.
+    """
+    try:
+        text = read_text(Path(path), _VALID)
+        trace = _recognise(text).read(text)
+    except InputError as error:
+        raise error.within(str(path)) from error
+    return trace if loops else dataclasses.replace(trace, loops=False)
+
+
+def write_trace(trace: LinkTrace, path: Path | str, format_name: str) -> None:
+    """Write a trace, whole or not at all.
+
+    Args:
+        trace: What to write.
+        path: Where; a file that is there is replaced.
+        format_name: A key of ``FORMATS``.
+
+    Raises:
+        InputError: There is no such format, it cannot hold this trace, or the file cannot be written.
+    """
+    text = find_by_name(format_name, FORMATS, "trace format").write(trace)
+    write_text_atomically(path, text)
+
+
+def format_of_suffix(path: Path | str) -> str:
+    """Return the name of the format that a file name's suffix stands for.
+
+    Raises:
+        InputError: No format has that suffix.
+    """
+    suffix = Path(path).suffix.lower()
+    for known in FORMATS.values():
+        if suffix in known.suffixes:
+            return known.name
+    suffixes = ", ".join(suffix for known in FORMATS.values() for suffix in known.suffixes)
+    raise InputError(
+        f"the suffix '{suffix}' stands for no trace format",
+        where=str(path),
+        valid=f"name the format, one of {', '.join(FORMATS)}, or end the file's name in one of {suffixes}",
+    )
+
+
+def _recognise(text: str) -> Format:
+    if is_preemption_text(text):
+        raise InputError("is a trace of pre-emptions, not of a link", valid=_VALID)
+    for known in FORMATS.values():
+        if known.matches(text):
+            return known
+    first = text.lstrip().partition("\n")[0].strip()
+    raise InputError(f"starts with '{first[:40]}', which is no known trace format", valid=_VALID)

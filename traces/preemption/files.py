@@ -1,0 +1,119 @@
+"""Pre-emption trace files: read one in whatever format it is, write one in the format that was asked for."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from traces.common.atomic import write_text_atomically
+from traces.common.errors import InputError
+from traces.common.names import find_by_name
+from traces.common.text_files import read_text
+from traces.preemption import gpu_counts, node_events, spot_counts
+from traces.preemption.trace import PreemptionTrace
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreemptionFormat:
+    """One file format of pre-emption traces.
+
+    Attributes:
+        name: What people call it.
+        looks_like: What a file of it looks like, for messages.
+        matches: Whether a text looks like this format; no two formats say so of the same text.
+        read: Text to trace; raises InputError.
+        write: Trace to text; raises InputError where the format cannot hold the trace.
+    """
+
+    name: str
+    looks_like: str
+    matches: Callable[[str], bool]
+    read: Callable[[str], PreemptionTrace]
+    write: Callable[[PreemptionTrace], str]
+
+
+PREEMPTION_FORMATS: Mapping[str, PreemptionFormat] = MappingProxyType(
+    {
+        known.name: known
+        for known in (
+            PreemptionFormat(
+                name="node-events",
+                looks_like="rows such as '480000,add,node1', in milliseconds",
+                matches=node_events.matches,
+                read=node_events.read,
+                write=node_events.write,
+            ),
+            PreemptionFormat(
+                name="spot-counts",
+                looks_like='{"metadata": {"gap_seconds": 300}, "data": [4, 3]}',
+                matches=spot_counts.matches,
+                read=spot_counts.read,
+                write=spot_counts.write,
+            ),
+            PreemptionFormat(
+                name="gpu-counts",
+                looks_like='[{"Time": 0, "GPUs": 4}], in seconds',
+                matches=gpu_counts.matches,
+                read=gpu_counts.read,
+                write=gpu_counts.write,
+            ),
+        )
+    }
+)
+"""Format name to format."""
+
+_VALID = "a pre-emption trace is " + "; or ".join(f"{f.name}: {f.looks_like}" for f in PREEMPTION_FORMATS.values())
+
+
+def is_preemption_text(text: str) -> bool:
+    """Return whether a text looks like a pre-emption trace in any format."""
+    return any(known.matches(text) for known in PREEMPTION_FORMATS.values())
+
+
+def is_preemption(path: Path | str) -> bool:
+    """Return whether a file can be read and looks like a pre-emption trace in any format."""
+    try:
+        return is_preemption_text(read_text(Path(path), ""))
+    except InputError:
+        return False
+
+
+def read_preemption(path: Path | str, format_name: str | None = None) -> PreemptionTrace:
+    """Read a pre-emption trace.
+
+    Args:
+        path: The file.
+        format_name: A key of ``PREEMPTION_FORMATS``; None to recognise it by what the file holds.
+
+    Raises:
+        InputError: The file cannot be read, is of no known format, or is wrong; the error names the file and,
+            where there is one, the line.
+    """
+    known = find_by_name(format_name, PREEMPTION_FORMATS, "pre-emption format") if format_name is not None else None
+    try:
+        text = read_text(Path(path), _VALID)
+        return (known or _recognise(text)).read(text)
+    except InputError as error:
+        raise error.within(str(path)) from error
+
+
+def write_preemption(trace: PreemptionTrace, path: Path | str, format_name: str) -> None:
+    """Write a pre-emption trace, whole or not at all.
+
+    Args:
+        trace: What to write.
+        path: Where; a file that is there is replaced.
+        format_name: A key of ``PREEMPTION_FORMATS``.
+
+    Raises:
+        InputError: There is no such format, it cannot hold this trace, or the file cannot be written.
+    """
+    write_text_atomically(path, find_by_name(format_name, PREEMPTION_FORMATS, "pre-emption format").write(trace))
+
+
+def _recognise(text: str) -> PreemptionFormat:
+    for known in PREEMPTION_FORMATS.values():
+        if known.matches(text):
+            return known
+    first = text.lstrip().partition("\n")[0].strip()
+    raise InputError(f"starts with '{first[:40]}', which is no known pre-emption trace", valid=_VALID)

@@ -1,0 +1,140 @@
+"""PreemptionTrace: which nodes of a pool that a provider takes back are there, over time."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from types import MappingProxyType
+
+from traces.common.errors import InputError
+
+# A trace is to fit into memory.
+MOST_CHANGES = 2_000_000
+
+# (start, end) in seconds from the start of the trace; the end is infinite if nothing ends it.
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """A node arrives or leaves.
+
+    Attributes:
+        time_s: From the start of the trace, seconds.
+        node: Its name.
+        arrives: Whether it arrives; otherwise it leaves.
+    """
+
+    time_s: float
+    node: str
+    arrives: bool
+
+
+@dataclass(frozen=True)
+class PreemptionTrace:
+    """Arrivals and departures of nodes. Before the first change nobody is there; after the last, who is there stays.
+
+    Attributes:
+        changes: In the order of time; those of the same time in the order in which they happen.
+        duration_s: When the recording ended, seconds, not before the last change.
+
+    Raises:
+        InputError: Times fall, a node arrives that is there, or one leaves that is not.
+    """
+
+    changes: tuple[NodeChange, ...]
+    duration_s: float
+
+    def __post_init__(self) -> None:
+        mistake = first_mistake(self.changes)
+        if mistake is not None:
+            index, problem, valid = mistake
+            raise InputError(problem, where=f"change {index + 1}", valid=valid)
+        last_s = self.changes[-1].time_s if self.changes else 0.0
+        if not last_s <= self.duration_s < math.inf:
+            raise InputError(
+                f"the trace lasts {self.duration_s:g} s but its last change is at {last_s:g} s",
+                valid="the duration must be finite and not before the last change",
+            )
+
+    @cached_property
+    def presences(self) -> Mapping[str, tuple[Interval, ...]]:
+        """When each node is there, in the order in which they first arrive."""
+        found: dict[str, list[Interval]] = {}
+        for change in self.changes:
+            if change.arrives:
+                found.setdefault(change.node, []).append((change.time_s, math.inf))
+            else:
+                start_s, _ = found[change.node].pop()
+                found[change.node].append((start_s, change.time_s))
+        return MappingProxyType({node: tuple(intervals) for node, intervals in found.items()})
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All nodes in the order in which they first arrive."""
+        return tuple(self.presences)
+
+    def present_at(self, time_s: float) -> tuple[str, ...]:
+        """Return the nodes that are there at a time (seconds from the start), in the order of `nodes`."""
+        return tuple(
+            node
+            for node, intervals in self.presences.items()
+            if any(start_s <= time_s < end_s for start_s, end_s in intervals)
+        )
+
+    @cached_property
+    def counts(self) -> tuple[tuple[float, int], ...]:
+        """How many nodes are there: (time in seconds, count from then on), the first at 0, then where it changes."""
+        # The last of several changes at one time decides.
+        count_at: dict[float, int] = {0.0: 0}
+        count = 0
+        for change in self.changes:
+            count += 1 if change.arrives else -1
+            count_at[change.time_s] = count
+        pieces = [next(group) for _, group in groupby(count_at.items(), key=lambda piece: piece[1])]
+        return tuple(pieces)
+
+
+def trace_of_counts(counts: Iterable[tuple[float, int]], duration_s: float) -> PreemptionTrace:
+    """Return a trace of which only the number of nodes is known.
+
+    The nodes are called ``node1``, ``node2`` and so on, and the one with the highest number leaves first.
+
+    Args:
+        counts: (time in seconds, count from then on), rising in time.
+        duration_s: When the recording ended, seconds.
+
+    Raises:
+        InputError: Times fall or are out of range, or the counts change too often by too many nodes.
+    """
+    changes: list[NodeChange] = []
+    here = 0
+    for time_s, count in counts:
+        if len(changes) + abs(count - here) > MOST_CHANGES:
+            raise InputError(
+                f"more than {MOST_CHANGES:,} nodes come or go by {time_s:g} s",
+                valid="give a shorter trace, or one of fewer nodes",
+            )
+        changes += (NodeChange(time_s, f"node{number}", True) for number in range(here + 1, count + 1))
+        changes += (NodeChange(time_s, f"node{number}", False) for number in range(here, count, -1))
+        here = count
+    return PreemptionTrace(tuple(changes), duration_s)
+
+
+def first_mistake(changes: Iterable[NodeChange]) -> tuple[int, str, str] | None:
+    """Return the index of the first change that cannot be, what is wrong with it, and what would be valid."""
+    here: set[str] = set()
+    last_s = 0.0
+    for index, change in enumerate(changes):
+        if not 0 <= change.time_s < math.inf:
+            return index, f"time {change.time_s:g} s", "every time is finite and not negative"
+        if change.time_s < last_s:
+            times = f"time goes from {last_s:.12g} s to {change.time_s:.12g} s"
+            return index, times, "times must not fall from change to change"
+        if change.arrives == (change.node in here):
+            happens = "arrives but is there already" if change.arrives else "leaves but is not there"
+            return index, f"node '{change.node}' {happens}", "a node arrives, then leaves, then may arrive again"
+        (here.add if change.arrives else here.remove)(change.node)
+        last_s = change.time_s
+    return None

@@ -1,0 +1,161 @@
+"""A trace that grows row by row while a link is measured, and that a crash cannot spoil.
+
+A recording is CSV as `traces.formats.csv_units` reads it. Its rows are appended whole and are on the disk before the
+next one is measured; one without its line end was being written when the recorder, or the machine, went down, and
+counts for nothing. Times are those of the recording: while nothing is recorded no time passes, since a trace has a rate
+at every time and would have to invent one.
+"""
+
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from traces.common.atomic import check_place
+from traces.common.errors import InputError, RunError
+from traces.formats import csv_units
+
+_HEADER = csv_units.RECORDING_HEADER.encode()
+_VALID = "name a new file, or one that 'ropebridge traces record' began"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was measured of a link at one time.
+
+    Attributes:
+        bandwidth_bps: Bits per second; 0 in an outage.
+        latency_s: One way, seconds.
+    """
+
+    bandwidth_bps: float
+    latency_s: float
+
+
+class Recording:
+    """A file that samples are appended to, from ``with`` to its end; only one process at a time may.
+
+    Nothing is written before the first sample.
+
+    Args:
+        path: Of the file; one that is there goes on where it ends.
+
+    Attributes:
+        end_s: Until when the file says something, in seconds of the recording: there it goes on.
+        samples: Rows that it has.
+        latency_s: Of the last sample, seconds; None without one.
+
+    Raises:
+        InputError: There can be no file, it is no recording, or another process appends to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.end_s = 0.0
+        self.samples = 0
+        self.latency_s: float | None = None
+        self._latest_ms = -1
+        self._whole_bytes = 0
+        self._file: int | None = None
+
+    def __enter__(self) -> Self:
+        check_place(self.path)
+        if self.path.exists() and not self.path.is_file():
+            raise InputError("is no file", str(self.path), "name a file to write")
+        if not self.path.exists():
+            if not os.access(self.path.parent, os.W_OK):
+                raise InputError("cannot be written: Permission denied", str(self.path), "choose a place that can")
+            return self
+        try:
+            self._open(os.O_RDWR)
+            self._take_up()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def append(self, time_s: float, sample: Sample) -> None:
+        """Put a sample on the disk.
+
+        Args:
+            time_s: When it was measured, in seconds of the recording, after the sample before it.
+            sample: What was measured.
+
+        Raises:
+            InputError: The file cannot be made.
+            RunError: It cannot be written any more.
+        """
+        time_ms = max(round(1000 * time_s), self._latest_ms + 1)
+        row = f"{time_ms / 1000:.3f},{sample.bandwidth_bps / 1e6:.6f},{1000 * sample.latency_s:.3f}\n".encode()
+        if self._file is None:
+            self._open(os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        assert self._file is not None
+        if not self._whole_bytes:
+            row = _HEADER + row
+        try:
+            # What was being written when the recorder before this one went down.
+            os.ftruncate(self._file, self._whole_bytes)
+            if os.pwrite(self._file, row, self._whole_bytes) < len(row):
+                raise OSError(0, "no space left")
+            os.fsync(self._file)
+        except OSError as error:
+            if not self._whole_bytes:
+                self.path.unlink()
+            raise RunError(f"{self.path} cannot be written: {error.strerror}; what it had stays") from error
+        self._whole_bytes += len(row)
+        self._latest_ms, self.latency_s = time_ms, sample.latency_s
+        self.samples += 1
+
+    def _open(self, flags: int) -> None:
+        try:
+            self._file = os.open(self.path, flags | os.O_CLOEXEC, 0o666)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if flags & os.O_CREAT:
+                # The name has to be on the disk as well.
+                folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+                os.fsync(folder)
+                os.close(folder)
+        except BlockingIOError:
+            raise InputError("another recorder writes this file", str(self.path), "name another file") from None
+        except OSError as error:
+            raise InputError(
+                f"cannot be written: {error.strerror}", str(self.path), "choose a place that can"
+            ) from error
+
+    def _close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _take_up(self) -> None:
+        """Find out where the file ends, and that it is a recording."""
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if _HEADER.startswith(content):
+            return
+        if not whole.startswith(_HEADER):
+            raise InputError("is no recording", str(self.path), _VALID)
+        if whole == _HEADER:
+            return
+        try:
+            trace = csv_units.read(whole.decode())
+        except (InputError, UnicodeDecodeError) as error:
+            problem = error.within(str(self.path)) if isinstance(error, InputError) else error
+            raise InputError(f"{problem}: is no recording any more", str(self.path), _VALID) from error
+        rows = whole.splitlines()
+        if len(trace.times_s) != len(rows) - 1:
+            raise InputError("says when it ends", str(self.path), f"take its last line out, or {_VALID}")
+        first_s = float(rows[1].split(b",")[0])
+        assert trace.latency_s is not None
+        self.end_s = first_s + trace.duration_s
+        self.samples = len(trace.times_s)
+        self.latency_s = float(trace.latency_s[-1])
+        self._latest_ms = round(1000 * (first_s + float(trace.times_s[-1])))
+        self._whole_bytes = len(whole)
