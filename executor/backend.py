@@ -18,11 +18,11 @@ from executor.control.launcher import run_job
 from executor.control.prepared_job import prepared_job
 from executor.control.send_times import settling
 from executor.core.hosts import Hosts
-from executor.core.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, Orders, Tcp
+from executor.core.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, RunConfig, Tcp
 from executor.core.rank_devices import rank_devices
-from executor.core.row_log import RowLog
+from executor.core.row_log import EventRecorder
 from executor.recovery.checkpoints import CheckpointFolder
-from executor.recovery.resuming import CheckpointOrders
+from executor.recovery.resuming import CheckpointConfig
 from executor.support import check_decision, check_spread, check_supported
 from executor.training.models.loading import check_model
 from executor.training.noise_files import gather_norms
@@ -77,7 +77,7 @@ class TorchBackend:
         parameters: Path | None = None,
         resources: Path | None = None,
         backup_every: int = 0,
-        checkpoints: CheckpointOrders | None = None,
+        checkpoints: CheckpointConfig | None = None,
         hosts: HostsOf | None = None,
         watch: Watch | None = None,
         tell: Callable[[str], None] = lambda _: None,
@@ -116,7 +116,7 @@ class TorchBackend:
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
         settle = settling(emulator, scenario.cluster, is_spread=self._hosts is not None)
         check = partial(check_decision, scenario=scenario, compute=self._compute, emulator=emulator, recovers=recovers)
-        orders = Orders(self._compute, steps, emulator, policy is not None, self._tcp, self._backup_every)
+        orders = RunConfig(self._compute, steps, emulator, policy is not None, self._tcp, self._backup_every)
         is_watched = self._watch is not None
         if is_watched and not orders.is_steered and plan.synchronisation.method != "allreduce":
             self._tell("pipelines that do not wait for each other are not watched: it would hold them back")
@@ -134,7 +134,7 @@ class TorchBackend:
         with held as mark, prepared_job(scenario, plan, replace(orders, checkpoints_mark=mark)) as job:
             if self._hosts is not None:
                 self._hosts(devices).write(job.hosts)
-            rows = RowLog(EventWriter(job.published), None) if orders.publishes else None
+            rows = EventRecorder(EventWriter(job.published), None) if orders.publishes else None
             take = partial(_write, rows) if rows is not None else _leave
             watch = self._watch or (lambda _: None)
             controller = Controller(plan, orders.first_step, adaptation, settle, check, take, watch, self._tell, steps)
@@ -212,13 +212,13 @@ def _leave(events: list[Event]) -> None:
     """The ranks write their rows themselves."""
 
 
-def _write(rows: RowLog, events: list[Event]) -> None:
+def _write(rows: EventRecorder, events: list[Event]) -> None:
     for event in events:
         rows.log(event)
     rows.end_step()
 
 
-def _published(job: JobFolder, rows: RowLog) -> list[Event]:
+def _published(job: JobFolder, rows: EventRecorder) -> list[Event]:
     rows.close()
     return read_events(job.published)
 

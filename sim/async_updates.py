@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from planner.cost.async_updates import UpdateEdge
 from planner.events.events import UPDATE_ACTION, Event, EventKind
 from planner.plan.plan import Synchronisation
-from sim.network.connection import Parcel
+from sim.network.connection import Message
 
 
 class Updates:
@@ -52,7 +52,7 @@ class Updates:
         """Actors that wait for updates."""
         return [actor for _, actor in self._bounded]
 
-    def finish(self, actor: int, now_s: float) -> list[tuple[int, Parcel]]:
+    def finish(self, actor: int, now_s: float) -> list[tuple[int, Message]]:
         """Take note that an actor has finished its step; return what it sends, with the number of the edge."""
         ended_s = self._ended_s[actor]
         ended_s.append(now_s)
@@ -60,15 +60,15 @@ class Updates:
         if (step + 1) % self._every:
             return []
         own = (edge for edge, sender in enumerate(self._sender) if sender == actor)
-        return [(edge, Parcel(step, -1 - edge, self._edges[edge].size_bytes, now_s)) for edge in own]
+        return [(edge, Message(step, -1 - edge, self._edges[edge].size_bytes, now_s)) for edge in own]
 
-    def sent(self, parcel: Parcel, departed_s: float) -> Event:
+    def sent(self, parcel: Message, departed_s: float) -> Event:
         """Return the row for sending an update."""
         edge = self._edges[-1 - parcel.message]
         place = (edge.sender, edge.receiver, edge.pipelines[0], -1, -1, parcel.step)
         return Event(EventKind.SEND, *place, UPDATE_ACTION, parcel.ready_s, departed_s, edge.size_bytes)
 
-    def arrive(self, parcel: Parcel, arrived_s: float) -> list[tuple[int, int]]:
+    def arrive(self, parcel: Message, arrived_s: float) -> list[tuple[int, int]]:
         """Take note of an update's arrival; return who waited for such a one, after the step that it may begin."""
         edge = -1 - parcel.message
         self._arrivals_s[edge].append(arrived_s)

@@ -16,8 +16,8 @@ from planner.scenario.scenario import Scenario
 from planner.schedules.dynamic_choice import DynamicChoice
 from planner.schedules.kernel.orders import KINDS
 from planner.step.tables import SYNC
-from sim.kernel.advance import Devices, Lines, hand_over, occupied
-from sim.kernel.timer import Alarm
+from sim.kernel.advance import Devices, Lines, occupied, transmit
+from sim.kernel.timer import Timer
 from sim.steps import StepUnderWay
 
 
@@ -88,16 +88,16 @@ class DynamicStep:
 
     def begin(self, actor: int) -> None:
         """Let an actor work from its clock on."""
-        Alarm(self._environment, float(self._devices.clock_s[actor]), lambda alarm: self._go_on(actor, alarm))
+        Timer(self._environment, float(self._devices.clock_s[actor]), lambda alarm: self._go_on(actor, alarm))
 
     def arrive(self, message: int) -> None:
         """Take note that a message's arrival is known; it counts from then on."""
         if self._action[self._receiver(message)] is None:
             return
         arrival_s = float(self._under_way.state.arrival_s[message])
-        Alarm(self._environment, arrival_s, lambda alarm: self._arrived(message, alarm))
+        Timer(self._environment, arrival_s, lambda alarm: self._arrived(message, alarm))
 
-    def _arrived(self, message: int, alarm: Alarm) -> None:
+    def _arrived(self, message: int, alarm: Timer) -> None:
         receiver = self._receiver(message)
         number, action = self._actor_of[receiver], self._action[receiver]
         assert action is not None
@@ -110,14 +110,14 @@ class DynamicStep:
     def _receiver(self, message: int) -> int:
         return int(self._under_way.compiled.messages.receiver[message])
 
-    def _go_on(self, number: int, alarm: Alarm) -> None:
+    def _go_on(self, number: int, alarm: Timer) -> None:
         """Choose when everything else of this time has happened, since more may be ready then; or have finished.
 
         A replica whose share of every microbatch is empty has nothing to do.
         """
         actor = self._actors[number]
         if actor.choice.remaining:
-            Alarm(self._environment, alarm.time_s, lambda _: self._choose(number, alarm.time_s), after_alarms=True)
+            Timer(self._environment, alarm.time_s, lambda _: self._choose(number, alarm.time_s), after_alarms=True)
             return
         first = int(self._under_way.compiled.graph.first_action[number])
         self._under_way.state.position[number] = first + len(actor.number)
@@ -135,7 +135,7 @@ class DynamicStep:
         if start_s > now_s:
             # It is away, or leaves before this is done: it chooses when it is back, from what is ready then.
             if start_s < float("inf"):
-                Alarm(self._environment, start_s, lambda alarm: self._go_on(number, alarm))
+                Timer(self._environment, start_s, lambda alarm: self._go_on(number, alarm))
             return
         actor.choice.start(chosen)
         state.start_s[action], state.end_s[action] = start_s, end_s
@@ -144,20 +144,20 @@ class DynamicStep:
             idle_since_s = float(self._devices.clock_s[number])
             state.wait_s[message] = idle_since_s if now_s > idle_since_s else state.arrival_s[message]
         if end_s < float("inf"):
-            Alarm(self._environment, end_s, lambda alarm: self._done(number, chosen, alarm))
+            Timer(self._environment, end_s, lambda alarm: self._done(number, chosen, alarm))
 
     def _received(self, action: int) -> list[int]:
         graph = self._under_way.compiled.graph
         received: list[int] = graph.received[graph.first_received[action] : graph.first_received[action + 1]].tolist()
         return received
 
-    def _done(self, number: int, chosen: Action, alarm: Alarm) -> None:
+    def _done(self, number: int, chosen: Action, alarm: Timer) -> None:
         actor, graph = self._actors[number], self._under_way.compiled.graph
         times, state = self._under_way.times, self._under_way.state
         self._devices.clock_s[number] = alarm.time_s
         action = actor.number[chosen]
         for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
-            if hand_over(graph, times, self._lines, state, message, alarm.time_s):
+            if transmit(graph, times, self._lines, state, message, alarm.time_s):
                 self.arrive(message)
             else:
                 self._send(message)

@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import simpy
 
-from planner.adapt.migration import Migration, Move
+from planner.adapt.migration import LayerTransfer, Migration
 from planner.events.events import MIGRATE_ACTION, Event, EventKind
 from planner.scenario.scenario import Scenario
-from sim.network.connection import Parcel
+from sim.network.connection import Message
 from sim.network.network import Network
 from traces.common.errors import RunError
 
 
-class MovesUnderWay:
+class StateTransfer:
     """What travels; whoever waits for it begins when all that it needs is there.
 
     What goes the same way leaves in order, and before anything of the step. Devices that leave meanwhile are not looked
@@ -27,11 +27,11 @@ class MovesUnderWay:
     """
 
     def __init__(
-        self, moves: Sequence[Move], step: int, ready_at_s: Callable[[str], float], actor_of: Mapping[str, int]
+        self, moves: Sequence[LayerTransfer], step: int, ready_at_s: Callable[[str], float], actor_of: Mapping[str, int]
     ) -> None:
         self._actor_of = actor_of
         self._under_way = {
-            Parcel(step, number, move.size_bytes, ready_at_s(move.source)): move for number, move in enumerate(moves)
+            Message(step, number, move.size_bytes, ready_at_s(move.source)): move for number, move in enumerate(moves)
         }
         self._awaited = Counter(actor_of[move.target] for move in moves)
         self.end_s = 0.0
@@ -46,17 +46,17 @@ class MovesUnderWay:
         for parcel, move in list(self._under_way.items()):
             network.send(network.number[move.source, move.target], parcel)
 
-    def __contains__(self, parcel: Parcel) -> bool:
+    def __contains__(self, parcel: Message) -> bool:
         return parcel in self._under_way
 
-    def arrive(self, parcel: Parcel, arrived_s: float) -> int | None:
+    def arrive(self, parcel: Message, arrived_s: float) -> int | None:
         """Take what has arrived; return the actor that waits for nothing more now, None if there is none."""
         actor = self._actor_of[self._under_way.pop(parcel).target]
         self._awaited[actor] -= 1
         self.end_s = max(self.end_s, arrived_s)
         return None if self._awaited[actor] else actor
 
-    def row(self, parcel: Parcel, departed_s: float) -> Event:
+    def row(self, parcel: Message, departed_s: float) -> Event:
         """Return the row of what is under way."""
         move = self._under_way[parcel]
         place = (move.source, move.target, -1, -1, -1, parcel.step, MIGRATE_ACTION)
@@ -71,10 +71,10 @@ def travel_s(migration: Migration, scenario: Scenario, connections: int) -> floa
     """
     environment = simpy.Environment()
     number = {target: place for place, target in enumerate(dict.fromkeys(move.target for move in migration.moves))}
-    under_way = MovesUnderWay(migration.moves, 0, lambda _: 0.0, number)
+    under_way = StateTransfer(migration.moves, 0, lambda _: 0.0, number)
     pairs = {(move.source, move.target): True for move in migration.moves}
 
-    def deliver(parcel: Parcel, departed_s: float, arrived_s: float) -> None:
+    def deliver(parcel: Message, departed_s: float, arrived_s: float) -> None:
         under_way.arrive(parcel, arrived_s)
 
     under_way.send(Network(environment, scenario, pairs, connections, deliver, lambda: None))

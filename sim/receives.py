@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sim.network.connection import Parcel
+from sim.network.connection import Message
 from sim.steps import StepUnderWay
 
 
-class Posts:
+class PostedReceives:
     """The receives that devices have posted, and the parcels that wait for them.
 
     Args:
@@ -18,7 +18,7 @@ class Posts:
     """
 
     def __init__(
-        self, first_step: int, step: Callable[[int], StepUnderWay], send: Callable[[int, Parcel], None]
+        self, first_step: int, step: Callable[[int], StepUnderWay], send: Callable[[int, Message], None]
     ) -> None:
         self._first_step = first_step
         self._step = step
@@ -42,7 +42,7 @@ class Posts:
             if step < steps:
                 self._post(step, actor, now_s)
 
-    def send(self, under_way: StepUnderWay, receiver: int, line: int, parcel: Parcel) -> None:
+    def send(self, under_way: StepUnderWay, receiver: int, line: int, parcel: Message) -> None:
         """Let a parcel go, now or when its receiver posts the receive."""
         if np.isnan(under_way.posted_s[receiver]):
             under_way.unposted.setdefault(receiver, []).append((line, parcel))

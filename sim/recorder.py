@@ -122,7 +122,7 @@ class Recorder:
             stage=np.where(exchanged, compiled.stage[actions.actor[sender]], actions.stage[sender]),
             microbatch=actions.microbatch[sender],
             action=self._action[actions.kind[receiver]],
-            start_s=state.handed_s[away],
+            start_s=state.sent_s[away],
             end_s=state.departed_s[away],
             size_bytes=messages.size_bytes[away],
         )

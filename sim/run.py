@@ -11,13 +11,13 @@ from planner.scenario.recovery import DETECTION_S, known_away, noticed_absences
 from planner.scenario.scenario import Scenario
 from sim.network.network import Network
 from sim.recorder import Recorder
-from sim.set_up import SetUp
-from sim.step_gate import Horizon
-from sim.world import World
+from sim.set_up import Epoch
+from sim.step_gate import StopCondition
+from sim.world import EpochRun
 from traces.common.errors import RunError
 
 
-class Course:
+class Run:
     """One run.
 
     Where a decision moves layers, they travel when who has them is done with the step before, and who needs them
@@ -31,7 +31,7 @@ class Course:
         horizon: How far it goes.
     """
 
-    def __init__(self, scenario: Scenario, plan: Plan, adaptation: Adaptation | None, horizon: Horizon) -> None:
+    def __init__(self, scenario: Scenario, plan: Plan, adaptation: Adaptation | None, horizon: StopCondition) -> None:
         self._scenario = scenario
         self._plan = plan
         self._adaptation = adaptation
@@ -44,9 +44,9 @@ class Course:
         Raises:
             RunError: The run stalls, outlasts a trace that ends, or a decision cannot be carried out.
         """
-        set_up = SetUp(self._plan)
+        set_up = Epoch(self._plan)
         while True:
-            world = World(self._scenario, set_up, self._adaptation, self._horizon, self._recorder)
+            world = EpochRun(self._scenario, set_up, self._adaptation, self._horizon, self._recorder)
             upcoming = self._answered_departure(world, set_up) or self._finished(world, set_up)
             if upcoming is None:
                 break
@@ -55,7 +55,7 @@ class Course:
             self._recorder.add(event)
         return self._recorder.log()
 
-    def _answered_departure(self, world: World, set_up: SetUp) -> SetUp | None:
+    def _answered_departure(self, world: EpochRun, set_up: Epoch) -> Epoch | None:
         """Run a world until a device of the plan is known to have left and the policy goes on without it.
 
         Returns:
@@ -75,12 +75,12 @@ class Course:
                 decision = self._ask(self._adaptation, world, noticed_s, gone, away)
                 if decision is not None:
                     moves = decision.migration.moves
-                    return SetUp(decision.plan, decision.first_step, moves, earliest_s=noticed_s)
+                    return Epoch(decision.plan, decision.first_step, moves, earliest_s=noticed_s)
         world.run()
         return None
 
     def _ask(
-        self, adaptation: Adaptation, world: World, now_s: float, gone: tuple[str, ...], away: tuple[str, ...]
+        self, adaptation: Adaptation, world: EpochRun, now_s: float, gone: tuple[str, ...], away: tuple[str, ...]
     ) -> Decision | None:
         """Show the policy the step under way; if it goes on without those who are gone, that step is lost."""
         lost = [
@@ -95,7 +95,7 @@ class Course:
             self._recorder.decide(decision, now_s)
         return decision
 
-    def _finished(self, world: World, set_up: SetUp) -> SetUp | None:
+    def _finished(self, world: EpochRun, set_up: Epoch) -> Epoch | None:
         """Return with what the world begins for which this one ended; None if the run is over."""
         if not world.is_over:
             raise RunError(
@@ -109,9 +109,9 @@ class Course:
         if start is None or start.first_step != world.next_step:
             return None
         ended_s = world.ended_s
-        if not self._horizon.opens(world.next_step, max(ended_s.values())):
+        if not self._horizon.allows(world.next_step, max(ended_s.values())):
             return None
-        return SetUp(start.plan, start.first_step, start.migration.moves, ended_s, min(ended_s.values()))
+        return Epoch(start.plan, start.first_step, start.migration.moves, ended_s, min(ended_s.values()))
 
 
 def _refuse_ended_traces(network: Network, end_s: float, scenario: Scenario) -> None:

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from planner.adapt.migration import Move
+from planner.adapt.migration import LayerTransfer
 from planner.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class SetUp:
+class Epoch:
     """The beginning of a world.
 
     Attributes:
@@ -21,7 +21,7 @@ class SetUp:
 
     plan: Plan
     first_step: int = 0
-    moves: tuple[Move, ...] = ()
+    moves: tuple[LayerTransfer, ...] = ()
     ready_s: Mapping[str, float] = field(default_factory=dict)
     earliest_s: float = 0.0
 

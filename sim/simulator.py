@@ -9,8 +9,8 @@ from planner.check.trace_length import check_traces_last
 from planner.plan.plan import Plan
 from planner.runs.record import RunRecord
 from planner.scenario.scenario import Scenario
-from sim.run import Course
-from sim.step_gate import Horizon
+from sim.run import Run
+from sim.step_gate import StopCondition
 
 
 class Simulator:
@@ -36,6 +36,6 @@ class Simulator:
         if self._duration_s == math.inf:
             check_traces_last(scenario, plan, steps)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
-        events = Course(scenario, plan, adaptation, Horizon(steps, self._duration_s)).run()
+        events = Run(scenario, plan, adaptation, StopCondition(steps, self._duration_s)).run()
         decisions = tuple(adaptation.decisions) if adaptation is not None else ()
         return RunRecord("simulated", scenario, plan, events, decisions)

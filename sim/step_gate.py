@@ -3,7 +3,7 @@
 import math
 
 
-class Horizon:
+class StopCondition:
     """Says which steps are begun.
 
     Devices ask in any order, not in that of time: a step that one of them begins in time is everybody's.
@@ -18,7 +18,7 @@ class Horizon:
         self._duration_s = duration_s
         self._opened = 0
 
-    def opens(self, step: int, now_s: float) -> bool:
+    def allows(self, step: int, now_s: float) -> bool:
         """Return whether somebody who could begin a step at a time does so; then all others do too."""
         if now_s < self._duration_s:
             self._opened = max(self._opened, step + 1)

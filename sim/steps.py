@@ -12,7 +12,7 @@ from planner.step.evaluate import blocking_messages, jitter_delays_s, message_ti
 from planner.step.graph import Floats
 from sim.jitter import jitter_factors
 from sim.kernel.advance import StepState, StepTimes, new_state
-from sim.network.connection import Parcel
+from sim.network.connection import Message
 from sim.network.network import Network
 from sim.pieces import first_pieces
 
@@ -37,7 +37,7 @@ class StepUnderWay:
     unfinished: int
     begun_s: Floats
     posted_s: Floats
-    unposted: dict[int, list[tuple[int, Parcel]]] = field(default_factory=dict)
+    unposted: dict[int, list[tuple[int, Message]]] = field(default_factory=dict)
 
     @property
     def over_s(self) -> float:
@@ -73,11 +73,11 @@ def _times(plan: Plan, scenario: Scenario, network: Network) -> StepTimes:
     """What the actions and messages of every step of a plan take, jitter aside."""
     compiled = compile_step(plan, scenario)
     paths = nominal_paths(plan, scenario)
-    occupancy_s, latency_s = message_times(compiled, paths)
+    transmission_s, latency_s = message_times(compiled, paths)
     jitter_s = jitter_delays_s(compiled, paths)
     graph, actors = compiled.graph, compiled.actors
     pairs = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)
     line = np.array([network.number[actors[sender], actors[receiver]] for sender, receiver in pairs], np.int64)
     wire_bits = 8 * compiled.messages.size_bytes / scenario.effects.network.payload_efficiency
     blocking = blocking_messages(compiled, scenario)
-    return StepTimes(compiled.actions.duration_s, occupancy_s, wire_bits, latency_s, jitter_s, line, blocking)
+    return StepTimes(compiled.actions.duration_s, transmission_s, wire_bits, latency_s, jitter_s, line, blocking)

@@ -6,7 +6,7 @@ from planner.scenario.scenario import Scenario
 from planner.step.compile import compile_step
 
 
-def talking_pairs(plan: Plan, scenario: Scenario, changes: bool) -> dict[tuple[str, str], bool]:
+def communicating_pairs(plan: Plan, scenario: Scenario, changes: bool) -> dict[tuple[str, str], bool]:
     """Return ordered pairs of devices that may talk, and whether they send updates, which are outside of every step.
 
     Args:

@@ -19,18 +19,18 @@ from sim.async_updates import Updates
 from sim.dynamic import DynamicStep
 from sim.kernel.advance import SHARED, advance
 from sim.kernel.devices import make_devices
-from sim.migration import MovesUnderWay
-from sim.network.connection import Parcel
+from sim.migration import StateTransfer
+from sim.network.connection import Message
 from sim.network.network import Network
-from sim.receives import Posts
+from sim.receives import PostedReceives
 from sim.recorder import Recorder
-from sim.set_up import SetUp
-from sim.step_gate import Horizon
+from sim.set_up import Epoch
+from sim.step_gate import StopCondition
 from sim.steps import StepUnderWay, begin_step
-from sim.talking_pairs import talking_pairs
+from sim.talking_pairs import communicating_pairs
 
 
-class World:
+class EpochRun:
     """Steps of one set-up: up to the run's end, or to a decision for which everything is set up anew.
 
     Devices run ahead of the clock as far as their times follow from what is known; the clock moves only where a
@@ -47,9 +47,9 @@ class World:
     def __init__(
         self,
         scenario: Scenario,
-        set_up: SetUp,
+        set_up: Epoch,
         adaptation: Adaptation | None,
-        horizon: Horizon,
+        horizon: StopCondition,
         recorder: Recorder,
     ) -> None:
         plan, first_step = set_up.plan, set_up.first_step
@@ -69,7 +69,7 @@ class World:
         self._devices = make_devices(groups, scenario)
         self._devices.clock_s[:] = [max(map(set_up.ready_at_s, group)) for group in groups]
         actor_of = {name: actor for actor, group in enumerate(groups) for name in group}
-        self._moves = MovesUnderWay(set_up.moves, first_step, set_up.ready_at_s, actor_of)
+        self._moves = StateTransfer(set_up.moves, first_step, set_up.ready_at_s, actor_of)
         clocks_s: list[float] = [
             *self._devices.clock_s.tolist(),
             *(set_up.ready_at_s(move.source) for move in set_up.moves),
@@ -79,7 +79,7 @@ class World:
         self.network = Network(
             self.environment,
             scenario,
-            talking_pairs(plan, scenario, changes=adaptation is not None)
+            communicating_pairs(plan, scenario, changes=adaptation is not None)
             | {(move.source, move.target): True for move in set_up.moves},
             plan.connections,
             self._deliver,
@@ -98,7 +98,7 @@ class World:
         edges = update_edges(plan, scenario)
         self.updates = Updates(edges, plan.synchronisation, self.actors)
         self._update_line = [self.network.number[edge.sender, edge.receiver] for edge in edges]
-        self._posts = Posts(first_step, self._step, self.network.send)
+        self._posts = PostedReceives(first_step, self._step, self.network.send)
         self._ready: deque[tuple[int, list[int]]] = deque()
         self._working = False
         self.unfinished_actors = len(self.actors)
@@ -171,7 +171,7 @@ class World:
             self.unfinished_actors -= len(actors)
         elif step >= self._known_steps:
             self._undecided.setdefault(step, []).extend(actors)
-        elif not self._horizon.opens(step, float(self._devices.clock_s[actors].min())):
+        elif not self._horizon.allows(step, float(self._devices.clock_s[actors].min())):
             self._unopened.setdefault(step, []).extend(actors)
             self.unfinished_actors -= len(actors)
         else:
@@ -258,13 +258,13 @@ class World:
             return
         under_way.unfinished += 1
         size_bytes = int(under_way.compiled.messages.size_bytes[message])
-        parcel = Parcel(step, message, size_bytes, float(under_way.state.handed_s[message]))
+        parcel = Message(step, message, size_bytes, float(under_way.state.sent_s[message]))
         if self._ready_notice:
             self._posts.send(under_way, int(graph.receiver[message]), line, parcel)
         else:
             self.network.send(line, parcel)
 
-    def _deliver(self, parcel: Parcel, departed_s: float, arrived_s: float) -> None:
+    def _deliver(self, parcel: Message, departed_s: float, arrived_s: float) -> None:
         if parcel in self._moves:
             self._settle(parcel, departed_s, arrived_s)
             return
@@ -286,7 +286,7 @@ class World:
         under_way.unfinished -= 1
         self._finish(parcel.step, under_way)
 
-    def _settle(self, parcel: Parcel, departed_s: float, arrived_s: float) -> None:
+    def _settle(self, parcel: Message, departed_s: float, arrived_s: float) -> None:
         """Take layers that have arrived, and let the device begin that waited for nothing else."""
         self.recorder.add(self._moves.row(parcel, departed_s))
         actor = self._moves.arrive(parcel, arrived_s)
@@ -294,7 +294,7 @@ class World:
             self._devices.clock_s[actor] = max(self._devices.clock_s[actor], arrived_s)
             self._enter(self._first_step, [actor])
 
-    def _apply(self, parcel: Parcel, departed_s: float, arrived_s: float) -> None:
+    def _apply(self, parcel: Message, departed_s: float, arrived_s: float) -> None:
         """Take an update that another pipeline sent, and let those begin who waited for it."""
         self.recorder.add(self.updates.sent(parcel, departed_s))
         for step, actor in self.updates.arrive(parcel, arrived_s):

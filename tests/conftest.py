@@ -6,22 +6,22 @@ import pytest
 _REAL = (
     "contract",
     "executor",
-    "experiments/test_command.py",
-    "experiments/test_executed.py",
-    "experiments/test_executor_bench.py",
-    "experiments/test_interrupts.py",
+    "experiments/cli/test_command.py",
+    "experiments/reproductions/test_executed.py",
+    "experiments/benches/test_executor_bench.py",
+    "experiments/runs/test_interrupts.py",
 )
 
 # Of these, what comes out whenever things happen, or starts no process: several at a time do no harm.
 _TIMELESS = (
-    "executor/test_compression.py",
-    "executor/test_correctness_matrix.py",
-    "executor/test_data_order.py",
-    "executor/test_real_compute.py",
-    "executor/test_real_compute_rows.py",
-    "executor/test_tensor_parallel.py",
-    "executor/test_training_equality.py",
-    "executor/test_weight_store.py",
+    "executor/transport/test_compression.py",
+    "executor/runtime/test_correctness_matrix.py",
+    "executor/training/test_data_order.py",
+    "executor/training/test_real_compute.py",
+    "executor/training/test_real_compute_rows.py",
+    "executor/training/test_tensor_parallel.py",
+    "executor/runtime/test_training_equality.py",
+    "executor/training/test_weight_store.py",
 )
 
 

@@ -19,7 +19,7 @@ NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class RankExit:
     """A rank's process that is gone.
 
     Attributes:
@@ -31,7 +31,7 @@ class Departure:
     incarnation: int
 
 
-class Keepers:
+class AgentServer:
     """Listens to the keepers; each has a line of its own. A line that is gone takes the rank's process with it.
 
     Args:
@@ -55,7 +55,7 @@ class Keepers:
         welcome: Mapping[str, Any] = NOTHING,
         silence_s: float = 0.0,
         ended: Callable[[int, dict[str, Any]], None] = lambda *_: None,
-        lost: Callable[[Departure], None] = lambda _: None,
+        lost: Callable[[RankExit], None] = lambda _: None,
         job: str = "",
     ) -> None:
         self.away_until_s = away_until_s
@@ -66,7 +66,7 @@ class Keepers:
         self._ended = ended
         self._lost = lost
         self._socket = listen(address)
-        self._departures: queue.SimpleQueue[Departure] = queue.SimpleQueue()
+        self._departures: queue.SimpleQueue[RankExit] = queue.SimpleQueue()
         self._lines: dict[int, KeeperLine] = {}
         # Which process of a rank is, or will be, there.
         self._incarnations: dict[int, int] = {}
@@ -78,7 +78,7 @@ class Keepers:
         os.environ[JOB] = job
         threading.Thread(target=self._accept, name="keepers", daemon=True).start()
 
-    def heard(self) -> list[Departure]:
+    def heard(self) -> list[RankExit]:
         """Return the departures of which nobody has been told yet."""
         found = []
         while not self._departures.empty():
@@ -176,7 +176,7 @@ class Keepers:
                 self._changed.notify_all()
 
     def _depart(self, rank: int) -> None:
-        departure = Departure(rank, self._incarnations.setdefault(rank, 0))
+        departure = RankExit(rank, self._incarnations.setdefault(rank, 0))
         self._incarnations[rank] += 1
         self._departures.put(departure)
         self._lost(departure)

@@ -19,12 +19,12 @@ from typing import Any, TextIO
 
 from torch.distributed import DistStoreError
 
-from executor.control.agent_server import Keepers
+from executor.control.agent_server import AgentServer
 from executor.control.rank_processes import RankProcesses
 from executor.core import control_store as store_keys
 from executor.core.control_store import open_store
-from executor.core.job import Orders
-from executor.core.messages import ENDED, FINISHED, Beginning, NewPlan
+from executor.core.job import RunConfig
+from executor.core.messages import ENDED, FINISHED, NewPlan, SessionSpec
 from executor.recovery.restore_point import Copies, missing_layers, newest_complete, restoring_moves
 from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.plan.plan import Plan
@@ -58,10 +58,10 @@ class Coordinator:
         scenario: Scenario,
         plan: Plan,
         devices: Sequence[str],
-        orders: Orders,
+        orders: RunConfig,
         telemetry: TextIO,
         answers: TextIO,
-        keepers: Keepers | None,
+        keepers: AgentServer | None,
         failed: Callable[[str], None],
     ) -> None:
         self._store = open_store(address)
@@ -72,7 +72,7 @@ class Coordinator:
         self._answers = answers
         self._processes = RankProcesses(self._store, devices, keepers)
         self._failed = failed
-        self._current = Beginning.of_run(plan, len(devices), orders.first_step, orders.steps)
+        self._current = SessionSpec.of_run(plan, len(devices), orders.first_step, orders.steps)
         # The step before which processes join that the generation does not have, and which.
         self._joining: tuple[int, frozenset[int]] | None = None
         self._durable = orders.first_step
@@ -171,7 +171,7 @@ class Coordinator:
             while not self._store.check(list(keys)):
                 # It gives up after a while, and machines may take longer to come, or steps to end.
                 with suppress(DistStoreError):
-                    self._store.wait(list(keys), store_keys.PATIENCE)
+                    self._store.wait(list(keys), store_keys.STORE_TIMEOUT)
         trouble = store_keys.trouble_key(self._current.generation)
         since_s = None
         while not self._store.check(list(keys)):
@@ -220,7 +220,7 @@ class Coordinator:
 
     def _beginning(
         self, reports: dict[int, dict[str, Any]], unpublished: list[Any], joining: tuple[int, frozenset[int]] | None
-    ) -> Beginning:
+    ) -> SessionSpec:
         """With what those who have reported begin anew, and those who join or for whom they wait."""
         before = self._current
         copies = {self._devices[rank]: _copies(report) for rank, report in reports.items()}
@@ -248,7 +248,7 @@ class Coordinator:
         # Those who join begin with layers of which nobody has a second copy yet: older ones are kept until then.
         durable = min(self._durable, resumed)
         told = self._until_others_join(plans, resumed, ranks)
-        return Beginning(before.generation + 1, ranks, resumed, durable, told)
+        return SessionSpec(before.generation + 1, ranks, resumed, durable, told)
 
     def _until_others_join(self, plans: Sequence[NewPlan], first: int, ranks: Collection[int]) -> tuple[NewPlan, ...]:
         """Those of the plans of steps from ``first`` on that a generation hears of."""

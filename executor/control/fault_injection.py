@@ -16,7 +16,7 @@ from planner.scenario.scenario import Scenario
 _PAUSE_S = 0.02
 
 
-class FaultHand:
+class FaultInjector:
     """Works in a thread of its own, from the start of the run on.
 
     Args:

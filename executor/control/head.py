@@ -11,14 +11,14 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, TextIO
 
-from executor.control.agent_server import Departure, Keepers
+from executor.control.agent_server import AgentServer, RankExit
 from executor.control.coordinator import Coordinator
 from executor.control.processes import run_ranks
 from executor.core.collecting import collect
 from executor.core.control_store import announce_store, reach_control_store
 from executor.core.hosts import Hosts
 from executor.core.job import JobFolder
-from executor.core.last_words import LastWords, is_explained
+from executor.core.last_words import RankFailure, is_explained
 from executor.rank.fingerprint import Job
 from traces.common.errors import RunError
 
@@ -64,7 +64,7 @@ class Head:
         recovers = given[2].backup_every > 0
         store = hosts.address, hosts.port + 1
         with self._listening():
-            keepers = Keepers(
+            keepers = AgentServer(
                 (hosts.address, hosts.port),
                 len(self._devices),
                 welcome={"store_port": store[1], "job": self._job.documents()},
@@ -92,7 +92,7 @@ class Head:
                 f"{error.strerror or error}; correct its 'address' or 'port' in hosts.yaml, or end what has them"
             ) from error
 
-    def _run(self, given: Job, keepers: Keepers, replaced: Keepers | None, store: tuple[str, int]) -> int:
+    def _run(self, given: Job, keepers: AgentServer, replaced: AgentServer | None, store: tuple[str, int]) -> int:
         hosts, (scenario, plan, orders) = self._hosts, given
         with self._listening():
             coordinator = Coordinator(store, scenario, plan, self._devices, orders, *self._pipes, replaced, self.fail)
@@ -131,7 +131,7 @@ class Head:
                 self._job.run_failure.write_text(self._loss())
             time.sleep(_PAUSE_S)
 
-    def _await_all(self, keepers: Keepers) -> None:
+    def _await_all(self, keepers: AgentServer) -> None:
         missing = keepers.await_all(range(len(self._devices)), self._hosts.arrival_s)
         if missing:
             names = sorted({self._hosts.host_of(rank) for rank in missing})
@@ -140,7 +140,7 @@ class Head:
                 f"and let it reach {self._hosts.address}, ports {self._hosts.port} and {self._hosts.port + 1}"
             )
 
-    def _lose(self, departure: Departure) -> None:
+    def _lose(self, departure: RankExit) -> None:
         """A rank is gone without a word: because another one of its machine has failed, or for no reason of ours."""
         self._lost.append(departure.rank)
         verdict = threading.Timer(_VERDICT_S, self._end_without_lost)
@@ -166,10 +166,10 @@ class Head:
             path.write_text(json.dumps({**words, "time_s": time.monotonic()}))
         threading.Timer(_VERDICT_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
 
-    def _printed(self, rank: int, status: int, error: dict[str, Any]) -> LastWords:
+    def _printed(self, rank: int, status: int, error: dict[str, Any]) -> RankFailure:
         lines = error.get("printed", "").strip().splitlines()
         message = f"{self._name(rank)} ended with status {status}: {' | '.join(lines[-3:]) or 'no message'}"
-        return LastWords(0.0, message, follows=1, wrong_input=False, trace="\n".join(lines))
+        return RankFailure(0.0, message, follows=1, wrong_input=False, trace="\n".join(lines))
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} (device '{self._devices[rank]}', host {self._hosts.host_of(rank)})"

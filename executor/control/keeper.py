@@ -20,7 +20,7 @@ from typing import Any
 from executor.core.job import INCARNATION
 from executor.core.json_lines import AGENT_ADDRESS, JOB, SILENCE, STORE_ADDRESS, KeeperLine
 from executor.core.parent import die_with_parent
-from executor.core.pulse import Pulse, beat_path
+from executor.core.pulse import LivenessProbe, beat_path
 from traces.common.atomic import write_text_atomically
 
 # The model's code on this machine: the job's documents are data, and name no code here.
@@ -135,7 +135,7 @@ def _run(job: Path, rank: int, incarnation: int, is_gone: threading.Event) -> in
     """Return the status of a process of the rank, from its start to its end; negative for a signal."""
     command = [sys.executable, "-m", "executor.rank.worker", str(os.getpid()), str(job)]
     process = subprocess.Popen(command, env={**os.environ, INCARNATION: str(incarnation)})
-    pulse = Pulse(beat_path(job, rank), _STOPPED_LOOKS, _SILENT_LOOKS, _PAUSE_S)
+    pulse = LivenessProbe(beat_path(job, rank), _STOPPED_LOOKS, _SILENT_LOOKS, _PAUSE_S)
     try:
         while (status := process.poll()) is None:
             time.sleep(_PAUSE_S)

@@ -14,9 +14,9 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from executor.control.agent_server import Keepers
+from executor.control.agent_server import AgentServer
 from executor.control.coordinator import Coordinator
-from executor.control.fault_injection import FaultHand
+from executor.control.fault_injection import FaultInjector
 from executor.control.head import Head
 from executor.control.processes import run_ranks
 from executor.core.control_store import announce_store, open_store
@@ -51,7 +51,7 @@ def main(parent: str, folder: str, module: str, telemetry: str, plans: str) -> i
         if orders.is_steered:
             keepers, fail = None, partial(_fail, job)
             if orders.backup_every:
-                keepers = Keepers((host, 0), ranks, FaultHand(job, scenario, devices).away_until_s)
+                keepers = AgentServer((host, 0), ranks, FaultInjector(job, scenario, devices).away_until_s)
                 keepers.let_go()
             coordinator = Coordinator((host, 0), scenario, plan, devices, orders, outbound, inbound, keepers, fail)
             announce_store(host, coordinator.port)

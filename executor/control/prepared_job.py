@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from executor.core.job import JobFolder, Orders
+from executor.core.job import JobFolder, RunConfig
 from executor.core.origin import create_origin
 from executor.transport.shaper import create_ledger
 from planner.plan.plan import Plan
@@ -14,7 +14,7 @@ from planner.scenario.scenario import Scenario
 
 
 @contextmanager
-def prepared_job(scenario: Scenario, plan: Plan, orders: Orders) -> Iterator[JobFolder]:
+def prepared_job(scenario: Scenario, plan: Plan, orders: RunConfig) -> Iterator[JobFolder]:
     """Give the folder of a job, for `run_job`; it is gone afterwards, with what the job left there."""
     folder = Path(tempfile.mkdtemp(prefix="ropebridge-"))
     try:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from executor.control.agent_server import Keepers
+from executor.control.agent_server import AgentServer
 from executor.core.control_store import invitation_key, ready_key
 from traces.common.errors import RunError
 
@@ -22,7 +22,7 @@ class RankProcesses:
         keepers: Tell which processes are gone; None in a run that ends with the first of them.
     """
 
-    def __init__(self, store: TCPStore, devices: Sequence[str], keepers: Keepers | None) -> None:
+    def __init__(self, store: TCPStore, devices: Sequence[str], keepers: AgentServer | None) -> None:
         self._store = store
         self._devices = devices
         self._keepers = keepers

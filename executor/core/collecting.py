@@ -15,7 +15,7 @@ _AHEAD = 4
 _PAUSE_S = 0.005
 
 
-def hand_over(store: TCPStore, job: JobFolder, rank: int) -> None:
+def upload_results(store: TCPStore, job: JobFolder, rank: int) -> None:
     """Send all files that a rank has left in its own folder of the job."""
     paths = [path for path in job.left(rank) if path.exists()]
     store.set(_list_key(rank), json.dumps([path.name for path in paths]))

@@ -9,7 +9,7 @@ from executor.core.json_lines import STORE_ADDRESS
 from executor.core.listening import listen
 
 # A rank waits this long for an answer before it gives up; the launcher ends all ranks long before if it is gone.
-PATIENCE = timedelta(hours=1)
+STORE_TIMEOUT = timedelta(hours=1)
 
 # Set when all have done all steps.
 OVER = "over"
@@ -18,7 +18,7 @@ OVER = "over"
 ORIGIN = "origin"
 
 
-def open_store(address: tuple[str, int], patience: timedelta = PATIENCE) -> TCPStore:
+def open_store(address: tuple[str, int], patience: timedelta = STORE_TIMEOUT) -> TCPStore:
     """Return a new store that this process holds, reached at an address and nowhere else; port 0 is any."""
     # Left to itself the store would listen on every interface of the machine.
     with listen(address) as listening:
@@ -40,7 +40,7 @@ def store_address() -> tuple[str, int]:
 
 def reach_control_store(address: tuple[str, int]) -> TCPStore:
     """Return the store at an address; a client that waits holds its connection, so each thread has one."""
-    return TCPStore(*address, is_master=False, timeout=PATIENCE)
+    return TCPStore(*address, is_master=False, timeout=STORE_TIMEOUT)
 
 
 def telemetry_key(generation: int, step: int, rank: int) -> str:

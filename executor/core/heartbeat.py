@@ -15,7 +15,7 @@ from pathlib import Path
 from executor.core.job import JobFolder
 from executor.core.last_words import speak_for
 from executor.core.peers import rank_name
-from executor.core.pulse import Pulse, beat_path
+from executor.core.pulse import LivenessProbe, beat_path
 
 _PAUSE_S = 1.0
 
@@ -46,7 +46,9 @@ def _beat(path: Path) -> None:
 
 
 def _watch(job: JobFolder, devices: Sequence[str]) -> None:
-    pulses = [Pulse(beat_path(job.path, rank), STOPPED_LOOKS, SILENT_LOOKS, _PAUSE_S) for rank in range(len(devices))]
+    pulses = [
+        LivenessProbe(beat_path(job.path, rank), STOPPED_LOOKS, SILENT_LOOKS, _PAUSE_S) for rank in range(len(devices))
+    ]
     while True:
         time.sleep(_PAUSE_S)
         for rank, pulse in enumerate(pulses):

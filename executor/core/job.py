@@ -22,7 +22,7 @@ _DOCUMENTS = ("scenario.json", "plan.json", "orders.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class RunConfig:
     """How the workers run a job.
 
     Attributes:
@@ -71,15 +71,15 @@ class JobFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write(self, scenario: Scenario, plan: Plan, orders: Orders) -> None:
+    def write(self, scenario: Scenario, plan: Plan, orders: RunConfig) -> None:
         """Write what the workers read."""
         write_resolved_scenario(scenario, self.path / "scenario.json")
         write_plan(plan, self.path / "plan.json")
         (self.path / "orders.json").write_text(json.dumps(asdict(orders)))
 
-    def read(self) -> tuple[Scenario, Plan, Orders]:
+    def read(self) -> tuple[Scenario, Plan, RunConfig]:
         """Return what the launcher wrote."""
-        orders = Orders(**json.loads((self.path / "orders.json").read_text()))
+        orders = RunConfig(**json.loads((self.path / "orders.json").read_text()))
         scenario = read_resolved_scenario(self.path / "scenario.json")
         return scenario, read_plan(self.path / "plan.json"), orders
 

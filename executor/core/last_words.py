@@ -20,7 +20,7 @@ _LOST_PEER = 2
 
 
 @dataclass(frozen=True, slots=True)
-class LastWords:
+class RankFailure:
     """What a rank leaves when it cannot go on.
 
     Attributes:
@@ -68,15 +68,15 @@ def speak_for(job: JobFolder, rank: int, message: str) -> None:
         rank: Which.
         message: Names rank, device, host and cause.
     """
-    words = LastWords(time.monotonic(), message, follows=0, wrong_input=False, trace="")
+    words = RankFailure(time.monotonic(), message, follows=0, wrong_input=False, trace="")
     with contextlib.suppress(FileExistsError), job.error(rank).open("x") as file:
         file.write(json.dumps(asdict(words)))
 
 
-def _words(name: str, error: Exception) -> LastWords:
+def _words(name: str, error: Exception) -> RankFailure:
     shared = isinstance(error, SharedRunError | SharedInputError)
     message = str(error) or type(error).__name__
-    return LastWords(
+    return RankFailure(
         time.monotonic(),
         message if shared else f"{name}: {message}",
         _LOST_PEER if isinstance(error, PeerLostError) else int(shared),
@@ -100,11 +100,11 @@ def is_explained(job: JobFolder, ranks: int) -> bool:
         return True
 
 
-def _read(job: JobFolder, rank: int) -> LastWords:
-    return LastWords(**json.loads(job.error(rank).read_text()))
+def _read(job: JobFolder, rank: int) -> RankFailure:
+    return RankFailure(**json.loads(job.error(rank).read_text()))
 
 
-def _cause(left: Sequence[LastWords]) -> Exception:
+def _cause(left: Sequence[RankFailure]) -> Exception:
     cause = min(left, key=lambda words: (words.follows, words.time_s))
     if cause.wrong_input:
         return InputError(cause.message)

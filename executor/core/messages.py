@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planner.adapt.migration import Move
+from planner.adapt.migration import LayerTransfer
 from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.events.events import Event, EventKind
 from planner.files.plan import parse_plan, plan_json
@@ -27,7 +27,7 @@ class NewPlan:
     """
 
     plan: Plan
-    moves: tuple[Move, ...] | None = None
+    moves: tuple[LayerTransfer, ...] | None = None
     joins: bool = False
 
     def to_data(self) -> dict[str, Any]:
@@ -38,12 +38,12 @@ class NewPlan:
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> "NewPlan":
         """Return what `to_data` gave."""
-        moves = None if data["moves"] is None else tuple(Move(**move) for move in data["moves"])
+        moves = None if data["moves"] is None else tuple(LayerTransfer(**move) for move in data["moves"])
         return cls(parse_plan(data["plan"]), moves, data["joins"])
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Reconfiguration:
     """Where a set-up ends.
 
     Attributes:
@@ -58,7 +58,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class SessionSpec:
     """With what a generation begins: ranks that are connected with each other until one of them is lost.
 
     Attributes:
@@ -77,7 +77,7 @@ class Beginning:
     plans: tuple[NewPlan, ...]
 
     @classmethod
-    def of_run(cls, plan: Plan, ranks: int, first: int, steps: int) -> "Beginning":
+    def of_run(cls, plan: Plan, ranks: int, first: int, steps: int) -> "SessionSpec":
         """Return with what a run of steps ``first`` to ``steps - 1`` begins: a plan, until one can be decided on."""
         return cls(0, tuple(range(ranks)), first, first, (NewPlan(plan),) * min(DECISION_LAG_STEPS, steps - first))
 
@@ -87,7 +87,7 @@ class Beginning:
         return json.dumps({**plain, "plans": [each.to_data() for each in self.plans]})
 
     @classmethod
-    def from_text(cls, text: str) -> "Beginning":
+    def from_text(cls, text: str) -> "SessionSpec":
         """Return what `to_text` gave."""
         data = json.loads(text)
         plans = tuple(NewPlan.from_data(each) for each in data["plans"])

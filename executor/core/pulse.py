@@ -16,7 +16,7 @@ def beat_path(folder: Path, rank: int) -> Path:
     return folder / f"beat-{rank}"
 
 
-class Pulse:
+class LivenessProbe:
     """What is seen of one rank, look by look.
 
     Args:

@@ -1,11 +1,11 @@
 """Which device each rank of a job is."""
 
-from executor.core.job import Orders
+from executor.core.job import RunConfig
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 
 
-def rank_devices(scenario: Scenario, plan: Plan, orders: Orders) -> tuple[str, ...]:
+def rank_devices(scenario: Scenario, plan: Plan, orders: RunConfig) -> tuple[str, ...]:
     """Return the devices in rank order: those of the first plan, then those that a later one may take up.
 
     Only plans whose pipelines wait for each other can be set up anew, so only these need the rest of the cluster. On

@@ -26,7 +26,7 @@ class Feed(Protocol):
         """Take note that something is over that held this step back and has no row."""
 
 
-class RowLog:
+class EventRecorder:
     """Writes rows.
 
     Args:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from executor.core.row_log import RowLog
+from executor.core.row_log import EventRecorder
 from planner.events.events import Event
 
 
-class PartnerRows(RowLog):
+class PartnerRows(EventRecorder):
     """Writes a file without rows."""
 
     def log(self, event: Event) -> None:

@@ -29,7 +29,7 @@ _END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class CompanionOrders:
+class LoadConfig:
     """What a companion trains.
 
     Attributes:
@@ -50,7 +50,7 @@ class CompanionOrders:
 
 
 @contextmanager
-def companions(count: int, orders: CompanionOrders) -> Iterator[None]:
+def background_load(count: int, orders: LoadConfig) -> Iterator[None]:
     """Around a measurement on the CPU: as many processes compute as it says.
 
     Raises:
@@ -68,7 +68,7 @@ def companions(count: int, orders: CompanionOrders) -> Iterator[None]:
 
 
 @contextmanager
-def _companion(orders: CompanionOrders) -> Iterator[subprocess.Popen[str]]:
+def _companion(orders: LoadConfig) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "executor.profiling.background_load", str(os.getpid())]
     # In a session of its own, so that Ctrl-C reaches the one process that ends the others.
     process = subprocess.Popen(
@@ -99,7 +99,7 @@ def main(parent: str) -> None:
     """Compute until somebody ends this."""
     die_with_parent(int(parent))
     keep_freed_memory()
-    orders = CompanionOrders(**json.loads(sys.stdin.read()))
+    orders = LoadConfig(**json.loads(sys.stdin.read()))
     torch.set_num_threads(orders.threads)
     training = Training(max(orders.samples), optimizer=Optimizer(orders.optimizer), precision=orders.precision)
     loaded = load_with_sizes(ModelCode(Path(orders.path), orders.arguments), training.seed)

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from executor.profiling.layer_memory import activations_bytes
 from executor.training.models.data_order import DataOrder
-from executor.training.models.loading import LoadedModel, load_model, users_code
+from executor.training.models.loading import LoadedModel, load_model, user_code
 from planner.scenario.roofline import LayerWork
 from planner.scenario.scenario import ModelCode, Training
 
@@ -30,7 +30,7 @@ def count_work(loaded: LoadedModel, code: ModelCode, training: Training) -> Sequ
     flop = []
     for index, layer in enumerate(model.layers):
         counter = FlopCounterMode(display=False)
-        with users_code(code.path, f"layer {index} cannot be counted"), torch.no_grad(), counter:
+        with user_code(code.path, f"layer {index} cannot be counted"), torch.no_grad(), counter:
             passed = layer(passed)
         flop.append(float(counter.get_total_flops()))
     activations = activations_bytes(loaded, training)

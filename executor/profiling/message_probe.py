@@ -4,7 +4,7 @@ They are sent and awaited as a rank does it. The sender computes before and afte
 that has to come in between, on a core that has other work. The receiver waits: others cost no time.
 
 Started as ``python -m executor.profiling.message_probe PARENT_PID RANK OWN_ADDRESS STORE_ADDRESS STORE_PORT``. Rank 0
-measures. It holds the store, prints the port of it (any, where STORE_PORT is 0), reads a `MessageOrders` as JSON from
+measures. It holds the store, prints the port of it (any, where STORE_PORT is 0), reads a `ProbeConfig` as JSON from
 its input, and prints a `MessageTimes`.
 """
 
@@ -30,7 +30,7 @@ from executor.core.control_store import open_store
 from executor.core.parent import die_with_parent
 from executor.core.peers import first_line
 from executor.transport.connection import Connection, Message
-from executor.transport.receive import Receipt
+from executor.transport.receive import RecvHandle
 from traces.common.errors import RopebridgeError
 from traces.probe.interval import ROUNDS
 
@@ -55,7 +55,7 @@ _OTHER = "the other end"
 
 
 @dataclass(frozen=True, slots=True)
-class MessageOrders:
+class ProbeConfig:
     """What is measured.
 
     Attributes:
@@ -131,12 +131,12 @@ class _Ends:
         self._connection.send(Message(payload, tag, 0.0, lambda _: sent.set()))
         return sent
 
-    def post(self, size_bytes: int, tag: int) -> Receipt:
+    def post(self, size_bytes: int, tag: int) -> RecvHandle:
         buffer = torch.empty(size_bytes, dtype=torch.uint8)
         posted = self._group.recv([buffer], self._other, tag)  # type: ignore[attr-defined]
-        return Receipt(buffer, [posted], _OTHER, self._clock)
+        return RecvHandle(buffer, [posted], _OTHER, self._clock)
 
-    def watch(self, receipt: Receipt) -> None:
+    def watch(self, receipt: RecvHandle) -> None:
         """Have another thread wait for it."""
         receipt.watch(self._threads, _give_up)
 
@@ -151,13 +151,13 @@ def _give_up(error: Exception) -> None:
     os._exit(1)
 
 
-def _ask(ends: _Ends, orders: MessageOrders) -> MessageTimes:
+def _ask(ends: _Ends, orders: ProbeConfig) -> MessageTimes:
     """Send and time everything; `_serve` is the other end."""
     posted_s = [_ask_often(ends, size_bytes, repeats, late=False) for size_bytes, repeats in orders.of_sizes]
     return MessageTimes(tuple(posted_s), _ask_often(ends, *orders.of_sizes[0], late=True))
 
 
-def _serve(ends: _Ends, orders: MessageOrders) -> None:
+def _serve(ends: _Ends, orders: ProbeConfig) -> None:
     for size_bytes, repeats in orders.of_sizes:
         _serve_often(ends, size_bytes, repeats, late=False)
     _serve_often(ends, *orders.of_sizes[0], late=True)
@@ -219,7 +219,7 @@ def _serve_once(ends: _Ends, size_bytes: int, *, late: bool) -> None:
     ends.send(torch.frombuffer(reading, dtype=torch.uint8), _ANSWER).wait()
 
 
-def _orders(text: str | bytes) -> MessageOrders:
+def _orders(text: str | bytes) -> ProbeConfig:
     """Read orders that may come from another host."""
     read = json.loads(text)
     sizes, repeats = tuple(read["sizes_bytes"]), tuple(read["repeats"])
@@ -227,7 +227,7 @@ def _orders(text: str | bytes) -> MessageOrders:
     most = numbers and len(sizes) == len(repeats) and sizes and max(sizes) <= MOST_BYTES
     if not most or ROUNDS * sum(repeats) > MOST_MESSAGES:
         raise ValueError("orders that are too large, or make no sense")
-    return MessageOrders(sizes, repeats)
+    return ProbeConfig(sizes, repeats)
 
 
 def main(parent: str, rank: str, address: str, store_address: str, store_port: str) -> None:

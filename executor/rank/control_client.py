@@ -21,7 +21,7 @@ from executor.core.control_store import (
     telemetry_key,
     trouble_key,
 )
-from executor.core.messages import ENDED, FINISHED, Beginning, NewPlan, pack
+from executor.core.messages import ENDED, FINISHED, NewPlan, SessionSpec, pack
 from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.events.events import UPDATE_ACTION, Event, EventKind
 
@@ -47,7 +47,7 @@ class PlanFeed:
         self,
         store: tuple[str, int],
         rank: int,
-        beginning: Beginning,
+        beginning: SessionSpec,
         steps: int,
         failed: Callable[[Exception], None],
         ended: Callable[[], None] = lambda: None,
@@ -145,7 +145,7 @@ class PlanFeed:
         """Say that this rank has done all steps, and written what they left."""
         self._outbound.set(done_key(self._generation, self._rank), "")
 
-    def report(self, copies: Mapping[int, frozenset[int]], now_s: float) -> Beginning:
+    def report(self, copies: Mapping[int, frozenset[int]], now_s: float) -> SessionSpec:
         """Say what this rank has, now that the generation is over; return with what all begin anew.
 
         Args:
@@ -155,7 +155,7 @@ class PlanFeed:
         held = {step: sorted(layers) for step, layers in copies.items()}
         said = {"copies": held, "now_s": now_s, "unpublished": self._unpublished()}
         self._outbound.set(report_key(self._generation, self._rank), json.dumps(said))
-        return Beginning.from_text(self._outbound.get(beginning_key(self._generation + 1)).decode())
+        return SessionSpec.from_text(self._outbound.get(beginning_key(self._generation + 1)).decode())
 
     def _unpublished(self) -> dict[str, Any]:
         """Return what happened in steps that were never published, as it would have been."""

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import NoReturn
 
-from executor.core.messages import Change
+from executor.core.messages import Reconfiguration
 from executor.core.peers import blaming
 from executor.core.program import DeviceProgram
-from executor.core.row_log import RowLog
+from executor.core.row_log import EventRecorder
 from executor.rank.control_client import GenerationEndedError, PlanFeed
-from executor.rank.held import Held
-from executor.rank.part_in_job import PartInJob
+from executor.rank.held import RankContext
+from executor.rank.part_in_job import RankConfig
 from executor.rank.steps import (
     StepSource,
     run_steps,
@@ -22,7 +22,7 @@ from executor.transport.transport import Transport
 from planner.plan.plan import Plan
 
 
-class Course:
+class TrainLoop:
     """The set-ups of one rank in one generation.
 
     Args:
@@ -37,13 +37,13 @@ class Course:
 
     def __init__(
         self,
-        part: PartInJob,
-        held: Held,
+        part: RankConfig,
+        held: RankContext,
         feed: PlanFeed | None,
         interpreter_of: Callable[[Plan, int], Interpreter],
         transport: Transport,
         groups: ProcessGroups,
-        rows: RowLog,
+        rows: EventRecorder,
     ) -> None:
         self._part = part
         self._held = held
@@ -66,7 +66,7 @@ class Course:
             self._set_up(change)
             change = self._carry_out(change.step, change.to.plan)
 
-    def _carry_out(self, first: int, plan: Plan) -> Change | None:
+    def _carry_out(self, first: int, plan: Plan) -> Reconfiguration | None:
         steps, clock = self._part.orders.steps, self._held.clock
         if self._part.device not in plan.devices:
             assert self._feed is not None, "without a policy every rank has a part in the plan"
@@ -89,7 +89,7 @@ class Course:
         self._feed.outcome()
         raise GenerationEndedError
 
-    def _set_up(self, change: Change) -> None:
+    def _set_up(self, change: Reconfiguration) -> None:
         """Hand over and take up what moves; nobody waits for anything else."""
         plan, held = change.to.plan, self._held
         held.compute.wait_until(change.ready_s)

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from executor.core.job import JobFolder, Orders
+from executor.core.job import JobFolder, RunConfig
 from executor.core.rank_devices import rank_devices
 from executor.training.models.loading import LayerSize, compare_sizes
 from planner.files.plan import plan_json
@@ -20,7 +20,7 @@ from traces.common.errors import RunError
 # Of a SHA-256: enough to tell two files apart.
 _DIGITS = 12
 
-Job = tuple[Scenario, Plan, Orders]
+Job = tuple[Scenario, Plan, RunConfig]
 
 
 def job_facts(folder: JobFolder, job: Job) -> dict[str, str]:

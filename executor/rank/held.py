@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from executor.core.clock import RunClock
 from executor.rank.resources import SampleFile
-from executor.recovery.backups import Safekeeping
+from executor.recovery.backups import StateBackups
 from executor.recovery.checkpoint_writer import Checkpointing
 from executor.training.compute import Compute
 from executor.training.tensor_parallel.layers import RankGroup
@@ -14,7 +14,7 @@ from planner.events.events import EventWriter
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RankContext:
     """One process's.
 
     Attributes:
@@ -35,6 +35,6 @@ class Held:
     group: RankGroup | None
     file: EventWriter
     samples: SampleFile
-    safekeeping: Safekeeping | None
+    safekeeping: StateBackups | None
     checkpointing: Checkpointing | None
     note_loss: Callable[[int, float], None]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from executor.core.job import JobFolder, Orders
+from executor.core.job import JobFolder, RunConfig
 from executor.core.program import DeviceProgram, compile_plan, device_program
 from executor.core.rank_devices import rank_devices
 from executor.rank.fingerprint import Job
@@ -13,7 +13,7 @@ from planner.scenario.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
-class PartInJob:
+class RankConfig:
     """One rank's part.
 
     Attributes:
@@ -29,11 +29,11 @@ class PartInJob:
     rank: int
     scenario: Scenario
     plan: Plan
-    orders: Orders
+    orders: RunConfig
     devices: tuple[str, ...]
 
     @classmethod
-    def of(cls, folder: JobFolder, rank: int, given: Job) -> "PartInJob":
+    def of(cls, folder: JobFolder, rank: int, given: Job) -> "RankConfig":
         """Return the part of a rank in a job that was read."""
         return cls(folder, rank, *given, rank_devices(*given))
 

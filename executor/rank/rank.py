@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from executor.core.clock import RunClock
 from executor.core.clock_sync import HeadClock
-from executor.core.collecting import hand_over
+from executor.core.collecting import upload_results
 from executor.core.control_store import (
     ORIGIN,
     OVER,
@@ -25,18 +25,18 @@ from executor.core.control_store import (
     ready_key,
     store_address,
 )
-from executor.core.messages import Beginning
+from executor.core.messages import SessionSpec
 from executor.core.origin import announce_origin
 from executor.core.peers import SharedInputError
 from executor.core.program import compile_plan
 from executor.rank.control_client import GenerationEndedError
 from executor.rank.fingerprint import model_facts
 from executor.rank.handshake import Handshake
-from executor.rank.held import Held
-from executor.rank.part_in_job import PartInJob
+from executor.rank.held import RankContext
+from executor.rank.part_in_job import RankConfig
 from executor.rank.resources import SampleFile
-from executor.rank.session import Generation
-from executor.recovery.backups import Safekeeping
+from executor.rank.session import Session
+from executor.recovery.backups import StateBackups
 from executor.recovery.checkpoint_writer import Checkpointing
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.recovery.initial_state import first_state, one_layer
@@ -50,7 +50,7 @@ from executor.training.noise_files import write_norms
 from executor.training.real_compute import RealCompute
 from executor.training.tensor_parallel.layers import RankGroup
 from executor.transport.local_delivery import measure_local_delivery_s
-from executor.transport.patience import PATIENCE
+from executor.transport.patience import RECV_TIMEOUT
 from executor.transport.process_groups import ProcessGroups
 from executor.transport.rendezvous import CONNECT_S, connect, try_connections
 from executor.transport.shaper import LinkShaper
@@ -76,7 +76,7 @@ class Rank:
         give_up: Ends this process.
     """
 
-    def __init__(self, part: PartInJob, give_up: Callable[[Exception], None]) -> None:
+    def __init__(self, part: RankConfig, give_up: Callable[[Exception], None]) -> None:
         self._part = part
         self._give_up = give_up
         self._trained: RealCompute | None = None
@@ -102,7 +102,7 @@ class Rank:
             local_delivery_s = measure_local_delivery_s(part.rank, len(part.devices))
         where = compute_device(part.scenario.cluster.by_name[part.device].kind, orders.compute)
         group = _tensor_group(part, where) if model else None
-        groups = ProcessGroups(part.plan.connections, PATIENCE)
+        groups = ProcessGroups(part.plan.connections, RECV_TIMEOUT)
         clock = RunClock()
         held = self._hold(model, clock, local_delivery_s, where, group)
         # The first plan is compiled, and all that takes its time is done, before the run's first second.
@@ -118,8 +118,8 @@ class Rank:
             if part.rank == 0:
                 store.set(ORIGIN, repr(origin_s))
             store.set(ready_key(part.rank, 0), str(local_delivery_s))
-        beginning = Beginning.of_run(part.plan, len(part.devices), orders.first_step, orders.steps)
-        self._live(held, Generation(part, held, beginning, lambda: groups, self._give_up))
+        beginning = SessionSpec.of_run(part.plan, len(part.devices), orders.first_step, orders.steps)
+        self._live(held, Session(part, held, beginning, lambda: groups, self._give_up))
 
     def join(self, incarnation: int) -> None:
         """Take the place of a process of this rank that is gone, in a run that the others have begun.
@@ -143,7 +143,7 @@ class Rank:
                 return
             time.sleep(_PAUSE_S)
         generation = int(store.get(invitation_key(part.rank, incarnation)))
-        beginning = Beginning.from_text(store.get(beginning_key(generation)).decode())
+        beginning = SessionSpec.from_text(store.get(beginning_key(generation)).decode())
         self._live(held, self._regrouped(held, beginning))
 
     def _hold(
@@ -153,7 +153,7 @@ class Rank:
         local_delivery_s: float,
         where: torch.device,
         group: RankGroup | None,
-    ) -> Held:
+    ) -> RankContext:
         part, training = self._part, self._part.scenario.training
         if model is not None:
             kind = NoiseMeasuringCompute if training.noise_scale else RealCompute
@@ -169,15 +169,15 @@ class Rank:
                 compute.put_layer_state(one_layer(part.scenario, layer), first.row(layer))
         keeping, checkpointing = None, None
         if part.recovers:
-            keeping = Safekeeping(part.device, part.orders.backup_every, part.scenario, compute, first)
+            keeping = StateBackups(part.device, part.orders.backup_every, part.scenario, compute, first)
         if part.orders.checkpoint_every:
             checkpointing = Checkpointing(part.orders, part.device, part.scenario, state, compute, self._give_up)
         file, samples = EventWriter(part.folder.events(part.rank)), SampleFile(part.folder.resources(part.rank))
         # What is there by now stays: to look for what is not needed any more takes a millisecond then.
         gc.freeze()
-        return Held(compute, clock, shaper, group, file, samples, keeping, checkpointing, self._note_loss)
+        return RankContext(compute, clock, shaper, group, file, samples, keeping, checkpointing, self._note_loss)
 
-    def _live(self, held: Held, generation: Generation) -> None:
+    def _live(self, held: RankContext, generation: Session) -> None:
         """Go through generations until the run is over."""
         while True:
             try:
@@ -196,9 +196,9 @@ class Rank:
         dist.destroy_process_group()
         # Now nobody can be lost any more for whom something would have to be done again.
         if self._part.orders.spread:
-            hand_over(reach_control_store(store_address()), self._part.folder, self._part.rank)
+            upload_results(reach_control_store(store_address()), self._part.folder, self._part.rank)
 
-    def _regrouped(self, held: Held, beginning: Beginning) -> Generation:
+    def _regrouped(self, held: RankContext, beginning: SessionSpec) -> Session:
         """This rank in a generation whose ranks connect anew."""
 
         def meet() -> ProcessGroups:
@@ -207,7 +207,7 @@ class Rank:
             connect(store, place, ranks, patience, f"generation-{beginning.generation}")
             return ProcessGroups(beginning.plans[0].plan.connections, patience)
 
-        return Generation(self._part, held, beginning, meet, self._give_up)
+        return Session(self._part, held, beginning, meet, self._give_up)
 
     def _note_loss(self, step: int, loss: float) -> None:
         self._losses[0].append(step)
@@ -226,7 +226,7 @@ class Rank:
             write_norms(self._trained.norms, part.folder, part.rank)
 
 
-def _load_together(part: PartInJob, handshake: Handshake) -> LoadedModel:
+def _load_together(part: RankConfig, handshake: Handshake) -> LoadedModel:
     """The model, which is the same on all ranks."""
     code, seed, profile = part.scenario.code, part.scenario.training.seed, part.scenario.model
     assert code is not None, "the launcher has checked this"
@@ -235,10 +235,10 @@ def _load_together(part: PartInJob, handshake: Handshake) -> LoadedModel:
         model = load_with_sizes(code, seed)
         return model, model_facts(model.sizes, profile)
 
-    return handshake.agree("model", load, PATIENCE.total_seconds(), SharedInputError)
+    return handshake.agree("model", load, RECV_TIMEOUT.total_seconds(), SharedInputError)
 
 
-def _see_checkpoints(part: PartInJob, handshake: Handshake) -> None:
+def _see_checkpoints(part: RankConfig, handshake: Handshake) -> None:
     """Refuse folders that are not the same one on all hosts."""
     folder, mark = CheckpointFolder(Path(part.orders.checkpoints)), part.orders.checkpoints_mark
 
@@ -249,21 +249,21 @@ def _see_checkpoints(part: PartInJob, handshake: Handshake) -> None:
     handshake.agree("checkpoints", see, 2 * CONNECT_S, SharedInputError)
 
 
-def _connect(part: PartInJob, handshake: Handshake) -> None:
+def _connect(part: RankConfig, handshake: Handshake) -> None:
     store, ranks = handshake.store, len(part.devices)
     # They end when the others are connected: nobody leaves while somebody else still tries.
     trial = handshake.agree("connections", lambda: (try_connections(store, part.rank, ranks), {}), 2 * CONNECT_S)
-    connect(store, part.rank, ranks, PATIENCE, "world")
+    connect(store, part.rank, ranks, RECV_TIMEOUT, "world")
     del trial
 
 
-def _tensor_group(part: PartInJob, where: torch.device) -> RankGroup | None:
+def _tensor_group(part: RankConfig, where: torch.device) -> RankGroup | None:
     if all(device in compile_plan(part.plan, part.scenario) for device in part.plan.devices):
         return None
     # Loading torch's DTensor takes a second or two, which other plans need not wait for.
     from executor.training.tensor_parallel.group import form_group
 
-    return form_group(part.plan, part.device, where.type, PATIENCE)
+    return form_group(part.plan, part.device, where.type, RECV_TIMEOUT)
 
 
 def _agreed_origin_s(rank: int, offset_s: float, cluster: Cluster, head_start_s: float) -> float:

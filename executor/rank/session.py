@@ -7,18 +7,18 @@ from functools import partial
 import torch.distributed as dist
 
 from executor.core.control_store import store_address
-from executor.core.messages import ENDED, Beginning, Change
+from executor.core.messages import ENDED, Reconfiguration, SessionSpec
 from executor.core.peers import PeerLostError, blaming
-from executor.core.row_log import RowLog
+from executor.core.row_log import EventRecorder
 from executor.core.step_program import StepProgram
 from executor.core.tensor_parallel_rows import PartnerRows
 from executor.rank.control_client import (
     GenerationEndedError,
     PlanFeed,
 )
-from executor.rank.course import Course
-from executor.rank.held import Held
-from executor.rank.part_in_job import PartInJob
+from executor.rank.course import TrainLoop
+from executor.rank.held import RankContext
+from executor.rank.part_in_job import RankConfig
 from executor.rank.resources import sample_resources
 from executor.recovery.migration import LayerMoves
 from executor.runtime.async_updates import PipelineUpdates
@@ -32,7 +32,7 @@ from planner.plan.plan import Plan
 _VERDICT_S = 60.0
 
 
-class Generation:
+class Session:
     """One rank in one generation.
 
     Args:
@@ -45,9 +45,9 @@ class Generation:
 
     def __init__(
         self,
-        part: PartInJob,
-        held: Held,
-        beginning: Beginning,
+        part: RankConfig,
+        held: RankContext,
+        beginning: SessionSpec,
         connect: Callable[[], ProcessGroups],
         give_up: Callable[[Exception], None],
     ) -> None:
@@ -59,7 +59,7 @@ class Generation:
         self._transport: Transport | None = None
         self._closing = threading.Lock()
         self._feed = self._listen() if part.orders.is_steered else None
-        self._rows = RowLog(held.file, self._feed)
+        self._rows = EventRecorder(held.file, self._feed)
 
     def _listen(self) -> PlanFeed:
         part, kept = self._part, self._held.safekeeping
@@ -106,7 +106,7 @@ class Generation:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def next_beginning(self) -> Beginning:
+    def next_beginning(self) -> SessionSpec:
         """Say what this rank has, and return with what all begin anew."""
         assert self._feed is not None
         assert self._held.safekeeping is not None
@@ -118,7 +118,7 @@ class Generation:
             self._feed.close()
         self._transport = None
 
-    def _set_out(self) -> tuple[Transport, Course]:
+    def _set_out(self) -> tuple[Transport, TrainLoop]:
         part, held = self._part, self._held
         ranks = {part.devices[rank]: place for place, rank in enumerate(self._beginning.ranks)}
         with blaming("one of the others"):
@@ -130,7 +130,7 @@ class Generation:
             if self._feed is not None and self._feed.outcome(0.0) == ENDED:
                 raise PeerLostError("a rank was lost before all were connected")
         interpreter_of = partial(self._interpreter, transport)
-        return transport, Course(part, held, self._feed, interpreter_of, transport, groups, self._rows)
+        return transport, TrainLoop(part, held, self._feed, interpreter_of, transport, groups, self._rows)
 
     def _restore(self, transport: Transport) -> None:
         """Have the layers as they were before the first step: from this rank's own copies and those of others."""
@@ -141,7 +141,7 @@ class Generation:
         first, new = self._beginning.first, self._beginning.plans[0]
         now_s = self._held.clock.now_s()
         compute.wait_until(now_s)
-        moves = LayerMoves(self._part.device, Change(first, new, now_s), transport, compute, self._rows)
+        moves = LayerMoves(self._part.device, Reconfiguration(first, new, now_s), transport, compute, self._rows)
         moves.expect()
         moves.send(lambda move: keeping.state(first, move))
         compute.hold(new.plan, self._part.program(new.plan))

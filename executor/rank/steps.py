@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from executor.core.clock import RunClock
-from executor.core.messages import Change, NewPlan
+from executor.core.messages import NewPlan, Reconfiguration
 from executor.core.program import DeviceProgram
 from executor.core.step_program import StepProgram
 from executor.rank.control_client import PlanFeed
@@ -53,7 +53,9 @@ class StepSource:
         return StepProgram(step, plan.plan, self._program_of(plan.plan))
 
 
-def run_steps(source: StepSource, interpreter: Interpreter, clock: RunClock, begins_with: int) -> Change | None:
+def run_steps(
+    source: StepSource, interpreter: Interpreter, clock: RunClock, begins_with: int
+) -> Reconfiguration | None:
     """Carry out all steps of a set-up; return why it ends, None if the run does.
 
     Args:
@@ -71,7 +73,7 @@ def run_steps(source: StepSource, interpreter: Interpreter, clock: RunClock, beg
             current = source.wait(step)
             ready_s = clock.now_s() if late else ready_s
         if isinstance(current, NewPlan):
-            change = Change(step, current, ready_s)
+            change = Reconfiguration(step, current, ready_s)
             break
         if step == begins_with:
             interpreter.post(current)
@@ -82,7 +84,7 @@ def run_steps(source: StepSource, interpreter: Interpreter, clock: RunClock, beg
     return change
 
 
-def watch_steps(first: int, steps: int, feed: PlanFeed, clock: RunClock) -> Change | None:
+def watch_steps(first: int, steps: int, feed: PlanFeed, clock: RunClock) -> Reconfiguration | None:
     """Follow the steps of a set-up in which this rank has no part; return why it ends, None if the run does.
 
     Args:
@@ -94,7 +96,7 @@ def watch_steps(first: int, steps: int, feed: PlanFeed, clock: RunClock) -> Chan
     for step in range(first, steps):
         plan = feed.wait(step)
         if _begins_another(plan, step, first):
-            return Change(step, plan, clock.now_s())
+            return Reconfiguration(step, plan, clock.now_s())
         feed.finish(step)
     return None
 

@@ -17,7 +17,7 @@ from executor.core.peers import rank_name
 from executor.core.rank_devices import rank_devices
 from executor.rank.fingerprint import Job, check_ranks, job_facts
 from executor.rank.handshake import Handshake
-from executor.rank.part_in_job import PartInJob
+from executor.rank.part_in_job import RankConfig
 from executor.rank.rank import HEAD_START_S, Rank
 from executor.training.freed_memory import keep_freed_memory
 from executor.transport.rendezvous import check_interface, holds_store, reach_store
@@ -66,14 +66,14 @@ def run_rank(
         handshake = Handshake(reach(), rank, ranks, name, holds_store=holds_store(rank))
         given = handshake.agree("job", lambda: _read(job), _ARRIVAL_S + _ARRIVAL_OF_EACH_S * ranks)
         check_ranks(given, ranks)
-        Rank(PartInJob.of(job, rank, given), end).run(handshake, head_start_s)
+        Rank(RankConfig.of(job, rank, given), end).run(handshake, head_start_s)
 
 
 def join_run(job: JobFolder, rank: int, incarnation: int) -> None:
     """Take the place of a process of a rank that is gone; end this process if that fails."""
     end = partial(give_up, job, rank, rank_name(rank, _device(job, rank)))
     with _saying_why(end):
-        Rank(PartInJob.of(job, rank, job.read()), end).join(incarnation)
+        Rank(RankConfig.of(job, rank, job.read()), end).join(incarnation)
 
 
 @contextmanager

@@ -14,11 +14,11 @@ import torch
 from executor.recovery.initial_state import FirstState, one_layer
 from executor.recovery.restore_point import Copies, layers_of
 from executor.training.compute import Compute
-from executor.transport.receive import Receipt
+from executor.transport.receive import RecvHandle
 from executor.transport.tags import backup_tag
 from executor.transport.transport import Transport
 from planner.adapt.backups import backup_moves
-from planner.adapt.migration import Move
+from planner.adapt.migration import LayerTransfer
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 
@@ -26,7 +26,7 @@ from planner.scenario.scenario import Scenario
 _UNDER_WAY = 2
 
 
-class Safekeeping:
+class StateBackups:
     """What one rank keeps, over all generations.
 
     Args:
@@ -130,7 +130,7 @@ class Safekeeping:
         first = self._source.step
         return {**held, first: held.get(first, frozenset()) | frozenset(self._untouched)}
 
-    def state(self, step: int, move: Move) -> torch.Tensor:
+    def state(self, step: int, move: LayerTransfer) -> torch.Tensor:
         """Return the copy of the layers of ``move`` as they were before ``step``."""
         return torch.cat([self._state_of(step, layer) for layer in move.layers])
 
@@ -149,8 +149,8 @@ class Safekeeping:
             return self._source.row(layer)
         return copy
 
-    def _arrival(self, step: int, move: Move, sizes: Sequence[int]) -> Callable[[Receipt], None]:
-        def arrived(receipt: Receipt) -> None:
+    def _arrival(self, step: int, move: LayerTransfer, sizes: Sequence[int]) -> Callable[[RecvHandle], None]:
+        def arrived(receipt: RecvHandle) -> None:
             if receipt.lost:
                 return
             parts = dict(zip(move.layers, receipt.wait().split_with_sizes(list(sizes)), strict=True))

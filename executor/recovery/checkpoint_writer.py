@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from executor.core.job import Orders
+from executor.core.job import RunConfig
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.recovery.initial_state import one_layer
 from executor.training.compute import Compute
@@ -35,7 +35,7 @@ class Checkpointing:
 
     def __init__(
         self,
-        orders: Orders,
+        orders: RunConfig,
         device: str,
         scenario: Scenario,
         model: tuple[str, ...],

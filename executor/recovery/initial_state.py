@@ -5,10 +5,10 @@ from typing import Protocol
 
 import torch
 
-from executor.core.job import Orders
+from executor.core.job import RunConfig
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.training.compute import Compute
-from planner.adapt.migration import Move, state_bytes
+from planner.adapt.migration import LayerTransfer, state_bytes
 from planner.scenario.scenario import Scenario
 
 
@@ -42,7 +42,7 @@ class AsBuilt:
         return self._compute.layer_state(one_layer(self._scenario, layer))
 
 
-def first_state(orders: Orders, scenario: Scenario, compute: Compute, model: tuple[str, ...]) -> FirstState:
+def first_state(orders: RunConfig, scenario: Scenario, compute: Compute, model: tuple[str, ...]) -> FirstState:
     """Return what a run begins with.
 
     Args:
@@ -59,6 +59,6 @@ def first_state(orders: Orders, scenario: Scenario, compute: Compute, model: tup
     return CheckpointFolder(Path(orders.checkpoints)).of_step(orders.first_step, model)
 
 
-def one_layer(scenario: Scenario, layer: int) -> Move:
+def one_layer(scenario: Scenario, layer: int) -> LayerTransfer:
     """Return a move that stands for a layer where it is."""
-    return Move("", "", layer, layer + 1, state_bytes(scenario, layer, layer + 1))
+    return LayerTransfer("", "", layer, layer + 1, state_bytes(scenario, layer, layer + 1))

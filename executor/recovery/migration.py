@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from executor.core.messages import Change
-from executor.core.row_log import RowLog
+from executor.core.messages import Reconfiguration
+from executor.core.row_log import EventRecorder
 from executor.training.compute import Compute
-from executor.transport.receive import Receipt
+from executor.transport.receive import RecvHandle
 from executor.transport.tags import move_tag
 from executor.transport.transport import Transport
-from planner.adapt.migration import Move
+from planner.adapt.migration import LayerTransfer
 from planner.events.events import MIGRATE_ACTION, Event, EventKind
 
 
@@ -29,13 +29,15 @@ class LayerMoves:
         rows: Takes what happened.
     """
 
-    def __init__(self, device: str, change: Change, transport: Transport, compute: Compute, rows: RowLog) -> None:
+    def __init__(
+        self, device: str, change: Reconfiguration, transport: Transport, compute: Compute, rows: EventRecorder
+    ) -> None:
         self._device = device
         self._change = change
         self._transport = transport
         self._compute = compute
         self._rows = rows
-        self._awaited: list[tuple[Move, Receipt]] = []
+        self._awaited: list[tuple[LayerTransfer, RecvHandle]] = []
 
     def expect(self) -> None:
         """Post the receives."""
@@ -43,7 +45,7 @@ class LayerMoves:
             tag, size_bytes = move_tag(self._change.step, number), self._compute.state_bytes(move)
             self._awaited.append((move, self._transport.post(move.source, tag, size_bytes)))
 
-    def send(self, state_of: Callable[[Move], torch.Tensor]) -> None:
+    def send(self, state_of: Callable[[LayerTransfer], torch.Tensor]) -> None:
         """Hand over what others need, of which ``state_of`` gives copies; returns at once."""
         start_s = self._compute.free_s()
         for number, move in self._own(lambda move: move.source):
@@ -59,16 +61,16 @@ class LayerMoves:
             self._compute.wait_until(receipt.arrived_s)
         self._awaited.clear()
 
-    def _own(self, end: Callable[[Move], str]) -> Iterator[tuple[int, Move]]:
+    def _own(self, end: Callable[[LayerTransfer], str]) -> Iterator[tuple[int, LayerTransfer]]:
         moves = self._change.to.moves or ()
         return ((number, move) for number, move in enumerate(moves) if end(move) == self._device)
 
-    def _row(self, move: Move, state: torch.Tensor) -> Callable[[float, float], Event]:
+    def _row(self, move: LayerTransfer, state: torch.Tensor) -> Callable[[float, float], Event]:
         place = (move.source, move.target, -1, -1, -1, self._change.step, MIGRATE_ACTION)
         size_bytes = state.numel()
         return lambda start_s, end_s: Event(EventKind.MIGRATE, *place, start_s, end_s, size_bytes)
 
-    def _arrival(self, move: Move, receipt: Receipt) -> Event:
+    def _arrival(self, move: LayerTransfer, receipt: RecvHandle) -> Event:
         """Only tells when the bytes were there, see executor/control/send_times.py."""
         place = (move.target, move.source, -1, -1, -1, self._change.step, MIGRATE_ACTION)
         return Event(EventKind.RECEIVE, *place, receipt.arrived_s, receipt.arrived_s, receipt.size_bytes)

@@ -14,7 +14,7 @@ from traces.common.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointOrders:
+class CheckpointConfig:
     """What a run does about checkpoints.
 
     Attributes:

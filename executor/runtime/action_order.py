@@ -7,7 +7,7 @@ from typing import Protocol
 from executor.core.clock import RunClock
 from executor.core.program import Work
 from executor.core.step_program import StepProgram
-from executor.transport.receive import Receipt
+from executor.transport.receive import RecvHandle
 from planner.cost.stage import scheduling_problems
 from planner.plan.actions import Action
 from planner.scenario.scenario import Scenario
@@ -23,7 +23,7 @@ class ActionOrder(Protocol):
         What it waits for may still be on its way.
         """
 
-    def arrival(self, work: Work) -> Callable[[Receipt], None] | None:
+    def arrival(self, work: Work) -> Callable[[RecvHandle], None] | None:
         """Return what is to be told when a message that ``work`` waits for has arrived."""
 
     def finish(self, work: Work) -> None:
@@ -42,7 +42,7 @@ class ScheduledOrder:
         work = next(self._rest, None)
         return None if work is None else (work, self._clock.now_s())
 
-    def arrival(self, work: Work) -> Callable[[Receipt], None] | None:
+    def arrival(self, work: Work) -> Callable[[RecvHandle], None] | None:
         """Nobody is told: who comes to the action waits for its messages."""
         return None
 
@@ -76,10 +76,10 @@ class DynamicOrder:
             self._choice.start(action)
         return self._work[action], idle_since_s
 
-    def arrival(self, work: Work) -> Callable[[Receipt], None] | None:
+    def arrival(self, work: Work) -> Callable[[RecvHandle], None] | None:
         """Arrivals make actions ready; so does the loss of a peer, which shows when the action takes its message."""
 
-        def arrived(receipt: Receipt) -> None:
+        def arrived(receipt: RecvHandle) -> None:
             with self._changed:
                 self._choice.arrive(work.action)
                 self._changed.notify()

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from executor.core.clock import RunClock
-from executor.core.row_log import RowLog
+from executor.core.row_log import EventRecorder
 from executor.runtime.incoming_updates import HEADER, IncomingUpdates, Update
 from executor.training.compute import Compute, Rows
-from executor.transport.receive import Receipt
+from executor.transport.receive import RecvHandle
 from executor.transport.tags import update_tag
 from executor.transport.transport import Transport
 from planner.cost.async_updates import UpdateEdge
@@ -60,7 +60,7 @@ class PipelineUpdates:
         compute: Compute,
         model: ModelProfile,
         clock: RunClock,
-        log: RowLog,
+        log: EventRecorder,
     ) -> None:
         how = plan.synchronisation
         self._averages = how.method == "ma"
@@ -162,10 +162,10 @@ class PipelineUpdates:
         self._log_applied(rest, self._clock.now_s())
         return True
 
-    def _posting(self, edge: UpdateEdge) -> Callable[[int, Callable[[Receipt], None]], Receipt]:
+    def _posting(self, edge: UpdateEdge) -> Callable[[int, Callable[[RecvHandle], None]], RecvHandle]:
         size_bytes = HEADER.size + edge.size_bytes
 
-        def post(exchange: int, arrived: Callable[[Receipt], None]) -> Receipt:
+        def post(exchange: int, arrived: Callable[[RecvHandle], None]) -> RecvHandle:
             return self._transport.post(edge.sender, update_tag(exchange, edge.layers[0]), size_bytes, arrived)
 
         return post

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from executor.core.step_program import StepProgram
-from executor.transport.receive import Receipt
+from executor.transport.receive import RecvHandle
 from executor.transport.tags import norm_tag
 from executor.transport.transport import Transport
 
@@ -31,8 +31,8 @@ class NormChain:
     def __init__(self, transport: Transport, wanted: bool) -> None:
         self._transport = transport
         self.wanted = wanted
-        self._from_below: dict[int, Receipt] = {}
-        self._from_above: dict[int, Receipt] = {}
+        self._from_below: dict[int, RecvHandle] = {}
+        self._from_above: dict[int, RecvHandle] = {}
         self._sums: dict[int, float] = {}
 
     def post(self, current: StepProgram) -> None:

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from executor.core.clock import RunClock
-from executor.core.row_log import RowLog
+from executor.core.row_log import EventRecorder
 from executor.core.step_program import StepProgram
 from executor.runtime.posted_receives import PostedStep
 from executor.training.compute import Compute
@@ -18,7 +18,7 @@ from planner.events.events import EventKind
 class GradientExchange:
     """Carries out sums of gradients."""
 
-    def __init__(self, transport: Transport, compute: Compute, clock: RunClock, rows: RowLog) -> None:
+    def __init__(self, transport: Transport, compute: Compute, clock: RunClock, rows: EventRecorder) -> None:
         self._transport = transport
         self._compute = compute
         self._clock = clock

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from executor.core.peers import PeerLostError
-from executor.transport.receive import Receipt
+from executor.transport.receive import RecvHandle
 from planner.cost.async_updates import UpdateEdge
 
 # Before the numbers: of how many of the receiver's steps the sender knew when it began the first step it sums.
@@ -50,14 +50,14 @@ class IncomingUpdates:
     """
 
     def __init__(
-        self, edge: UpdateEdge, exchanges: int, post: Callable[[int, Callable[[Receipt], None]], Receipt]
+        self, edge: UpdateEdge, exchanges: int, post: Callable[[int, Callable[[RecvHandle], None]], RecvHandle]
     ) -> None:
         self.edge = edge
         self._exchanges = exchanges
         self._post_round = post
         self._next = 0
-        self._posted: deque[Receipt] = deque()
-        self._there: deque[Receipt] = deque()
+        self._posted: deque[RecvHandle] = deque()
+        self._there: deque[RecvHandle] = deque()
         self._arrived_s: list[float] = []
         self._taken = 0
         self._lost: PeerLostError | None = None
@@ -100,7 +100,7 @@ class IncomingUpdates:
                 self._taken += 1
         return updates
 
-    def _update(self, receipt: Receipt) -> Update:
+    def _update(self, receipt: RecvHandle) -> Update:
         payload = receipt.wait()
         (known,) = HEADER.unpack(payload[: HEADER.size].numpy().tobytes())
         row = payload[HEADER.size :].clone().view(torch.float32)
@@ -111,7 +111,7 @@ class IncomingUpdates:
             self._posted.append(self._post_round(self._next, self._note))
             self._next += 1
 
-    def _note(self, _: Receipt) -> None:
+    def _note(self, _: RecvHandle) -> None:
         """Several threads wait for bytes, and need not wake up in the order in which these came."""
         with self._changed:
             try:

@@ -8,13 +8,13 @@ import torch
 
 from executor.core.clock import RunClock
 from executor.core.program import Transfer, Work
-from executor.core.row_log import RowLog
+from executor.core.row_log import EventRecorder
 from executor.core.step_program import StepProgram
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.grad_norm import NormChain
 from executor.runtime.gradient_exchange import GradientExchange
 from executor.runtime.posted_receives import PostedStep
-from executor.runtime.sync_lane import SyncLane
+from executor.runtime.sync_lane import OverlappedAllReduce
 from executor.runtime.tensor_parallel_order import group_order
 from executor.training.compute import Compute
 from executor.training.tensor_parallel.layers import RankGroup
@@ -50,7 +50,7 @@ class Interpreter:
         compute: Compute,
         clock: RunClock,
         wire: Wire,
-        rows: RowLog,
+        rows: EventRecorder,
         updates: PipelineUpdates | None,
         finished: Callable[[int, float], None],
         group: RankGroup | None = None,
@@ -98,7 +98,7 @@ class Interpreter:
         if self._updates is not None:
             ready_s = max(ready_s, self._updates.begin(current.step))
         self._compute.start_step(current.step, current.plan, current.program)
-        lane = SyncLane(self._exchange, self._clock, current, posted) if current.program.overlaps else None
+        lane = OverlappedAllReduce(self._exchange, self._clock, current, posted) if current.program.overlaps else None
         complete = lane.complete if lane is not None else _nothing_overlaps
         while (upcoming := posted.order.next()) is not None:
             work, idle_since_s = upcoming

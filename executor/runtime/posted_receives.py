@@ -3,7 +3,7 @@
 from executor.core.program import Transfer
 from executor.core.step_program import StepProgram
 from executor.runtime.action_order import ActionOrder
-from executor.transport.receive import Receipt
+from executor.transport.receive import RecvHandle
 from executor.transport.tags import sync_tag, transfer_tag
 from executor.transport.transport import Transport
 from planner.cost.allreduce import GradientSync
@@ -21,8 +21,8 @@ class PostedStep:
 
     def __init__(self, current: StepProgram, order: ActionOrder, transport: Transport, element_bytes: int) -> None:
         self.order = order
-        self._transfers: dict[Transfer, Receipt] = {}
-        self._exchanges: dict[tuple[int, int], Receipt] = {}
+        self._transfers: dict[Transfer, RecvHandle] = {}
+        self._exchanges: dict[tuple[int, int], RecvHandle] = {}
         step, program = current.step, current.program
         for work in program.work:
             for transfer in work.receives:
@@ -38,10 +38,10 @@ class PostedStep:
                     source = sync.devices[exchange.receive_from]
                     self._exchanges[key] = transport.post(source, sync_tag(step, *key), size_bytes)
 
-    def transfer(self, transfer: Transfer) -> Receipt:
+    def transfer(self, transfer: Transfer) -> RecvHandle:
         """Return the receipt of a transfer, which is then forgotten."""
         return self._transfers.pop(transfer)
 
-    def exchange(self, sync: GradientSync, number: int) -> Receipt:
+    def exchange(self, sync: GradientSync, number: int) -> RecvHandle:
         """Return the receipt of a round of a sum of gradients, which is then forgotten."""
         return self._exchanges.pop((sync.first_layer, number))

@@ -8,7 +8,7 @@ from executor.runtime.gradient_exchange import GradientExchange
 from executor.runtime.posted_receives import PostedStep
 
 
-class SyncLane:
+class OverlappedAllReduce:
     """The sums of one step, one after the other.
 
     Args:

@@ -7,7 +7,7 @@ from executor.core.program import Work
 from executor.core.step_program import StepProgram
 from executor.runtime.action_order import ActionOrder, action_order
 from executor.training.tensor_parallel.layers import RankGroup
-from executor.transport.receive import Receipt
+from executor.transport.receive import RecvHandle
 from planner.scenario.scenario import Scenario
 
 
@@ -26,7 +26,7 @@ class AnnouncedOrder:
             self._group.announce(self._number[upcoming[0].action])
         return upcoming
 
-    def arrival(self, work: Work) -> Callable[[Receipt], None] | None:
+    def arrival(self, work: Work) -> Callable[[RecvHandle], None] | None:
         """As the order itself."""
         return self._order.arrival(work)
 
@@ -52,7 +52,7 @@ class FollowedOrder:
         idle_since_s = self._clock.now_s()
         return self._work[self._group.announce(0)], idle_since_s
 
-    def arrival(self, work: Work) -> Callable[[Receipt], None] | None:
+    def arrival(self, work: Work) -> Callable[[RecvHandle], None] | None:
         """The first device receives for its partners."""
         return None
 

@@ -8,7 +8,7 @@ import torch
 
 from executor.core.clock import RunClock
 from executor.core.program import DeviceProgram, Work
-from planner.adapt.migration import Move
+from planner.adapt.migration import LayerTransfer
 from planner.cost.allreduce import GradientSync
 from planner.plan.plan import Plan
 
@@ -55,13 +55,13 @@ class Compute(Protocol):
             program: This rank's; None if it has none in that plan.
         """
 
-    def state_bytes(self, move: Move) -> int:
+    def state_bytes(self, move: LayerTransfer) -> int:
         """Return the bytes of the state of the layers of ``move``."""
 
-    def layer_state(self, move: Move) -> torch.Tensor:
+    def layer_state(self, move: LayerTransfer) -> torch.Tensor:
         """Return a copy of the state of these layers, which this rank holds."""
 
-    def put_layer_state(self, move: Move, state: torch.Tensor) -> None:
+    def put_layer_state(self, move: LayerTransfer, state: torch.Tensor) -> None:
         """Replace the state of these layers, which this rank holds."""
 
     def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
@@ -148,15 +148,15 @@ class PacedCompute:
     def hold(self, plan: Plan, program: DeviceProgram | None) -> None:
         """Nothing is held."""
 
-    def state_bytes(self, move: Move) -> int:
+    def state_bytes(self, move: LayerTransfer) -> int:
         """Return what the plan says."""
         return move.size_bytes
 
-    def layer_state(self, move: Move) -> torch.Tensor:
+    def layer_state(self, move: LayerTransfer) -> torch.Tensor:
         """Return zeros."""
         return torch.zeros(move.size_bytes, dtype=torch.uint8)
 
-    def put_layer_state(self, move: Move, state: torch.Tensor) -> None:
+    def put_layer_state(self, move: LayerTransfer, state: torch.Tensor) -> None:
         """Drop it."""
 
     def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from torch import nn
 
 
-class GradientWatch:
+class GradBucketHooks:
     """The buckets that are complete when one last backward is.
 
     Args:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 
-class LayerRows:
+class FlatParameters:
     """Rows of float32 on the CPU, with every parameter of the layers in order.
 
     Frozen parameters keep their place in a row, and are never written.

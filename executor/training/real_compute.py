@@ -12,17 +12,17 @@ from executor.core.clock import RunClock
 from executor.core.program import DeviceProgram, Work
 from executor.training.compute import Performed
 from executor.training.compute_device import CPU, seed_random, settle
-from executor.training.grad_buckets import GradientWatch
-from executor.training.layer_rows import LayerRows
+from executor.training.grad_buckets import GradBucketHooks
+from executor.training.layer_rows import FlatParameters
 from executor.training.layer_state import LayerState
 from executor.training.models.data_order import DataOrder
 from executor.training.models.loading import LoadedModel, SampleShape
-from executor.training.models.protocols import CutModel
+from executor.training.models.protocols import TensorParallelModel
 from executor.training.optimizer import UpdateRule
 from executor.training.payloads import from_payloads, to_payload
 from executor.training.stage_module import Loss, StageModule
 from executor.training.tensor_parallel.layers import RankGroup, cut_layer, squared_norm, whole_parameters
-from planner.adapt.migration import Move
+from planner.adapt.migration import LayerTransfer
 from planner.cost.allreduce import GradientSync
 from planner.cost.async_updates import samples_of_an_update
 from planner.plan.actions import Kind
@@ -98,19 +98,19 @@ class RealCompute:
         before, self._rule = self._rule, UpdateRule(parameters, self._training)
         self._rule.adopt(before)
 
-    def state_bytes(self, move: Move) -> int:
+    def state_bytes(self, move: LayerTransfer) -> int:
         """Return the bytes of the state of the layers of ``move``: more than it says, if they have buffers."""
         return self._state(move).size_bytes
 
-    def layer_state(self, move: Move) -> torch.Tensor:
+    def layer_state(self, move: LayerTransfer) -> torch.Tensor:
         """Return a copy of the state of these layers."""
         return self._state(move).pack()
 
-    def put_layer_state(self, move: Move, state: torch.Tensor) -> None:
+    def put_layer_state(self, move: LayerTransfer, state: torch.Tensor) -> None:
         """Replace the state of these layers."""
         self._state(move).unpack(state)
 
-    def _state(self, move: Move) -> LayerState:
+    def _state(self, move: LayerTransfer) -> LayerState:
         layers = [self._loaded.model.layers[index] for index in move.layers]
         return LayerState(layers, self._rule)
 
@@ -131,7 +131,7 @@ class RealCompute:
         if self._group is None:
             return
         model = self._loaded.model
-        assert isinstance(model, CutModel), "the launcher has checked this"
+        assert isinstance(model, TensorParallelModel), "the launcher has checked this"
         for index, layer in layers.items():
             cut_layer(layer, model.parallel_layout(index), self._group)
 
@@ -148,9 +148,9 @@ class RealCompute:
             for name, parameter in whole_parameters(layer, self._group)
         }
 
-    def rows(self, first_layer: int, end_layer: int, elements: int) -> LayerRows:
+    def rows(self, first_layer: int, end_layer: int, elements: int) -> FlatParameters:
         """Return the rows of layers ``first_layer`` to ``end_layer - 1``, all of which this rank trains."""
-        rows = LayerRows([self._layers[index] for index in range(first_layer, end_layer)])
+        rows = FlatParameters([self._layers[index] for index in range(first_layer, end_layer)])
         assert rows.elements == elements, (first_layer, end_layer, rows.elements, elements)
         return rows
 
@@ -192,16 +192,16 @@ class RealCompute:
         settle(self._device)
         return Performed(outputs, start_s, self._clock.now_s())
 
-    def _watch(self, work: Work, complete: Callable[[int], None]) -> GradientWatch:
+    def _watch(self, work: Work, complete: Callable[[int], None]) -> GradBucketHooks:
         buckets = {}
         for each in work.completes:
             sync = self._syncs[each.sync]
             layers = (self._layers[index] for index in range(sync.first_layer, sync.end_layer))
             buckets[each.sync] = [parameter for layer in layers for parameter in layer.parameters()]
-        return GradientWatch(buckets, complete)
+        return GradBucketHooks(buckets, complete)
 
     def _carry_out(
-        self, work: Work, inputs: Sequence[torch.Tensor], watch: GradientWatch | None
+        self, work: Work, inputs: Sequence[torch.Tensor], watch: GradBucketHooks | None
     ) -> torch.Tensor | None:
         stage, kind, microbatch = work.action.stage, work.action.kind, work.action.microbatch
         held = self._stages[stage]

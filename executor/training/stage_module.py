@@ -9,7 +9,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
-from executor.training.grad_buckets import GradientWatch
+from executor.training.grad_buckets import GradBucketHooks
 from executor.training.precision import computing_in
 from executor.training.weight_store import WeightStore
 
@@ -87,7 +87,7 @@ class StageModule:
         return outputs.detach()
 
     def backward(
-        self, microbatch: int, gradient: torch.Tensor | None, watch: GradientWatch | None = None
+        self, microbatch: int, gradient: torch.Tensor | None, watch: GradBucketHooks | None = None
     ) -> torch.Tensor | None:
         """Add to the parameters' gradients; return that of the inputs if they require it.
 
@@ -112,7 +112,7 @@ class StageModule:
         with self._store.putting_off(microbatch):
             return self.backward(microbatch, gradient)
 
-    def backward_weight(self, microbatch: int, watch: GradientWatch | None = None) -> None:
+    def backward_weight(self, microbatch: int, watch: GradBucketHooks | None = None) -> None:
         """Add what `backward_input` has left; ``watch`` hears of every gradient."""
         self._store.compute(microbatch, watch)
 

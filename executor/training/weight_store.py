@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from executor.training.grad_buckets import GradientWatch
+from executor.training.grad_buckets import GradBucketHooks
 from executor.training.splittable import Splittable, splittable
 
 # A module, the gradient of its outputs, and its inputs.
@@ -62,7 +62,7 @@ class WeightStore:
         finally:
             self._current = before
 
-    def compute(self, microbatch: int, watch: GradientWatch | None = None) -> None:
+    def compute(self, microbatch: int, watch: GradBucketHooks | None = None) -> None:
         """Add the weight gradients that were put off for a microbatch, and let go of what they are made from."""
         # Those of the last layers were put off first.
         waiting = self._put_off.pop(microbatch)[::-1]

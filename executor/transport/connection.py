@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from executor.core.clock import RunClock
 from executor.core.peers import blaming
-from executor.transport.patience import PATIENCE
+from executor.transport.patience import RECV_TIMEOUT
 from executor.transport.shaper import LinkShaper
 from planner.scenario.cluster import Link
 
@@ -106,7 +106,7 @@ class Connection:
         while (sent := self._handed_over.get()) is not None:
             work, message = sent
             with blaming(self._device):
-                work.wait(PATIENCE)
+                work.wait(RECV_TIMEOUT)
             message.departed(self._clock.now_s())
 
     def _emulate(self, emulated: EmulatedPath) -> None:
@@ -123,7 +123,7 @@ class Connection:
             delivery_s, message = flight
             self._clock.sleep_until(delivery_s)
             with blaming(self._device):
-                self._start(message).wait(PATIENCE)
+                self._start(message).wait(RECV_TIMEOUT)
 
     def _start(self, message: Message) -> dist.Work:
         work = dist.isend(message.payload, self._rank, group=self._group, tag=message.tag)

@@ -3,4 +3,4 @@
 from datetime import timedelta
 
 # A link may be out for minutes; whoever waits longer than this for a peer gives up.
-PATIENCE = timedelta(minutes=30)
+RECV_TIMEOUT = timedelta(minutes=30)

@@ -9,10 +9,10 @@ import torch.distributed as dist
 
 from executor.core.clock import RunClock
 from executor.core.peers import PeerLostError, blaming
-from executor.transport.patience import PATIENCE
+from executor.transport.patience import RECV_TIMEOUT
 
 
-class Receipt:
+class RecvHandle:
     """Bytes that will arrive.
 
     gloo says that something has arrived only to who waits for it. Where it matters when bytes arrive that nobody is
@@ -32,7 +32,7 @@ class Receipt:
         works: Sequence[dist.Work],
         source: str,
         clock: RunClock,
-        arrived: "Callable[[Receipt], None] | None" = None,
+        arrived: "Callable[[RecvHandle], None] | None" = None,
     ) -> None:
         self._buffer = buffer
         self._works = works
@@ -100,7 +100,7 @@ class Receipt:
         try:
             with blaming(self._source):
                 for work in self._works:
-                    work.wait(PATIENCE)
+                    work.wait(RECV_TIMEOUT)
         except PeerLostError as error:
             lost = error
         self._conclude(lost)

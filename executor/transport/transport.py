@@ -14,7 +14,7 @@ from executor.core.clock import RunClock
 from executor.core.peers import blaming
 from executor.transport.connection import Connection, EmulatedPath, Message
 from executor.transport.process_groups import ProcessGroups
-from executor.transport.receive import Receipt
+from executor.transport.receive import RecvHandle
 from executor.transport.shaper import LinkShaper
 from executor.transport.stripes import stripes
 from executor.transport.tags import NO_MESSAGE
@@ -66,10 +66,12 @@ class Transport:
         self._connections: dict[tuple[str, int], Connection] = {}
         self._connecting = threading.Lock()
         self._waiting = ThreadPoolExecutor(_MOST_WAITING, "receive")
-        self._posted: WeakSet[Receipt] = WeakSet()
+        self._posted: WeakSet[RecvHandle] = WeakSet()
         self._posting = threading.Lock()
 
-    def post(self, source: str, tag: int, size_bytes: int, arrived: Callable[[Receipt], None] | None = None) -> Receipt:
+    def post(
+        self, source: str, tag: int, size_bytes: int, arrived: Callable[[RecvHandle], None] | None = None
+    ) -> RecvHandle:
         """Post a receive: gloo moves nothing before the receiver has said that it is ready.
 
         ``arrived`` is told of the arrival at once, in another thread.
@@ -81,7 +83,7 @@ class Transport:
                 work = dist.irecv(buffer[first:end], self._ranks[source], group=self._groups[index], tag=tag)
                 assert work is not None
                 works.append(work)
-        receipt = Receipt(buffer, works, source, self._clock, arrived)
+        receipt = RecvHandle(buffer, works, source, self._clock, arrived)
         with self._posting:
             self._posted.add(receipt)
         if self._watches or arrived is not None:

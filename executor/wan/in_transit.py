@@ -35,7 +35,7 @@ class _Crossing:
     hop: int
 
 
-class Carriage:
+class InTransitQueue:
     """All packets that are on a link, each link's in its order."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from executor.core.parent import die_with_parent
 from executor.core.rank_devices import rank_devices
 from executor.wan.emulated_link import EmulatedLink
 from executor.wan.hosts import INTERFACE, NETMASK, control_address, device_address
-from executor.wan.in_transit import Carriage, Route
+from executor.wan.in_transit import InTransitQueue, Route
 from executor.wan.namespaces import enter_new_network
 from executor.wan.packet import is_ipv4, target_address
 from executor.wan.report import Lateness, RelayReport, count_links
@@ -61,7 +61,7 @@ class Relay:
         self._links = paths.links
         self._origin = origin
         self._started = False
-        self._carriage = Carriage()
+        self._carriage = InTransitQueue()
         self._refused_packets = 0
         self._lateness = Lateness()
         hosts = {control: control_address(), **{tun: device_address(rank) for rank, tun in enumerate(devices)}}

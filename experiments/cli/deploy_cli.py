@@ -38,13 +38,13 @@ def deploy(
 ) -> None:
     """Bring a plan to its hosts. Example: ropebridge deploy my.yaml --plan p --target ssh --hosts h.yaml -o job-1."""
     from executor.deploy.bundle import HostedRun
-    from experiments.cli.deploying import DeployOrders
+    from experiments.cli.deploying import DeployConfig
     from experiments.cli.deploying import deploy as verb
     from experiments.runs.scenario import choose_plan, choose_scenario
 
     chosen = choose_scenario(scenario)
     run = HostedRun(compute.value, steps, policy, backup_every, checkpoint, checkpoint_every if checkpoint else 0)
-    say(verb(chosen, choose_plan(chosen, plan, strategy), DeployOrders(target, hosts, run), output, submit))
+    say(verb(chosen, choose_plan(chosen, plan, strategy), DeployConfig(target, hosts, run), output, submit))
 
 
 def host(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from executor.core.job import Orders
+from executor.core.job import RunConfig
 from executor.core.rank_devices import rank_devices
 from executor.deploy.bundle import Bundle, HostedRun
 from executor.deploy.deployment import Deployment, read_deployment
@@ -29,7 +29,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
-class DeployOrders:
+class DeployConfig:
     """What to deploy, and how.
 
     Attributes:
@@ -43,7 +43,7 @@ class DeployOrders:
     run: HostedRun
 
 
-def deploy(scenario: Scenario, plan: Plan, orders: DeployOrders, output: Path, submits: bool) -> str:
+def deploy(scenario: Scenario, plan: Plan, orders: DeployConfig, output: Path, submits: bool) -> str:
     """Write what the target needs into a new folder, and carry it out if asked to; return what to print.
 
     Args:
@@ -89,7 +89,7 @@ def deploy(scenario: Scenario, plan: Plan, orders: DeployOrders, output: Path, s
 
 
 def _described(
-    scenario: Scenario, plan: Plan, orders: DeployOrders, described: HostsFile, name: str
+    scenario: Scenario, plan: Plan, orders: DeployConfig, described: HostsFile, name: str
 ) -> tuple[Bundle, Deployment]:
     run = orders.run
     policy = make_policy(run.policy, scenario)
@@ -100,7 +100,7 @@ def _described(
         raise InputError(
             "the scenario names no code of its model", where="model.code", valid="add it, or choose '--compute paced'"
         )
-    known = Orders(run.compute, run.steps, "none", policy is not None, backup_every=run.backup_every, spread=True)
+    known = RunConfig(run.compute, run.steps, "none", policy is not None, backup_every=run.backup_every, spread=True)
     hosts = hosts_of(described, scenario.cluster, rank_devices(scenario, plan, known), str(orders.hosts))
     if not hosts.address and orders.target in ("ssh", "torchrun"):
         raise InputError(

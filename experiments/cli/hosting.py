@@ -8,7 +8,7 @@ from executor.backend import TorchBackend
 from executor.control.member import run_member
 from executor.core.hosts import Hosts
 from executor.deploy.bundle import Bundle, read_bundle
-from executor.recovery.resuming import CheckpointOrders
+from executor.recovery.resuming import CheckpointConfig
 from experiments.cli.run import checkpoint_orders, resumed_plan
 from experiments.runs.carry_out import carry_out, present
 from experiments.runs.live import telling
@@ -49,7 +49,7 @@ def _lead(bundle: Bundle, hosts: Hosts, output: Path, resume: bool, tell: Callab
     folder = Path(run.checkpoint) if run.checkpoint else None
     if resume and folder is None:
         raise InputError("this job writes no checkpoints", where="--resume", valid="deploy it with '--checkpoint'")
-    checkpoints: CheckpointOrders | None
+    checkpoints: CheckpointConfig | None
     checkpoints, had = checkpoint_orders(folder, run.checkpoint_every or None, resume, scenario, run.steps, tell)
     if had is not None:
         plan = resumed_plan(had, scenario, Ordering())

@@ -50,9 +50,9 @@ def model(
     as_json: JsonOption = False,
 ) -> None:
     """Measure a model's layers on this device. Example: ropebridge profile model gpt.py --set width=64 -o gpt.yaml."""
-    from experiments.profiles.orders import ProfileOrders, check_orders
+    from experiments.profiles.orders import ProfileConfig, check_orders
 
-    orders = ProfileOrders(
+    orders = ProfileConfig(
         code,
         arguments or [],
         kind,
@@ -94,11 +94,11 @@ def import_(
     as_json: JsonOption = False,
 ) -> None:
     """Take over a published profile. Example: ropebridge profile import huggingface config.json -o model.yaml."""
-    from experiments.profiles.importing import ImportOrders, import_profile
+    from experiments.profiles.importing import ImportConfig, import_profile
 
     say(
         import_profile(
-            ImportOrders(format_.value, files, name, kind or [], samples, tokens, output_size), output, as_json
+            ImportConfig(format_.value, files, name, kind or [], samples, tokens, output_size), output, as_json
         )
     )
 
@@ -121,11 +121,11 @@ def network(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the path to another host. Example: ropebridge profile network 10.0.0.5 --names a,b -o cluster.yaml."""
-    from experiments.profiles.network import NetworkOrders, listen_at, profile_network
+    from experiments.profiles.network import NetworkConfig, listen_at, profile_network
     from traces.common.units import parse_bytes
 
     if listen is not None:
         listen_at(listen, address, tell)
         return
-    orders = NetworkOrders(address, names, connections, parse_bytes(traffic), output)
+    orders = NetworkConfig(address, names, connections, parse_bytes(traffic), output)
     say(profile_network(orders, as_json, tell))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from executor.recovery.resuming import CheckpointOrders, refuse_used, resumption
+from executor.recovery.resuming import CheckpointConfig, refuse_used, resumption
 from experiments.runs.scenario import Ordering, with_ordering
 from planner.check.check import check_plan
 from planner.plan.plan import Plan
@@ -20,7 +20,7 @@ def checkpoint_orders(
     scenario: Scenario,
     steps: int,
     tell: Callable[[str], None],
-) -> tuple[CheckpointOrders | None, Plan | None]:
+) -> tuple[CheckpointConfig | None, Plan | None]:
     """Return what a run does about checkpoints, and the plan of the one from which it goes on.
 
     Args:
@@ -42,10 +42,10 @@ def checkpoint_orders(
     every = every or _DEFAULT_EVERY
     if not resume:
         refuse_used(folder)
-        return CheckpointOrders(folder, every), None
+        return CheckpointConfig(folder, every), None
     step, plan = resumption(folder, scenario, steps, tell)
     tell(f"resumed from the checkpoint of step {step}")
-    return CheckpointOrders(folder, every, step), plan
+    return CheckpointConfig(folder, every, step), plan
 
 
 def resumed_plan(plan: Plan, scenario: Scenario, ordering: Ordering) -> Plan:

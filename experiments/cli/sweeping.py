@@ -7,7 +7,7 @@ from pathlib import Path
 from experiments.runs.interrupts import CommandInterruptedError
 from experiments.runs.machine import usable_cores
 from experiments.runs.progress import duration_text, watching
-from experiments.sweep.carrying_out import Task, scenario_of
+from experiments.sweep.carrying_out import PointTask, scenario_of
 from experiments.sweep.definition import Sweep
 from experiments.sweep.driver import Result, carry_out_sweep
 from experiments.sweep.engines import make_engine
@@ -62,7 +62,7 @@ def _refuse_hopeless(sweep: Sweep, points: Sequence[Point]) -> None:
 
     A scenario may lack what a parameter gives it, and a value of the first point may be wrong.
     """
-    task, first = Task(sweep.folder, sweep.common, Path()), points[0].values
+    task, first = PointTask(sweep.folder, sweep.common, Path()), points[0].values
     try:
         scenario_of(task, {name: value for name, value in first.items() if name == "scenario"})
     except InputError:

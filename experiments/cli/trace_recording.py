@@ -13,7 +13,7 @@ from traces.formats.files import read_trace
 from traces.probe.address import parse_address
 from traces.probe.burst_order import Direction
 from traces.probe.peer import await_listener
-from traces.probe.recorder import Recorder, RecordingOrders
+from traces.probe.recorder import Recorder, RecordingConfig
 from traces.probe.recording import Recording
 from traces.statistics import describe
 
@@ -48,7 +48,7 @@ def record(
     """
     direction: Direction = "back" if reverse else "there"
     duration_s = math.inf if duration is None else parse_duration_s(duration)
-    orders = RecordingOrders(
+    orders = RecordingConfig(
         parse_address(address),
         direction,
         parse_duration_s(every),

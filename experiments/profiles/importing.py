@@ -19,7 +19,7 @@ from traces.common.units import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class ImportOrders:
+class ImportConfig:
     """What to read, as the command was told.
 
     Attributes:
@@ -47,7 +47,7 @@ class _Imported:
     notes: tuple[str, ...] = ()
 
 
-def import_profile(orders: ImportOrders, output: Path, as_json: bool) -> str:
+def import_profile(orders: ImportConfig, output: Path, as_json: bool) -> str:
     """Read, and write or complete the model file.
 
     Args:
@@ -69,7 +69,7 @@ def import_profile(orders: ImportOrders, output: Path, as_json: bool) -> str:
     return "\n".join([*work_table(layers), *found.notes, f"written to {output}: name it as 'model:' of a scenario"])
 
 
-def _huggingface(orders: ImportOrders) -> _Imported:
+def _huggingface(orders: ImportConfig) -> _Imported:
     path = _only(orders, "config.json")
     shape = read_huggingface(path)
     tokens = orders.tokens or shape.longest
@@ -84,7 +84,7 @@ def _huggingface(orders: ImportOrders) -> _Imported:
     return _Imported(ModelLayers(orders.name or path.resolve().parent.name or "huggingface", layers), (note,))
 
 
-def _metis(orders: ImportOrders) -> _Imported:
+def _metis(orders: ImportConfig) -> _Imported:
     if orders.layer_output is None:
         raise InputError(
             "Metis' files do not say what passes between layers",
@@ -102,7 +102,7 @@ def _metis(orders: ImportOrders) -> _Imported:
     return _Imported(ModelLayers(orders.name or model.name, model.layers), notes)
 
 
-def _pipedream(orders: ImportOrders) -> _Imported:
+def _pipedream(orders: ImportConfig) -> _Imported:
     path = _only(orders, "graph.txt")
     if orders.samples is None:
         raise InputError(
@@ -116,7 +116,7 @@ def _pipedream(orders: ImportOrders) -> _Imported:
     return _Imported(ModelLayers(model.name or "pipedream", model.layers))
 
 
-def _sailor(orders: ImportOrders) -> _Imported:
+def _sailor(orders: ImportConfig) -> _Imported:
     if len(orders.files) != 2:
         raise InputError(f"{len(orders.files)} files", where="sailor", valid="give layer_times.json layer_sizes.json")
     times, sizes = orders.files
@@ -135,13 +135,13 @@ def _sailor(orders: ImportOrders) -> _Imported:
 _READERS = {"huggingface": _huggingface, "metis": _metis, "pipedream": _pipedream, "sailor": _sailor}
 
 
-def _only(orders: ImportOrders, what: str) -> Path:
+def _only(orders: ImportConfig, what: str) -> Path:
     if len(orders.files) != 1:
         raise InputError(f"{len(orders.files)} files", where=orders.format, valid=f"give one {what}")
     return orders.files[0]
 
 
-def _refuse_idle_options(orders: ImportOrders) -> None:
+def _refuse_idle_options(orders: ImportConfig) -> None:
     given = {
         "--kind": (bool(orders.kinds), ("metis", "pipedream")),
         "--samples": (orders.samples is not None, ("pipedream",)),

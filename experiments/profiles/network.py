@@ -44,7 +44,7 @@ _SLOWER = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkOrders:
+class NetworkConfig:
     """What to measure, as the command was told.
 
     Attributes:
@@ -88,7 +88,7 @@ def listen_at(address: str, other: str | None, tell: Callable[[str], None]) -> N
         responder.serve()
 
 
-def profile_network(orders: NetworkOrders, as_json: bool, tell: Callable[[str], None]) -> str:
+def profile_network(orders: NetworkConfig, as_json: bool, tell: Callable[[str], None]) -> str:
     """Measure, and write or complete the cluster file.
 
     Args:
@@ -126,7 +126,7 @@ def profile_network(orders: NetworkOrders, as_json: bool, tell: Callable[[str], 
     return "\n".join([*table_of(path, messages, names), *notes])
 
 
-def _names(orders: NetworkOrders) -> tuple[str, str]:
+def _names(orders: NetworkConfig) -> tuple[str, str]:
     if orders.names is None:
         if orders.output is not None:
             raise InputError("a cluster file names both ends", where="--names", valid="add '--names here,there'")

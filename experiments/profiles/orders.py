@@ -18,7 +18,7 @@ META = "meta"
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileOrders:
+class ProfileConfig:
     """What to measure, as the command was told.
 
     Attributes:
@@ -48,7 +48,7 @@ class ProfileOrders:
     split: bool
 
 
-def check_orders(orders: ProfileOrders, output: Path) -> None:
+def check_orders(orders: ProfileConfig, output: Path) -> None:
     """Refuse what makes no sense.
 
     Args:
@@ -75,7 +75,7 @@ def check_orders(orders: ProfileOrders, output: Path) -> None:
     refuse_another_model(output, path.stem, ModelCode(path, arguments_of(orders)))
 
 
-def sample_counts(orders: ProfileOrders) -> list[int]:
+def sample_counts(orders: ProfileConfig) -> list[int]:
     """Return the sizes of microbatches.
 
     Raises:
@@ -90,7 +90,7 @@ def sample_counts(orders: ProfileOrders) -> list[int]:
     return found
 
 
-def arguments_of(orders: ProfileOrders) -> dict[str, int | float | str | bool]:
+def arguments_of(orders: ProfileConfig) -> dict[str, int | float | str | bool]:
     """Return what ``build`` is called with.
 
     Raises:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from executor.profiling.background_load import CompanionOrders, companions
+from executor.profiling.background_load import LoadConfig, background_load
 from executor.profiling.flops import count_work
 from executor.profiling.model_profile import LayerCosts, ModelCosts, profile_model, profiling_steps
 from executor.training.compute_device import CPU, threads_of_a_rank
 from executor.training.freed_memory import keep_freed_memory
 from executor.training.models.loading import LoadedModel, load_with_sizes
 from experiments.profiles.model_file import ModelLayers, add_to_model_file, refuse_another_model
-from experiments.profiles.orders import META, ProfileOrders, arguments_of, sample_counts
+from experiments.profiles.orders import META, ProfileConfig, arguments_of, sample_counts
 from experiments.profiles.profile_tables import work_table
 from experiments.runs.profile_progress import progress
 from planner.scenario.profile import LayerProfile, TimeTable
@@ -28,7 +28,7 @@ from traces.probe.interval import CONFIDENCE, Interval
 _DIGITS = 5
 
 
-def profile(orders: ProfileOrders, output: Path, as_json: bool, tell: Callable[[str], None]) -> str:
+def profile(orders: ProfileConfig, output: Path, as_json: bool, tell: Callable[[str], None]) -> str:
     """Measure, and write or complete the model file.
 
     Args:
@@ -72,16 +72,16 @@ def _count(loaded: LoadedModel, code: ModelCode, training: Training, output: Pat
 
 
 @contextmanager
-def _others(orders: ProfileOrders, code: ModelCode, samples: Sequence[int], threads: int) -> Iterator[None]:
+def _others(orders: ProfileConfig, code: ModelCode, samples: Sequence[int], threads: int) -> Iterator[None]:
     """The other ranks of this machine."""
-    beside = CompanionOrders(
+    beside = LoadConfig(
         str(code.path.resolve()), dict(code.arguments), samples, orders.optimizer, orders.precision, threads
     )
-    with companions(orders.ranks - 1, beside):
+    with background_load(orders.ranks - 1, beside):
         yield
 
 
-def _device(orders: ProfileOrders) -> tuple[torch.device, str]:
+def _device(orders: ProfileConfig) -> tuple[torch.device, str]:
     if orders.device in (CPU.type, META):
         return CPU, orders.kind or "cpu"
     if not torch.cuda.is_available():

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from planner.adapt.migration import Migration, Move
+from planner.adapt.migration import LayerTransfer, Migration
 from planner.adapt.policy import Decision
 from planner.events.events import read_events, write_events
 from planner.files.plan import parse_plan, plan_json, read_plan, write_plan
@@ -179,5 +179,5 @@ def _lines(path: Path) -> list[str]:
 def _decision(data: dict[str, Any]) -> Decision:
     plan = parse_plan(json.dumps(data["plan"]))
     # Runs of before layers could change devices do not say that none did.
-    migration = Migration(tuple(Move(**move) for move in data.get("moves", ())))
+    migration = Migration(tuple(LayerTransfer(**move) for move in data.get("moves", ())))
     return Decision(data["observed_step"], data["first_step"], plan, data["change"], migration)

@@ -18,7 +18,7 @@ LINE_EVERY_S = 10.0
 _REFRESHES_PER_S = 2
 
 
-class Watch(Protocol):
+class ProgressDisplay(Protocol):
     """Is told what is done."""
 
     def add(self, done: int, failed: int) -> None:
@@ -65,7 +65,7 @@ class Lines:
 
 
 @contextmanager
-def watching(left: int, points: int) -> Iterator[Watch]:
+def watching(left: int, points: int) -> Iterator[ProgressDisplay]:
     """Give what shows the progress on the standard error.
 
     Args:

@@ -30,7 +30,7 @@ from traces.common.errors import RopebridgeError
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PointTask:
     """What a worker has to know besides the points.
 
     Attributes:
@@ -53,7 +53,7 @@ class Tally:
     wall_s: float
 
 
-def carry_out_points(task: Task, points: Sequence[Point]) -> Tally:
+def carry_out_points(task: PointTask, points: Sequence[Point]) -> Tally:
     """Carry out points one after the other, and log what comes out of each."""
     log, failed, start_s = _log_of_this_process(task.log), 0, time.perf_counter()
     for point in points:
@@ -64,7 +64,7 @@ def carry_out_points(task: Task, points: Sequence[Point]) -> Tally:
     return Tally(len(points), failed, time.perf_counter() - start_s)
 
 
-def carry_out(task: Task, point: Point) -> Outcome:
+def carry_out(task: PointTask, point: Point) -> Outcome:
     """Return what comes out of a point; what goes wrong is part of it."""
     start_s, error, metrics = time.perf_counter(), "", dict[str, Value]()
     try:
@@ -78,7 +78,7 @@ def carry_out(task: Task, point: Point) -> Outcome:
     return Outcome(point.key, FAILED if error else OK, error, metrics, wall_s, time.time())
 
 
-def scenario_of(task: Task, values: Mapping[str, Any]) -> Scenario:
+def scenario_of(task: PointTask, values: Mapping[str, Any]) -> Scenario:
     """Return the scenario of a point.
 
     Raises:
@@ -89,7 +89,7 @@ def scenario_of(task: Task, values: Mapping[str, Any]) -> Scenario:
     return _scenario(_scenario_path(named, task.folder), canonical(changes))
 
 
-def _simulate(task: Task, values: Mapping[str, Any]) -> dict[str, Value]:
+def _simulate(task: PointTask, values: Mapping[str, Any]) -> dict[str, Value]:
     settings = {**task.common, **{name: value for name, value in values.items() if name in SETTINGS}}
     scenario = scenario_of(task, values)
     plan = _plan(scenario, _plan_settings(settings, task.folder), canonical(_plan_changes(values)))

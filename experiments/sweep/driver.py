@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.runs.progress import Watch
-from experiments.sweep.carrying_out import Task
+from experiments.runs.progress import ProgressDisplay
+from experiments.sweep.carrying_out import PointTask
 from experiments.sweep.definition import Sweep
 from experiments.sweep.engine import Engine
 from experiments.sweep.folder import LOGS, TABLE, claimed, write_sweep_json
@@ -46,7 +46,7 @@ def carry_out_sweep(
     points: Sequence[Point],
     folder: Path,
     engine: Engine,
-    watching: Callable[[int, int], AbstractContextManager[Watch]],
+    watching: Callable[[int, int], AbstractContextManager[ProgressDisplay]],
     *,
     failed_again: bool,
 ) -> Result:
@@ -76,7 +76,7 @@ def carry_out_sweep(
         left = list({point.key: point for point in points if point.key not in done}.values())
         try:
             with watching(len(left), len(left) + len({point.key for point in points} & done)) as watch:
-                _carry_out(Task(sweep.folder.resolve(), sweep.common, logs.resolve()), left, engine, watch, before)
+                _carry_out(PointTask(sweep.folder.resolve(), sweep.common, logs.resolve()), left, engine, watch, before)
         finally:
             outcomes = read_outcomes(logs)
             metrics = write_table(folder / TABLE, sweep, points, outcomes)
@@ -92,7 +92,7 @@ def carry_out_sweep(
 
 
 def _carry_out(
-    task: Task, points: Sequence[Point], engine: Engine, watch: Watch, before: Mapping[str, Outcome]
+    task: PointTask, points: Sequence[Point], engine: Engine, watch: ProgressDisplay, before: Mapping[str, Outcome]
 ) -> None:
     """Carry out points; those in the middle of which a worker has died get another one, to themselves."""
     suspects: list[Point] = []
@@ -111,7 +111,9 @@ def _carry_out(
         _carry_out_alone(task, suspects, engine, watch)
 
 
-def _portions_lost(task: Task, points: Sequence[Point], engine: Engine, watch: Watch) -> list[Sequence[Point]]:
+def _portions_lost(
+    task: PointTask, points: Sequence[Point], engine: Engine, watch: ProgressDisplay
+) -> list[Sequence[Point]]:
     """Carry out points; return the portions whose worker has died."""
     lost = []
     with closing(engine.carry_out(task, points, alone=False)) as portions:
@@ -123,7 +125,7 @@ def _portions_lost(task: Task, points: Sequence[Point], engine: Engine, watch: W
     return lost
 
 
-def _carry_out_alone(task: Task, points: Sequence[Point], engine: Engine, watch: Watch) -> None:
+def _carry_out_alone(task: PointTask, points: Sequence[Point], engine: Engine, watch: ProgressDisplay) -> None:
     """Carry out points that may have been the death of their workers; those that are it again have failed."""
     with closing(OutcomeLog(task.log)) as log, closing(engine.carry_out(task, points, alone=True)) as portions:
         for portion in portions:

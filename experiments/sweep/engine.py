@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from experiments.sweep.carrying_out import Tally, Task
+from experiments.sweep.carrying_out import PointTask, Tally
 from experiments.sweep.points import Point
 
 # A worker is asked for so much at a time: enough that asking costs little, not so much that others wait at the end.
@@ -28,7 +28,7 @@ class Portion:
 class Engine(Protocol):
     """Carries out points in processes of its own, which write what comes out into logs of their own."""
 
-    def carry_out(self, task: Task, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
+    def carry_out(self, task: PointTask, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
         """Carry out all points; yield each portion when it has come to its end.
 
         Closing the iterator ends everything that is under way.

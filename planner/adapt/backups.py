@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import groupby
 
-from planner.adapt.migration import Move, state_bytes
+from planner.adapt.migration import LayerTransfer, state_bytes
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 
@@ -32,7 +32,7 @@ def backup_holders(plan: Plan) -> Mapping[int, tuple[str, ...]]:
     return holders
 
 
-def backup_moves(plan: Plan, scenario: Scenario) -> tuple[Move, ...]:
+def backup_moves(plan: Plan, scenario: Scenario) -> tuple[LayerTransfer, ...]:
     """Return what travels so that all backups of a plan are as new as the layers, in an order that all agree on."""
     owners = {
         layer: replica.device
@@ -47,5 +47,5 @@ def backup_moves(plan: Plan, scenario: Scenario) -> tuple[Move, ...]:
     for (source, target, _), run in groupby(enumerate(wanted), lambda each: (*each[1][:2], each[1][2] - each[0])):
         layers = [layer for _, (_, _, layer) in run]
         first, end = layers[0], layers[-1] + 1
-        moves.append(Move(source, target, first, end, state_bytes(scenario, first, end)))
+        moves.append(LayerTransfer(source, target, first, end, state_bytes(scenario, first, end)))
     return tuple(moves)

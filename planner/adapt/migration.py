@@ -17,7 +17,7 @@ from traces.common.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class LayerTransfer:
     """The state of neighbouring layers on its way from one device to another.
 
     Attributes:
@@ -44,7 +44,7 @@ class Move:
 class Migration:
     """All moves between two plans, by target and layer."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[LayerTransfer, ...]
 
     @property
     def size_bytes(self) -> int:
@@ -93,7 +93,7 @@ def migration_between(
             holders[shard.layer].append(device)
     for layer, copies in (backups or {}).items():
         holders[layer] += [device for device in copies if device not in gone]
-    moves: list[Move] = []
+    moves: list[LayerTransfer] = []
     for target, shards in _held(new).items():
         missing = sorted(shards - before.get(target, frozenset()), key=_layer)
         sources = ((_nearest(holders[shard.layer], target, shard.layer, scenario), shard) for shard in missing)
@@ -122,7 +122,7 @@ def moves_from(held: Mapping[str, Collection[int]], plan: Plan, scenario: Scenar
     for device, layers in held.items():
         for layer in layers:
             holders[layer].append(device)
-    moves: list[Move] = []
+    moves: list[LayerTransfer] = []
     for target, shards in _held(plan).items():
         wanted = sorted((shard for shard in shards if shard.layer not in held.get(target, ())), key=_layer)
         moves += _joined(
@@ -179,7 +179,7 @@ def _nearest(holders: Iterable[str], target: str, layer: int, scenario: Scenario
     return max(known, key=lambda source: nominal_path(scenario, source, target).rate_bps)
 
 
-def _joined(target: str, missing: Sequence[tuple[str, _Shard]], scenario: Scenario) -> list[Move]:
+def _joined(target: str, missing: Sequence[tuple[str, _Shard]], scenario: Scenario) -> list[LayerTransfer]:
     """Moves of neighbouring layers from the same source as one."""
     moves = []
     runs = groupby(
@@ -188,5 +188,5 @@ def _joined(target: str, missing: Sequence[tuple[str, _Shard]], scenario: Scenar
     for (source, degree, _), run in runs:
         layers = [shard.layer for _, (_, shard) in run]
         first, end = layers[0], layers[-1] + 1
-        moves.append(Move(source, target, first, end, state_bytes(scenario, first, end, degree)))
+        moves.append(LayerTransfer(source, target, first, end, state_bytes(scenario, first, end, degree)))
     return moves

@@ -41,7 +41,7 @@ class Wait:
         )
 
 
-def find_circle(pipeline: Pipeline) -> tuple[Wait, ...]:
+def find_cycle(pipeline: Pipeline) -> tuple[Wait, ...]:
     """Return the workers that wait for each other, each for the next and the last for the first; empty if none do.
 
     Args:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from planner.check.deadlock import find_circle
+from planner.check.deadlock import find_cycle
 from planner.plan.actions import Kind
 from planner.plan.plan import EXPLICIT, Pipeline, Plan
 from traces.common.errors import InputError
@@ -38,7 +38,7 @@ def check_orders(pipeline: Pipeline, plan: Plan, where: str) -> None:
         )
     _check_actions(pipeline, where)
     _check_complete(pipeline, where)
-    circle = find_circle(pipeline)
+    circle = find_cycle(pipeline)
     if circle:
         waits = "; ".join(wait.describe(pipeline) for wait in circle)
         valid = "let one of these actions come later in its order"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import ceil
 
-from planner.cost.memory import kept_bytes, recomputed_bytes, standing_bytes
+from planner.cost.memory import recomputed_bytes, resident_bytes, saved_activation_bytes
 from planner.plan.plan import Stage
 from planner.scenario.scenario import Scenario
 
@@ -51,9 +51,9 @@ def fitting_depths(
         for replica, samples in zip(stage.replicas, stage.most_samples(microbatches), strict=True):
             degree = replica.tensor_parallel
             free = min(scenario.cluster.by_name[device].memory_bytes for device in replica.devices)
-            free -= standing_bytes(scenario, stage, replica, samples)
+            free -= resident_bytes(scenario, stage, replica, samples)
             free -= samples * recomputed_bytes(scenario, stage, degree)
-            each = samples * kept_bytes(scenario, stage, degree)
+            each = samples * saved_activation_bytes(scenario, stage, degree)
             ceiling = min(ceiling, free // each if each else ceiling) if free >= 0 else 0
         if ceiling < 1:
             return None

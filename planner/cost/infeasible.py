@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from planner.cost.in_flight import fitting_depths
-from planner.cost.memory import kept_bytes, recomputed_bytes, stage_bytes, standing_bytes
+from planner.cost.memory import recomputed_bytes, resident_bytes, saved_activation_bytes, stage_bytes
 from planner.plan.plan import Replica, Stage
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
@@ -48,5 +48,5 @@ def no_split_fits(scenario: Scenario, strategy: str, devices: Sequence[Device] =
 
 
 def _one_sample_bytes(scenario: Scenario, stage: Stage) -> int:
-    standing = standing_bytes(scenario, stage, stage.replicas[0], 1)
-    return standing + kept_bytes(scenario, stage) + recomputed_bytes(scenario, stage)
+    standing = resident_bytes(scenario, stage, stage.replicas[0], 1)
+    return standing + saved_activation_bytes(scenario, stage) + recomputed_bytes(scenario, stage)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from planner.cost.steady_path import Paths, SteadyPath, nominal_path
+from planner.cost.steady_path import ConstantRatePath, Paths, nominal_path
 from planner.plan.plan import Plan, Stage
 from planner.scenario.scenario import Scenario
 
@@ -67,7 +67,7 @@ def shared_paths(plan: Plan, scenario: Scenario) -> Paths:
 def slowed_paths(plan: Plan, scenario: Scenario, factors: Mapping[Pair, float]) -> Paths:
     """Return the paths of a plan at declared bandwidths, where transfers of a pair take ``factors`` times as long."""
 
-    def path(source: str, target: str) -> SteadyPath:
+    def path(source: str, target: str) -> ConstantRatePath:
         alone = nominal_path(scenario, source, target, plan.connections)
         return replace(alone, rate_bps=alone.rate_bps / factors.get((source, target), 1))
 

@@ -32,7 +32,7 @@ def state_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: in
     return copies * scenario.model.at_degree(degree).parameter_bytes(first_layer, end_layer)
 
 
-def kept_bytes(scenario: Scenario, stage: Stage, degree: int = 1) -> int:
+def saved_activation_bytes(scenario: Scenario, stage: Stage, degree: int = 1) -> int:
     """Return the bytes of one sample that a stage keeps on a device from its forward to its backward."""
     if not stage.recompute:
         return scenario.model.at_degree(degree).activation_bytes(stage.first_layer, stage.end_layer)
@@ -44,10 +44,10 @@ def recomputed_bytes(scenario: Scenario, stage: Stage, degree: int = 1) -> int:
     if not stage.recompute:
         return 0
     activations = scenario.model.at_degree(degree).activation_bytes(stage.first_layer, stage.end_layer)
-    return max(0, activations - kept_bytes(scenario, stage, degree))
+    return max(0, activations - saved_activation_bytes(scenario, stage, degree))
 
 
-def standing_bytes(scenario: Scenario, stage: Stage, replica: Replica, samples: int) -> int:
+def resident_bytes(scenario: Scenario, stage: Stage, replica: Replica, samples: int) -> int:
     """Return the bytes that each device of a replica needs for a stage beside the activations it keeps.
 
     States, what the framework takes, and the workspace of one backward of ``samples``; what that recomputes comes on
@@ -70,4 +70,4 @@ def stage_bytes(scenario: Scenario, stage: Stage, samples: int, in_flight: int, 
         degree: Devices that share each layer by tensor parallelism.
     """
     states = state_bytes(scenario, stage.first_layer, stage.end_layer, degree)
-    return states + in_flight * samples * kept_bytes(scenario, stage, degree)
+    return states + in_flight * samples * saved_activation_bytes(scenario, stage, degree)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.compression import compression_between, wire_bytes
-from planner.cost.memory import kept_bytes, recomputed_bytes, standing_bytes, state_bytes
-from planner.cost.steady_path import SteadyPath, nominal_path
+from planner.cost.memory import recomputed_bytes, resident_bytes, saved_activation_bytes, state_bytes
+from planner.cost.steady_path import ConstantRatePath, nominal_path
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.profile import ComputeTimes
 from planner.scenario.scenario import Scenario
@@ -45,7 +45,7 @@ def scheduling_problem(
     pipeline: Pipeline,
     scenario: Scenario,
     compression: str = "none",
-    path: Callable[[str, str], SteadyPath] | None = None,
+    path: Callable[[str, str], ConstantRatePath] | None = None,
 ) -> SchedulingProblem:
     """Return one pipeline as a scheduling problem; a stage is as slow as its slowest replica.
 
@@ -102,7 +102,7 @@ class _Transfers:
 
     scenario: Scenario
     compression: str
-    find_path: Callable[[str, str], SteadyPath]
+    find_path: Callable[[str, str], ConstantRatePath]
 
     def crossing(self, senders: Stage, receivers: Stage, sizes: NDArray[np.int64]) -> tuple[list[float], float]:
         """Seconds for which each microbatch size keeps the slowest pair of replicas busy, and the longest delay."""
@@ -118,8 +118,8 @@ class _Transfers:
                         ends = sender.device, receiver.device
                         form = compression_between(self.compression, self.scenario.cluster, *ends)
                         path, size_bytes = self.find_path(*ends), wire_bytes(form, samples, sample_bytes)
-                        busy_s[index] = max(busy_s[index], path.occupancy_s(size_bytes))
-                        delay_s = max(delay_s, path.delay_s(size_bytes))
+                        busy_s[index] = max(busy_s[index], path.transmission_s(size_bytes))
+                        delay_s = max(delay_s, path.propagation_s(size_bytes))
         return busy_s, delay_s
 
 
@@ -133,7 +133,7 @@ def _activation_bytes(scenario: Scenario, stage: Stage, sizes: NDArray[np.int64]
     waiting: list[float] = []
     staying: list[float] = []
     degrees = [replica.tensor_parallel for replica in stage.replicas]
-    kept = [kept_bytes(scenario, stage, degree) for degree in degrees]
+    kept = [saved_activation_bytes(scenario, stage, degree) for degree in degrees]
     every = [each + recomputed_bytes(scenario, stage, degree) for each, degree in zip(kept, degrees, strict=True)]
     for size in sizes.tolist():
         widths = [end - first for first, end in stage.intervals(size)]
@@ -152,7 +152,7 @@ def _capacity_bytes(pipeline: Pipeline, scenario: Scenario) -> Floats:
             replica = stages[0].replicas[index]
             free = min(scenario.cluster.by_name[device].memory_bytes for device in replica.devices)
             states = [_states(scenario, stage, replica) for stage in stages]
-            standing = [standing_bytes(scenario, stage, replica, samples) for stage in stages]
+            standing = [resident_bytes(scenario, stage, replica, samples) for stage in stages]
             # Framework and workspace are there once, whatever the number of stages.
             free -= sum(states) + max(every - own for every, own in zip(standing, states, strict=True))
             if samples:

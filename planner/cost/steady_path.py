@@ -10,7 +10,7 @@ from planner.scenario.size_curve import SizeCurve
 
 
 @dataclass(frozen=True, slots=True)
-class SteadyPath:
+class ConstantRatePath:
     """A path whose rate does not change.
 
     Attributes:
@@ -27,22 +27,22 @@ class SteadyPath:
     share: float = 1.0
     jitter_s: float = 0.0
 
-    def occupancy_s(self, size_bytes: float) -> float:
+    def transmission_s(self, size_bytes: float) -> float:
         """Return for how many seconds a message keeps the path busy."""
         if not self.curves or not size_bytes:
             return 8 * size_bytes / self.rate_bps
         return 8 * size_bytes / min(self.rate_bps, *(self.share * curve.rate_bps(size_bytes) for curve in self.curves))
 
-    def delay_s(self, size_bytes: float) -> float:
+    def propagation_s(self, size_bytes: float) -> float:
         """Return how long after its departure a message is there, seconds."""
         return self.latency_s + jitter_delay_s(self.jitter_s, size_bytes)
 
 
 # The path from one device to another.
-Paths = Callable[[str, str], SteadyPath]
+Paths = Callable[[str, str], ConstantRatePath]
 
 
-def nominal_path(scenario: Scenario, source: str, target: str, connections: int = 1) -> SteadyPath:
+def nominal_path(scenario: Scenario, source: str, target: str, connections: int = 1) -> ConstantRatePath:
     """Return the path between two devices at the bandwidths that the cluster declares.
 
     Args:
@@ -59,7 +59,7 @@ def nominal_path(scenario: Scenario, source: str, target: str, connections: int 
     ceiling_bps = connections_ceiling_bps(scenario, source, target, connections)
     curves = tuple(link.size_curve for link in links if link.size_curve is not None)
     jitter_s = sum(link.jitter_s for link in links)
-    return SteadyPath(min(rate_bps, ceiling_bps), latency_s, curves, network.share, jitter_s)
+    return ConstantRatePath(min(rate_bps, ceiling_bps), latency_s, curves, network.share, jitter_s)
 
 
 def connections_ceiling_bps(scenario: Scenario, source: str, target: str, connections: int) -> float:

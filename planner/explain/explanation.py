@@ -5,7 +5,7 @@ from typing import Any
 
 from planner.explain.loads import PipelineLoads, pipeline_loads
 from planner.explain.sensitivity import sensitivity_of
-from planner.explain.verdict import Gains, Verdict, gains_of, verdict_of
+from planner.explain.verdict import Bottleneck, Savings, gains_of, verdict_of
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.robust import RobustRate, robust_rate
@@ -33,8 +33,8 @@ class Explanation:
     samples_per_s: float
     pipelines: tuple[PipelineLoads, ...]
     sums_share: float
-    gains: Gains
-    verdict: Verdict
+    gains: Savings
+    verdict: Bottleneck
     robust: RobustRate | None = None
 
     def document(self) -> dict[str, Any]:

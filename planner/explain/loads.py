@@ -162,7 +162,7 @@ def _stage_load(of: Sensitivity, pipeline: int, index: int, deep: Pipeline, peak
 
 def _crossings(of: Sensitivity, pipeline: int) -> tuple[CrossingLoad, ...]:
     step, messages = of.step, of.step.messages
-    occupancy_s, latency_s = message_times(step, nominal_paths(of.plan, of.scenario))
+    transmission_s, latency_s = message_times(step, nominal_paths(of.plan, of.scenario))
     own = ~of.is_sum & (step.actions.pipeline[messages.sender] == pipeline)
     found: dict[tuple[int, int], CrossingLoad] = {}
     for channel in np.unique(step.graph.channel[own]).tolist():
@@ -171,7 +171,7 @@ def _crossings(of: Sensitivity, pipeline: int) -> tuple[CrossingLoad, ...]:
         for between in _stage_pairs(of, on_it):
             some = on_it & (step.actions.stage[messages.sender] == between[0])
             some &= step.actions.stage[messages.receiver] == between[1]
-            busy_share = float(occupancy_s[some].sum()) / of.step_s if of.step_s else 0.0
+            busy_share = float(transmission_s[some].sum()) / of.step_s if of.step_s else 0.0
             load = CrossingLoad(*between, ends[0], ends[1], busy_share, float(latency_s[some].max()))
             if between not in found or busy_share > found[between].busy_share:
                 found[between] = load

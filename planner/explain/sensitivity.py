@@ -104,10 +104,10 @@ class Sensitivity:
     def _message_times(self, scenario: Scenario) -> tuple[Floats, Floats]:
         return message_times(self.step, nominal_paths(self.plan, scenario))
 
-    def _evaluated_s(self, durations_s: Floats, occupancy_s: Floats, latency_s: Floats) -> float:
+    def _evaluated_s(self, durations_s: Floats, transmission_s: Floats, latency_s: Floats) -> float:
         sequence, acting, _ = walk(self.step.graph)
         blocking = blocking_messages(self.step, self.scenario)
-        return float(longest_path(self.step.graph, sequence, acting, durations_s, occupancy_s, latency_s, blocking))
+        return float(longest_path(self.step.graph, sequence, acting, durations_s, transmission_s, latency_s, blocking))
 
 
 def sensitivity_of(plan: Plan, scenario: Scenario) -> Sensitivity:

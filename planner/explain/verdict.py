@@ -17,7 +17,7 @@ _FIFTH = f"{100 * (BETTER - 1):.0f} %"
 
 
 @dataclass(frozen=True, slots=True)
-class Gains:
+class Savings:
     """Which share of the step would be saved.
 
     Attributes:
@@ -38,7 +38,7 @@ class Gains:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Bottleneck:
     """What binds.
 
     Attributes:
@@ -57,9 +57,9 @@ class Verdict:
     sentence: str
 
 
-def gains_of(of: Sensitivity) -> Gains:
+def gains_of(of: Sensitivity) -> Savings:
     """Return what better things would save."""
-    return Gains(
+    return Savings(
         of.compute_gain(),
         of.link_gain(),
         of.latency_gain(),
@@ -69,7 +69,7 @@ def gains_of(of: Sensitivity) -> Gains:
     )
 
 
-def verdict_of(of: Sensitivity, pipelines: Sequence[PipelineLoads], gains: Gains) -> Verdict:
+def verdict_of(of: Sensitivity, pipelines: Sequence[PipelineLoads], gains: Savings) -> Bottleneck:
     """Return what binds: compute, unless something else saves more.
 
     Depths that memory holds are a matter of latency, which they would hide.
@@ -93,7 +93,7 @@ def verdict_of(of: Sensitivity, pipelines: Sequence[PipelineLoads], gains: Gains
     return _compute(of, pipelines)
 
 
-def _compute(of: Sensitivity, pipelines: Sequence[PipelineLoads]) -> Verdict:
+def _compute(of: Sensitivity, pipelines: Sequence[PipelineLoads]) -> Bottleneck:
     number, index, stage = min(_stages(pipelines), key=lambda each: each[2].idle_share)
     place, there = f"stage {index} of pipeline {number}", of.compute_gain(stage.devices)
     every = of.compute_gain()
@@ -101,20 +101,20 @@ def _compute(of: Sensitivity, pipelines: Sequence[PipelineLoads]) -> Verdict:
         f"compute binds: {place} computes for {1 - stage.idle_share:.2f} of every step; devices {_FIFTH} faster there "
         f"would make the step {_percent(there)} shorter, and everywhere {_percent(every)}"
     )
-    return Verdict("compute", place, every, there, sentence)
+    return Bottleneck("compute", place, every, there, sentence)
 
 
-def _link(of: Sensitivity, gains: Gains) -> Verdict:
+def _link(of: Sensitivity, gains: Savings) -> Bottleneck:
     ends, busy_share = _busiest(of, sums=False)
     place, there = _between(ends), of.link_gain({ends})
     sentence = (
         f"the link {place} binds: it carries transfers for {busy_share:.2f} of every step; {_FIFTH} more bandwidth "
         f"there would make the step {_percent(there)} shorter, and everywhere {_percent(gains.link_share)}"
     )
-    return Verdict("link", place, gains.link_share, there, sentence)
+    return Bottleneck("link", place, gains.link_share, there, sentence)
 
 
-def _latency(of: Sensitivity, gains: Gains) -> Verdict:
+def _latency(of: Sensitivity, gains: Savings) -> Bottleneck:
     ends = longest_way(of)
     assert ends is not None, "without transfers nothing waits for one"
     place, there = _between(ends), of.latency_gain({ends})
@@ -130,10 +130,10 @@ def _latency(of: Sensitivity, gains: Gains) -> Verdict:
             f"{_percent(gains.depth_share)}"
         )
         shorter = max(shorter, gains.depth_share)
-    return Verdict("latency", place, shorter, there, sentence)
+    return Bottleneck("latency", place, shorter, there, sentence)
 
 
-def _memory(of: Sensitivity, pipelines: Sequence[PipelineLoads], gains: Gains) -> Verdict:
+def _memory(of: Sensitivity, pipelines: Sequence[PipelineLoads], gains: Savings) -> Bottleneck:
     device, wanting = _most_wanting(of.hiding_plan(), of.scenario)
     capacity_bytes = of.scenario.cluster.by_name[device].memory_bytes
     depths = next(
@@ -149,10 +149,10 @@ def _memory(of: Sensitivity, pipelines: Sequence[PipelineLoads], gains: Gains) -
         f"{size_text(round(wanting * capacity_bytes))}, and as much more on the others as they need, would make the "
         f"step {_percent(gains.depth_share)} shorter"
     )
-    return Verdict("memory", f"device {device}", gains.depth_share, gains.depth_share, sentence)
+    return Bottleneck("memory", f"device {device}", gains.depth_share, gains.depth_share, sentence)
 
 
-def _sums(of: Sensitivity, gains: Gains) -> Verdict:
+def _sums(of: Sensitivity, gains: Savings) -> Bottleneck:
     ends, busy_share = _busiest(of, sums=True)
     place, there = _between(ends), of.sums_gain({ends})
     sentence = (
@@ -160,7 +160,7 @@ def _sums(of: Sensitivity, gains: Gains) -> Verdict:
         f"{busy_share:.2f} of it; sums that travel {_FIFTH} faster there would make the step {_percent(there)} "
         f"shorter, and everywhere {_percent(gains.sums_share)}"
     )
-    return Verdict("sums of gradients", place, gains.sums_share, there, sentence)
+    return Bottleneck("sums of gradients", place, gains.sums_share, there, sentence)
 
 
 def _stages(pipelines: Sequence[PipelineLoads]) -> list[tuple[int, int, StageLoad]]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from planner.events.events import Event, EventKind
 from planner.events.log import EventLog, as_log
-from planner.runs.plan_intervals import Spell, plan_spells
+from planner.runs.plan_intervals import PlanInterval, plan_spells
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster
 
@@ -101,7 +101,7 @@ def _sent_bytes(log: EventLog) -> list[tuple[tuple[str, str], int]]:
     return list(zip(named, sums.tolist(), strict=True))
 
 
-def _device_s(spells: Sequence[Spell], start_s: float, end_s: float) -> dict[str, float]:
+def _device_s(spells: Sequence[PlanInterval], start_s: float, end_s: float) -> dict[str, float]:
     """Return for how long some plan has each device, seconds."""
     starts_s = [start_s, *(spell.start_s for spell in spells[1:]), end_s]
     device_s: dict[str, float] = {}

@@ -10,7 +10,7 @@ from planner.runs.record import RunRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Spell:
+class PlanInterval:
     """A stretch of a run with one plan.
 
     Attributes:
@@ -25,7 +25,7 @@ class Spell:
     start_s: float
 
 
-def plan_spells(record: RunRecord, log: EventLog, step_ends_s: Sequence[float]) -> list[Spell]:
+def plan_spells(record: RunRecord, log: EventLog, step_ends_s: Sequence[float]) -> list[PlanInterval]:
     """Return the spells of a run in order; decisions that were overtaken, or came too late for a step, have none.
 
     Args:
@@ -35,7 +35,7 @@ def plan_spells(record: RunRecord, log: EventLog, step_ends_s: Sequence[float]) 
     """
     # A run that goes on from a checkpoint begins with a later step.
     first = int(log.columns["step"][log.is_a(EventKind.COMPUTE, EventKind.SYNC)].min())
-    spells = [Spell(record.plan, first, 0.0)]
+    spells = [PlanInterval(record.plan, first, 0.0)]
     times_s = answer_times_s(record, log)
     for number, decision in enumerate(record.decisions):
         since_first = decision.first_step - first
@@ -44,9 +44,9 @@ def plan_spells(record: RunRecord, log: EventLog, step_ends_s: Sequence[float]) 
         if decision.answers_departure:
             while spells[-1].start_s > times_s[number]:
                 spells.pop()
-            spells.append(Spell(decision.plan, decision.first_step, times_s[number]))
+            spells.append(PlanInterval(decision.plan, decision.first_step, times_s[number]))
         else:
-            spells.append(Spell(decision.plan, decision.first_step, step_ends_s[since_first - 1]))
+            spells.append(PlanInterval(decision.plan, decision.first_step, step_ends_s[since_first - 1]))
     return spells
 
 

@@ -75,9 +75,9 @@ class _Flows:
 
 def _busy_s(step: CompiledStep, paths: Paths) -> dict[Pair, float]:
     """For how long a step's transfers between stages keep each pair of devices busy, seconds."""
-    occupancy_s, _ = message_times(step, paths)
+    transmission_s, _ = message_times(step, paths)
     graph, between = step.graph, step.actions.kind[step.messages.receiver] != SYNC
-    seconds = np.bincount(graph.channel[between], occupancy_s[between], len(graph.channel_sender)).tolist()
+    seconds = np.bincount(graph.channel[between], transmission_s[between], len(graph.channel_sender)).tolist()
     pairs = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)
     busy: defaultdict[Pair, float] = defaultdict(float)
     for (sender, receiver), each in zip(pairs, seconds, strict=True):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from planner.cost.packets import jitter_delay_s
-from planner.cost.steady_path import Paths, SteadyPath, nominal_path
+from planner.cost.steady_path import ConstantRatePath, Paths, nominal_path
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.compile import CompiledStep, compile_step
@@ -37,10 +37,10 @@ def step_time_s(
     if len(sequence) < step.graph.actions:
         actor = int(np.flatnonzero(position < step.graph.first_action[1:])[0])
         raise InputError(f"the order of actions deadlocks: device '{step.actors[actor]}' waits for ever")
-    occupancy_s, latency_s = message_times(step, path or nominal_paths(plan, scenario))
+    transmission_s, latency_s = message_times(step, path or nominal_paths(plan, scenario))
     blocking = blocking_messages(step, scenario)
     durations_s = _durations_s(step, slowdown)
-    return float(longest_path(step.graph, sequence, acting, durations_s, occupancy_s, latency_s, blocking))
+    return float(longest_path(step.graph, sequence, acting, durations_s, transmission_s, latency_s, blocking))
 
 
 def step_times_s(plan: Plan, scenario: Scenario, networks: Sequence[Paths]) -> Floats:
@@ -52,10 +52,12 @@ def step_times_s(plan: Plan, scenario: Scenario, networks: Sequence[Paths]) -> F
     sequence, acting, _ = walk(step.graph)
     times = [message_times(step, path) for path in networks]
     duration_s = np.broadcast_to(step.actions.duration_s, (len(times), len(step.actions.duration_s)))
-    occupancy_s = np.array([each for each, _ in times])
+    transmission_s = np.array([each for each, _ in times])
     latency_s = np.array([each for _, each in times])
     blocking = blocking_messages(step, scenario)
-    return np.asarray(longest_paths(step.graph, sequence, acting, duration_s.copy(), occupancy_s, latency_s, blocking))
+    return np.asarray(
+        longest_paths(step.graph, sequence, acting, duration_s.copy(), transmission_s, latency_s, blocking)
+    )
 
 
 def nominal_paths(plan: Plan, scenario: Scenario) -> Paths:
@@ -69,12 +71,12 @@ def message_times(step: CompiledStep, path: Paths) -> tuple[Floats, Floats]:
     if not paths:
         return np.empty(0), np.empty(0)
     latency_s = np.array([each.latency_s for each in paths])[graph.channel] + _jitter_delays_s(step, paths)
-    occupancy_s = 8 * step.messages.size_bytes / np.array([each.rate_bps for each in paths])[graph.channel]
+    transmission_s = 8 * step.messages.size_bytes / np.array([each.rate_bps for each in paths])[graph.channel]
     for channel in (number for number, each in enumerate(paths) if each.curves):
         own = graph.channel == channel
         sizes, which = np.unique(step.messages.size_bytes[own], return_inverse=True)
-        occupancy_s[own] = np.array([paths[channel].occupancy_s(size) for size in sizes.tolist()])[which]
-    return occupancy_s, latency_s
+        transmission_s[own] = np.array([paths[channel].transmission_s(size) for size in sizes.tolist()])[which]
+    return transmission_s, latency_s
 
 
 def jitter_delays_s(step: CompiledStep, path: Paths) -> Floats:
@@ -82,7 +84,7 @@ def jitter_delays_s(step: CompiledStep, path: Paths) -> Floats:
     return _jitter_delays_s(step, _channel_paths(step, path))
 
 
-def _jitter_delays_s(step: CompiledStep, paths: Sequence[SteadyPath]) -> Floats:
+def _jitter_delays_s(step: CompiledStep, paths: Sequence[ConstantRatePath]) -> Floats:
     delays_s = np.zeros(step.graph.messages)
     for channel, each in enumerate(paths):
         if each.jitter_s:
@@ -92,7 +94,7 @@ def _jitter_delays_s(step: CompiledStep, paths: Sequence[SteadyPath]) -> Floats:
     return delays_s
 
 
-def _channel_paths(step: CompiledStep, path: Paths) -> list[SteadyPath]:
+def _channel_paths(step: CompiledStep, path: Paths) -> list[ConstantRatePath]:
     graph = step.graph
     channels = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)
     return [path(step.actors[sender], step.actors[receiver]) for sender, receiver in channels]

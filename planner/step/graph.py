@@ -106,7 +106,7 @@ def longest_path(
     sequence: Ints,
     acting: Ints,
     duration_s: Floats,
-    occupancy_s: Floats,
+    transmission_s: Floats,
     latency_s: Floats,
     blocking: Flags,
 ) -> float:
@@ -117,11 +117,11 @@ def longest_path(
         sequence: All actions, each after what it waits for; from `walk`.
         acting: The actor of each.
         duration_s: Of each action, [actions].
-        occupancy_s: How long each message keeps its channel busy, [messages].
+        transmission_s: How long each message keeps its channel busy, [messages].
         latency_s: From a message's departure to its arrival, unless one before it comes later, [messages].
         blocking: Whether sender and receiver do nothing else while a message is on its way, [messages].
     """
-    handed_s = np.empty(len(graph.receiver))
+    sent_s = np.empty(len(graph.receiver))
     clock_s = np.zeros(len(graph.first_action) - 1)
     free_s = np.zeros(len(graph.channel_sender))
     arrival_s = np.empty(len(graph.receiver))
@@ -134,7 +134,7 @@ def longest_path(
             message = graph.received[place]
             there_s = arrival_s[message]
             if blocking[message]:
-                there_s = max(there_s, now_s + there_s - handed_s[message])
+                there_s = max(there_s, now_s + there_s - sent_s[message])
             if there_s > now_s:
                 now_s = there_s
         now_s += duration_s[action]
@@ -142,12 +142,12 @@ def longest_path(
         for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
             channel = graph.channel[message]
             departed_s = free_s[channel] if free_s[channel] > now_s else now_s
-            departed_s += occupancy_s[message]
+            departed_s += transmission_s[message]
             free_s[channel] = departed_s
             # Nothing overtakes, also where a large message has more jitter than a small one behind it.
             arrived_s[channel] = max(arrived_s[channel], departed_s + latency_s[message])
             arrival_s[message] = arrived_s[channel]
-            handed_s[message] = now_s
+            sent_s[message] = now_s
             if blocking[message]:
                 clock_s[actor] = max(clock_s[actor], departed_s)
     return clock_s.max() if len(clock_s) else 0.0
@@ -159,12 +159,14 @@ def longest_paths(
     sequence: Ints,
     acting: Ints,
     duration_s: Floats,
-    occupancy_s: Floats,
+    transmission_s: Floats,
     latency_s: Floats,
     blocking: Flags,
 ) -> Floats:
     """Return the makespans of many variants of one graph; the times have a row for each."""
     result = np.empty(len(duration_s))
     for row in range(len(duration_s)):
-        result[row] = longest_path(graph, sequence, acting, duration_s[row], occupancy_s[row], latency_s[row], blocking)
+        result[row] = longest_path(
+            graph, sequence, acting, duration_s[row], transmission_s[row], latency_s[row], blocking
+        )
     return result

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost.memory import kept_bytes, recomputed_bytes, state_bytes
+from planner.cost.memory import recomputed_bytes, saved_activation_bytes, state_bytes
 from planner.plan.plan import Plan
 from planner.scenario.memory_effects import MemoryEffects
 from planner.scenario.scenario import Scenario
@@ -96,7 +96,11 @@ def _stage_bytes(step: CompiledStep, plan: Plan, scenario: Scenario) -> tuple[Fl
         for replica in stage.replicas:
             actor, degree = number[replica.device], replica.tensor_parallel
             largest = scenario.model.at_degree(degree).largest_activation_bytes(first, end)
-            of_sample = (kept_bytes(scenario, stage, degree), recomputed_bytes(scenario, stage, degree), largest)
+            of_sample = (
+                saved_activation_bytes(scenario, stage, degree),
+                recomputed_bytes(scenario, stage, degree),
+                largest,
+            )
             each[:, actor, index] = of_sample
             standing[actor] += state_bytes(scenario, first, end, degree)
     return each, standing

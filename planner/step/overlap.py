@@ -13,7 +13,7 @@ import numpy as np
 from planner.cost.allreduce import GradientSync
 from planner.step.graph import Ints
 from planner.step.plan_workers import starts
-from planner.step.releases import AT_ONCE, Release
+from planner.step.releases import AT_ONCE, BucketReady
 from planner.step.sync import SyncSpan, no_actions, sync_actions
 from planner.step.tables import Actions, Messages, join_actions
 
@@ -30,7 +30,7 @@ class Cut(NamedTuple):
     first_piece: Ints
 
 
-def cut(actions: Actions, released: Sequence[Release]) -> Cut:
+def cut(actions: Actions, released: Sequence[BucketReady]) -> Cut:
     """Return the actions in pieces: one that ends with each release, and one for the rest."""
     pieces = np.ones(len(actions.actor), np.int64)
     cuts = {}
@@ -45,14 +45,14 @@ def cut(actions: Actions, released: Sequence[Release]) -> Cut:
     return Cut(parts, first_piece)
 
 
-def lanes_of(released: Sequence[Release], actors: int) -> dict[int, int]:
+def lanes_of(released: Sequence[BucketReady], actors: int) -> dict[int, int]:
     """Return the lane of each actor that has one: their numbers follow those of the actors."""
     return {actor: actors + lane for lane, actor in enumerate(dict.fromkeys(each.actor for each in released))}
 
 
 def lane_actions(
     syncs: Sequence[GradientSync],
-    released: Sequence[Release],
+    released: Sequence[BucketReady],
     lanes: Mapping[int, int],
     actors: Sequence[str],
     pieces: Cut,

@@ -22,7 +22,7 @@ AT_ONCE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class BucketReady:
     """A device's part of a sum whose gradients are complete.
 
     Attributes:
@@ -40,7 +40,7 @@ class Release:
 
 def releases(
     syncs: Sequence[GradientSync], actions: Actions, actors: Sequence[str], plan: Plan, scenario: Scenario
-) -> list[Release]:
+) -> list[BucketReady]:
     """Return when each actor's sums may begin, actor by actor, in the order of the sums.
 
     Args:
@@ -65,7 +65,7 @@ def releases(
                 after_s = float(actions.duration_s[action])
             else:
                 after_s = _after_s(each, stage, replica, action, actions, scenario)
-            found.append(Release(actor, sync, action, after_s))
+            found.append(BucketReady(actor, sync, action, after_s))
     return sorted(found, key=lambda release: (release.actor, release.sync))
 
 

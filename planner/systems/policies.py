@@ -14,7 +14,7 @@ from planner.systems.cannikin.policy import CannikinPolicy
 from planner.systems.cloudless.policy import CloudlessPolicy
 from planner.systems.deepcee.deepcee import DeepceePolicy
 from planner.systems.deepcee.depth import DepthPolicy
-from planner.systems.user_code import load_function, users_code
+from planner.systems.user_code import load_function, user_code
 from traces.common.errors import InputError
 from traces.common.names import find_by_name
 
@@ -48,7 +48,7 @@ def make_policy(name: str, scenario: Scenario) -> Policy | None:
 
 def _from_file(path: Path, scenario: Scenario) -> Policy:
     make = load_function(path, "policy", "policy", "policy(scenario) that returns an object with 'decide'")
-    with users_code(path, "'policy' fails", "correct the policy"):
+    with user_code(path, "'policy' fails", "correct the policy"):
         made: Policy = make(scenario)
     if not callable(getattr(made, "decide", None)):
         raise InputError(
@@ -67,5 +67,5 @@ class _FromFile:
         self._policy = policy
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        with users_code(self._path, f"'decide' fails at step {observation.step}", "correct the policy"):
+        with user_code(self._path, f"'decide' fails at step {observation.step}", "correct the policy"):
             return self._policy.decide(observation, plan)

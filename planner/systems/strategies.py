@@ -21,7 +21,7 @@ from planner.systems.cannikin.lb_bsp import lb_bsp
 from planner.systems.cloudless.cloudless import cloudless
 from planner.systems.cloudless.greedy import greedy
 from planner.systems.deepcee.strategy import deepcee
-from planner.systems.user_code import load_function, users_code
+from planner.systems.user_code import load_function, user_code
 from traces.common.errors import InputError
 from traces.common.names import find_by_name
 
@@ -66,7 +66,7 @@ def make_plan(strategy: str, scenario: Scenario) -> Plan:
 
 def _from_file(path: Path, scenario: Scenario) -> Plan:
     make = load_function(path, "plan", "strategy", "plan(scenario) that returns a planner.plan.plan.Plan")
-    with users_code(path, "'plan' fails", "correct the strategy"):
+    with user_code(path, "'plan' fails", "correct the strategy"):
         made = make(scenario)
     if not isinstance(made, Plan):
         raise InputError(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def users_code(path: Path, failure: str, valid: str) -> Iterator[None]:
+def user_code(path: Path, failure: str, valid: str) -> Iterator[None]:
     """Around code that is not ours: what it prints goes to stderr, what it raises is wrong input.
 
     Args:
@@ -63,7 +63,7 @@ def load_function(path: Path, function: str, what: str, signature: str) -> Calla
     assert spec is not None, "there is a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with users_code(path, f"the {what} file fails on import", "correct it"):
+    with user_code(path, f"the {what} file fails on import", "correct it"):
         loader.exec_module(module)
     found = getattr(module, function, None)
     if not callable(found):

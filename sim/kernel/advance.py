@@ -25,7 +25,7 @@ class StepState(NamedTuple):
         arrival_s: When each message is there, [messages].
         waiting: The actor that waits for a message, -1 if none does, [messages].
         wait_s: When the receiver began to wait for a message, [messages].
-        handed_s: When a message was handed over, [messages].
+        sent_s: When a message was handed over, [messages].
         departed_s: When its last bit left, [messages].
         start_s: Of each action, [actions].
         end_s: Of each action, [actions].
@@ -39,7 +39,7 @@ class StepState(NamedTuple):
     arrival_s: Floats
     waiting: Ints
     wait_s: Floats
-    handed_s: Floats
+    sent_s: Floats
     departed_s: Floats
     start_s: Floats
     end_s: Floats
@@ -54,7 +54,7 @@ class StepTimes(NamedTuple):
 
     Attributes:
         duration_s: Of each action, [actions].
-        occupancy_s: How long a message keeps a line of constant rate busy, [messages].
+        transmission_s: How long a message keeps a line of constant rate busy, [messages].
         wire_bits: What a message puts on a line, [messages].
         latency_s: Of a message's line, where it is constant, jitter included, [messages].
         jitter_s: What the jitter of a line's packets adds where its latency is not constant, [messages].
@@ -63,7 +63,7 @@ class StepTimes(NamedTuple):
     """
 
     duration_s: Floats
-    occupancy_s: Floats
+    transmission_s: Floats
     wire_bits: Floats
     latency_s: Floats
     jitter_s: Floats
@@ -160,14 +160,14 @@ def _occupied(devices: Devices, actor: int, ready_s: float, duration_s: float) -
 @inner
 def _hand_over(graph: StepGraph, times: StepTimes, lines: Lines, state: StepState, message: int, now_s: float) -> bool:
     """Put a message on its line at ``now_s``; return whether its arrival is known, as it is where nobody shares."""
-    state.handed_s[message] = now_s
+    state.sent_s[message] = now_s
     channel = graph.channel[message]
     line = times.line[channel]
     if lines.mode[line] == SHARED:
         return False
     begin_s = max(now_s, lines.free_s[line])
     if lines.mode[line] == CONSTANT:
-        departed_s = begin_s + times.occupancy_s[message]
+        departed_s = begin_s + times.transmission_s[message]
     else:
         departed_s = time_of(lines.tables, lines.rate_table[line], times.wire_bits[message], begin_s, np.inf)
         if departed_s == np.inf:
@@ -190,7 +190,7 @@ def occupied(devices: Devices, actor: int, ready_s: float, duration_s: float) ->
 
 
 @njit(cache=True)
-def hand_over(graph: StepGraph, times: StepTimes, lines: Lines, state: StepState, message: int, now_s: float) -> bool:
+def transmit(graph: StepGraph, times: StepTimes, lines: Lines, state: StepState, message: int, now_s: float) -> bool:
     """Return what `_hand_over` does, to whoever is not compiled."""
     return _hand_over(graph, times, lines, state, message, now_s)
 
@@ -231,7 +231,7 @@ def advance(
                     break
                 state.wait_s[message] = ready_s
                 if times.blocking[message]:
-                    there_s = max(there_s, ready_s + there_s - state.handed_s[message])
+                    there_s = max(there_s, ready_s + there_s - state.sent_s[message])
                 if there_s > ready_s:
                     ready_s = there_s
             if blocked:

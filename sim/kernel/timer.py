@@ -9,7 +9,7 @@ from simpy.events import EventPriority
 _LAST, _AFTER_ALARMS = EventPriority(2), EventPriority(3)
 
 
-class Alarm(simpy.Event):
+class Timer(simpy.Event):
     """Calls back once at ``time_s``, with that time; a newer alarm that takes its place makes it ring in vain.
 
     With ``after_alarms`` it also comes after all alarms of that time, even those that are only set then.
@@ -19,7 +19,7 @@ class Alarm(simpy.Event):
         self,
         environment: simpy.Environment,
         time_s: float,
-        ring: Callable[["Alarm"], None],
+        ring: Callable[["Timer"], None],
         *,
         after_alarms: bool = False,
     ) -> None:

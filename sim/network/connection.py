@@ -10,13 +10,13 @@ import simpy
 
 from planner.cost.packets import jitter_delay_s
 from planner.scenario.effects import NetworkEffects
-from sim.kernel.timer import Alarm
+from sim.kernel.timer import Timer
 from sim.network.flow import Flow
 from sim.network.routes import Route
 from sim.network.tcp_window import SendWindow
 
 
-class Carrier(Protocol):
+class SharedLink(Protocol):
     """Shared links that messages are started on."""
 
     def start(self, flow: Flow) -> None:
@@ -24,7 +24,7 @@ class Carrier(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Parcel:
+class Message:
     """A message between its handing over and its arrival.
 
     Attributes:
@@ -58,10 +58,10 @@ class Connection:
         self,
         environment: simpy.Environment,
         route: Route,
-        carrier: Carrier,
+        carrier: SharedLink,
         effects: NetworkEffects,
         back_s: float,
-        deliver: Callable[[Parcel, float, float], None],
+        deliver: Callable[[Message, float, float], None],
     ) -> None:
         self._environment = environment
         self._route = route
@@ -84,11 +84,11 @@ class Connection:
             first_bytes = min(effects.initial_window_bytes * route.connections, self._most_bytes)
             self._window = SendWindow(first_bytes, self._most_bytes, self._round_trip_s, effects.idle_s)
         self._left_bytes = 0.0
-        self._queue: deque[Parcel] = deque()
+        self._queue: deque[Message] = deque()
         self._busy = False
         self._arrived_s = 0.0
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: Message) -> None:
         """Hand a parcel over; it leaves when those before it have."""
         self._queue.append(parcel)
         if not self._busy:
@@ -103,11 +103,11 @@ class Connection:
         if self._window is not None:
             start_s += self._window.waiting_s(start_s, parcel.size_bytes, self._payload_bps(start_s))
         if start_s > now_s:
-            Alarm(self._environment, start_s, self._start)
+            Timer(self._environment, start_s, self._start)
         else:
             self._start()
 
-    def _start(self, _: Alarm | None = None) -> None:
+    def _start(self, _: Timer | None = None) -> None:
         self._left_bytes = self._queue[0].size_bytes
         self._start_window()
 

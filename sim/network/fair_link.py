@@ -14,7 +14,7 @@ from itertools import count
 import simpy
 
 from sim.kernel.piecewise import RateTables, moved, time_of
-from sim.kernel.timer import Alarm
+from sim.kernel.timer import Timer
 from sim.network.flow import Flow
 
 
@@ -43,7 +43,7 @@ class FairLink:
         self._weight = 0
         self._virtual_bits = 0.0
         self._updated_s = 0.0
-        self._alarm: Alarm | None = None
+        self._alarm: Timer | None = None
         # The virtual time of the departure that the alarm rings for, as long as nobody joins meanwhile.
         self._due_bits = 0.0
 
@@ -71,7 +71,7 @@ class FairLink:
         if now_s > self._updated_s:
             self._updated_s = now_s
 
-    def _ring(self, alarm: Alarm) -> None:
+    def _ring(self, alarm: Timer) -> None:
         """Let go what has departed, and wait for the next departure."""
         if alarm is not self._alarm:
             return
@@ -106,4 +106,4 @@ class FairLink:
         self._alarm = None
         if departure_s < math.inf:
             self._due_bits = head_bits
-            self._alarm = Alarm(self._environment, departure_s, self._ring)
+            self._alarm = Timer(self._environment, departure_s, self._ring)

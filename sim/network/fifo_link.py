@@ -11,7 +11,7 @@ from collections.abc import Callable
 import simpy
 
 from sim.kernel.piecewise import RateTables, time_of
-from sim.kernel.timer import Alarm
+from sim.kernel.timer import Timer
 from sim.network.flow import Flow
 
 
@@ -46,9 +46,9 @@ class QueuedLink:
         departure_s = time_of(self._tables, self._table, flow.bits, now_s, ceiling_bps)
         # A link that never carries it holds up all behind it, and the run ends with that.
         if departure_s < math.inf:
-            Alarm(self._environment, departure_s, self._ring)
+            Timer(self._environment, departure_s, self._ring)
 
-    def _ring(self, alarm: Alarm) -> None:
+    def _ring(self, alarm: Timer) -> None:
         flow = self._queue.popleft()
         if self._queue:
             self._serve(alarm.time_s)

@@ -9,7 +9,7 @@ from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario
 from sim.kernel.advance import CONSTANT, SHARED, TABLED, Lines
 from sim.kernel.piecewise import RateTable, join_tables, latency_table
-from sim.network.connection import Carrier, Connection, Parcel
+from sim.network.connection import Connection, Message, SharedLink
 from sim.network.fair_link import FairLink
 from sim.network.fifo_link import QueuedLink
 from sim.network.routes import Route, find_routes, group_links, link_rates
@@ -36,7 +36,7 @@ class Network:
         scenario: Scenario,
         pairs: Mapping[tuple[str, str], bool],
         connections: int,
-        deliver: Callable[[Parcel, float, float], None],
+        deliver: Callable[[Message, float, float], None],
         settled: Callable[[], None],
     ) -> None:
         self._environment = environment
@@ -57,7 +57,7 @@ class Network:
         self._groups = _share_groups(environment, shared, scenario, settled)
         self._connections: dict[int, Connection] = {}
 
-    def send(self, line: int, parcel: Parcel) -> None:
+    def send(self, line: int, parcel: Message) -> None:
         """Hand a parcel over to a shared line."""
         connection = self._connections.get(line)
         if connection is None:
@@ -120,16 +120,16 @@ def _path_latency(path: Sequence[Link], swaying: Link) -> RateTable:
 
 def _share_groups(
     environment: simpy.Environment, routes: Sequence[Route], scenario: Scenario, settled: Callable[[], None]
-) -> dict[str, Carrier]:
+) -> dict[str, SharedLink]:
     """What carries the messages over each shared link, by the link's name."""
     links = {link.name: link for route in routes for link in route.binding}
     number = {name: index for index, name in enumerate(links)}
     tables = join_tables([link_rates(link, scenario) for link in links.values()])
-    groups: dict[str, Carrier] = {}
+    groups: dict[str, SharedLink] = {}
     for names in group_links(routes):
         own = [route for route in routes if route.binding[0].name in names]
         queue = _queue(scenario, own)
-        group: Carrier
+        group: SharedLink
         if not _is_one_link(names, own):
             numbers = {name: number[name] for name in sorted(names)}
             rates = first_come_rates if queue else max_min_rates

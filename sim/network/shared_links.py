@@ -10,7 +10,7 @@ import simpy
 
 from planner.scenario.cluster import LONGEST_OUTAGE_S
 from sim.kernel.piecewise import RateTables, holding
-from sim.kernel.timer import Alarm
+from sim.kernel.timer import Timer
 from sim.network.flow import Flow
 from traces.common.errors import RunError
 
@@ -43,7 +43,7 @@ class SharedLinks:
         self._rates: list[float] = []
         self._ends_s: list[float] = []
         self._updated_s = 0.0
-        self._alarm: Alarm | None = None
+        self._alarm: Timer | None = None
         self._moved_s = 0.0
 
     def start(self, flow: Flow) -> None:
@@ -56,7 +56,7 @@ class SharedLinks:
         self._rates.append(0.0)
         self._ends_s.append(float("inf"))
         if self._alarm is None or self._alarm.time_s > now_s:
-            self._alarm = Alarm(self._environment, now_s, self._settle)
+            self._alarm = Timer(self._environment, now_s, self._settle)
 
     def _progress(self, now_s: float) -> None:
         elapsed_s = now_s - self._updated_s
@@ -65,7 +65,7 @@ class SharedLinks:
                 flow.bits -= rate_bps * elapsed_s
             self._updated_s = now_s
 
-    def _settle(self, alarm: Alarm) -> None:
+    def _settle(self, alarm: Timer) -> None:
         """Let go what has departed, share the links among the others, and wait for the next change."""
         if alarm is not self._alarm:
             return
@@ -103,4 +103,4 @@ class SharedLinks:
             )
         next_s = min([*self._ends_s, *(change_s for _, change_s in held.values())])
         if next_s < float("inf"):
-            self._alarm = Alarm(self._environment, next_s, self._settle)
+            self._alarm = Timer(self._environment, next_s, self._settle)

@@ -88,9 +88,9 @@ def what_two_devices_exchange_keeps_its_order(record: RunRecord) -> None:
             assert earlier.end_s <= later.end_s
     # Arrivals are known of messages that somebody waited for.
     arrivals: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    handed_s = {(e.device, e.peer, e.action, e.microbatch, e.step): e.start_s for e in of_kind(record, EventKind.SEND)}
+    sent_s = {(e.device, e.peer, e.action, e.microbatch, e.step): e.start_s for e in of_kind(record, EventKind.SEND)}
     for event in of_kind(record, EventKind.RECEIVE):
-        start_s = handed_s[event.peer, event.device, event.action, event.microbatch, event.step]
+        start_s = sent_s[event.peer, event.device, event.action, event.microbatch, event.step]
         arrivals[event.peer, event.device].append((start_s, event.end_s))
     for pairs in arrivals.values():
         ends_s = [end_s for _, end_s in sorted(pairs)]

@@ -292,8 +292,8 @@ def test_the_notices_of_later_steps_are_there_before_they_are_needed(notice: boo
     plan = layered_plan(scenario, [([(1, 1, 1), (2, 2, 1)], [2])])
     record = run(with_network(scenario, NetworkEffects(ready_notice=notice)), plan, steps=2)
     # Forward 0 to 2 s, there at 3.5 s; forward and backward until 5.5 s, back at 7 s; backward until 9 s.
-    handed_s = [event.start_s for event in sends(record)]
-    assert handed_s == pytest.approx([2.0, 2.0, 11.0, 11.0], rel=EXACT)
+    sent_s = [event.start_s for event in sends(record)]
+    assert sent_s == pytest.approx([2.0, 2.0, 11.0, 11.0], rel=EXACT)
     begun_s = [event.end_s for event in record.events if event.kind is EventKind.SYNC and event.step == 0]
     assert begun_s == pytest.approx([22.5, 22.5], rel=EXACT)
     departed_s = [event.end_s for event in sends(record) if event.step == 1]

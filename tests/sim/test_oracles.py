@@ -18,8 +18,8 @@ from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from sim.kernel.piecewise import RateTable, RateTables, join_tables, link_table
-from sim.kernel.timer import Alarm
-from sim.network.connection import Carrier
+from sim.kernel.timer import Timer
+from sim.network.connection import SharedLink
 from sim.network.fair_link import FairLink
 from sim.network.fifo_link import QueuedLink
 from sim.network.flow import Flow
@@ -213,7 +213,7 @@ def _nothing() -> None:
 
 
 def _ends_on(
-    make: Callable[[simpy.Environment], Carrier], flows: Sequence[tuple[float, list[Link], float]]
+    make: Callable[[simpy.Environment], SharedLink], flows: Sequence[tuple[float, list[Link], float]]
 ) -> list[float]:
     environment = simpy.Environment()
     carrier = make(environment)
@@ -221,7 +221,7 @@ def _ends_on(
     for index, (start_s, path, bits) in enumerate(flows):
         names = tuple(link.name for link in path)
         flow = Flow(names, bits, 1, inf, partial(ends.__setitem__, index))
-        Alarm(environment, start_s, lambda alarm, flow=flow: carrier.start(flow))
+        Timer(environment, start_s, lambda alarm, flow=flow: carrier.start(flow))
     environment.run()
     return ends
 

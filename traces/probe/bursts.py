@@ -28,7 +28,7 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Departures:
+class SendTimes:
     """What a sender knows of a burst.
 
     Attributes:
@@ -40,7 +40,7 @@ class Departures:
     window_bytes: float | None
 
 
-def send_burst(connections: Sequence[socket.socket], order: BurstOrder) -> Departures:
+def send_burst(connections: Sequence[socket.socket], order: BurstOrder) -> SendTimes:
     """Send what was ordered, or as much as the time allows, or as the receiver wants.
 
     The bytes are noise, which nothing on the way can compress.
@@ -61,7 +61,7 @@ def send_burst(connections: Sequence[socket.socket], order: BurstOrder) -> Depar
     for connection in connections:
         with suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
-    return Departures(order.size_bytes - left, full_window_bytes(connections))
+    return SendTimes(order.size_bytes - left, full_window_bytes(connections))
 
 
 def receive_burst(connections: Sequence[socket.socket], order: BurstOrder) -> Arrivals:

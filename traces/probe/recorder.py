@@ -29,7 +29,7 @@ _LEAST_BURST_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class RecordingOrders:
+class RecordingConfig:
     """How a path is recorded.
 
     Attributes:
@@ -78,7 +78,7 @@ class Recorder:
         tell: Called with a line for each sample, and about what is wrong with them.
     """
 
-    def __init__(self, orders: RecordingOrders, recording: Recording, tell: Callable[[str], None]) -> None:
+    def __init__(self, orders: RecordingConfig, recording: Recording, tell: Callable[[str], None]) -> None:
         self._orders = orders
         self._recording = recording
         self._tell = tell

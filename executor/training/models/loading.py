@@ -15,7 +15,7 @@ from executor.training.models.protocols import MEMBERS, FiniteModel, TrainableMo
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.systems.user_code import load_function
-from planner.systems.user_code import users_code as code_around
+from planner.systems.user_code import user_code as code_around
 from traces.common.errors import InputError
 
 
@@ -53,7 +53,7 @@ def load_model(code: ModelCode, seed: int) -> TrainableModel:
             valid=f"its signature is build{inspect.signature(build)}; see 'arguments' in the scenario",
         ) from None
     torch.manual_seed(seed)
-    with users_code(code.path, f"'build' fails with the arguments {dict(code.arguments)}"):
+    with user_code(code.path, f"'build' fails with the arguments {dict(code.arguments)}"):
         model: TrainableModel = build(**code.arguments)
     check_members(model, str(code.path))
     return model
@@ -108,7 +108,7 @@ def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
         InputError: The model cannot be built, or cannot be cut between its layers.
     """
     loaded = load_model(code, seed)
-    with users_code(code.path, f"'{'select' if isinstance(loaded, FiniteModel) else 'samples'}' fails"):
+    with user_code(code.path, f"'{'select' if isinstance(loaded, FiniteModel) else 'samples'}' fails"):
         inputs, _ = DataOrder(loaded, global_batch=1, seed=seed).samples(0, 0, 1)
         outputs = inputs.to("meta")
     with torch.device("meta"):
@@ -117,7 +117,7 @@ def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
     sizes = []
     for index, layer in enumerate(model.layers):
         entering, version = outputs, outputs._version
-        with users_code(code.path, f"layer {index} cannot take the output of the layer before it"), torch.no_grad():
+        with user_code(code.path, f"layer {index} cannot take the output of the layer before it"), torch.no_grad():
             outputs = layer(outputs)
         if not isinstance(outputs, torch.Tensor) or outputs.ndim == 0 or outputs.shape[0] != 1:
             raise InputError(
@@ -144,7 +144,7 @@ def _check_loss(loaded: LoadedModel, code: ModelCode, seed: int) -> None:
     """
     _, targets = DataOrder(loaded.model, global_batch=1, seed=seed).samples(0, 0, 1)
     output = loaded.sizes[-1].output
-    with users_code(code.path, "'loss' fails for one sample"), torch.no_grad():
+    with user_code(code.path, "'loss' fails for one sample"), torch.no_grad():
         loss = loaded.model.loss(torch.zeros(1, *output.sizes, dtype=output.dtype), targets)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise InputError(
@@ -178,7 +178,7 @@ def _described(outputs: object) -> str:
     return f"shape {list(outputs.shape)}" if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
 
 
-def users_code(path: Path, failure: str) -> AbstractContextManager[None]:
+def user_code(path: Path, failure: str) -> AbstractContextManager[None]:
     """Return what to put around code of a model: what it raises is wrong input."""
     return code_around(path, failure, "correct the model, or 'arguments' in the scenario")
 

@@ -42,7 +42,7 @@ TrainableModel = EndlessModel | FiniteModel
 
 
 @runtime_checkable
-class CutModel(Protocol):
+class TensorParallelModel(Protocol):
     """What a model is besides, if the devices of a tensor-parallel group may share its layers."""
 
     def parallel_layout(self, index: int) -> Mapping[str, str]:

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from executor.training.models.data_order import DataOrder
-from executor.training.models.loading import LoadedModel, load_model, load_with_sizes, users_code
-from executor.training.models.protocols import CutModel
+from executor.training.models.loading import LoadedModel, load_model, load_with_sizes, user_code
+from executor.training.models.protocols import TensorParallelModel
 from executor.training.tensor_parallel.layers import COLUMN, ROW, cut_layer, parts
 from executor.training.tensor_parallel.tensor_parallel_trace import TracingGroup
 from planner.plan.plan import Plan
@@ -38,7 +38,7 @@ def check_layouts(scenario: Scenario, plan: Plan) -> None:
     for degree in sorted({degree for degree, _ in cuts}):
         with torch.device("meta"):
             model = load_model(code, seed)
-        if not isinstance(model, CutModel):
+        if not isinstance(model, TensorParallelModel):
             raise InputError(
                 "the model names no parallel layout",
                 where=str(code.path),
@@ -47,7 +47,7 @@ def check_layouts(scenario: Scenario, plan: Plan) -> None:
             )
         for index in sorted(layer for each, layer in cuts if each == degree):
             where = f"{code.path}: parallel_layout({index})"
-            with users_code(code.path, f"'parallel_layout' fails for layer {index}"):
+            with user_code(code.path, f"'parallel_layout' fails for layer {index}"):
                 layout = dict(model.parallel_layout(index))
             _check_names(model.layers[index], layout, degree, where)
             group = TracingGroup(degree)
@@ -110,7 +110,7 @@ def _check_forward(
     else:
         inputs = DataOrder(loaded.model, global_batch=1, seed=seed).samples(0, 0, 1)[0].to("meta")
     failure = f"layer {index} cannot be computed in {degree} parts by its parallel layout"
-    with users_code(code.path, failure):
+    with user_code(code.path, failure):
         # A copy, which the layer may change in place.
         outputs = layer(inputs.clone())
     expected = [1, *loaded.sizes[index].output.sizes]

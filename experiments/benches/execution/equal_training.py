@@ -22,7 +22,7 @@ MOST_BFLOAT16 = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class TrainingCase:
     """A way to train.
 
     Attributes:
@@ -41,17 +41,17 @@ class Way:
 
 
 WAYS = (
-    Way("1f1b", "1f1b"),
-    Way("zb-h1, backward split", "zb-h1"),
-    Way("1f1b, recomputed", "1f1b", recompute=True),
-    Way("zb-h1, backward split, recomputed", "zb-h1", recompute=True),
-    Way("two replicas", "1f1b", replicas=True),
-    Way("zb-h1, bf16-mixed", "zb-h1", precision="bf16-mixed"),
+    TrainingCase("1f1b", "1f1b"),
+    TrainingCase("zb-h1, backward split", "zb-h1"),
+    TrainingCase("1f1b, recomputed", "1f1b", recompute=True),
+    TrainingCase("zb-h1, backward split, recomputed", "zb-h1", recompute=True),
+    TrainingCase("two replicas", "1f1b", replicas=True),
+    TrainingCase("zb-h1, bf16-mixed", "zb-h1", precision="bf16-mixed"),
 )
 
 
 def check_training(
-    case: TrainedCase, device: torch.device, ways: Sequence[Way], tell: Callable[[str], None]
+    case: TrainedCase, device: torch.device, ways: Sequence[TrainingCase], tell: Callable[[str], None]
 ) -> list[Check]:
     """Return for each way the largest difference from one process, over 1 + the value: of losses and parameters.
 
@@ -103,7 +103,7 @@ def _largest(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((found - expected).abs() / (1 + expected.abs())).max())
 
 
-def _plan(case: TrainedCase, way: Way) -> Plan:
+def _plan(case: TrainedCase, way: TrainingCase) -> Plan:
     scenario = case.scenario
     plan = case.plan(scenario, way.schedule)
     (pipeline,) = plan.pipelines

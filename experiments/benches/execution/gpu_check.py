@@ -20,7 +20,7 @@ import torch
 from executor.profiling.layer_times import measure_layers
 from executor.profiling.worker import REPEATS
 from executor.training.models.loading import load_with_sizes
-from experiments.benches.execution.equal_training import WAYS, Way, check_training
+from experiments.benches.execution.equal_training import WAYS, TrainingCase, check_training
 from experiments.benches.result import Check, Row
 from experiments.benches.simulation.predicted import TrainedCase, predict_real_compute
 from experiments.models import convolutional, gpt
@@ -53,7 +53,7 @@ class GpuCheck:
     """
 
     equal: Sequence[TrainedCase]
-    ways: Sequence[Way]
+    ways: Sequence[TrainingCase]
     timed: Sequence[TrainedCase]
     schedules: Sequence[str]
     repeats: int

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from executor.recovery.checkpoints import CheckpointFolder
-from executor.recovery.resuming import CheckpointOrders, resumption
+from executor.recovery.resuming import CheckpointConfig, resumption
 from experiments.benches.recovery_case import STAGES, recovery_case
 
 _PAUSE_S = 0.002
@@ -37,7 +37,7 @@ def main(folder: str, steps: str) -> None:
         "real",
         parameters=place / "parameters.safetensors",
         backup_every=1,
-        checkpoints=CheckpointOrders(place / "checkpoints", 1, first),
+        checkpoints=CheckpointConfig(place / "checkpoints", 1, first),
     )
     record = backend.run(scenario, plan, None, int(steps))
     (place / "losses.json").write_text(json.dumps(dict(enumerate(record.losses, first))))

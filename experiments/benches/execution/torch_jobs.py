@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from executor.control.launcher import run_job
 from executor.control.prepared_job import prepared_job
-from executor.core.job import Emulator, Orders, Tcp
+from executor.core.job import Emulator, RunConfig, Tcp
 from experiments.benches.execution.torch_pipelining import Measured, PipeliningRun
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
@@ -23,7 +23,7 @@ def run_torch_pipelining(
         emulator: ``none`` or ``relay``.
         tcp: How the relay's hosts are set.
     """
-    with prepared_job(scenario, plan, Orders(run.compute, run.steps, emulator, adapts=False, tcp=tcp)) as job:
+    with prepared_job(scenario, plan, RunConfig(run.compute, run.steps, emulator, adapts=False, tcp=tcp)) as job:
         (job.path / "parameters.json").write_text(json.dumps(asdict(run)))
         run_job(job, plan.devices, module="experiments.benches.execution.torch_pipelining")
         ranks = range(len(plan.devices))

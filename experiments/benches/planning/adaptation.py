@@ -60,7 +60,7 @@ _ENDLESS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class AdaptationCase:
     """One pair of traces to run on for so long, in a process of its own.
 
     Attributes:
@@ -80,7 +80,7 @@ def measure_adaptation(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     links = wide_area_links(choose_scenario(SCENARIO))
     pairs = trace_pairs(folder, (links[0].bandwidth_bps, links[1].bandwidth_bps))
     duration_s = QUICK_DURATION_S if quick else DURATION_S
-    tasks = [Task(pair, duration_s) for pair in pairs if not quick or pair.name in QUICK_TRACES]
+    tasks = [AdaptationCase(pair, duration_s) for pair in pairs if not quick or pair.name in QUICK_TRACES]
     rows: list[Row] = []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for task, row in zip(tasks, pool.map(run_task, tasks), strict=True):
@@ -101,7 +101,7 @@ def checks(rows: Sequence[Row]) -> list[Check]:
     ]
 
 
-def run_task(task: Task) -> Row:
+def run_task(task: AdaptationCase) -> Row:
     """Run one pair of traces; return its row."""
     scenario = with_traces(choose_scenario(SCENARIO), task.pair.traces)
     start = planned(_at_means(scenario, 0.0, FIRST_MINUTE_S))

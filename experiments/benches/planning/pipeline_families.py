@@ -20,7 +20,7 @@ class Times:
     forward_s: float = 1.0
     backward_input_s: float = 1.0
     backward_weight_s: float = 1.0
-    occupancy_s: float = 0.0
+    transmission_s: float = 0.0
     latency_s: float = 0.0
 
 
@@ -37,7 +37,7 @@ def problem_of(stages: Sequence[Times], sizes: Sequence[float], memory: Sequence
         return np.outer([getattr(stage, name) for stage in stages[:count]], sizes)
 
     latency_s = np.array([stage.latency_s for stage in stages[:-1]])
-    occupancy_s = scaled("occupancy_s", len(stages) - 1)
+    transmission_s = scaled("occupancy_s", len(stages) - 1)
     held_bytes = np.tile(np.asarray(sizes, dtype=np.float64), (len(stages), 1))
     return SchedulingProblem(
         tuple(range(len(stages))),
@@ -45,8 +45,8 @@ def problem_of(stages: Sequence[Times], sizes: Sequence[float], memory: Sequence
         scaled("forward_s", len(stages)),
         scaled("backward_input_s", len(stages)),
         scaled("backward_weight_s", len(stages)),
-        occupancy_s,
-        occupancy_s,
+        transmission_s,
+        transmission_s,
         latency_s,
         latency_s,
         held_bytes,

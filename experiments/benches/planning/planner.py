@@ -54,7 +54,7 @@ WARM_UP_BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PlannerCase:
     """A strategy on a fleet; on the wide area if there is none."""
 
     strategy: str
@@ -93,16 +93,16 @@ def measure_planner(quick: bool, tell: Callable[[str], None], files: MeasuredFil
     return BenchResult(rows, list(_checks(rows, fleets)))
 
 
-def _tasks(fleets: Sequence[PublishedFleet], files: MeasuredFiles, quick: bool) -> Iterator[Task]:
+def _tasks(fleets: Sequence[PublishedFleet], files: MeasuredFiles, quick: bool) -> Iterator[PlannerCase]:
     for fleet in fleets:
-        yield from (Task(strategy, fleet, files) for strategy in STRATEGIES)
+        yield from (PlannerCase(strategy, fleet, files) for strategy in STRATEGIES)
         if OURS in STRATEGIES:
-            yield Task(OURS_BY_CLOSED_FORM, fleet, files)
+            yield PlannerCase(OURS_BY_CLOSED_FORM, fleet, files)
     if OURS in STRATEGIES and not quick:
-        yield Task(OURS, None, files)
+        yield PlannerCase(OURS, None, files)
 
 
-def plan_and_score(task: Task) -> Row:
+def plan_and_score(task: PlannerCase) -> Row:
     """Return the row of a strategy on a fleet; a refusal is one too."""
     scenario = _scenario(task.fleet, task.files)
     _warm_up(task.strategy, task.files)
@@ -123,7 +123,7 @@ def plan_and_score(task: Task) -> Row:
     return _row(task, search_s=search_s, judge_per_s=1 / verdict.iteration_s, ours_per_s=ours_per_s, fits=fits)
 
 
-def _plan(task: Task, scenario: Scenario) -> Plan:
+def _plan(task: PlannerCase, scenario: Scenario) -> Plan:
     if task.strategy != OURS_BY_CLOSED_FORM:
         return make_plan(task.strategy, scenario)
     tables = _tables(task.files)
@@ -158,12 +158,12 @@ def _warm_up(strategy: str, files: MeasuredFiles) -> None:
         step_time_s(make_plan(OURS if strategy == OURS_BY_CLOSED_FORM else strategy, scenario), scenario)
 
 
-def _name(task: Task) -> str:
+def _name(task: PlannerCase) -> str:
     return task.fleet.name if task.fleet else WIDE
 
 
 def _row(
-    task: Task,
+    task: PlannerCase,
     search_s: float = 0.0,
     judge_per_s: float = 0.0,
     ours_per_s: float = 0.0,

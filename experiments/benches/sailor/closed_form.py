@@ -34,7 +34,7 @@ BUCKET_BYTES = 500_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ClosedFormResult:
     """The parts of an iteration in seconds, and whether every replica fits into memory.
 
     Attributes:
@@ -66,7 +66,7 @@ def iteration_s(plan: Plan, scenario: Scenario, tables: JudgeTables) -> float:
     return judge(plan, scenario, tables).iteration_s
 
 
-def judge(plan: Plan, scenario: Scenario, tables: JudgeTables) -> Verdict:
+def judge(plan: Plan, scenario: Scenario, tables: JudgeTables) -> ClosedFormResult:
     """Return what the closed form says of a plan.
 
     Raises:
@@ -75,7 +75,7 @@ def judge(plan: Plan, scenario: Scenario, tables: JudgeTables) -> Verdict:
     parts = [_pipeline_parts(pipeline, scenario, tables) for pipeline in plan.pipelines]
     compute_s, transfer_s, update_s = max(parts, key=sum)
     fits = all(_fits(pipeline, scenario, tables) for pipeline in plan.pipelines)
-    return Verdict(compute_s, transfer_s, update_s, _sync_s(plan, scenario, tables), fits)
+    return ClosedFormResult(compute_s, transfer_s, update_s, _sync_s(plan, scenario, tables), fits)
 
 
 def _pipeline_parts(pipeline: Pipeline, scenario: Scenario, tables: JudgeTables) -> tuple[float, float, float]:

@@ -59,11 +59,11 @@ def times_of(
     forward = kind[sender] == FORWARD
     boundary = stage[sender] - ~forward
     carried = microbatch[sender]
-    occupancy_s = np.where(
+    transmission_s = np.where(
         forward, problem.forward_occupancy_s[boundary, carried], problem.backward_occupancy_s[boundary, carried]
     )
     latency_s = np.where(forward, problem.forward_latency_s[boundary], problem.backward_latency_s[boundary])
-    return duration_s, occupancy_s, latency_s, np.zeros(len(sender), np.bool_)
+    return duration_s, transmission_s, latency_s, np.zeros(len(sender), np.bool_)
 
 
 def makespan_s(problem: SchedulingProblem, orders: Orders) -> float:

@@ -65,14 +65,14 @@ class PlainPipeline:
         problem, boundary = self._problem, min(stage, target)
         if way == "forward":
             channel = self._forward[boundary]
-            occupancy_s = problem.forward_occupancy_s[boundary, microbatch]
+            transmission_s = problem.forward_occupancy_s[boundary, microbatch]
             latency_s = problem.forward_latency_s[boundary]
         else:
             channel = self._backward[boundary]
-            occupancy_s = problem.backward_occupancy_s[boundary, microbatch]
+            transmission_s = problem.backward_occupancy_s[boundary, microbatch]
             latency_s = problem.backward_latency_s[boundary]
         with channel.request() as turn:
             yield turn
-            yield self._environment.timeout(occupancy_s)
+            yield self._environment.timeout(transmission_s)
         yield self._environment.timeout(latency_s)
         self._arrival(way, target, microbatch).succeed()

@@ -9,7 +9,7 @@ from statistics import median
 from executor.backend import TorchBackend
 from executor.control.launcher import run_job
 from executor.control.prepared_job import prepared_job
-from executor.core.job import Orders
+from executor.core.job import RunConfig
 from executor.profiling.layer_times import LayerTimes
 from executor.training.models.loading import load_with_sizes
 from experiments.benches.result import Row
@@ -114,7 +114,7 @@ def profile_of(code: ModelCode, times: Mapping[str, TimeTable]) -> ModelProfile:
 
 def measured_profile(scenario: Scenario, plan: Plan) -> ModelProfile:
     """Return the scenario's model with the times that the plan's ranks measure, all at once, on this machine."""
-    with prepared_job(scenario, plan, Orders("real", 1, "none", adapts=False)) as job:
+    with prepared_job(scenario, plan, RunConfig("real", 1, "none", adapts=False)) as job:
         run_job(job, plan.devices, module="executor.profiling.worker")
         layers = list(scenario.model.layers)
         for rank, device in enumerate(plan.devices):

@@ -27,10 +27,10 @@ from planner.step.evaluate import step_time_s
 from planner.step.graph import longest_path
 from planner.systems.strategies import make_plan
 from sim.recorder import Recorder
-from sim.set_up import SetUp
+from sim.set_up import Epoch
 from sim.simulator import Simulator
-from sim.step_gate import Horizon
-from sim.world import World
+from sim.step_gate import StopCondition
+from sim.world import EpochRun
 
 SIZES = ((16, 64), (32, 256))
 # The same pipeline with more and more microbatches: the cost must not grow faster than the actions.
@@ -191,8 +191,8 @@ def _simulate(scenario: Scenario, plan: Plan) -> None:
     _world(scenario, plan).run()
 
 
-def _world(scenario: Scenario, plan: Plan) -> World:
-    return World(scenario, SetUp(plan), None, Horizon(1), Recorder(plan.devices))
+def _world(scenario: Scenario, plan: Plan) -> EpochRun:
+    return EpochRun(scenario, Epoch(plan), None, StopCondition(1), Recorder(plan.devices))
 
 
 def _compile_anew(scenario: Scenario, plan: Plan) -> None:

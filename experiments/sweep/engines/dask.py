@@ -6,7 +6,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from typing import Any
 
-from experiments.sweep.carrying_out import Tally, Task, carry_out_points
+from experiments.sweep.carrying_out import PointTask, Tally, carry_out_points
 from experiments.sweep.engine import Portion, Portioner
 from experiments.sweep.engines.held_interrupts import without_interrupts
 from experiments.sweep.one_thread import one_thread_each
@@ -39,7 +39,7 @@ class DaskTasks:
             ) from None
         self._workers = workers
 
-    def carry_out(self, task: Task, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
+    def carry_out(self, task: PointTask, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
         """Carry out all points; see `Engine.carry_out`."""
         with _client(1 if alone else self._workers) as client:
             if alone:
@@ -49,7 +49,7 @@ class DaskTasks:
                 yield from _tasks(client, task, points, self._workers)
 
 
-def _tasks(client: Any, task: Task, points: Sequence[Point], workers: int) -> Iterator[Portion]:
+def _tasks(client: Any, task: PointTask, points: Sequence[Point], workers: int) -> Iterator[Portion]:
     # Not through joblib: its backend for Dask waits for ever where a task has been the death of its workers.
     from distributed import as_completed
 

@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 
-from experiments.sweep.carrying_out import Tally, Task, carry_out_points
+from experiments.sweep.carrying_out import PointTask, Tally, carry_out_points
 from experiments.sweep.engine import Portion, Portioner
 from experiments.sweep.engines.held_interrupts import interrupts_held_back, without_interrupts
 from experiments.sweep.one_thread import one_thread_each
@@ -35,7 +35,7 @@ class LocalProcesses:
     def __init__(self, workers: int) -> None:
         self._workers = workers
 
-    def carry_out(self, task: Task, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
+    def carry_out(self, task: PointTask, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
         """Carry out all points; see `Engine.carry_out`.
 
         Raises:
@@ -47,7 +47,7 @@ class LocalProcesses:
         else:
             yield from self._in_pools(task, points, min(self._workers, len(points)))
 
-    def _in_pools(self, task: Task, points: Sequence[Point], workers: int) -> Iterator[Portion]:
+    def _in_pools(self, task: PointTask, points: Sequence[Point], workers: int) -> Iterator[Portion]:
         """A process that dies takes the others of its pool along; the next pool goes on."""
         portioner = Portioner(points, workers)
         portions = iter(portioner)

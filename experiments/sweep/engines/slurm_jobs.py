@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from experiments.sweep.carrying_out import Task, carry_out_points
+from experiments.sweep.carrying_out import PointTask, carry_out_points
 from experiments.sweep.engine import Portion
 from experiments.sweep.engines.held_interrupts import interrupts_held_back
 from experiments.sweep.engines.slurm_arrays import cancel_left, noted
@@ -59,7 +59,7 @@ class SlurmJobs:
         with TemporaryDirectory(prefix="ropebridge-sweep-") as scratch:
             self._executor(Path(scratch))
 
-    def carry_out(self, task: Task, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
+    def carry_out(self, task: PointTask, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
         """Carry out all points; see `Engine.carry_out`."""
         if self._is_slurm:
             cancel_left(self._folder / "slurm")
@@ -68,7 +68,7 @@ class SlurmJobs:
         for first in range(0, count, _LARGEST_ARRAY):
             yield from self._array(task, portions[first : first + _LARGEST_ARRAY])
 
-    def _array(self, task: Task, portions: Sequence[Sequence[Point]]) -> Iterator[Portion]:
+    def _array(self, task: PointTask, portions: Sequence[Sequence[Point]]) -> Iterator[Portion]:
         from submitit.core.utils import FailedJobError, UncompletedJobError
         from submitit.helpers import as_completed
 

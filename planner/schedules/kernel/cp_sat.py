@@ -25,7 +25,7 @@ _PARTS = 1_000_000
 def tick_s(problem: SchedulingProblem, horizon_s: float) -> float:
     """Return a time of which all times of the problem are multiples, or else a millionth of the horizon; seconds."""
     tables = tables_of(problem)
-    times_s = [np.ravel(each) for each in (tables.duration_s, tables.occupancy_s, tables.latency_s)]
+    times_s = [np.ravel(each) for each in (tables.duration_s, tables.transmission_s, tables.latency_s)]
     return _measure(np.concatenate(times_s), horizon_s)
 
 
@@ -55,7 +55,7 @@ class ScheduleModel:
         self.problem = problem
         self.tables: Tables = tables_of(problem)
         self.duration = _whole(self.tables.duration_s, tick)
-        self.occupancy = _whole(self.tables.occupancy_s, tick)
+        self.occupancy = _whole(self.tables.transmission_s, tick)
         self.latency = _whole(self.tables.latency_s, tick)
         self.horizon = horizon
         self.start: dict[Key, Any] = {}

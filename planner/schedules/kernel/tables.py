@@ -28,7 +28,7 @@ class Tables(NamedTuple):
         channels: Their count.
         duration_s: Seconds, [kind, stages, microbatches].
         load_s: Seconds of each worker's actions together, [workers].
-        occupancy_s: Seconds of what a stage sends, [direction, stages, microbatches].
+        transmission_s: Seconds of what a stage sends, [direction, stages, microbatches].
         latency_s: Seconds of what a stage sends, [direction, stages].
         activation_bytes: Held from F to the end of I, [stages, microbatches].
         weight_bytes: Held until the end of W, from the start of I where they are more, [stages, microbatches].
@@ -46,7 +46,7 @@ class Tables(NamedTuple):
     channels: int
     duration_s: Floats
     load_s: Floats
-    occupancy_s: Floats
+    transmission_s: Floats
     latency_s: Floats
     activation_bytes: Floats
     weight_bytes: Floats
@@ -63,8 +63,8 @@ def tables_of(problem: SchedulingProblem) -> Tables:
     worker = np.array(problem.workers, dtype=np.int64)
     counts = np.bincount(worker, minlength=problem.worker_count)
     channel, channels = _channels(problem)
-    occupancy_s, latency_s = np.zeros((2, stages, microbatches)), np.zeros((2, stages))
-    occupancy_s[DOWN, :-1], occupancy_s[UP, 1:] = problem.forward_occupancy_s, problem.backward_occupancy_s
+    transmission_s, latency_s = np.zeros((2, stages, microbatches)), np.zeros((2, stages))
+    transmission_s[DOWN, :-1], transmission_s[UP, 1:] = problem.forward_occupancy_s, problem.backward_occupancy_s
     latency_s[DOWN, :-1], latency_s[UP, 1:] = problem.forward_latency_s, problem.backward_latency_s
     inputs_s, weights_s = problem.backward_input_s, problem.backward_weight_s
     duration_s = np.stack([problem.forward_s, inputs_s + weights_s, inputs_s, weights_s])
@@ -76,7 +76,7 @@ def tables_of(problem: SchedulingProblem) -> Tables:
         channels,
         duration_s,
         np.bincount(worker, duration_s[:2].sum(axis=(0, 2)), problem.worker_count).astype(np.float64),
-        occupancy_s,
+        transmission_s,
         latency_s,
         np.ascontiguousarray(problem.activation_bytes, dtype=np.float64),
         np.ascontiguousarray(problem.weight_bytes, dtype=np.float64),

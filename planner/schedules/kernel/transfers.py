@@ -22,7 +22,7 @@ def arrive_s(
     channel = tables.channel[direction, stage]
     if channel < 0:
         return handed_over_s
-    left_s = max(handed_over_s, carried_s[0, channel]) + tables.occupancy_s[direction, stage, microbatch]
+    left_s = max(handed_over_s, carried_s[0, channel]) + tables.transmission_s[direction, stage, microbatch]
     carried_s[0, channel] = left_s
     carried_s[1, channel] = max(carried_s[1, channel], left_s + tables.latency_s[direction, stage])
     return float(carried_s[1, channel])

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.memory import kept_bytes, standing_bytes
+from planner.cost.memory import resident_bytes, saved_activation_bytes
 from planner.cost.steady_path import nominal_path
 from planner.plan.plan import Replica, Stage
 from planner.scenario.cluster import Device
@@ -113,11 +113,11 @@ class StageCosts:
 
     def _kept_bytes(self, first_layer: int, end_layer: int) -> int:
         """What a sample keeps until its backward; the same on every device."""
-        return kept_bytes(self._scenario, Stage(first_layer, end_layer, (), 1))
+        return saved_activation_bytes(self._scenario, Stage(first_layer, end_layer, (), 1))
 
     def _standing_bytes(self, first_layer: int, end_layer: int, samples: int) -> int:
         """What the layers need besides, with so many samples; the same on every device."""
-        return standing_bytes(self._scenario, Stage(first_layer, end_layer, (), 1), Replica(""), samples)
+        return resident_bytes(self._scenario, Stage(first_layer, end_layer, (), 1), Replica(""), samples)
 
     def _allocate(
         self, first_layer: int, end_layer: int, kinds: tuple[str, ...], most: tuple[int, ...]

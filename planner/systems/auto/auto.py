@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.strategy import asteroid
-from planner.systems.auto.objective import Judge, Objective
+from planner.systems.auto.objective import CostModel, Objective
 from planner.systems.auto.search import search
 from planner.systems.cannikin.cannikin import cannikin
 from planner.systems.cannikin.lb_bsp import lb_bsp
@@ -37,7 +37,7 @@ def auto(scenario: Scenario) -> Plan:
     return plan_for(scenario, Objective())
 
 
-def plan_for(scenario: Scenario, objective: Objective, judge: Judge | None = None) -> Plan:
+def plan_for(scenario: Scenario, objective: Objective, judge: CostModel | None = None) -> Plan:
     """Return the best plan for an objective.
 
     Args:

@@ -17,14 +17,14 @@ from planner.step.evaluate import step_time_s
 MOST_EVALUATED = 12
 
 
-def quick_step_s(plan: Plan, scenario: Scenario) -> float:
+def approximate_step_time_s(plan: Plan, scenario: Scenario) -> float:
     """Return the seconds of a step on steady links."""
     if len(plan.devices) <= MOST_EVALUATED:
-        return exact_step_s(plan, scenario)
+        return contended_step_time_s(plan, scenario)
     return step_time_s(representatives(plan, scenario), scenario) + _sums_s(plan, scenario)
 
 
-def exact_step_s(plan: Plan, scenario: Scenario) -> float:
+def contended_step_time_s(plan: Plan, scenario: Scenario) -> float:
     """Return the seconds of a step on steady links, with all devices looked at.
 
     In clusters of few devices links are shared; in larger ones each pair of devices has them for itself.
@@ -47,7 +47,7 @@ def _ring_s(sync: GradientSync, plan: Plan, scenario: Scenario) -> float:
     part_bytes = sync.elements * scenario.training.element_bytes / len(sync.devices)
     hops = _hops(sync.devices, scenario)
     slowest_s = max(
-        path.latency_s + path.occupancy_s(part_bytes)
+        path.latency_s + path.transmission_s(part_bytes)
         for path in {nominal_path(scenario, *hop, plan.connections) for hop in hops}
     )
     return 2 * (len(sync.devices) - 1) * slowest_s

@@ -10,7 +10,7 @@ from traces.common.errors import InputError
 OBJECTIVES = ("throughput", "cost")
 
 
-class Judge(Protocol):
+class CostModel(Protocol):
     """Says how long a step of a plan takes."""
 
     def __call__(self, plan: Plan) -> float:

@@ -31,7 +31,7 @@ from planner.systems.auto.forecasting.forecast import (
     forecast_paths,
     observed_links,
 )
-from planner.systems.auto.forecasting.prediction_error import StepExperience
+from planner.systems.auto.forecasting.prediction_error import PredictionBias
 from planner.systems.auto.forecasting.probing import scouting_plan
 from planner.systems.auto.portfolio import MOST_STEPS_DOWN, MOST_STEPS_UP, RATE_STEP, Portfolio
 
@@ -71,7 +71,7 @@ class AutoPolicy:
             if link.source != link.target and {link.source, link.target} <= regions
         }
         self._portfolio: Portfolio | None = None
-        self._experience = StepExperience()
+        self._experience = PredictionBias()
         self._before: Observation | None = None
         self._elapsed_s = 0.0
         self._reviewed_s = 0.0

@@ -15,7 +15,7 @@ from planner.scenario.cluster import Cluster, Link
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import nominal_paths, step_times_s
 from planner.step.graph import Floats
-from planner.systems.auto.objective import Judge
+from planner.systems.auto.objective import CostModel
 from traces.common.errors import InputError
 from traces.trace import LinkTrace
 
@@ -74,7 +74,7 @@ def window_steps_s(plan: Plan, scenario: Scenario, windows: Sequence[Scenario]) 
     return step_times_s(plan, scenario, [nominal_paths(plan, window) for window in windows])
 
 
-def robust_judge(scenario: Scenario, quantile: float, window_s: float = WINDOW_S) -> Judge:
+def robust_judge(scenario: Scenario, quantile: float, window_s: float = WINDOW_S) -> CostModel:
     """Return a judge of plans: the seconds of a step that only a share ``quantile`` of the windows exceeds.
 
     Raises:

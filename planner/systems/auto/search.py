@@ -13,9 +13,9 @@ from planner.systems.auto.candidates.build import plan_of
 from planner.systems.auto.candidates.few_devices import MOST_DEVICES, few_devices_plans
 from planner.systems.auto.candidates.mixed import find_layouts
 from planner.systems.auto.candidates.pools import pools_of
-from planner.systems.auto.judge import exact_step_s, quick_step_s
+from planner.systems.auto.judge import approximate_step_time_s, contended_step_time_s
 from planner.systems.auto.local_search.improve import improve
-from planner.systems.auto.objective import Judge, Objective
+from planner.systems.auto.objective import CostModel, Objective
 from traces.common.errors import InputError
 
 # So many of the candidates go through the local search, which may ask the judge so many times for each, and so many of
@@ -35,7 +35,7 @@ _NAME = "auto"
 def search(
     scenario: Scenario,
     objective: Objective,
-    judge: Judge | None = None,
+    judge: CostModel | None = None,
     without: frozenset[str] = frozenset(),
     seeds: Iterable[Plan] = (),
 ) -> Plan:
@@ -54,7 +54,7 @@ def search(
     Raises:
         InputError: Nothing fits into memory, or nothing keeps within the objective's limits.
     """
-    ask = judge or (lambda plan: quick_step_s(plan, scenario))
+    ask = judge or (lambda plan: approximate_step_time_s(plan, scenario))
 
     def score(plan: Plan) -> float:
         if not without.isdisjoint(plan.devices):
@@ -123,8 +123,8 @@ def _scored(plans: Iterable[Plan], score: Callable[[Plan], float]) -> list[tuple
     return [(score(plan), plan) for plan in dict.fromkeys(plans)]
 
 
-def _exact(judge: Judge | None, scenario: Scenario) -> Judge:
-    return judge or (lambda plan: exact_step_s(plan, scenario))
+def _exact(judge: CostModel | None, scenario: Scenario) -> CostModel:
+    return judge or (lambda plan: contended_step_time_s(plan, scenario))
 
 
 def _ordered(plan: Plan, scenario: Scenario) -> Iterator[Plan]:

@@ -5,7 +5,7 @@ from functools import partial
 from math import ceil
 
 from planner.cost.in_flight import fitting_depths
-from planner.cost.memory import kept_bytes, recomputed_bytes, standing_bytes
+from planner.cost.memory import recomputed_bytes, resident_bytes, saved_activation_bytes
 from planner.cost.steady_path import nominal_path
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
@@ -156,8 +156,8 @@ def fitting_samples(scenario: Scenario, device: str) -> int:
 def _needed_bytes(scenario: Scenario, device: str, samples: int) -> int:
     replica = Replica(device)
     stage = Stage(0, len(scenario.model.layers), (replica,), in_flight=1)
-    each = kept_bytes(scenario, stage) + recomputed_bytes(scenario, stage)
-    return standing_bytes(scenario, stage, replica, samples) + samples * each
+    each = saved_activation_bytes(scenario, stage) + recomputed_bytes(scenario, stage)
+    return resident_bytes(scenario, stage, replica, samples) + samples * each
 
 
 def _holds_nothing(scenario: Scenario, strategy: str, devices: Sequence[str]) -> InputError:

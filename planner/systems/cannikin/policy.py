@@ -15,7 +15,7 @@ from math import ceil
 
 from planner.adapt.observation import Observation
 from planner.cost.in_flight import fitting_depths
-from planner.cost.steady_path import SteadyPath, nominal_path
+from planner.cost.steady_path import ConstantRatePath, nominal_path
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
@@ -37,7 +37,7 @@ class CannikinPolicy:
         self._scenario = scenario
         self._speeds = SpeedLearner()
         self._sums = SumLearner()
-        self._paths: dict[tuple[str, str], SteadyPath] = {}
+        self._paths: dict[tuple[str, str], ConstantRatePath] = {}
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the plan with better shares, or None if they gain too little, or the plan has several stages."""
@@ -74,10 +74,10 @@ class CannikinPolicy:
         # Neither part can be nothing: its share of a time is fitted.
         return min(0.999, max(0.001, times.backward_s / times.total_s)) if times.total_s > 0 else 0.5
 
-    def _nominal(self, plan: Plan, source: str, target: str) -> SteadyPath:
+    def _nominal(self, plan: Plan, source: str, target: str) -> ConstantRatePath:
         return nominal_path(self._scenario, source, target, plan.connections)
 
-    def _path(self, plan: Plan, source: str, target: str) -> SteadyPath:
+    def _path(self, plan: Plan, source: str, target: str) -> ConstantRatePath:
         return self._paths.get((source, target)) or self._nominal(plan, source, target)
 
     def _divided(self, plan: Plan) -> Plan | None:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 
 from planner.cost.allreduce import GradientSync, gradient_syncs
 from planner.cost.collectives import Exchange
-from planner.cost.steady_path import SteadyPath
+from planner.cost.steady_path import ConstantRatePath
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.cannikin.node_speeds import SumTimes
 
 
-def sum_times(plan: Plan, scenario: Scenario, path: Callable[[str, str], SteadyPath]) -> SumTimes:
+def sum_times(plan: Plan, scenario: Scenario, path: Callable[[str, str], ConstantRatePath]) -> SumTimes:
     """Return T_o, T_u and gamma of a plan of one stage.
 
     Gamma depends a little on device and samples; it is the mean over the devices that have samples, each at its own
@@ -32,7 +32,7 @@ def sum_times(plan: Plan, scenario: Scenario, path: Callable[[str, str], SteadyP
     return SumTimes(share, sum(times_s[:-1]), times_s[-1])
 
 
-def sum_time_s(sync: GradientSync, element_bytes: int, path: Callable[[str, str], SteadyPath]) -> float:
+def sum_time_s(sync: GradientSync, element_bytes: int, path: Callable[[str, str], ConstantRatePath]) -> float:
     """Return how long a sum takes when all its devices begin at once: each round as long as its slowest message."""
     rounds: dict[int, float] = {}
     for device in sync.devices:
@@ -48,12 +48,12 @@ def _message_s(
     device: str,
     exchange: Exchange,
     element_bytes: int,
-    path: Callable[[str, str], SteadyPath],
+    path: Callable[[str, str], ConstantRatePath],
 ) -> float:
     assert exchange.send_to is not None
     way = path(device, sync.devices[exchange.send_to])
     size_bytes = exchange.send_elements * element_bytes
-    return way.occupancy_s(size_bytes) + way.delay_s(size_bytes)
+    return way.transmission_s(size_bytes) + way.propagation_s(size_bytes)
 
 
 def _first_bucket_share(first_layer: int, plan: Plan, scenario: Scenario) -> float:

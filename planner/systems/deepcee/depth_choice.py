@@ -141,7 +141,7 @@ class DepthChoice:
             form = compression_between(compression, self._scenario.cluster, *pair)
             path, size_bytes = self._seen.path(*pair), wire_bytes(form, samples, sample_bytes)
             transfer_s = max(transfer_s, 8 * size_bytes / path.rate_bps)
-            latency_s = max(latency_s, path.delay_s(size_bytes))
+            latency_s = max(latency_s, path.propagation_s(size_bytes))
         return transfer_s, latency_s
 
 

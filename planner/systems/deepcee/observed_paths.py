@@ -10,7 +10,7 @@ from dataclasses import replace
 from executor.core.program import DeviceProgram, compile_plan
 from planner.adapt.observation import Observation, PathObservation
 from planner.cost.link_sharing import sharers
-from planner.cost.steady_path import SteadyPath, nominal_path
+from planner.cost.steady_path import ConstantRatePath, nominal_path
 from planner.scenario.scenario import Scenario
 
 # Weight of the newest observation: the mean follows a sudden change to within 10 % in two observations.
@@ -25,7 +25,7 @@ class ObservedPaths:
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._paths: dict[tuple[str, str], SteadyPath] = {}
+        self._paths: dict[tuple[str, str], ConstantRatePath] = {}
         self._sharers: dict[tuple[str, str], int] = {}
         self._slowdown: dict[str, float] = {}
 
@@ -35,14 +35,14 @@ class ObservedPaths:
         return self._slowdown
 
     @property
-    def alone(self) -> Mapping[tuple[str, str], SteadyPath]:
+    def alone(self) -> Mapping[tuple[str, str], ConstantRatePath]:
         """The paths seen so far, as they would be if nothing else were sent at the same time."""
         return {
             pair: replace(path, rate_bps=path.rate_bps * self._sharers.get(pair, 1))
             for pair, path in self._paths.items()
         }
 
-    def path(self, source: str, target: str) -> SteadyPath:
+    def path(self, source: str, target: str) -> ConstantRatePath:
         """Return a path as it was seen, or as it is declared."""
         return self._paths.get((source, target)) or nominal_path(self._scenario, source, target)
 
@@ -62,7 +62,7 @@ class ObservedPaths:
                 before_ratio = self._slowdown.get(device, compute_s / planned_s)
                 self._slowdown[device] = _mean(NEWEST_WEIGHT, compute_s / planned_s, before_ratio)
 
-    def _joined(self, seen: PathObservation) -> SteadyPath:
+    def _joined(self, seen: PathObservation) -> ConstantRatePath:
         before = self.path(seen.source, seen.target)
         # Seconds per bit are averaged, not bits per second: time is what adds up.
         seconds_per_bit = _mean(NEWEST_WEIGHT, 1 / seen.rate_bps, 1 / before.rate_bps)
@@ -70,9 +70,9 @@ class ObservedPaths:
         if seen.latency_s is not None:
             # What was seen has the jitter in it.
             latency_s, jitter_s = _mean(NEWEST_WEIGHT, max(0.0, seen.latency_s), latency_s + jitter_s), 0.0
-        return SteadyPath(1 / seconds_per_bit, latency_s, jitter_s=jitter_s)
+        return ConstantRatePath(1 / seconds_per_bit, latency_s, jitter_s=jitter_s)
 
-    def _forgotten(self, pair: tuple[str, str]) -> SteadyPath:
+    def _forgotten(self, pair: tuple[str, str]) -> ConstantRatePath:
         seen, declared = self._paths[pair], nominal_path(self._scenario, *pair)
         seconds_per_bit = _mean(FORGETTING_WEIGHT, self._sharers.get(pair, 1) / declared.rate_bps, 1 / seen.rate_bps)
         return replace(

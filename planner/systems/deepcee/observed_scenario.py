@@ -4,12 +4,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner.cost.steady_path import SteadyPath
+from planner.cost.steady_path import ConstantRatePath
 from planner.scenario.cluster import Cluster, Link
 from planner.scenario.scenario import Scenario
 
 
-def with_observed_links(scenario: Scenario, paths: Mapping[tuple[str, str], SteadyPath]) -> Scenario:
+def with_observed_links(scenario: Scenario, paths: Mapping[tuple[str, str], ConstantRatePath]) -> Scenario:
     """Return the scenario with the links of observed paths as steady as they were observed to be.
 
     A path that is slower than declared is put down to its narrowest link; one that is faster, to every link of it that

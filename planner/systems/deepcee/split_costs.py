@@ -45,7 +45,7 @@ def split_problem(scenario: Scenario, devices: Sequence[Replicas], microbatches:
 def _crossing(left: Stage, right: Stage, samples: int, scenario: Scenario) -> tuple[float, float]:
     """Seconds for each byte of a microbatch, and the latency, of the worse direction."""
     ways = [crossing_flows(left, right, samples), crossing_flows(right, left, samples)]
-    latency_s = max((nominal_path(scenario, *pair).delay_s(1) for flows in ways for pair in flows), default=0.0)
+    latency_s = max((nominal_path(scenario, *pair).propagation_s(1) for flows in ways for pair in flows), default=0.0)
     return max(seconds_per_byte(flows, scenario) for flows in ways), latency_s
 
 

@@ -69,10 +69,12 @@ def deepcee_with(mechanisms: Mechanisms, scenario: Scenario) -> Plan:
         raise no_split_fits(scenario, "deepcee")
     improved = {search.improved(start): None for start in starts[:_IMPROVED]}
     best = sorted(improved, key=lambda each: each.step_s)[:_TIMED]
-    return min((_plan(each, mechanisms, scenario) for each in best), key=lambda plan: quick_step_s(plan, scenario))
+    return min(
+        (_plan(each, mechanisms, scenario) for each in best), key=lambda plan: approximate_step_time_s(plan, scenario)
+    )
 
 
-def quick_step_s(plan: Plan, scenario: Scenario) -> float:
+def approximate_step_time_s(plan: Plan, scenario: Scenario) -> float:
     """Return the seconds of a step in which devices choose the order themselves, at declared bandwidths.
 
     That needs no search for an order. Flows that start together share their links.

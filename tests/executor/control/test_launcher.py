@@ -6,7 +6,7 @@ import pytest
 
 from executor.control.launcher import run_job
 from executor.control.prepared_job import prepared_job
-from executor.core.job import Emulator, Orders
+from executor.core.job import Emulator, RunConfig
 from executor.wan.testbed import missing
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.common.errors import RunError
@@ -28,7 +28,7 @@ def test_the_cause_and_its_stack_are_told(emulator: Emulator, tmp_path: Path, mo
     scenario = chain_scenario([1e-3] * 2, [1e-3] * 2)
     plan = chain_plan(scenario)
     with (
-        prepared_job(scenario, plan, Orders("paced", 1, emulator, adapts=False)) as job,
+        prepared_job(scenario, plan, RunConfig("paced", 1, emulator, adapts=False)) as job,
         pytest.raises(RunError, match=r"status 1: .*\| ValueError: what went wrong\n") as raised,
     ):
         run_job(job, plan.devices, module="ends_at_once")

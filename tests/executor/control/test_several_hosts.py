@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from executor.backend import TorchBackend
-from executor.recovery.resuming import CheckpointOrders
+from executor.recovery.resuming import CheckpointConfig
 from planner.runs.metrics import step_ends_s
 from tests.helpers.networks.several_hosts import hosts_on_loopback, start_member, two_free_ports
 from tests.helpers.processes.blows import await_step
@@ -135,7 +135,7 @@ def test_checkpoints_in_a_folder_that_hosts_do_not_share_are_refused(tmp_path: P
     # Another disk at the same place.
     elsewhere = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {shared} && exec "$@"', "sh"]
     member = start_member(hosts, "east", tmp_path / "east", scenario.code.path, elsewhere)
-    backend = TorchBackend("real", checkpoints=CheckpointOrders(shared, 5), hosts=lambda devices: hosts)
+    backend = TorchBackend("real", checkpoints=CheckpointConfig(shared, 5), hosts=lambda devices: hosts)
     with pytest.raises(InputError, match=r"not the one that the head has.*a folder that all hosts share"):
         backend.run(scenario, plan, None, STEPS)
     _, said = member.communicate(timeout=30)

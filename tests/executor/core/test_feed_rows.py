@@ -10,8 +10,8 @@ import pytest
 from executor.backend import TorchBackend
 from executor.control.coordinator import Coordinator
 from executor.core.control_store import reach_control_store
-from executor.core.job import Orders
-from executor.core.messages import FINISHED, Beginning, NewPlan
+from executor.core.job import RunConfig
+from executor.core.messages import FINISHED, NewPlan, SessionSpec
 from executor.rank.control_client import (
     PlanFeed,
 )
@@ -67,14 +67,14 @@ def test_nothing_is_left_of_steps_that_all_have_published() -> None:
         os.fdopen(plans) as inbound,
         os.fdopen(to_agent, "w") as answers,
     ):
-        orders = Orders("paced", STEPS, "none", adapts=True)
+        orders = RunConfig("paced", STEPS, "none", adapts=True)
         coordinator = Coordinator(
             ("127.0.0.1", 0), scenario, plan, plan.devices, orders, outbound, inbound, None, pytest.fail
         )
         address = ("127.0.0.1", coordinator.port)
         store = reach_control_store(address)
         keys_before = store.num_keys()
-        beginning = Beginning(0, (0, 1), 0, 0, (NewPlan(plan),) * DECISION_LAG_STEPS)
+        beginning = SessionSpec(0, (0, 1), 0, 0, (NewPlan(plan),) * DECISION_LAG_STEPS)
         feeds = [PlanFeed(address, rank, beginning, STEPS, errors.append) for rank in range(2)]
 
         def run(feed: PlanFeed) -> None:

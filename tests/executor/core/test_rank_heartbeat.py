@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from executor.core.heartbeat import SILENT_LOOKS, STOPPED_LOOKS
-from executor.core.pulse import Pulse
+from executor.core.pulse import LivenessProbe
 from tests.helpers.processes.process_watch import wait_until
 
 
@@ -33,14 +33,14 @@ def state(process: "subprocess.Popen[bytes]") -> str:
 
 
 def test_who_touches_its_file_goes_on(path: Path) -> None:
-    pulse = Pulse(path, STOPPED_LOOKS, SILENT_LOOKS, 1.0)
+    pulse = LivenessProbe(path, STOPPED_LOOKS, SILENT_LOOKS, 1.0)
     for look in range(2 * SILENT_LOOKS):
         os.utime(path, ns=(look, look))
         assert pulse.look() == ""
 
 
 def test_who_does_not_touch_its_file_for_a_minute_stands_still(path: Path, process: "subprocess.Popen[bytes]") -> None:
-    pulse = Pulse(path, STOPPED_LOOKS, SILENT_LOOKS, 1.0)
+    pulse = LivenessProbe(path, STOPPED_LOOKS, SILENT_LOOKS, 1.0)
     assert [pulse.look() for _ in range(SILENT_LOOKS)] == [""] * SILENT_LOOKS
     assert pulse.look() == "its process has given no sign of life for 60 s"
     pulse.end()
@@ -49,7 +49,7 @@ def test_who_does_not_touch_its_file_for_a_minute_stands_still(path: Path, proce
 
 
 def test_who_is_stopped_may_go_on_for_a_while(path: Path, process: "subprocess.Popen[bytes]") -> None:
-    pulse = Pulse(path, STOPPED_LOOKS, SILENT_LOOKS, 1.0)
+    pulse = LivenessProbe(path, STOPPED_LOOKS, SILENT_LOOKS, 1.0)
     for stop in (signal.SIGSTOP, signal.SIGCONT, signal.SIGSTOP):
         process.send_signal(stop)
         wait_until(lambda stop=stop: (state(process) == "T") == (stop == signal.SIGSTOP), "the signal does nothing")
@@ -60,5 +60,5 @@ def test_who_is_stopped_may_go_on_for_a_while(path: Path, process: "subprocess.P
 
 
 def test_who_has_not_begun_is_left_alone(tmp_path: Path) -> None:
-    pulse = Pulse(tmp_path / "beat", STOPPED_LOOKS, SILENT_LOOKS, 1.0)
+    pulse = LivenessProbe(tmp_path / "beat", STOPPED_LOOKS, SILENT_LOOKS, 1.0)
     assert {pulse.look() for _ in range(2 * SILENT_LOOKS)} == {""}

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore, Store
 
-from executor.core.job import JobFolder, Orders
+from executor.core.job import JobFolder, RunConfig
 from executor.core.origin import create_origin
 from executor.core.peers import SharedInputError, SharedRunError
 from executor.rank.fingerprint import model_facts
@@ -45,7 +45,7 @@ PLAN = chain_plan(SCENARIO)
 def job(path: Path, scenario: Scenario = SCENARIO, plan: Plan = PLAN) -> Path:
     path.mkdir()
     folder = JobFolder(path)
-    folder.write(scenario, plan, Orders("paced", 3, "none", False))
+    folder.write(scenario, plan, RunConfig("paced", 3, "none", False))
     create_ledger(folder.ledger, scenario.cluster)
     create_origin(folder.origin)
     return path

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from executor.control.launcher import run_job
-from executor.core.job import JobFolder, Orders
+from executor.core.job import JobFolder, RunConfig
 from executor.core.origin import create_origin
 from executor.rank import rank, worker
 from executor.rank.resources import read_samples
@@ -36,7 +36,7 @@ def test_a_partner_waits_for_its_group_longer_than_for_any_message(
     stage = Stage(0, 1, (Replica(leader, partners=(partner,)),), 1)
     plan = Plan(scenario.name, scenario.model.name, "hand", "1f1b", (Pipeline((stage,), (1,)),))
     job = JobFolder(tmp_path)
-    job.write(scenario, plan, Orders("paced", STEPS, "none", adapts=False))
+    job.write(scenario, plan, RunConfig("paced", STEPS, "none", adapts=False))
     create_origin(job.origin)
     run_job(job, names, module="test_rank_end")
     led, followed = (read_samples(job.resources(rank))[-1].time_s for rank in range(2))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from executor.recovery.restore_point import layers_of, missing_layers, newest_complete, restoring_moves
 from planner.adapt.backups import backup_holders, backup_moves
-from planner.adapt.migration import Move
+from planner.adapt.migration import LayerTransfer
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 from tests.helpers.scenarios.builders import mesh_scenario
@@ -76,5 +76,5 @@ def test_backups_get_what_they_keep(plan: Plan) -> None:
         assert set(_layers(move)) <= layers_of(plan, move.source)
 
 
-def _layers(move: Move) -> range:
+def _layers(move: LayerTransfer) -> range:
     return range(move.first_layer, move.end_layer)

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
-from executor.recovery.resuming import CheckpointOrders, resumption
+from executor.recovery.resuming import CheckpointConfig, resumption
 from planner.plan.plan import Plan
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import ModelCode, Optimizer, Scenario
@@ -45,15 +45,15 @@ def other_plan(scenario: Scenario) -> Plan:
 def test_training_goes_on_with_the_same_plan_or_another(code: ModelCode, optimizer: Optimizer, tmp_path: Path) -> None:
     scenario, plan = chain(code, optimizer)
     folder, target = tmp_path / "checkpoints", tmp_path / "parameters.safetensors"
-    TorchBackend("real", checkpoints=CheckpointOrders(folder, EVERY)).run(scenario, plan, None, 4)
+    TorchBackend("real", checkpoints=CheckpointConfig(folder, EVERY)).run(scenario, plan, None, 4)
     # The end of a run is a checkpoint too.
     step, known = resumption(folder, scenario, STEPS, print)
     assert (step, known) == (4, plan)
     other = other_plan(scenario)
-    TorchBackend("real", checkpoints=CheckpointOrders(folder, EVERY, step)).run(scenario, other, None, 8)
+    TorchBackend("real", checkpoints=CheckpointConfig(folder, EVERY, step)).run(scenario, other, None, 8)
     step, known = resumption(folder, scenario, STEPS, print)
     assert (step, known) == (8, other)
-    backend = TorchBackend("real", parameters=target, checkpoints=CheckpointOrders(folder, EVERY, step))
+    backend = TorchBackend("real", parameters=target, checkpoints=CheckpointConfig(folder, EVERY, step))
     record = backend.run(scenario, plan, None, STEPS)
     assert {event.step for event in record.events} == set(range(8, STEPS))
     expected = train_in_one_process(scenario, STEPS)
@@ -67,9 +67,9 @@ def test_ranks_that_are_lost_after_a_resumption_begin_with_the_checkpoint(tmp_pa
     """Before any copy is complete nobody has more than what the run began with."""
     scenario, plan = chain()
     folder, target = tmp_path / "checkpoints", tmp_path / "parameters.safetensors"
-    TorchBackend("real", checkpoints=CheckpointOrders(folder, EVERY)).run(scenario, plan, None, 4)
+    TorchBackend("real", checkpoints=CheckpointConfig(folder, EVERY)).run(scenario, plan, None, 4)
     backend = TorchBackend(
-        "real", parameters=target, backup_every=1000, checkpoints=CheckpointOrders(folder, EVERY, first_step=4)
+        "real", parameters=target, backup_every=1000, checkpoints=CheckpointConfig(folder, EVERY, first_step=4)
     )
     faulty = replace(scenario, faults=(Absence("device-3", 0.3, 0.4),))
     record = backend.run(faulty, plan, None, 40)

@@ -11,7 +11,7 @@ from torch import nn
 
 from executor.core.clock import RunClock
 from executor.core.program import compile_plan
-from executor.training.layer_rows import LayerRows
+from executor.training.layer_rows import FlatParameters
 from executor.training.models.loading import load_with_sizes
 from executor.training.real_compute import RealCompute
 from executor.training.tensor_parallel.gradient_norm import squared_norm
@@ -33,7 +33,7 @@ ELEMENTS = 6 + 3 + 3 + 1 + 2
 
 def test_a_row_has_a_place_for_every_parameter() -> None:
     held = layers()
-    rows = LayerRows(held)
+    rows = FlatParameters(held)
     assert rows.elements == ELEMENTS
     assert rows.gradients().tolist() == [0.0] * 6 + [0.0, 1.0, 2.0] + [1.0] * 3 + [0.0] * 3
     assert torch.equal(rows.parameters(), nn.utils.parameters_to_vector(nn.Sequential(*held).parameters()))
@@ -41,7 +41,7 @@ def test_a_row_has_a_place_for_every_parameter() -> None:
 
 @given(st.lists(st.floats(-9, 9, width=32), min_size=ELEMENTS, max_size=ELEMENTS))
 def test_what_is_put_can_be_had_back_but_for_frozen_parameters(numbers: list[float]) -> None:
-    rows, row = LayerRows(layers()), torch.tensor(numbers)
+    rows, row = FlatParameters(layers()), torch.tensor(numbers)
     weights = rows.parameters()
     rows.put_gradients(row)
     rows.put_parameters(row)
@@ -52,13 +52,13 @@ def test_what_is_put_can_be_had_back_but_for_frozen_parameters(numbers: list[flo
         assert torch.equal(found[6:], kept[6:])
 
 
-@pytest.mark.parametrize("change", [LayerRows.put_gradients, LayerRows.add_gradients])
-def test_rows_are_copies(change: Callable[[LayerRows, torch.Tensor], None]) -> None:
-    rows = LayerRows(layers())
+@pytest.mark.parametrize("change", [FlatParameters.put_gradients, FlatParameters.add_gradients])
+def test_rows_are_copies(change: Callable[[FlatParameters, torch.Tensor], None]) -> None:
+    rows = FlatParameters(layers())
     before, parameters = rows.gradients(), rows.parameters()
     change(rows, torch.ones(ELEMENTS))
     rows.put_parameters(torch.zeros(ELEMENTS))
-    expected = before + 1 if change is LayerRows.add_gradients else torch.ones(ELEMENTS)
+    expected = before + 1 if change is FlatParameters.add_gradients else torch.ones(ELEMENTS)
     expected[FROZEN] = 0
     assert torch.equal(rows.gradients(), expected)
     assert parameters.any()
@@ -69,14 +69,14 @@ def test_a_sum_of_no_gradients_is_none_and_one_of_zeros_is_zero() -> None:
     held, others = layers(), layers()
     # On one side only, and zero; its sign is no sign.
     others[2][1].weight.grad = torch.tensor([[-0.0]])
-    total = LayerRows(held).gradients() + LayerRows(others).gradients()
+    total = FlatParameters(held).gradients() + FlatParameters(others).gradients()
     for own in (held, others):
-        LayerRows(own).put_gradients(total)
+        FlatParameters(own).put_gradients(total)
         assert own[0].bias.grad.tolist() == [0.0, 2.0, 4.0]
         assert own[2][1].weight.grad.tolist() == [[0.0]]
         assert [each.grad for each in (own[0].weight, own[2][0].bias, own[2][1].bias)] == [None] * 3
     fresh = layers()
-    LayerRows(fresh).add_gradients(total)
+    FlatParameters(fresh).add_gradients(total)
     assert fresh[2][1].weight.grad.tolist() == [[0.0]]
     assert fresh[2][1].bias.grad is None
 
@@ -93,7 +93,7 @@ def test_the_norm_is_that_of_float64_however_layers_are_grouped() -> None:
 
 
 def test_layers_without_parameters_have_an_empty_row() -> None:
-    rows = LayerRows([nn.ReLU()])
+    rows = FlatParameters([nn.ReLU()])
     rows.put_gradients(rows.gradients())
     assert rows.parameters().shape == (0,)
 

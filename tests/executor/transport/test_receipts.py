@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from executor.core.clock import RunClock
 from executor.core.peers import PeerLostError
-from executor.transport.receive import Receipt
+from executor.transport.receive import RecvHandle
 
 PATIENCE_S = 5.0
 
@@ -27,11 +27,11 @@ class Receive:
             raise self._error
 
 
-def watched(receive: Receive, arrived_error: Exception | None = None) -> tuple[Receipt, list[Exception]]:
+def watched(receive: Receive, arrived_error: Exception | None = None) -> tuple[RecvHandle, list[Exception]]:
     """A receipt that a thread has settled, and what was told of that."""
     failures, over = list[Exception](), threading.Event()
 
-    def arrived(_: Receipt) -> None:
+    def arrived(_: RecvHandle) -> None:
         if arrived_error is not None:
             raise arrived_error
         over.set()
@@ -40,7 +40,7 @@ def watched(receive: Receive, arrived_error: Exception | None = None) -> tuple[R
         failures.append(error)
         over.set()
 
-    receipt = Receipt(torch.empty(1, dtype=torch.uint8), [cast(dist.Work, receive)], "peer", RunClock(0.0), arrived)
+    receipt = RecvHandle(torch.empty(1, dtype=torch.uint8), [cast(dist.Work, receive)], "peer", RunClock(0.0), arrived)
     with ThreadPoolExecutor(1) as threads:
         receipt.watch(threads, failed)
         assert over.wait(PATIENCE_S), "nobody is told"

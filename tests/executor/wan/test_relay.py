@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from executor.backend import TorchBackend, choose_emulator
 from executor.wan.emulated_link import EmulatedLink, queue_bytes
-from executor.wan.in_transit import Carriage, Route
+from executor.wan.in_transit import InTransitQueue, Route
 from executor.wan.lost_segments import without_segments
 from executor.wan.packet import count_segments, frames_bytes
 from executor.wan.rate_curve import RateCurve
@@ -160,7 +160,7 @@ def test_a_link_that_stays_dark_is_an_error_with_its_name() -> None:
 def test_packets_cross_one_link_after_the_other_and_share_them() -> None:
     first, second = EmulatedLink(link(8e6, 0.1), [], 0), EmulatedLink(Link("b", "c", 4e6, 0.2), [], 0)
     both, last = Route((first, second), 1), Route((second,), 2)
-    carriage = Carriage()
+    carriage = InTransitQueue()
     packet = bytes(10) + bytes([0x45]) + bytes(1490 - 1)
     size_bytes = frames_bytes(packet, 1)
     assert size_bytes == 1504

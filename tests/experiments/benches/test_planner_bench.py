@@ -12,7 +12,7 @@ from experiments.benches.planning.planner import (
     OURS,
     OURS_BY_CLOSED_FORM,
     WIDE,
-    Task,
+    PlannerCase,
     measure_planner,
     plan_and_score,
 )
@@ -28,7 +28,7 @@ def be_quiet(_: str) -> None:
 
 
 def test_a_plan_is_scored_on_both_terms(tmp_path: Path) -> None:
-    row = plan_and_score(Task("ddp", SMALL, write_fleet_files(tmp_path)))
+    row = plan_and_score(PlannerCase("ddp", SMALL, write_fleet_files(tmp_path)))
     assert row["problem"] == ""
     assert row["fits_judge"] == "yes"
     assert float(row["search_s"]) > 0
@@ -42,7 +42,7 @@ def test_a_refusal_is_a_row(tmp_path: Path) -> None:
     sizes = json.loads(files.sizes.read_text())
     sizes["Toy-1"]["1"]["2"]["act_mem_bytes"] = 10**12
     files.sizes.write_text(json.dumps(sizes))
-    row = plan_and_score(Task("greedy", SMALL, files))
+    row = plan_and_score(PlannerCase("greedy", SMALL, files))
     assert (row["judge_per_s"], row["ours_per_s"], row["fits_judge"]) == (0, 0, "")
     assert "no split fits into memory: layer 2" in str(row["problem"])
 

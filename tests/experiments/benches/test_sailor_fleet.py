@@ -28,7 +28,7 @@ def seconds_for_a_gigabyte(cluster: Cluster, source: str, target: str) -> float:
     scenario = Scenario("fleet", cluster, ModelProfile("none", ()), Training(1))
     path = nominal_path(scenario, source, target)
     assert path.latency_s == 0
-    return path.occupancy_s(1e9)
+    return path.transmission_s(1e9)
 
 
 def test_devices_are_those_of_the_nodes(folder: Path) -> None:

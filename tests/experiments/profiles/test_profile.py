@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from executor.profiling.background_load import CompanionOrders, companions
+from executor.profiling.background_load import LoadConfig, background_load
 from executor.profiling.flops import count_work
 from executor.profiling.layer_memory import activation_bytes, stage_peak_bytes
 from executor.profiling.layer_times import measure_layers
@@ -244,13 +244,13 @@ def children() -> set[str]:
 
 
 def test_companions_compute_until_the_measurement_is_over(tmp_path: Path) -> None:
-    orders = CompanionOrders(str(MODELS / "gpt.py"), dict(ARGUMENTS), [1], "sgd", "fp32", threads=1)
+    orders = LoadConfig(str(MODELS / "gpt.py"), dict(ARGUMENTS), [1], "sgd", "fp32", threads=1)
     before = children()
-    with companions(1, orders):
+    with background_load(1, orders):
         ours = children() - before
         assert ours
     assert not children() & ours
-    missing = CompanionOrders(str(tmp_path / "missing.py"), {}, [1], "sgd", "fp32", threads=1)
+    missing = LoadConfig(str(tmp_path / "missing.py"), {}, [1], "sgd", "fp32", threads=1)
     ended = pytest.raises(RunError, match="a process that was to compute beside the measurement has ended")
-    with ended, companions(1, missing):
+    with ended, background_load(1, missing):
         pass

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from experiments.runs.scenario import READY_FOLDER, choose_scenario
 from experiments.sweep.altered_plan import altered_plan
-from experiments.sweep.carrying_out import Task, carry_out, scenario_of
+from experiments.sweep.carrying_out import PointTask, carry_out, scenario_of
 from experiments.sweep.paths import parse_path, with_value
 from experiments.sweep.points import points_of
 from experiments.sweep.sweep_file import read_sweep
@@ -58,7 +58,7 @@ def resolved(scenario: Any, folder: Path) -> Any:
 
 
 def by_sweep(scenario: str, values: dict[str, Any]) -> Any:
-    return scenario_of(Task(Path(), {"scenario": scenario}, Path()), values)
+    return scenario_of(PointTask(Path(), {"scenario": scenario}, Path()), values)
 
 
 def by_hand(folder: Path, scenario: str, change: Any) -> Any:
@@ -171,7 +171,7 @@ def test_scenarios_and_plans_can_be_swept(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text(yaml.safe_dump({"parameters": {name: {"list": each} for name, each in values.items()}}))
     sweep = read_sweep(path)
-    outcomes = [carry_out(Task(sweep.folder, sweep.common, tmp_path), point) for point in points_of(sweep)]
+    outcomes = [carry_out(PointTask(sweep.folder, sweep.common, tmp_path), point) for point in points_of(sweep)]
     assert [outcome.metrics.get("plan_devices") for outcome in outcomes] == [2, 4, None, 2]
     assert "cloud-edge-end-small.json (made for scenario 'cloud-edge-end-small')" in outcomes[2].error
     assert [outcome.metrics.get("steps_done") for outcome in outcomes] == [2, 2, None, 1]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from executor.core.job import JobFolder, Orders
+from executor.core.job import JobFolder, RunConfig
 from executor.core.origin import announce_origin, create_origin
 from executor.core.parent import die_with_parent
 from executor.wan.hosts import device_address
@@ -202,7 +202,7 @@ def serve(folder: Path) -> None:
     names = [device.name for device in scenario.cluster.devices]
     job = JobFolder(folder / "testbed")
     job.path.mkdir()
-    job.write(scenario, make_plan("megatron", scenario), Orders("paced", 1, "relay", adapts=True))
+    job.write(scenario, make_plan("megatron", scenario), RunConfig("paced", 1, "relay", adapts=True))
     create_origin(job.origin)
     Path("/run/sshd").mkdir(exist_ok=True)
     with TestBed(job):

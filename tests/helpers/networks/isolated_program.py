@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from executor.core.job import JobFolder, Orders
+from executor.core.job import JobFolder, RunConfig
 from executor.core.origin import create_origin
 from planner.scenario.scenario import Scenario
 from tests.helpers.scenarios.builders import chain_plan
@@ -15,7 +15,7 @@ from tests.helpers.scenarios.builders import chain_plan
 
 def run_isolated(program: Path, folder: Path, scenario: Scenario, orders: object, timeout_s: float) -> Any:
     """Return what a program prints, as JSON; its arguments are the job's folder and ``orders``."""
-    JobFolder(folder).write(scenario, chain_plan(scenario), Orders("paced", 1, "relay", False))
+    JobFolder(folder).write(scenario, chain_plan(scenario), RunConfig("paced", 1, "relay", False))
     create_origin(JobFolder(folder).origin)
     isolated = [sys.executable, "-m", "executor.wan.isolated", str(os.getpid()), sys.executable]
     done = subprocess.run(

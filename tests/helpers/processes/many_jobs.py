@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch.distributed import PrefixStore
 
 from executor.control.launcher import run_job
-from executor.core.job import JobFolder, Orders
+from executor.core.job import JobFolder, RunConfig
 from executor.core.last_words import give_up, read_cause
 from executor.core.origin import create_origin
 from executor.core.parent import die_with_parent
@@ -63,7 +63,7 @@ def _written(run: tuple[Scenario, Plan], steps: int, folder: Path) -> JobFolder:
     check_supported(plan, scenario, "real", "none")
     folder.mkdir()
     job = JobFolder(folder)
-    job.write(scenario, plan, Orders("real", steps, "none", adapts=False))
+    job.write(scenario, plan, RunConfig("real", steps, "none", adapts=False))
     create_origin(job.origin)
     return job
 

@@ -124,7 +124,7 @@ def _least_s(pipeline: Pipeline, scenario: Scenario) -> float:
             following = pipeline.stages[number + 1].replicas
             size = model.layers[stage.end_layer - 1].output_bytes
             paths = [nominal_path(scenario, a.device, b.device) for a in stage.replicas for b in following]
-            arrives_s += min(path.latency_s + path.occupancy_s(size) for path in paths)
+            arrives_s += min(path.latency_s + path.transmission_s(size) for path in paths)
     return least_s
 
 
@@ -136,7 +136,7 @@ def _sum_s(stage: Stage, scenario: Scenario) -> float:
     numbers = scenario.model.parameter_bytes(stage.first_layer, stage.end_layer) // scenario.training.element_bytes
     part = numbers // len(names) * scenario.training.element_bytes
     paths = [nominal_path(scenario, one, other) for one, other in zip(names, [*names[1:], names[0]], strict=True)]
-    return min(2 * (len(names) - 1) * (path.latency_s + (path.occupancy_s(part) if part else 0.0)) for path in paths)
+    return min(2 * (len(names) - 1) * (path.latency_s + (path.transmission_s(part) if part else 0.0)) for path in paths)
 
 
 def _timed(pipelines: Sequence[Pipeline], scenario: Scenario, limit_s: float) -> Timed:

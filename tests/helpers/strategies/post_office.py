@@ -8,14 +8,14 @@ import torch
 
 from executor.core.clock import RunClock
 from executor.core.program import compile_plan
-from executor.core.row_log import RowLog
+from executor.core.row_log import EventRecorder
 from executor.core.step_program import StepProgram
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.interpreter import Interpreter
 from executor.training.compute import Compute
 from executor.training.models.loading import load_with_sizes
 from executor.training.real_compute import RealCompute
-from executor.transport.receive import Receipt
+from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire import AsItIs
 from planner.cost.async_updates import update_edges
@@ -38,7 +38,7 @@ class SetClock(RunClock):
 class _Letter:
     """A receive."""
 
-    def __init__(self, arrived: Callable[[Receipt], None]) -> None:
+    def __init__(self, arrived: Callable[[RecvHandle], None]) -> None:
         self._arrived = arrived
         self._payload: torch.Tensor | None = None
         self.arrived_s = float("inf")
@@ -53,7 +53,7 @@ class _Letter:
 
     def hand_over(self, payload: torch.Tensor, now_s: float) -> None:
         self._payload, self.arrived_s = payload.clone(), now_s
-        self._arrived(cast(Receipt, self))
+        self._arrived(cast(RecvHandle, self))
 
 
 class PostOffice:
@@ -68,7 +68,7 @@ class PostOffice:
         """A device's access."""
         return cast(Transport, _Counter(device, self))
 
-    def post(self, source: str, target: str, tag: int, arrived: Callable[[Receipt], None]) -> _Letter:
+    def post(self, source: str, target: str, tag: int, arrived: Callable[[RecvHandle], None]) -> _Letter:
         letter = _Letter(arrived)
         self._posted[source, target, tag].append(letter)
         return letter
@@ -96,7 +96,7 @@ class _Counter:
         self._device = device
         self._office = office
 
-    def post(self, source: str, tag: int, size_bytes: int, arrived: Callable[[Receipt], None]) -> _Letter:
+    def post(self, source: str, tag: int, size_bytes: int, arrived: Callable[[RecvHandle], None]) -> _Letter:
         return self._office.post(source, self._device, tag, arrived)
 
     def send(
@@ -132,7 +132,7 @@ class Pipelines:
         self._programs = compile_plan(plan, scenario)
         self.computes, self._interpreters, self._next = [], [], [0] * len(self.devices)
         edges = update_edges(plan, scenario)
-        rows = cast(RowLog, _Rows(self.events))
+        rows = cast(EventRecorder, _Rows(self.events))
         for device in self.devices:
             loaded = load_with_sizes(scenario.code, scenario.training.seed)
             compute = RealCompute(loaded, plan, self._programs[device], scenario.training, self.clock)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planner.adapt.adaptation import Adaptation
-from planner.adapt.migration import Migration, Move
+from planner.adapt.migration import LayerTransfer, Migration
 from planner.adapt.policy import describe_change
 from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.scenario import Scenario
@@ -99,7 +99,9 @@ def test_what_a_change_is_called() -> None:
     assert describe_change(plan, whole) == (
         "without device-1; pipelines 2 -> 1; microbatches 2 -> 1; in flight [1] -> [2]; samples 2 -> 4"
     )
-    migration = Migration((Move("left", "right", 3, 6, 12 * 10**6), Move("right", "left", 1, 2, 10**5)))
+    migration = Migration(
+        (LayerTransfer("left", "right", 3, 6, 12 * 10**6), LayerTransfer("right", "left", 1, 2, 10**5))
+    )
     assert describe_change(plan, plan, migration) == (
         "layers 3 to 5 from left to right, 12.0 MB; layer 1 from right to left, 0.1 MB"
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.adapt.migration import Migration, Move, migration_between, migration_time_s
+from planner.adapt.migration import LayerTransfer, Migration, migration_between, migration_time_s
 from planner.plan.plan import Plan, Replica, Stage
 from planner.scenario.scenario import Optimizer, Scenario
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
@@ -43,15 +43,18 @@ def test_it_comes_from_the_nearest_holder_with_what_the_optimizer_keeps() -> Non
     old, new = placed([3, 5], [[0, 2], [3]]), placed([2, 5], [[0, 1], [3]])
     moves = migration_between(old, new, scenario("adamw")).moves
     # Devices 0 and 2 are as near to device 1: the one that comes first.
-    assert moves == (Move("device-0", "device-1", 0, 2, 3 * 3000), Move("device-2", "device-3", 2, 3, 3 * 3000))
+    assert moves == (
+        LayerTransfer("device-0", "device-1", 0, 2, 3 * 3000),
+        LayerTransfer("device-2", "device-3", 2, 3, 3 * 3000),
+    )
 
 
 def test_who_is_gone_gives_nothing_and_a_backup_does() -> None:
     old, new = placed([2, 5], [[0], [1]]), placed([5], [[1]])
     backups = {0: ("device-2",), 1: ("device-2",)}
-    assert migration_between(old, new, scenario()).moves == (Move("device-0", "device-1", 0, 2, 3000),)
+    assert migration_between(old, new, scenario()).moves == (LayerTransfer("device-0", "device-1", 0, 2, 3000),)
     gone = migration_between(old, new, scenario(), ["device-0"], backups)
-    assert gone.moves == (Move("device-2", "device-1", 0, 2, 3000),)
+    assert gone.moves == (LayerTransfer("device-2", "device-1", 0, 2, 3000),)
     at_home = migration_between(old, new, scenario(), ["device-0"], {0: ("device-1",), 1: ("device-1",)})
     assert at_home == Migration(())
     with pytest.raises(InputError, match="nobody holds layer 0 any more"):
@@ -59,7 +62,7 @@ def test_who_is_gone_gives_nothing_and_a_backup_does() -> None:
 
 
 def test_the_time_is_that_of_the_busiest_link_and_the_longest_latency() -> None:
-    one, other, far = (Move("device-0", f"device-{target}", 0, 1, 10**6) for target in (1, 1, 3))
+    one, other, far = (LayerTransfer("device-0", f"device-{target}", 0, 1, 10**6) for target in (1, 1, 3))
     assert migration_time_s(Migration(()), scenario()) == 0
     assert migration_time_s(Migration((one,)), scenario()) == pytest.approx(1.5)
     assert migration_time_s(Migration((one, other)), scenario()) == pytest.approx(2.5)

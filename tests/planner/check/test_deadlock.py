@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.check.deadlock import find_circle
+from planner.check.deadlock import find_cycle
 from planner.plan.actions import Action, Kind, parse_action
 from planner.plan.plan import Pipeline, Replica, Stage
 
@@ -20,7 +20,7 @@ def pipeline(workers: list[int], orders: list[str], microbatches: int) -> Pipeli
 
 
 def circle(made: Pipeline) -> list[str]:
-    return [wait.describe(made) for wait in find_circle(made)]
+    return [wait.describe(made) for wait in find_cycle(made)]
 
 
 def test_a_circle_of_two_workers() -> None:
@@ -41,14 +41,14 @@ def test_a_worker_that_waits_for_itself_while_others_wait_for_it() -> None:
 def test_who_only_waits_for_the_circle_is_not_part_of_it() -> None:
     # Worker 0 waits for worker 1, which waits for worker 2, and that for worker 1.
     made = pipeline([0, 1, 2], ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1", "2F0 2F1 2B0 2B1"], 2)
-    assert [wait.worker for wait in find_circle(made)] == [1, 2]
+    assert [wait.worker for wait in find_cycle(made)] == [1, 2]
 
 
 def test_stages_of_one_worker_wait_for_each_other() -> None:
     good = pipeline([0, 1, 1, 0], ["0F0 3F0 3B0 0B0", "1F0 2F0 2I0 1I0 2W0 1W0"], 1)
-    assert not find_circle(good)
+    assert not find_cycle(good)
     bad = pipeline([0, 1, 1, 0], ["3F0 0F0 3B0 0B0", "1F0 2F0 2I0 1I0 2W0 1W0"], 1)
-    assert [str(wait.action) for wait in find_circle(bad)] == ["3F0", "1F0"]
+    assert [str(wait.action) for wait in find_cycle(bad)] == ["3F0", "1F0"]
 
 
 @st.composite
@@ -85,7 +85,7 @@ def needs(action: Action, kinds: dict[tuple[int, int], tuple[Kind, ...]]) -> set
 
 @given(carried_out())
 def test_what_can_be_carried_out_has_no_circle(made: Pipeline) -> None:
-    assert find_circle(made) == ()
+    assert find_cycle(made) == ()
 
 
 @given(carried_out(), st.randoms(use_true_random=False))
@@ -93,7 +93,7 @@ def test_a_circle_is_one(made: Pipeline, chance: random.Random) -> None:
     shuffled = Pipeline(
         made.stages, made.microbatches, tuple(tuple(chance.sample(order, len(order))) for order in made.orders)
     )
-    waits = find_circle(shuffled)
+    waits = find_cycle(shuffled)
     for wait, after in zip(waits, (*waits[1:], *waits[:1]), strict=True):
         assert wait.holder == after.worker
         order = shuffled.orders[wait.holder]

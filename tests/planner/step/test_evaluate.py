@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.check.check import check_plan
-from planner.cost.steady_path import SteadyPath
+from planner.cost.steady_path import ConstantRatePath
 from planner.scenario.effects import ComputeEffects, Effects
 from planner.step.evaluate import step_time_s, step_times_s
 from planner.step.reschedule import with_schedule
@@ -20,7 +20,7 @@ RATES = st.tuples(st.floats(1e3, 1e7), st.floats(0, 3))
 def test_many_networks_at_once_are_as_many_alone(networks: list[tuple[float, float]], schedule: str) -> None:
     scenario = chain_scenario([1.0, 2.0, 0.5], [2.0, 3.0, 1.0], global_batch=6)
     plan = chain_plan(scenario, schedule=schedule, microbatches=[1, 2, 3])
-    paths = [lambda source, target, each=each: SteadyPath(*each) for each in networks]
+    paths = [lambda source, target, each=each: ConstantRatePath(*each) for each in networks]
     alone = [step_time_s(plan, scenario, path) for path in paths]
     assert step_times_s(plan, scenario, paths).tolist() == pytest.approx(alone, rel=1e-12)
 

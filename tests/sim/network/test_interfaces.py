@@ -18,10 +18,10 @@ from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from sim.kernel.advance import SHARED
 from sim.recorder import Recorder
-from sim.set_up import SetUp
+from sim.set_up import Epoch
 from sim.simulator import Simulator
-from sim.step_gate import Horizon
-from sim.world import World
+from sim.step_gate import StopCondition
+from sim.world import EpochRun
 from tests.helpers.scenarios.builders import mesh_scenario
 from traces.trace import LinkTrace
 
@@ -147,7 +147,7 @@ def test_an_interface_that_can_never_fill_changes_nothing(
     assert step_time_s(wide[1], wide[0]) == step_time_s(without[1], without[0])
     # Nor does it cost anything: no line needs events.
     scenario, plan = wide
-    world = World(scenario, SetUp(plan), None, Horizon(1), Recorder(plan.devices))
+    world = EpochRun(scenario, Epoch(plan), None, StopCondition(1), Recorder(plan.devices))
     assert (world.network.lines.mode != SHARED).all()
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from planner.scenario.cluster import Link
 from planner.scenario.effects import NetworkEffects
 from sim.kernel.piecewise import RateTable, join_tables
-from sim.network.connection import Connection, Parcel
+from sim.network.connection import Connection, Message
 from sim.network.fair_link import FairLink
 from sim.network.routes import Route
 
@@ -35,7 +35,7 @@ def sojourns_s(
     route = Route("a", "b", (link,), (link,), 1, ceiling_bps)
     left_s = np.full(len(arrivals_s), np.nan)
 
-    def deliver(parcel: Parcel, departed_s: float, arrived_s: float) -> None:
+    def deliver(parcel: Message, departed_s: float, arrived_s: float) -> None:
         left_s[parcel.message] = departed_s
 
     lines = [
@@ -43,7 +43,7 @@ def sojourns_s(
         for _ in range(min(connections, len(arrivals_s)))
     ]
     for number, (arrival_s, size_bytes) in enumerate(zip(arrivals_s.tolist(), sizes_bytes.tolist(), strict=True)):
-        lines[number % len(lines)].send(Parcel(0, number, int(size_bytes), arrival_s))
+        lines[number % len(lines)].send(Message(0, number, int(size_bytes), arrival_s))
     environment.run()
     return left_s - arrivals_s
 

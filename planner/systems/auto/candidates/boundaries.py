@@ -6,14 +6,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.cost.steady_path import SteadyPath, nominal_path
+from planner.cost.steady_path import ConstantRatePath, nominal_path
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.chain_split import Floats
-from planner.systems.auto.candidates.pools import Pool
-from planner.systems.auto.candidates.way import Way
+from planner.systems.auto.candidates.pools import DeviceClass
+from planner.systems.auto.candidates.way import StageOption
 
 
-def crossings(ways: Sequence[Way], scenario: Scenario, pipelines: int, microbatch: int) -> tuple[Floats, Floats]:
+def crossings(
+    ways: Sequence[StageOption], scenario: Scenario, pipelines: int, microbatch: int
+) -> tuple[Floats, Floats]:
     """Return for how long each layer's output keeps the links busy, and how long it is on its way, in seconds.
 
     Both for each pair of ways, [ways, ways, layers]. What a host sends in each round of microbatches passes its
@@ -31,7 +33,7 @@ def crossings(ways: Sequence[Way], scenario: Scenario, pipelines: int, microbatc
     # Assumed: the stages of a host's devices are the same one, of different pipelines or replicas.
     senders = [min(pipelines * way.width, way.pool.host_size // way.degree or 1) for way in ways]
     host = np.array(senders) * -(-microbatch // width)
-    places: dict[Pool, list[int]] = {}
+    places: dict[DeviceClass, list[int]] = {}
     for index, way in enumerate(ways):
         places.setdefault(way.pool, []).append(index)
     for one, rows in places.items():
@@ -60,13 +62,13 @@ class _Between:
         region_s: On the links of and between regions, [layers].
     """
 
-    path: SteadyPath
+    path: ConstantRatePath
     host_s: Floats
     region_s: Floats
 
 
 @lru_cache(maxsize=4096)
-def _between(scenario: Scenario, one: Pool, other: Pool) -> _Between:
+def _between(scenario: Scenario, one: DeviceClass, other: DeviceClass) -> _Between:
     source, target = one.ends[0], other.ends[1]
     cluster, network = scenario.cluster, scenario.effects.network
     bits = 8 * np.array([layer.output_bytes for layer in scenario.model.layers], np.float64)
@@ -81,10 +83,10 @@ def _between(scenario: Scenario, one: Pool, other: Pool) -> _Between:
 
 
 @lru_cache(maxsize=16384)
-def _message_s(scenario: Scenario, one: Pool, other: Pool, samples: int) -> Floats:
+def _message_s(scenario: Scenario, one: DeviceClass, other: DeviceClass, samples: int) -> Floats:
     """Seconds for which each layer's output of so many samples keeps an idle path busy, [layers]."""
     path = _between(scenario, one, other).path
     sizes, which = np.unique(
         samples * np.array([layer.output_bytes for layer in scenario.model.layers]), return_inverse=True
     )
-    return np.array([path.occupancy_s(size) for size in sizes.tolist()])[which]
+    return np.array([path.transmission_s(size) for size in sizes.tolist()])[which]

@@ -8,8 +8,8 @@ from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 from planner.step.reschedule import hiding_depths
-from planner.systems.auto.candidates.pools import Pool
-from planner.systems.auto.candidates.skeleton import Skeleton
+from planner.systems.auto.candidates.pools import DeviceClass
+from planner.systems.auto.candidates.skeleton import PipelineTemplate
 
 # Of each stage, the devices of each replica.
 Places = tuple[tuple[tuple[str, ...], ...], ...]
@@ -18,7 +18,7 @@ Places = tuple[tuple[tuple[str, ...], ...], ...]
 QUICK_ORDER = ("compact-zb", "dynamic")
 
 
-def plan_of(skeletons: Sequence[Skeleton], scenario: Scenario, strategy: str) -> Plan | None:
+def plan_of(skeletons: Sequence[PipelineTemplate], scenario: Scenario, strategy: str) -> Plan | None:
     """Return the plan of skeletons side by side, in the quick order; None where its microbatches do not fit.
 
     Args:
@@ -61,11 +61,11 @@ def places_of(pipeline: Pipeline) -> Places:
     return tuple(tuple(replica.devices for replica in stage.replicas) for stage in pipeline.stages)
 
 
-def _places(skeleton: Skeleton) -> list[Places]:
+def _places(skeleton: PipelineTemplate) -> list[Places]:
     """The devices of each pipeline. The same stages of all pipelines are neighbours, and sum gradients within hosts."""
     groups = {(stage.pool, stage.degree): stage.pool.groups(stage.degree) for stage in skeleton.stages}
     rows: list[list[tuple[tuple[str, ...], ...]]] = [[] for _ in range(skeleton.pipelines)]
-    used: dict[Pool, int] = {}
+    used: dict[DeviceClass, int] = {}
     for stage in skeleton.stages:
         first, own = used.get(stage.pool, 0), groups[stage.pool, stage.degree]
         used[stage.pool] = first + skeleton.pipelines * stage.width
@@ -75,7 +75,7 @@ def _places(skeleton: Skeleton) -> list[Places]:
     return [tuple(row) for row in rows]
 
 
-def _pipeline(skeleton: Skeleton, samples: int, places: Places) -> Pipeline:
+def _pipeline(skeleton: PipelineTemplate, samples: int, places: Places) -> Pipeline:
     stages = tuple(
         Stage(
             stage.first_layer,

@@ -62,14 +62,14 @@ class Chain(NamedTuple):
     """Stages in order.
 
     Attributes:
-        pace_s: Bound of the slowest stage or link, seconds; infinite if nothing fits.
-        pass_s: Of one microbatch there and back, seconds.
+        bottleneck_s: Bound of the slowest stage or link, seconds; infinite if nothing fits.
+        round_trip_s: Of one microbatch there and back, seconds.
         option: Of each stage.
         first_layer: Of each stage.
     """
 
-    pace_s: float
-    pass_s: float
+    bottleneck_s: float
+    round_trip_s: float
     option: Ints
     first_layer: Ints
 
@@ -87,8 +87,10 @@ def best_chain(
         limit_s: Longer steps, without sums of gradients, are of no use.
         most_sum_s: No stage sums its gradients for longer.
     """
-    pace_s, pass_s, option, first_layer = _search(options, microbatches, most_stages, least_s, limit_s, most_sum_s)
-    return Chain(float(pace_s), float(pass_s), option, first_layer)
+    bottleneck_s, round_trip_s, option, first_layer = _search(
+        options, microbatches, most_stages, least_s, limit_s, most_sum_s
+    )
+    return Chain(float(bottleneck_s), float(round_trip_s), option, first_layer)
 
 
 @njit(cache=True)
@@ -122,11 +124,11 @@ def _search(
         step_s = (microbatches - 1) * bound_s + found
         if step_s < best_s:
             best_s, best_bound_s = step_s, bound_s
-    pass_s, last = _fill(
+    round_trip_s, last = _fill(
         options, microbatches, most_stages, best_bound_s, most_s, quickest_s, most_sum_s, way_s, behind
     )
     option, first_layer = _unwind(last, behind, layers)
-    return best_bound_s, pass_s, option, first_layer
+    return best_bound_s, round_trip_s, option, first_layer
 
 
 @njit(cache=True)

@@ -136,7 +136,7 @@ def _sum_between_s(ones: Sequence[Device], others: Sequence[Device], scenario: S
     size_bytes = scenario.model.parameter_bytes(0, len(scenario.model.layers)) / min(len(ones), len(others)) / 2
     ends = [(a.name, b.name) for a in ones for b in others]
     paths = {nominal_path(scenario, *hop) for one, other in ends for hop in ((one, other), (other, one))}
-    return 2 * max(path.latency_s + path.occupancy_s(size_bytes) for path in paths)
+    return 2 * max(path.latency_s + path.transmission_s(size_bytes) for path in paths)
 
 
 def _plan(

@@ -7,9 +7,9 @@ from math import inf
 
 from planner.cost.steady_path import nominal_path
 from planner.scenario.scenario import Scenario
-from planner.systems.auto.candidates.pools import Pool
-from planner.systems.auto.candidates.retiming import NEVER_S, retimed
-from planner.systems.auto.candidates.skeleton import Skeleton
+from planner.systems.auto.candidates.pools import DeviceClass
+from planner.systems.auto.candidates.retiming import INFEASIBLE_S, retimed
+from planner.systems.auto.candidates.skeleton import PipelineTemplate
 from planner.systems.auto.candidates.skeletons import KEPT, SLACK, find_skeletons, sum_of_gradients_s
 
 # All partitions of so many pools are tried; of more, only those into regions, into pools, and the whole; a chain may
@@ -36,7 +36,7 @@ _SAMPLES = 4
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Layout:
+class PipelineMix:
     """Skeletons side by side, which together take every sample of a step.
 
     Attributes:
@@ -44,27 +44,27 @@ class Layout:
         step_s: By the closed form, sums of gradients over all of them included.
     """
 
-    blocks: tuple[Skeleton, ...]
+    blocks: tuple[PipelineTemplate, ...]
     step_s: float
 
 
-def find_layouts(pools: Sequence[Pool], scenario: Scenario) -> list[Layout]:
+def find_layouts(pools: Sequence[DeviceClass], scenario: Scenario) -> list[PipelineMix]:
     """Return the best layouts, the best first; none if nothing fits."""
     batch = scenario.training.global_batch
-    found: list[Layout] = []
+    found: list[PipelineMix] = []
     for parts in sorted(_partitions(pools, scenario), key=len):
         limit_s = SLACK * min((each.step_s for each in found), default=inf)
         if len(parts) == 1:
             alone = [retimed(each, scenario, batch) for each in find_skeletons(parts[0], scenario, batch)]
-            found += [Layout((each,), each.step_s) for each in alone]
+            found += [PipelineMix((each,), each.step_s) for each in alone]
         elif len(parts) <= batch:
             found += _side_by_side(parts, scenario, limit_s)
-    able = (each for each in found if each.step_s < NEVER_S)
+    able = (each for each in found if each.step_s < INFEASIBLE_S)
     ranked = sorted(able, key=lambda each: each.step_s)[:KEPT]
     return [each for each in ranked if each.step_s <= WORST_KEPT * ranked[0].step_s]
 
 
-def _partitions(pools: Sequence[Pool], scenario: Scenario) -> Iterator[list[list[Pool]]]:
+def _partitions(pools: Sequence[DeviceClass], scenario: Scenario) -> Iterator[list[list[DeviceClass]]]:
     if len(pools) <= MOST_PARTED:
         yield from _all_partitions(list(pools))
         return
@@ -77,7 +77,7 @@ def _partitions(pools: Sequence[Pool], scenario: Scenario) -> Iterator[list[list
     yield from ([[pool] for pool in fastest[:count]] for count in range(2, min(MOST_FASTEST, len(pools) - 1) + 1))
 
 
-def _all_partitions(pools: list[Pool]) -> Iterator[list[list[Pool]]]:
+def _all_partitions(pools: list[DeviceClass]) -> Iterator[list[list[DeviceClass]]]:
     if not pools:
         yield []
         return
@@ -87,7 +87,7 @@ def _all_partitions(pools: list[Pool]) -> Iterator[list[list[Pool]]]:
             yield [*rest[:index], [pools[0], *block], *rest[index + 1 :]]
 
 
-def _side_by_side(parts: Sequence[Sequence[Pool]], scenario: Scenario, limit_s: float) -> Iterator[Layout]:
+def _side_by_side(parts: Sequence[Sequence[DeviceClass]], scenario: Scenario, limit_s: float) -> Iterator[PipelineMix]:
     """Layouts with a skeleton for each part; parts on which nothing fits are left out."""
     batch = scenario.training.global_batch
     shares = _shared(batch, [sum(map(_speed_of(scenario), part)) for part in parts])
@@ -102,7 +102,7 @@ def _side_by_side(parts: Sequence[Sequence[Pool]], scenario: Scenario, limit_s: 
             yield _balanced(blocks, scenario)
 
 
-def _combined(each: Sequence[Sequence[Skeleton]]) -> Iterator[tuple[Skeleton, ...]]:
+def _combined(each: Sequence[Sequence[PipelineTemplate]]) -> Iterator[tuple[PipelineTemplate, ...]]:
     """All combinations of few parts' skeletons; of many parts the best of each, and one other at a time."""
     if len(each) <= MOST_COMBINED:
         yield from product(*each)
@@ -114,11 +114,11 @@ def _combined(each: Sequence[Sequence[Skeleton]]) -> Iterator[tuple[Skeleton, ..
             yield (*best[:index], other, *best[index + 1 :])
 
 
-def _speed_of(scenario: Scenario) -> Callable[[Pool], float]:
+def _speed_of(scenario: Scenario) -> Callable[[DeviceClass], float]:
     """How many samples a second a pool would do if every device were always busy."""
     layers = len(scenario.model.layers)
 
-    def speed(pool: Pool) -> float:
+    def speed(pool: DeviceClass) -> float:
         time_s = scenario.model.times(0, layers, pool.kind, _SAMPLES).total_s
         return pool.size * _SAMPLES / time_s if time_s else inf
 
@@ -134,7 +134,7 @@ def _shared(samples: int, speeds: Sequence[float]) -> list[int]:
     return shares
 
 
-def _balanced(blocks: Sequence[Skeleton], scenario: Scenario) -> Layout:
+def _balanced(blocks: Sequence[PipelineTemplate], scenario: Scenario) -> PipelineMix:
     """The skeletons with samples shared so that the slowest is quickest, as many for each of a block's pipelines.
 
     What remains goes to the last.
@@ -153,18 +153,20 @@ def _balanced(blocks: Sequence[Skeleton], scenario: Scenario) -> Layout:
                 own = [each.samples for each in best]
                 own[index], own[-1] = samples, rest
                 best = min(best, _with_samples(blocks, own, scenario), key=_slowest_s)
-    return Layout(best, _slowest_s(best) + _sum_over_blocks_s(best, scenario))
+    return PipelineMix(best, _slowest_s(best) + _sum_over_blocks_s(best, scenario))
 
 
-def _with_samples(blocks: Sequence[Skeleton], samples: Sequence[int], scenario: Scenario) -> tuple[Skeleton, ...]:
+def _with_samples(
+    blocks: Sequence[PipelineTemplate], samples: Sequence[int], scenario: Scenario
+) -> tuple[PipelineTemplate, ...]:
     return tuple(retimed(block, scenario, share) for block, share in zip(blocks, samples, strict=True))
 
 
-def _slowest_s(blocks: Sequence[Skeleton]) -> float:
+def _slowest_s(blocks: Sequence[PipelineTemplate]) -> float:
     return max(block.chain_s for block in blocks)
 
 
-def _sum_over_blocks_s(blocks: Sequence[Skeleton], scenario: Scenario) -> float:
+def _sum_over_blocks_s(blocks: Sequence[PipelineTemplate], scenario: Scenario) -> float:
     """Seconds of the slowest sum: as if all holders of a stage's layers stood where the worst of them do."""
     holders = sum(block.pipelines * min(stage.width for stage in block.stages) for block in blocks)
     slowest_s = max(sum_of_gradients_s(stage, scenario, holders) for block in blocks for stage in block.stages)
@@ -175,5 +177,5 @@ def _sum_over_blocks_s(blocks: Sequence[Skeleton], scenario: Scenario) -> float:
         for block in blocks
         for stage in block.stages
     )
-    crossing_s = max(path.latency_s + path.occupancy_s(max(1.0, largest / holders)) for path in paths)
+    crossing_s = max(path.latency_s + path.transmission_s(max(1.0, largest / holders)) for path in paths)
     return max(slowest_s, 2 * (holders - 1) * crossing_s)

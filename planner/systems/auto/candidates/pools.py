@@ -7,7 +7,7 @@ from planner.scenario.cluster import Cluster, Device
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Pool:
+class DeviceClass:
     """Devices of one kind and memory in one region.
 
     Attributes:
@@ -53,7 +53,7 @@ class Pool:
         ]
 
 
-def pools_of(cluster: Cluster, without: frozenset[str] = frozenset()) -> tuple[Pool, ...]:
+def pools_of(cluster: Cluster, without: frozenset[str] = frozenset()) -> tuple[DeviceClass, ...]:
     """Return the pools of a cluster in the order in which devices name them.
 
     Args:
@@ -68,9 +68,9 @@ def pools_of(cluster: Cluster, without: frozenset[str] = frozenset()) -> tuple[P
     return tuple(_pool(devices) for devices in alike.values())
 
 
-def _pool(devices: list[Device]) -> Pool:
+def _pool(devices: list[Device]) -> DeviceClass:
     hosts: dict[str, list[str]] = defaultdict(list)
     for device in devices:
         hosts[device.machine].append(device.name)
     first = devices[0]
-    return Pool(tuple(tuple(host) for host in hosts.values()), first.kind, first.region, first.memory_bytes)
+    return DeviceClass(tuple(tuple(host) for host in hosts.values()), first.kind, first.region, first.memory_bytes)

@@ -8,21 +8,21 @@ import numpy as np
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.boundaries import crossings
 from planner.systems.auto.candidates.chain_split import Floats
-from planner.systems.auto.candidates.skeleton import Skeleton, SkeletonStage
+from planner.systems.auto.candidates.skeleton import PipelineTemplate, SkeletonStage
 from planner.systems.auto.candidates.stage_options import layer_costs
-from planner.systems.auto.candidates.way import Way
+from planner.systems.auto.candidates.way import StageOption
 
 # Sizes up to so many times that for which the skeleton was found, and down to that part of it.
 _WIDEST = 2.0
 
 # Of what does not fit; finite, since no time times it is no time.
-NEVER_S = 1e30
+INFEASIBLE_S = 1e30
 
 
-def retimed(skeleton: Skeleton, scenario: Scenario, samples: int) -> Skeleton:
+def retimed(skeleton: PipelineTemplate, scenario: Scenario, samples: int) -> PipelineTemplate:
     """Return the skeleton for so many samples of a step, with the microbatch size that makes its chain shortest."""
     if samples < skeleton.pipelines:
-        return replace(skeleton, samples=samples, pace_s=NEVER_S, pass_s=NEVER_S)
+        return replace(skeleton, samples=samples, bottleneck_s=INFEASIBLE_S, round_trip_s=INFEASIBLE_S)
     share = -(-samples // skeleton.pipelines)
     least = max(1, int(share / (skeleton.microbatch * _WIDEST)))
     most = min(share, int(share / skeleton.microbatch * _WIDEST) + 1)
@@ -32,36 +32,38 @@ def retimed(skeleton: Skeleton, scenario: Scenario, samples: int) -> Skeleton:
     return min(able or [_sized(skeleton, scenario, samples, share)], key=lambda each: each.chain_s)
 
 
-def _sized(skeleton: Skeleton, scenario: Scenario, samples: int, microbatch: int) -> Skeleton:
+def _sized(skeleton: PipelineTemplate, scenario: Scenario, samples: int, microbatch: int) -> PipelineTemplate:
     """The skeleton with microbatches of so many samples."""
     microbatches = -(-samples // (skeleton.pipelines * microbatch))
-    pace_s, pass_s = _times_s(skeleton.stages, scenario, skeleton.pipelines, microbatch, microbatches)
-    return replace(skeleton, samples=samples, microbatch=microbatch, pace_s=pace_s, pass_s=pass_s)
+    bottleneck_s, round_trip_s = _times_s(skeleton.stages, scenario, skeleton.pipelines, microbatch, microbatches)
+    return replace(
+        skeleton, samples=samples, microbatch=microbatch, bottleneck_s=bottleneck_s, round_trip_s=round_trip_s
+    )
 
 
 @lru_cache(maxsize=65536)
 def _times_s(
     stages: tuple[SkeletonStage, ...], scenario: Scenario, pipelines: int, microbatch: int, microbatches: int
 ) -> tuple[float, float]:
-    """Seconds of the slowest stage or link for a microbatch, and of one there and back; or `NEVER_S`, two times."""
-    ways = [Way(stage.pool, stage.degree, stage.width, stage.recompute, 1) for stage in stages]
+    """Seconds of the slowest stage or link for a microbatch, and of its round trip; or `INFEASIBLE_S`, twice."""
+    ways = [StageOption(stage.pool, stage.degree, stage.width, stage.recompute, 1) for stage in stages]
     busy_s, way_s = crossings(ways, scenario, pipelines, microbatch)
     blocks = scenario.effects.compute.transfers_block
-    pace_s = pass_s = 0.0
+    bottleneck_s = round_trip_s = 0.0
     for index, stage in enumerate(stages):
         costs = layer_costs(scenario, stage.pool, stage.degree, -(-microbatch // stage.width), stage.recompute)
         depth = min(microbatches, len(stages) - index)
         own = (stage.first_layer, stage.end_layer)
         if _of(costs.state_bytes, *own) + depth * _of(costs.activation_bytes, *own) > costs.capacity_bytes:
-            return NEVER_S, NEVER_S
+            return INFEASIBLE_S, INFEASIBLE_S
         compute_s, blocked_s = _of(costs.compute_s, *own), 0.0
         if index + 1 < len(stages):
             crossing_s = float(way_s[index, index + 1, stage.end_layer - 1])
             blocked_s = 2 * crossing_s if blocks else 0.0
-            pace_s = max(pace_s, float(busy_s[index, index + 1, stage.end_layer - 1]))
-            pass_s += 2 * crossing_s
-        pace_s, pass_s = max(pace_s, compute_s + blocked_s), pass_s + compute_s
-    return pace_s, pass_s
+            bottleneck_s = max(bottleneck_s, float(busy_s[index, index + 1, stage.end_layer - 1]))
+            round_trip_s += 2 * crossing_s
+        bottleneck_s, round_trip_s = max(bottleneck_s, compute_s + blocked_s), round_trip_s + compute_s
+    return bottleneck_s, round_trip_s
 
 
 def _of(until: Floats, first: int, end: int) -> float:

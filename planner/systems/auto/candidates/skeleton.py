@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from planner.systems.auto.candidates.pools import Pool
+from planner.systems.auto.candidates.pools import DeviceClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class SkeletonStage:
         recompute: Whether only its input is kept.
     """
 
-    pool: Pool
+    pool: DeviceClass
     degree: int
     width: int
     first_layer: int
@@ -27,7 +27,7 @@ class SkeletonStage:
 
 
 @dataclass(frozen=True, slots=True)
-class Skeleton:
+class PipelineTemplate:
     """Alike pipelines.
 
     Attributes:
@@ -35,8 +35,8 @@ class Skeleton:
         samples: Of all of them in a step.
         microbatch: Samples.
         stages: Of each pipeline.
-        pace_s: Time of the slowest stage or link for a microbatch, seconds.
-        pass_s: Time of one microbatch there and back, seconds.
+        bottleneck_s: Time of the slowest stage or link for a microbatch, seconds.
+        round_trip_s: Time of one microbatch there and back, seconds.
         sum_s: Time of the slowest sum of gradients, seconds.
     """
 
@@ -44,8 +44,8 @@ class Skeleton:
     samples: int
     microbatch: int
     stages: tuple[SkeletonStage, ...]
-    pace_s: float
-    pass_s: float
+    bottleneck_s: float
+    round_trip_s: float
     sum_s: float
 
     @property
@@ -54,7 +54,7 @@ class Skeleton:
         share = -(-self.samples // self.pipelines)
         microbatches = -(-share // self.microbatch)
         filled = -(-share // microbatches) / self.microbatch
-        return ((microbatches - 1) * self.pace_s + self.pass_s) * filled
+        return ((microbatches - 1) * self.bottleneck_s + self.round_trip_s) * filled
 
     @property
     def step_s(self) -> float:

@@ -15,10 +15,10 @@ import numpy as np
 
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.chain_split import Chain, best_chain
-from planner.systems.auto.candidates.pools import Pool
-from planner.systems.auto.candidates.skeleton import Skeleton, SkeletonStage
+from planner.systems.auto.candidates.pools import DeviceClass
+from planner.systems.auto.candidates.skeleton import PipelineTemplate, SkeletonStage
 from planner.systems.auto.candidates.stage_options import least_times_s, ring_s, tabulate, ways_to_use
-from planner.systems.auto.candidates.way import Way
+from planner.systems.auto.candidates.way import StageOption
 
 # Of the best skeletons so many are judged by the evaluator, if they are within this factor of the best.
 KEPT = 12
@@ -40,8 +40,8 @@ _MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def find_skeletons(
-    pools: Sequence[Pool], scenario: Scenario, samples: int, holders_each: float = 1.0, limit_s: float = inf
-) -> list[Skeleton]:
+    pools: Sequence[DeviceClass], scenario: Scenario, samples: int, holders_each: float = 1.0, limit_s: float = inf
+) -> list[PipelineTemplate]:
     """Return the best skeletons over some pools, the best first; none if nothing fits.
 
     Args:
@@ -52,7 +52,7 @@ def find_skeletons(
         limit_s: Longer steps are of no use.
     """
     for recompute in (False, True):
-        found: list[Skeleton] = []
+        found: list[PipelineTemplate] = []
         for shape in sorted(_shapes(pools, scenario, samples, recompute), key=lambda each: each.least_s):
             most_s = min(limit_s, SLACK * found[0].step_s if found else inf)
             if shape.least_s > most_s:
@@ -63,7 +63,7 @@ def find_skeletons(
     return []
 
 
-def _best(found: Sequence[Skeleton]) -> list[Skeleton]:
+def _best(found: Sequence[PipelineTemplate]) -> list[PipelineTemplate]:
     # Equals differ by no more than what their microbatches were rounded to: the first one stays.
     unlike = {(each.pipelines, each.microbatch, each.stages): each for each in reversed(found)}
     ranked = sorted(unlike.values(), key=lambda each: each.step_s)[:KEPT]
@@ -83,18 +83,18 @@ def _orders(count: int) -> Iterator[Sequence[int]]:
 class _Shape:
     """A number of pipelines and a microbatch size, with the ways in which such pipelines may use the pools.
 
-    ``pace_s`` is a lower bound of the slowest stage's time for a microbatch, ``least_s`` of a step.
+    ``bottleneck_s`` is a lower bound of the slowest stage's time for a microbatch, ``least_s`` of a step.
     """
 
     pipelines: int
     microbatch: int
     microbatches: int
-    ways: Sequence[Way]
-    pace_s: float
+    ways: Sequence[StageOption]
+    bottleneck_s: float
     least_s: float
 
 
-def _shapes(pools: Sequence[Pool], scenario: Scenario, samples: int, recompute: bool) -> Iterator[_Shape]:
+def _shapes(pools: Sequence[DeviceClass], scenario: Scenario, samples: int, recompute: bool) -> Iterator[_Shape]:
     counts = {pool.size // part for pool in pools for part in range(1, pool.size + 1)}
     for pipelines in (count for count in counts if count <= samples):
         share = -(-samples // pipelines)
@@ -102,12 +102,14 @@ def _shapes(pools: Sequence[Pool], scenario: Scenario, samples: int, recompute: 
             ways = ways_to_use(pools, scenario, pipelines, microbatch, recompute)
             if ways:
                 microbatches = -(-share // microbatch)
-                pace_s, alone_s = least_times_s(ways, scenario, pipelines, microbatch)
-                least_s = (microbatches - 1) * pace_s + alone_s
-                yield _Shape(pipelines, microbatch, microbatches, ways, pace_s, least_s)
+                bottleneck_s, alone_s = least_times_s(ways, scenario, pipelines, microbatch)
+                least_s = (microbatches - 1) * bottleneck_s + alone_s
+                yield _Shape(pipelines, microbatch, microbatches, ways, bottleneck_s, least_s)
 
 
-def _chains(shape: _Shape, scenario: Scenario, samples: int, holders_each: float, limit_s: float) -> Iterator[Skeleton]:
+def _chains(
+    shape: _Shape, scenario: Scenario, samples: int, holders_each: float, limit_s: float
+) -> Iterator[PipelineTemplate]:
     """The best chains of each order of the pools, where their steps are within the limit."""
     options = tabulate(shape.ways, scenario, shape.pipelines, shape.microbatch, holders_each)
     limit_s = min(limit_s, _serial_s(options.compute_s.max(), shape.microbatches))
@@ -116,14 +118,18 @@ def _chains(shape: _Shape, scenario: Scenario, samples: int, holders_each: float
         placed = options._replace(pool=np.array(order)[options.pool])
         most_sum_s = inf
         for _ in range(_SUM_BOUNDS):
-            chain = best_chain(placed, shape.microbatches, min(MOST_STAGES, layers), shape.pace_s, limit_s, most_sum_s)
+            chain = best_chain(
+                placed, shape.microbatches, min(MOST_STAGES, layers), shape.bottleneck_s, limit_s, most_sum_s
+            )
             if not chain.option.size:
                 break
             stages = tuple(_stages(chain, shape.ways, layers))
             holders = shape.pipelines * holders_each
             sum_s = max(sum_of_gradients_s(stage, scenario, round(holders * stage.width)) for stage in stages)
             yield _narrowed(
-                Skeleton(shape.pipelines, samples, shape.microbatch, stages, chain.pace_s, chain.pass_s, sum_s)
+                PipelineTemplate(
+                    shape.pipelines, samples, shape.microbatch, stages, chain.bottleneck_s, chain.round_trip_s, sum_s
+                )
             )
             # Fewer parameters on a device make shorter sums, for which a longer chain may be worth it.
             most_sum_s = _LESS_SUM * sum_s
@@ -131,7 +137,7 @@ def _chains(shape: _Shape, scenario: Scenario, samples: int, holders_each: float
                 break
 
 
-def _narrowed(skeleton: Skeleton) -> Skeleton:
+def _narrowed(skeleton: PipelineTemplate) -> PipelineTemplate:
     """The same with more pipelines in place of replicas that all stages have, so that equals look equal."""
     times = gcd(*(stage.width for stage in skeleton.stages))
     if times == 1 or skeleton.microbatch % times or skeleton.pipelines * times > skeleton.samples:
@@ -142,7 +148,7 @@ def _narrowed(skeleton: Skeleton) -> Skeleton:
     )
 
 
-def _stages(chain: Chain, ways: Sequence[Way], layers: int) -> Iterator[SkeletonStage]:
+def _stages(chain: Chain, ways: Sequence[StageOption], layers: int) -> Iterator[SkeletonStage]:
     ends = [*chain.first_layer[1:].tolist(), layers]
     for option, first, end in zip(chain.option.tolist(), chain.first_layer.tolist(), ends, strict=True):
         way = ways[option]

@@ -7,12 +7,12 @@ from functools import lru_cache
 import numpy as np
 
 from planner.cost.memory import state_bytes
-from planner.cost.steady_path import SteadyPath, nominal_path
+from planner.cost.steady_path import ConstantRatePath, nominal_path
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.boundaries import crossings
 from planner.systems.auto.candidates.chain_split import Floats, Options
-from planner.systems.auto.candidates.pools import Pool
-from planner.systems.auto.candidates.way import Way
+from planner.systems.auto.candidates.pools import DeviceClass
+from planner.systems.auto.candidates.way import StageOption
 from traces.common.errors import InputError
 
 # Replicas of a stage that are tried. More pipelines side by side do the same as more replicas, but for unlike pools:
@@ -24,8 +24,8 @@ MOST_STAGES_OF_POOL = 12
 
 
 def ways_to_use(
-    pools: Sequence[Pool], scenario: Scenario, pipelines: int, samples: int, recompute: bool
-) -> tuple[Way, ...]:
+    pools: Sequence[DeviceClass], scenario: Scenario, pipelines: int, samples: int, recompute: bool
+) -> tuple[StageOption, ...]:
     """Return the ways in which each of ``pipelines`` alike pipelines may use its part of each pool.
 
     Args:
@@ -41,11 +41,13 @@ def ways_to_use(
             groups = pool.group_count(degree) // pipelines
             for width in WIDTHS:
                 if width <= min(samples, groups):
-                    ways.append(Way(pool, degree, width, recompute, min(MOST_STAGES_OF_POOL, groups // width)))
+                    ways.append(StageOption(pool, degree, width, recompute, min(MOST_STAGES_OF_POOL, groups // width)))
     return tuple(ways)
 
 
-def tabulate(ways: Sequence[Way], scenario: Scenario, pipelines: int, microbatch: int, holders_each: float) -> Options:
+def tabulate(
+    ways: Sequence[StageOption], scenario: Scenario, pipelines: int, microbatch: int, holders_each: float
+) -> Options:
     """Return what the ways cost.
 
     Args:
@@ -74,7 +76,9 @@ def tabulate(ways: Sequence[Way], scenario: Scenario, pipelines: int, microbatch
     )
 
 
-def least_times_s(ways: Sequence[Way], scenario: Scenario, pipelines: int, microbatch: int) -> tuple[float, float]:
+def least_times_s(
+    ways: Sequence[StageOption], scenario: Scenario, pipelines: int, microbatch: int
+) -> tuple[float, float]:
     """Return lower bounds of the slowest stage's time for one microbatch, and of all stages' together, seconds.
 
     The second is that of the quickest way for every layer. The first is that of layers which may be cut at any place
@@ -82,7 +86,7 @@ def least_times_s(ways: Sequence[Way], scenario: Scenario, pipelines: int, micro
     devices of a pipeline's part, (sum over l of min_i c_i(l) / C_i) / (sum over i of u_i / C_i) is feasible for the
     dual of that linear programme.
     """
-    best: dict[Pool, Floats] = {}
+    best: dict[DeviceClass, Floats] = {}
     alone_s = np.full(len(scenario.model.layers), np.inf)
     for way in ways:
         costs = layer_costs(scenario, way.pool, way.degree, -(-microbatch // way.width), way.recompute)
@@ -92,25 +96,25 @@ def least_times_s(ways: Sequence[Way], scenario: Scenario, pipelines: int, micro
     if min(sums_s.values()) <= 0:
         return 0.0, 0.0
     shares = np.min([device_s / sums_s[pool] for pool, device_s in best.items()], axis=0)
-    pace_s = float(shares.sum()) / sum(pool.size // pipelines / sum_s for pool, sum_s in sums_s.items())
-    return pace_s, float(alone_s.sum())
+    bottleneck_s = float(shares.sum()) / sum(pool.size // pipelines / sum_s for pool, sum_s in sums_s.items())
+    return bottleneck_s, float(alone_s.sum())
 
 
-def ring_s(scenario: Scenario, pool: Pool, size_bytes: float, holders: int) -> float:
+def ring_s(scenario: Scenario, pool: DeviceClass, size_bytes: float, holders: int) -> float:
     """Return how long a ring of so many devices like a pool's takes to sum so many bytes of gradients, seconds."""
     if holders < 2:
         return 0.0
     path, part = _ring_path(scenario, pool), size_bytes / holders
-    return 2 * (holders - 1) * (path.latency_s + (path.occupancy_s(part) if part else 0.0))
+    return 2 * (holders - 1) * (path.latency_s + (path.transmission_s(part) if part else 0.0))
 
 
 @lru_cache(maxsize=4096)
-def _ring_path(scenario: Scenario, pool: Pool) -> SteadyPath:
+def _ring_path(scenario: Scenario, pool: DeviceClass) -> ConstantRatePath:
     return nominal_path(scenario, *pool.ends)
 
 
 @lru_cache(maxsize=65536)
-def _sums_s(scenario: Scenario, pool: Pool, degree: int, holders: int) -> Floats:
+def _sums_s(scenario: Scenario, pool: DeviceClass, degree: int, holders: int) -> Floats:
     """Seconds of the sum of all layers before one, as if the whole model were summed at once, [layers + 1]."""
     size_bytes = layer_costs(scenario, pool, degree, 1, False).parameter_bytes
     whole_bytes = float(size_bytes[-1])
@@ -130,7 +134,7 @@ class LayerCosts:
 
 
 @lru_cache(maxsize=256)
-def _degrees(scenario: Scenario, pool: Pool) -> tuple[int, ...]:
+def _degrees(scenario: Scenario, pool: DeviceClass) -> tuple[int, ...]:
     """Degrees of tensor parallelism that the model was profiled with on the pool's kind, within a host.
 
     Raises:
@@ -150,7 +154,7 @@ def _is_profiled(scenario: Scenario, degree: int, kind: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def layer_costs(scenario: Scenario, pool: Pool, degree: int, samples: int, recompute: bool) -> LayerCosts:
+def layer_costs(scenario: Scenario, pool: DeviceClass, degree: int, samples: int, recompute: bool) -> LayerCosts:
     """Return what all layers before one cost on a device of a pool with so many samples of a microbatch."""
     model, effects = scenario.model.at_degree(degree), scenario.effects
     layers = range(len(model.layers))

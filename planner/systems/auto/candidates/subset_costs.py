@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.cost.memory import state_bytes
-from planner.cost.steady_path import SteadyPath, nominal_path
+from planner.cost.steady_path import ConstantRatePath, nominal_path
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.subset_split import Floats, Groups, Ints
@@ -101,11 +101,11 @@ def _crossings(devices: Sequence[Device], scenario: Scenario, microbatch: int) -
     return busy_s, way_s
 
 
-def _crossing(paths: Sequence[SteadyPath], sizes: Ints) -> tuple[Floats, Floats]:
+def _crossing(paths: Sequence[ConstantRatePath], sizes: Ints) -> tuple[Floats, Floats]:
     distinct = set(paths)
-    occupancy_s = np.array([[path.occupancy_s(size) for size in sizes.tolist()] for path in distinct])
+    transmission_s = np.array([[path.transmission_s(size) for size in sizes.tolist()] for path in distinct])
     latency_s = np.array([path.latency_s for path in distinct])
-    return occupancy_s.max(axis=0), (occupancy_s + latency_s[:, None]).max(axis=0)
+    return transmission_s.max(axis=0), (transmission_s + latency_s[:, None]).max(axis=0)
 
 
 def _sum_s(members: Sequence[Device], scenario: Scenario) -> float:
@@ -116,7 +116,7 @@ def _sum_s(members: Sequence[Device], scenario: Scenario) -> float:
     part = scenario.model.parameter_bytes(0, len(scenario.model.layers)) / count
     names = [device.name for device in members]
     paths = [nominal_path(scenario, one, other) for one, other in zip(names, [*names[1:], names[0]], strict=True)]
-    return 2 * (count - 1) * max(path.latency_s + path.occupancy_s(part) for path in paths)
+    return 2 * (count - 1) * max(path.latency_s + path.transmission_s(part) for path in paths)
 
 
 def bounds_of(groups: Groups) -> Floats:

@@ -51,20 +51,20 @@ class Chains(NamedTuple):
     Attributes:
         used: The set of all devices, [chains].
         bound_s: What no stage or link takes longer than for a microbatch, [chains].
-        pass_s: Of one microbatch there and back, sums added, [chains].
+        round_trip_s: Of one microbatch there and back, sums added, [chains].
         group: Of each stage; 0 after the last, [chains, devices].
         first_layer: Of each stage, [chains, devices].
     """
 
     used: Ints
     bound_s: Floats
-    pass_s: Floats
+    round_trip_s: Floats
     group: Ints
     first_layer: Ints
 
     def steps_s(self, microbatches: int) -> Floats:
         """Return the seconds of a step of so many microbatches, [chains]."""
-        return np.asarray((microbatches - 1) * self.bound_s + self.pass_s)
+        return np.asarray((microbatches - 1) * self.bound_s + self.round_trip_s)
 
 
 def best_chains(groups: Groups, microbatches: int, bounds_s: Floats) -> Chains:
@@ -75,21 +75,21 @@ def best_chains(groups: Groups, microbatches: int, bounds_s: Floats) -> Chains:
         microbatches: Of a step, at most: stages hold as many of them as there are stages behind.
         bounds_s: For the slowest stage or link, rising, seconds.
     """
-    pass_s, group, first_layer = _best_chains(groups, microbatches, bounds_s)
-    bound, used = np.nonzero(np.isfinite(pass_s))
+    round_trip_s, group, first_layer = _best_chains(groups, microbatches, bounds_s)
+    bound, used = np.nonzero(np.isfinite(round_trip_s))
     stages = np.concatenate((group[bound, used], first_layer[bound, used]), axis=1)
     # The same chain with the least bound.
     _, first = np.unique(stages, axis=0, return_index=True)
     bound, used = bound[first], used[first]
-    return Chains(used, bounds_s[bound], pass_s[bound, used], group[bound, used], first_layer[bound, used])
+    return Chains(used, bounds_s[bound], round_trip_s[bound, used], group[bound, used], first_layer[bound, used])
 
 
 def timed_chains(groups: Groups, microbatches: int, group: Ints, first_layer: Ints) -> Chains:
     """Return those of given chains that fit, with their times; arguments as in `best_chains` and `Chains`."""
-    bound_s, pass_s = _time_chains(groups, microbatches, group, first_layer)
-    fits = np.isfinite(pass_s)
+    bound_s, round_trip_s = _time_chains(groups, microbatches, group, first_layer)
+    fits = np.isfinite(round_trip_s)
     used = np.bitwise_or.reduce(group, axis=1)
-    return Chains(used[fits], bound_s[fits], pass_s[fits], group[fits], first_layer[fits])
+    return Chains(used[fits], bound_s[fits], round_trip_s[fits], group[fits], first_layer[fits])
 
 
 @njit(cache=True)
@@ -98,7 +98,7 @@ def _time_chains(
 ) -> tuple[Floats, Floats]:  # pragma: no cover
     chains, devices = group.shape
     layers = groups.compute_s.shape[2] - 1
-    bound_s, pass_s = np.zeros(chains), np.zeros(chains)
+    bound_s, round_trip_s = np.zeros(chains), np.zeros(chains)
     for chain in range(chains):
         end, behind = layers, 0
         for stage in range(devices - 1, -1, -1):
@@ -111,14 +111,14 @@ def _time_chains(
                     after = group[chain, stage + 1]
                     ways_s = groups.way_s[here, after, end - 1] + groups.way_s[after, here, end - 1]
                     busy_s = max(groups.busy_s[here, after, end - 1], groups.busy_s[after, here, end - 1])
-                pass_s[chain] += time_s + ways_s + _share(groups, first, end) * groups.sum_s[here]
+                round_trip_s[chain] += time_s + ways_s + _share(groups, first, end) * groups.sum_s[here]
                 # As many microbatches as there are stages from here on.
-                wait_s = _wait_s(groups, here, first, end, min(microbatches, behind + 1), pass_s[chain])
+                wait_s = _wait_s(groups, here, first, end, min(microbatches, behind + 1), round_trip_s[chain])
                 bound_s[chain] = max(bound_s[chain], busy_s, time_s + (ways_s if groups.blocked else 0.0), wait_s)
                 end, behind = first, behind + 1
         if not np.isfinite(bound_s[chain]):
-            pass_s[chain] = np.inf
-    return bound_s, pass_s
+            round_trip_s[chain] = np.inf
+    return bound_s, round_trip_s
 
 
 @njit(cache=True)
@@ -128,16 +128,16 @@ def _best_chains(groups: Groups, microbatches: int, bounds_s: Floats) -> tuple[F
     group = np.zeros((len(bounds_s), sets, devices), np.int64)
     first_layer = np.zeros((len(bounds_s), sets, devices), np.int64)
     # Of chains on a set that begin with a group at a layer and have so many stages: seconds, and what comes next.
-    pass_s = np.empty((devices + 1, sets, sets, layers))
+    round_trip_s = np.empty((devices + 1, sets, sets, layers))
     behind = np.empty((devices + 1, sets, sets, layers), np.int64)
     for number, bound_s in enumerate(bounds_s):
-        _fill(groups, microbatches, bound_s, pass_s, behind)
+        _fill(groups, microbatches, bound_s, round_trip_s, behind)
         for used in range(1, sets):
             best_stages, best_group = 0, 0
             for stages in range(1, devices + 1):
                 for begin in range(1, sets):
-                    if pass_s[stages, used, begin, 0] < best_s[number, used]:
-                        best_s[number, used] = pass_s[stages, used, begin, 0]
+                    if round_trip_s[stages, used, begin, 0] < best_s[number, used]:
+                        best_s[number, used] = round_trip_s[stages, used, begin, 0]
                         best_stages, best_group = stages, begin
             if best_stages:
                 _unwind(behind, best_stages, used, best_group, group[number, used], first_layer[number, used])
@@ -145,15 +145,17 @@ def _best_chains(groups: Groups, microbatches: int, bounds_s: Floats) -> tuple[F
 
 
 @njit(cache=True)
-def _fill(groups: Groups, microbatches: int, bound_s: float, pass_s: Floats, behind: Ints) -> None:  # pragma: no cover
-    devices, sets, layers = pass_s.shape[0] - 1, pass_s.shape[1], pass_s.shape[3]
-    pass_s[:] = np.inf
+def _fill(
+    groups: Groups, microbatches: int, bound_s: float, round_trip_s: Floats, behind: Ints
+) -> None:  # pragma: no cover
+    devices, sets, layers = round_trip_s.shape[0] - 1, round_trip_s.shape[1], round_trip_s.shape[3]
+    round_trip_s[:] = np.inf
     for begin in range(1, sets):
         for first in range(layers - 1, -1, -1):
             time_s = _compute_s(groups, begin, first, layers)
             if time_s > bound_s or _wait_s(groups, begin, first, layers, 1, 0.0) > 0:
                 break
-            pass_s[1, begin, begin, first] = time_s + _share(groups, first, layers) * groups.sum_s[begin]
+            round_trip_s[1, begin, begin, first] = time_s + _share(groups, first, layers) * groups.sum_s[begin]
             behind[1, begin, begin, first] = -1
     for stages in range(1, devices):
         depth = min(microbatches, stages + 1)
@@ -162,7 +164,7 @@ def _fill(groups: Groups, microbatches: int, bound_s: float, pass_s: Floats, beh
                 if begin & used != begin:
                     continue
                 for end in range(1, layers):
-                    so_far_s = pass_s[stages, used, begin, end]
+                    so_far_s = round_trip_s[stages, used, begin, end]
                     if so_far_s < np.inf:
                         here = begin * layers + end
                         for before in range(1, sets):
@@ -177,7 +179,7 @@ def _fill(groups: Groups, microbatches: int, bound_s: float, pass_s: Floats, beh
                                     so_far_s,
                                     here,
                                     bound_s,
-                                    pass_s[stages + 1],
+                                    round_trip_s[stages + 1],
                                     behind[stages + 1],
                                 )
 
@@ -193,7 +195,7 @@ def _prepend(
     so_far_s: float,
     here: int,
     bound_s: float,
-    pass_s: Floats,
+    round_trip_s: Floats,
     behind: Ints,
 ) -> None:  # pragma: no cover
     """Put every possible stage of a group that ends before layer ``end`` in front."""
@@ -207,8 +209,8 @@ def _prepend(
         total_s = so_far_s + time_s + ways_s + _share(groups, first, end) * groups.sum_s[before]
         if max(time_s + blocked_s, _wait_s(groups, before, first, end, depth, total_s)) > bound_s:
             return
-        if total_s < pass_s[used | before, before, first]:
-            pass_s[used | before, before, first] = total_s
+        if total_s < round_trip_s[used | before, before, first]:
+            round_trip_s[used | before, before, first] = total_s
             behind[used | before, before, first] = here
 
 
@@ -230,8 +232,10 @@ def _share(groups: Groups, first: int, end: int) -> float:  # pragma: no cover
 
 
 @njit(cache=True)
-def _wait_s(groups: Groups, group: int, first: int, end: int, depth: int, pass_s: float) -> float:  # pragma: no cover
-    """Seconds from one microbatch to the next where memory holds fewer than ``depth``, each for ``pass_s``.
+def _wait_s(
+    groups: Groups, group: int, first: int, end: int, depth: int, round_trip_s: float
+) -> float:  # pragma: no cover
+    """Seconds from one microbatch to the next where memory holds fewer than ``depth``, each for ``round_trip_s``.
 
     0 where it holds as many, infinite where it does not hold one.
     """
@@ -246,7 +250,7 @@ def _wait_s(groups: Groups, group: int, first: int, end: int, depth: int, pass_s
                 return np.inf
             if held * each > room:
                 held = int(room // each)
-    return pass_s / held if held < depth else 0.0
+    return round_trip_s / held if held < depth else 0.0
 
 
 @njit(cache=True)

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from planner.systems.auto.candidates.pools import Pool
+from planner.systems.auto.candidates.pools import DeviceClass
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Way:
+class StageOption:
     """A way to use a pool.
 
     Attributes:
@@ -17,7 +17,7 @@ class Way:
         most_stages: As many as one pipeline's part of the pool has devices for.
     """
 
-    pool: Pool
+    pool: DeviceClass
     degree: int
     width: int
     recompute: bool

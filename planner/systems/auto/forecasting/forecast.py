@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.adapt.observation import Observation
-from planner.cost.steady_path import Paths, SteadyPath
+from planner.cost.steady_path import ConstantRatePath, Paths
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.contention import contention_factors
@@ -136,13 +136,13 @@ def forecast_paths(plan: Plan, scenario: Scenario, states: Mapping[str, LinkSamp
     network = scenario.effects.network
     efficiency = network.share * network.payload_efficiency
 
-    def path(source: str, target: str) -> SteadyPath:
+    def path(source: str, target: str) -> ConstantRatePath:
         links = scenario.cluster.path(source, target)
         seen = [(states.get(link.name), link) for link in links]
         rate_bps = min(
             (state.rate_bps if state else efficiency * link.bandwidth_bps for state, link in seen), default=math.inf
         )
         latency_s = sum(state.latency_s if state else link.latency_s for state, link in seen)
-        return SteadyPath(max(rate_bps, LEAST_BPS) / factors.get((source, target), 1.0), latency_s)
+        return ConstantRatePath(max(rate_bps, LEAST_BPS) / factors.get((source, target), 1.0), latency_s)
 
     return path

@@ -29,7 +29,7 @@ class _Mean:
         self.value += max(LEAST_WEIGHT, 1 / self.steps) * (value - self.value)
 
 
-class StepExperience:
+class PredictionBias:
     """Ratios of measured to predicted seconds of a step; one object for one run."""
 
     def __init__(self) -> None:

@@ -64,7 +64,7 @@ def times_s(
     options: Options, chain: tuple[tuple[int, int, int], ...], microbatches: int, most_sum_s: float
 ) -> tuple[float, float]:
     """Pace and pass of a chain, infinite where it does not fit."""
-    pace_s = pass_s = 0.0
+    bottleneck_s = round_trip_s = 0.0
     for index, (way, first, end) in enumerate(chain):
         depth = min(microbatches, len(chain) - index)
         own = {
@@ -75,14 +75,14 @@ def times_s(
         if own["sum_s"] > most_sum_s:
             return inf, inf
         stage_s = own["compute_s"]
-        pass_s += stage_s
+        round_trip_s += stage_s
         if index + 1 < len(chain):
             crossing = (way, chain[index + 1][0], end - 1)
             stage_s += options.blocked_s[crossing]
-            pass_s += 2 * options.way_s[crossing]
-            pace_s = max(pace_s, options.busy_s[crossing])
-        pace_s = max(pace_s, stage_s)
-    return pace_s, pass_s
+            round_trip_s += 2 * options.way_s[crossing]
+            bottleneck_s = max(bottleneck_s, options.busy_s[crossing])
+        bottleneck_s = max(bottleneck_s, stage_s)
+    return bottleneck_s, round_trip_s
 
 
 @settings(deadline=None, max_examples=150)
@@ -91,18 +91,25 @@ def test_no_chain_is_clearly_better(options: Options, microbatches: int, most_su
     limit_s = 1e4 * microbatches
     found = best_chain(options, microbatches, MOST_STAGES, 0.0, limit_s, most_sum_s)
     every = (times_s(options, chain, microbatches, most_sum_s) for chain in all_chains(options))
-    best_s = min(((microbatches - 1) * pace_s + pass_s for pace_s, pass_s in every if pass_s < inf), default=inf)
+    best_s = min(
+        (
+            (microbatches - 1) * bottleneck_s + round_trip_s
+            for bottleneck_s, round_trip_s in every
+            if round_trip_s < inf
+        ),
+        default=inf,
+    )
     if best_s == inf:
         assert not found.option.size
         return
     ends = [*found.first_layer[1:].tolist(), options.compute_s.shape[1] - 1]
     chain = tuple(zip(found.option.tolist(), found.first_layer.tolist(), ends, strict=True))
-    pace_s, pass_s = times_s(options, chain, microbatches, most_sum_s)
+    bottleneck_s, round_trip_s = times_s(options, chain, microbatches, most_sum_s)
     # The bound that is found is the pace, or no more than it can be in a grid.
-    assert pace_s <= found.pace_s * (1 + 1e-9)
-    assert pass_s == pytest.approx(found.pass_s)
+    assert bottleneck_s <= found.bottleneck_s * (1 + 1e-9)
+    assert round_trip_s == pytest.approx(found.round_trip_s)
     # Bounds come in a grid: the best one may lie between two of them.
-    assert (microbatches - 1) * pace_s + pass_s <= 1.1 * best_s
+    assert (microbatches - 1) * bottleneck_s + round_trip_s <= 1.1 * best_s
 
 
 def test_with_one_microbatch_only_its_way_there_and_back_counts() -> None:

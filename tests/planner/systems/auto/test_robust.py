@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.steady_path import SteadyPath
+from planner.cost.steady_path import ConstantRatePath
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
@@ -46,7 +46,7 @@ def test_a_loop_over_the_windows_finds_the_same(
         moments_s = start_s + (end_s - start_s) * (np.arange(20000) + 0.5) / 20000
         piece = np.minimum((moments_s // piece_s).astype(int), len(rates_bps) - 1)
         rate_bps, delay_s = np.array(rates_bps)[piece].mean(), np.array(latencies_s)[piece].mean()
-        steps_s.append(step_time_s(plan, scenario, lambda a, b, r=rate_bps, d=delay_s: SteadyPath(r, d)))
+        steps_s.append(step_time_s(plan, scenario, lambda a, b, r=rate_bps, d=delay_s: ConstantRatePath(r, d)))
     judged_s = robust_judge(scenario, quantile, window_s)(plan)
     tolerance_s = 1e-3 * max(steps_s)
     slower = sum(each_s > judged_s + tolerance_s for each_s in steps_s)

@@ -11,7 +11,7 @@ from planner.scenario.cluster import Cluster, Device
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.candidates.pools import pools_of
-from planner.systems.auto.judge import MOST_EVALUATED, quick_step_s
+from planner.systems.auto.judge import MOST_EVALUATED, approximate_step_time_s
 from planner.systems.auto.local_search.improve import improve
 from planner.systems.auto.local_search.neighbours import neighbours
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
@@ -85,7 +85,7 @@ def test_the_local_search_is_never_worse_and_asks_no_more_than_it_may(
 def test_the_quick_judge_is_exact_with_few_devices(microbatches: int, parameters: int) -> None:
     scenario = eight_devices(parameters=parameters)
     plan = side_by_side(scenario, (2,) * microbatches, (3, 1))
-    assert quick_step_s(plan, scenario) == step_time_s(plan, scenario)
+    assert approximate_step_time_s(plan, scenario) == step_time_s(plan, scenario)
 
 
 @pytest.mark.parametrize("parameters", [400, 400_000, 40_000_000])
@@ -102,7 +102,7 @@ def test_the_quick_judge_is_close_with_many_alike_pipelines(pipelines: int, para
     plan = layered_plan(scenario, [(TWO, (1,) * 4)] * pipelines)
     assert len(plan.devices) > MOST_EVALUATED
     # Devices of the last stages begin their sums sooner than those of the first.
-    assert quick_step_s(plan, scenario) == pytest.approx(step_time_s(plan, scenario), rel=0.02)
+    assert approximate_step_time_s(plan, scenario) == pytest.approx(step_time_s(plan, scenario), rel=0.02)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 8))

@@ -72,11 +72,11 @@ def test_no_skeleton_is_below_the_bounds(scenario: Scenario, pipelines: int, mic
     pools = pools_of(scenario.cluster)
     ways = ways_to_use(pools, scenario, pipelines, microbatch, recompute=False)
     assume(ways)
-    pace_s, alone_s = least_times_s(ways, scenario, pipelines, microbatch)
+    bottleneck_s, alone_s = least_times_s(ways, scenario, pipelines, microbatch)
     for skeleton in find_skeletons(pools, scenario, scenario.training.global_batch):
         if (skeleton.pipelines, skeleton.microbatch) == (pipelines, microbatch) and not skeleton.stages[0].recompute:
-            assert skeleton.pace_s >= pace_s * (1 - 1e-9)
-            assert skeleton.pass_s >= alone_s * (1 - 1e-9)
+            assert skeleton.bottleneck_s >= bottleneck_s * (1 - 1e-9)
+            assert skeleton.round_trip_s >= alone_s * (1 - 1e-9)
 
 
 @settings(deadline=None, max_examples=6, phases=GENERATE)

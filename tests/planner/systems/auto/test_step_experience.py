@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.systems.auto.forecasting.prediction_error import LEAST_WEIGHT, StepExperience
+from planner.systems.auto.forecasting.prediction_error import LEAST_WEIGHT, PredictionBias
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 
 SCENARIO = chain_scenario([1.0, 1.0], [1.0, 1.0])
@@ -13,14 +13,14 @@ DYNAMIC = replace(PLAN, order="dynamic")
 
 
 def test_nothing_known_changes_nothing() -> None:
-    assert StepExperience().factor(PLAN) == 1
+    assert PredictionBias().factor(PLAN) == 1
 
 
 @given(st.floats(0.5, 4), st.floats(0.1, 100), st.integers(1, 200))
 def test_a_steady_ratio_is_the_factor_of_the_plan_and_of_its_kind_alone(
     ratio: float, predicted_s: float, steps: int
 ) -> None:
-    experience = StepExperience()
+    experience = PredictionBias()
     for _ in range(steps):
         experience.learn(PLAN, ratio * predicted_s, predicted_s)
     assert experience.factor(PLAN) == pytest.approx(ratio)
@@ -29,7 +29,7 @@ def test_a_steady_ratio_is_the_factor_of_the_plan_and_of_its_kind_alone(
 
 
 def test_old_steps_fade() -> None:
-    experience = StepExperience()
+    experience = PredictionBias()
     for _ in range(1000):
         experience.learn(PLAN, 2.0, 1.0)
     for _ in range(round(4 / LEAST_WEIGHT)):
@@ -38,7 +38,7 @@ def test_old_steps_fade() -> None:
 
 
 def test_a_plan_s_own_steps_outweigh_its_kind() -> None:
-    experience = StepExperience()
+    experience = PredictionBias()
     other = replace(PLAN, strategy="another")
     for _ in range(50):
         experience.learn(PLAN, 2.0, 1.0)

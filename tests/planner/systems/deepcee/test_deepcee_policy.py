@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from executor.core.program import compile_plan
 from planner.adapt.observation import Observation, PathObservation
 from planner.check.check import check_plan
-from planner.cost.steady_path import SteadyPath, nominal_path
+from planner.cost.steady_path import ConstantRatePath, nominal_path
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.cluster import Link
@@ -150,7 +150,7 @@ def test_any_weather_leads_to_the_same_plans_that_fit(days: list[tuple[float, fl
 def test_an_observed_path_is_what_the_new_scenario_declares(rate_bps: float, latency_s: float) -> None:
     trace = LinkTrace(np.array([0.0]), np.array([1e6]), 10.0)
     scenario = chain_scenario([0.1] * 3, [0.2] * 3, bandwidth_bps=1e6, latency_s=0.1, trace=trace)
-    found = with_observed_links(scenario, {("device-0", "device-1"): SteadyPath(rate_bps, latency_s)})
+    found = with_observed_links(scenario, {("device-0", "device-1"): ConstantRatePath(rate_bps, latency_s)})
     path = nominal_path(found, "device-0", "device-1")
     assert (path.rate_bps, path.latency_s) == (pytest.approx(rate_bps), pytest.approx(latency_s))
     changed = [new.name for old, new in zip(scenario.cluster.links, found.cluster.links, strict=True) if old != new]
@@ -159,8 +159,8 @@ def test_an_observed_path_is_what_the_new_scenario_declares(rate_bps: float, lat
 
 
 def test_paths_that_share_a_link_give_it_the_fastest_rate(scenario: Scenario) -> None:
-    paths = {("device-0", "device-1"): SteadyPath(3e5, 0.2)}
-    both = {**paths, ("device-0", "device-2"): SteadyPath(4e5, 0.1)}
+    paths = {("device-0", "device-1"): ConstantRatePath(3e5, 0.2)}
+    both = {**paths, ("device-0", "device-2"): ConstantRatePath(4e5, 0.1)}
     links: dict[str, Link] = {link.name: link for link in with_observed_links(scenario, both).cluster.links}
     assert links["region-0->region-1"].bandwidth_bps == pytest.approx(3e5)
     assert links["region-0->region-2"].latency_s == pytest.approx(0.1)

@@ -10,7 +10,7 @@ from planner.runs.metrics import measure
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Optimizer, Scenario, Training
-from planner.systems.deepcee.strategy import Mechanisms, deepcee_with, quick_step_s
+from planner.systems.deepcee.strategy import Mechanisms, approximate_step_time_s, deepcee_with
 from planner.systems.strategies import make_plan
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_scenario, mesh_scenario
@@ -115,7 +115,7 @@ def test_unlike_replicas_share_in_proportion_to_speed() -> None:
 def test_flows_that_share_a_link_are_counted_together() -> None:
     scenario = chain_scenario([0.1, 0.1], [0.2, 0.2], output_bytes=[5000, 0], bandwidth_bps=1e6)
     plan = make_plan("deepcee", scenario)
-    assert quick_step_s(plan, scenario) > 0
+    assert approximate_step_time_s(plan, scenario) > 0
 
 
 def test_equal_split_with_zb_h1() -> None:
