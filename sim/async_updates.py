@@ -26,7 +26,7 @@ class Updates:
     def __init__(self, edges: Sequence[UpdateEdge], synchronisation: Synchronisation, actors: Sequence[str]) -> None:
         number = {name: actor for actor, name in enumerate(actors)}
         self._edges = edges
-        self._every = synchronisation.every
+        self._every = synchronisation.interval_steps
         self._bound = synchronisation.staleness_bound
         self._actors = actors
         self._sender = [number[edge.sender] for edge in edges]

@@ -64,12 +64,12 @@ class PipelineUpdates:
     ) -> None:
         how = plan.synchronisation
         self._averages = how.method == "ma"
-        self._every = how.every
+        self._every = how.interval_steps
         self._bound = how.staleness_bound
         self._pipelines = len(plan.pipelines)
         self._stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages if _holds(stage, device)]
         self._device = device
-        self._exchanges = steps // how.every
+        self._exchanges = steps // how.interval_steps
         self._last = steps - 1
         self._show_last: Callable[[], None] = _nothing_is_held
         self._transport = transport

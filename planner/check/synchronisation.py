@@ -20,10 +20,10 @@ def check_synchronisation(plan: Plan) -> None:
     how = plan.synchronisation
     find_by_name(how.method, dict.fromkeys(METHODS), "method", where=f"{_WHERE}.method")
     find_by_name(how.algorithm, dict.fromkeys(ALGORITHMS), "algorithm", where=f"{_WHERE}.algorithm")
-    if how.every < 1 or (how.every > 1 and how.method in EVERY_STEP):
+    if how.interval_steps < 1 or (how.interval_steps > 1 and how.method in EVERY_STEP):
         raise InputError(
-            f"{how.every} steps between exchanges with method '{how.method}'",
-            where=f"{_WHERE}.every",
+            f"{how.interval_steps} steps between exchanges with method '{how.method}'",
+            where=f"{_WHERE}.interval_steps",
             valid=f"1 for {' and '.join(EVERY_STEP)}, which exchange in every step; 1 or more for the others",
         )
     if how.method == WAITS and how.staleness_bound is not None:

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 from planner.plan.actions import Action
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,20 +110,20 @@ class Synchronisation:
 
     Attributes:
         method: ``allreduce`` sums gradients at the end of every step; ``asgd`` sends every step's gradients to the
-            other pipelines, which apply them on arrival and never wait; ``asgd-ga`` sends the sum of ``every``
-            steps (Cloudless-Training, arXiv 2303.05330); ``ma`` sends parameters every ``every`` steps, and who
+            other pipelines, which apply them on arrival and never wait; ``asgd-ga`` sends the sum of
+            ``interval_steps`` steps (Cloudless-Training, arXiv 2303.05330); ``ma`` sends parameters every ``interval_steps`` steps, and who
             receives them averages.
         algorithm: Of sums that wait: ``ring``, ``tree`` or ``hierarchical`` (inside regions first).
-        every: Steps between two exchanges; 1 for ``allreduce`` and ``asgd``.
+        interval_steps: Steps between two exchanges; 1 for ``allreduce`` and ``asgd``.
         staleness_bound: Steps that a pipeline may run ahead of the slowest other one's last update that it
-            has received, besides those that nobody sends before ``every`` are done; None for no bound.
+            has received, besides those that nobody sends before ``interval_steps`` are done; None for no bound.
         bucket_bytes: Sums of ``allreduce`` begin while backward goes on, as soon as the gradients of so many bytes of
             whole layers are complete; 0 for sums that begin after a device's last action.
     """
 
     method: str = "allreduce"
     algorithm: str = "ring"
-    every: int = 1
+    interval_steps: int = 1
     staleness_bound: int | None = None
     bucket_bytes: int = 0
 

@@ -65,7 +65,7 @@ ALONE = Pipeline((Stage(0, 2, (Replica("device-0"),), 1),), (2,))
 
 REFUSED: dict[str, tuple[Plan, Scenario, ComputeMode, Emulator, str, str, str]] = {
     "averaging replicas": (
-        two_pipelines(Synchronisation("ma", every=4), replicas=2),
+        two_pipelines(Synchronisation("ma", interval_steps=4), replicas=2),
         FOUR,
         "paced",
         "none",
@@ -173,8 +173,8 @@ def test_it_is_refused_in_one_line_before_a_process_starts(tmp_path: Path) -> No
         pytest.param(replace(PLAN, order="dynamic"), SCENARIO, "none", id="dynamic"),
         pytest.param(replace(PLAN, connections=4, compression="int8"), SCENARIO, "relay", id="wide-area"),
         pytest.param(two_pipelines(Synchronisation(algorithm="tree"), replicas=2), FOUR, "none", id="tree"),
-        pytest.param(two_pipelines(Synchronisation("asgd-ga", every=4), replicas=2), FOUR, "none", id="no-waiting"),
-        pytest.param(two_pipelines(Synchronisation("ma", every=4)), FOUR, "none", id="averaging"),
+        pytest.param(two_pipelines(Synchronisation("asgd-ga", interval_steps=4), replicas=2), FOUR, "none", id="no-waiting"),
+        pytest.param(two_pipelines(Synchronisation("ma", interval_steps=4)), FOUR, "none", id="averaging"),
         pytest.param(PLAN, outage(SCENARIO), "relay", id="an-outage-with-the-relay"),
         pytest.param(PLAN, over(loss=0.01, jitter_s=0.001), "relay", id="packets-that-get-lost"),
         pytest.param(replace(PLAN, pipelines=(ALONE,)), over(loss=0.01), "shaper", id="a-lossy-link-nobody-uses"),

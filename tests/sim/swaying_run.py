@@ -75,7 +75,7 @@ def choosing() -> RunRecord:
 
 def updating() -> RunRecord:
     scenario, plan = hampered()
-    synchronisation = Synchronisation("asgd-ga", every=2, staleness_bound=3)
+    synchronisation = Synchronisation("asgd-ga", interval_steps=2, staleness_bound=3)
     return Simulator().run(scenario, replace(plan, synchronisation=synchronisation), None, STEPS)
 
 

@@ -63,7 +63,7 @@ def two_regions(
         model=ModelProfile("mesh", (replace(layer, times=tables),)),
     )
     plan = layered_plan(scenario, [([(1, 1, 1)], [1])] * count)
-    return scenario, replace(plan, synchronisation=Synchronisation(method, every=every, staleness_bound=bound))
+    return scenario, replace(plan, synchronisation=Synchronisation(method, interval_steps=every, staleness_bound=bound))
 
 
 def simulated(case: tuple[Scenario, Plan], steps: int) -> RunRecord:
@@ -373,7 +373,7 @@ def test_every_layer_crosses_once_an_exchange_and_replicas_inside_sum_in_every_s
 ) -> None:
     scenario, plan = case
     every = 1 if method == "asgd" else every
-    plan = replace(plan, synchronisation=Synchronisation(method, every=every, staleness_bound=bound))
+    plan = replace(plan, synchronisation=Synchronisation(method, interval_steps=every, staleness_bound=bound))
     check_plan(plan, scenario)
     steps = 4
     record = simulated((scenario, plan), steps)

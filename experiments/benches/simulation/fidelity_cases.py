@@ -129,8 +129,8 @@ def _several_pipelines() -> Iterator[Case]:
     yield _pipelines("data-parallel-overlapping", stages, Synchronisation(bucket_bytes=1), layers=3)
     slow = Stages([0.1], [], parameter_bytes=1_500_000)
     yield _pipelines("asgd", slow, Synchronisation("asgd", staleness_bound=2), regions=2)
-    yield _pipelines("asgd-ga", slow, Synchronisation("asgd-ga", every=4, staleness_bound=4), regions=2)
-    yield _pipelines("ma", slow, Synchronisation("ma", every=4, staleness_bound=0), regions=2)
+    yield _pipelines("asgd-ga", slow, Synchronisation("asgd-ga", interval_steps=4, staleness_bound=4), regions=2)
+    yield _pipelines("ma", slow, Synchronisation("ma", interval_steps=4, staleness_bound=0), regions=2)
 
 
 def _swaying() -> Iterator[Case]:

@@ -35,7 +35,7 @@ def accuracy_rows(tell: Callable[[str], None]) -> list[Row]:
     rows: list[Row] = []
     for method, every in METHODS.items():
         tell(f"training {scenario.model.name} with {method}")
-        chosen = replace(plan, synchronisation=Synchronisation(method, every=every, staleness_bound=BOUND))
+        chosen = replace(plan, synchronisation=Synchronisation(method, interval_steps=every, staleness_bound=BOUND))
         with TemporaryDirectory(prefix="ropebridge-") as folder:
             target = Path(folder) / "parameters.safetensors"
             record = TorchBackend("real", emulator="shaper", parameters=target).run(scenario, chosen, None, STEPS)

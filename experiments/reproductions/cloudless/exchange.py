@@ -80,7 +80,7 @@ def _trained(quick: bool) -> list[Trained]:
 
 
 def _waiting(plan: Plan, every: int) -> Plan:
-    return replace(plan, synchronisation=Synchronisation("asgd-ga", every=every, staleness_bound=0))
+    return replace(plan, synchronisation=Synchronisation("asgd-ga", interval_steps=every, staleness_bound=0))
 
 
 def _speedup(run: Metrics, before: Metrics) -> float:

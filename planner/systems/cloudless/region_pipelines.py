@@ -108,7 +108,7 @@ def with_exchanges(plan: Plan, method: str, every: int) -> Plan:
 
     Assumed: a staleness bound of as many steps, so that one exchange may be under way while the next steps are done.
     """
-    return replace(plan, synchronisation=Synchronisation(method, every=every, staleness_bound=every))
+    return replace(plan, synchronisation=Synchronisation(method, interval_steps=every, staleness_bound=every))
 
 
 def longest_exchange_s(plan: Plan, scenario: Scenario) -> float:

@@ -75,7 +75,7 @@ def scenario_of(code: ModelCode, devices: int, clip_norm: float | None = None) -
 
 
 def synchronised(plan: Plan, method: str, every: int, bound: int | None = None) -> Plan:
-    return replace(plan, synchronisation=Synchronisation(method, every=every, staleness_bound=bound))
+    return replace(plan, synchronisation=Synchronisation(method, interval_steps=every, staleness_bound=bound))
 
 
 def alone(scenario: Scenario, samples: Sequence[int]) -> Plan:

@@ -46,7 +46,7 @@ def real() -> tuple[Scenario, Plan]:
 def asynchronous() -> tuple[Scenario, Plan]:
     scenario = training_scenario(GPT, 2, optimizer=Optimizer("sgd", 0.05), regions=["north", "south"])
     plan = hybrid_plan(scenario, "1f1b", [([(6, [1.0])], [6]), ([(6, [1.0])], [6])])
-    return scenario, replace(plan, synchronisation=Synchronisation("asgd-ga", every=2, staleness_bound=4))
+    return scenario, replace(plan, synchronisation=Synchronisation("asgd-ga", interval_steps=2, staleness_bound=4))
 
 
 @pytest.mark.parametrize(

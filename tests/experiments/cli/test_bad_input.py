@@ -234,8 +234,8 @@ BAD_PLANS: dict[str, tuple[Callable[[dict], object], list[str]]] = {
         ["synchronisation.method", "'asdg'", "did you mean 'asgd'"],
     ),
     "exchanges that are never": (
-        lambda plan: plan.update(synchronisation={"method": "ma", "every": 0}),
-        ["synchronisation.every", "0 steps", "1 or more"],
+        lambda plan: plan.update(synchronisation={"method": "ma", "interval_steps": 0}),
+        ["synchronisation.interval_steps", "0 steps", "1 or more"],
     ),
     "a single pipeline that does not wait": (
         lambda plan: plan.update(synchronisation={"method": "asgd"}),

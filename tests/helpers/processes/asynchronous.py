@@ -58,7 +58,7 @@ class Recursion:
     def step(self, p: int) -> None:
         """A pipeline carries out its next step."""
         own, how = self.pipelines[p], self._plan.synchronisation
-        arrived = self._take(own, own.step // how.every if how.staleness_bound == 0 else None)
+        arrived = self._take(own, own.step // how.interval_steps if how.staleness_bound == 0 else None)
         if how.method == "ma":
             self._average(own, arrived)
         gradients = self._gradients(p, own)
@@ -68,12 +68,12 @@ class Recursion:
             own.own_sum = _sum([own.own_sum, gradients] if own.own_sum else [gradients])
             self._update(own, _sum([gradients, *(each for updates in arrived.values() for each in updates)]))
         own.step += 1
-        if own.step % how.every == 0:
+        if own.step % how.interval_steps == 0:
             sent = [each.detach().clone() for each in own.layers.parameters()] if how.method == "ma" else own.own_sum
             assert sent is not None
             for (sender, _), messages in self.in_the_air.items():
                 if sender == p:
-                    messages.append((own.step // how.every - 1, sent))
+                    messages.append((own.step // how.interval_steps - 1, sent))
             own.own_sum = None
 
     def finish(self) -> None:

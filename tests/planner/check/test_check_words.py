@@ -194,9 +194,9 @@ def test_a_group_is_as_large_as_its_smallest_device() -> None:
     [
         (Synchronisation("allreduc"), "method", "unknown method 'allreduc'"),
         (Synchronisation(algorithm="rin"), "algorithm", "unknown algorithm 'rin'"),
-        (Synchronisation("ma", every=0), "every", "0 steps between exchanges with method 'ma'"),
-        (Synchronisation("asgd", every=2), "every", "2 steps between exchanges with method 'asgd'"),
-        (Synchronisation(every=2), "every", "2 steps between exchanges with method 'allreduce'"),
+        (Synchronisation("ma", interval_steps=0), "interval_steps", "0 steps between exchanges with method 'ma'"),
+        (Synchronisation("asgd", interval_steps=2), "interval_steps", "2 steps between exchanges with method 'asgd'"),
+        (Synchronisation(interval_steps=2), "interval_steps", "2 steps between exchanges with method 'allreduce'"),
         (Synchronisation("asgd", staleness_bound=-1), "staleness_bound", "a staleness bound of -1"),
         (
             Synchronisation(staleness_bound=1),
@@ -212,7 +212,7 @@ def test_a_synchronisation_that_cannot_be(how: Synchronisation, where: str, prob
 
 @pytest.mark.parametrize(
     "how",
-    [Synchronisation("asgd"), Synchronisation("asgd-ga", every=4, staleness_bound=0), Synchronisation("ma", every=8)],
+    [Synchronisation("asgd"), Synchronisation("asgd-ga", interval_steps=4, staleness_bound=0), Synchronisation("ma", interval_steps=8)],
 )
 def test_a_synchronisation_of_several_pipelines(how: Synchronisation) -> None:
     plan, scenario = two_pipelines()

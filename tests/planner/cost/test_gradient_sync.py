@@ -34,7 +34,7 @@ def test_all_pipelines_sum_together() -> None:
 @pytest.mark.parametrize("method", ["asgd", "asgd-ga", "ma"])
 def test_without_waiting_each_pipeline_sums_by_itself(method: str) -> None:
     scenario, plan = two_pipelines()
-    plan = replace(plan, synchronisation=Synchronisation(method, "hierarchical", every=4))
+    plan = replace(plan, synchronisation=Synchronisation(method, "hierarchical", interval_steps=4))
     assert gradient_syncs(plan, scenario) == (
         GradientSync(0, 1, names(0, 1), 10, "hierarchical", ("a", "a")),
         GradientSync(1, 2, names(4, 5), 20, "hierarchical", ("b", "b")),

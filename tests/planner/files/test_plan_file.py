@@ -69,7 +69,7 @@ def test_a_plan_says_what_is_special_about_it() -> None:
         plan,
         schedule="explicit",
         pipelines=(Pipeline((stage,), (2,), orders),),
-        synchronisation=Synchronisation("asgd-ga", every=4, staleness_bound=2),
+        synchronisation=Synchronisation("asgd-ga", interval_steps=4, staleness_bound=2),
         connections=8,
     )
     assert json.loads(plan_json(special)) == {
@@ -89,7 +89,7 @@ def test_a_plan_says_what_is_special_about_it() -> None:
                 "orders": [["0F0", "0I0", "0W0"]],
             }
         ],
-        "synchronisation": {"method": "asgd-ga", "every": 4, "staleness_bound": 2},
+        "synchronisation": {"method": "asgd-ga", "interval_steps": 4, "staleness_bound": 2},
         "connections": 8,
     }
 
@@ -99,7 +99,7 @@ def test_a_plan_with_its_defaults_written_out_reads_the_same(tmp_path: Path) -> 
     data = json.loads(plan_json(plan))
     data["pipelines"][0]["orders"] = []
     data["pipelines"][0]["stages"][0]["replicas"][0].update(share=1.0, partners=[])
-    data["synchronisation"] = {"method": "allreduce", "algorithm": "ring", "every": 1, "staleness_bound": None}
+    data["synchronisation"] = {"method": "allreduce", "algorithm": "ring", "interval_steps": 1, "staleness_bound": None}
     data.update(order="scheduled", connections=1)
     (tmp_path / "plan.json").write_text(json.dumps(data))
     assert read_plan(tmp_path / "plan.json") == plan

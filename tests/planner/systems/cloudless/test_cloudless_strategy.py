@@ -95,7 +95,7 @@ def test_exchanges_are_as_frequent_as_the_wan_keeps_up_with(wan_bps: float, ever
     # A step takes 96 / 2 * 0.03 s = 1.44 s / 2 devices; an update is 320,000 bits.
     scenario = regional_scenario([2, 2], [1, 1], wan_bps=wan_bps)
     plan = make_plan("cloudless", scenario)
-    assert (plan.synchronisation.method, plan.synchronisation.every) == ("asgd-ga", every)
+    assert (plan.synchronisation.method, plan.synchronisation.interval_steps) == ("asgd-ga", every)
     assert plan.synchronisation.staleness_bound == every
     exchange_s = longest_exchange_s(plan, scenario)
     assert exchange_s == pytest.approx(320_000 / wan_bps + 0.01, rel=0.06)
@@ -134,4 +134,4 @@ def test_a_method_keeps_the_plan_and_bounds_its_staleness() -> None:
     plan = make_plan("cloudless", regional_scenario([1, 1]))
     changed = with_exchanges(plan, "ma", 8)
     assert changed.pipelines == plan.pipelines
-    assert (changed.synchronisation.every, changed.synchronisation.staleness_bound) == (8, 8)
+    assert (changed.synchronisation.interval_steps, changed.synchronisation.staleness_bound) == (8, 8)
