@@ -9,7 +9,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from planner.cost.async_updates import UpdateEdge
-from planner.events.events import UPDATE_ACTION, Event, EventKind
+from planner.events.event import (
+    UPDATE_ACTION,
+    Event,
+    EventKind,
+)
 from planner.plan.plan import Synchronisation
 from sim.network.connection import Message
 

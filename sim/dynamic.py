@@ -1,6 +1,6 @@
 """Devices that choose: of the actions that are ready, each takes the best one, with no plan for the whole.
 
-The rule is that of `planner.schedules.dynamic_choice`, as the executor follows it. It absorbs jitter, but every choice
+The rule is that of `planner.schedules.dynamic`, as the executor follows it. It absorbs jitter, but every choice
 needs an event.
 """
 
@@ -13,12 +13,18 @@ from planner.cost.stage import scheduling_problems
 from planner.plan.actions import Action
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.schedules.dynamic_choice import DynamicChoice
-from planner.schedules.kernel.orders import KINDS
+from planner.schedules.dynamic import (
+    DynamicChoice,
+)
+from planner.schedules.kernel.problem import (
+    KINDS,
+)
 from planner.step.tables import SYNC
 from sim.kernel.advance import Devices, Lines, occupied, transmit
 from sim.kernel.timer import Timer
-from sim.steps import StepUnderWay
+from sim.step import (
+    StepUnderWay,
+)
 
 
 @dataclass(eq=False, slots=True)

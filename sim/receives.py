@@ -5,7 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from sim.network.connection import Message
-from sim.steps import StepUnderWay
+from sim.step import (
+    StepUnderWay,
+)
 
 
 class PostedReceives:

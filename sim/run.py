@@ -4,16 +4,24 @@ from itertools import groupby
 
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import Decision
-from planner.events.fault_events import fault_events
+from planner.events.event import (
+    fault_events,
+)
 from planner.events.log import EventLog
 from planner.plan.plan import Plan
-from planner.scenario.recovery import DETECTION_S, known_away, noticed_absences
+from planner.scenario.faults import (
+    DETECTION_S,
+    known_away,
+    noticed_absences,
+)
 from planner.scenario.scenario import Scenario
+from sim.epoch import (
+    Epoch,
+    EpochRun,
+)
 from sim.network.network import Network
 from sim.recorder import Recorder
-from sim.set_up import Epoch
 from sim.step_gate import StopCondition
-from sim.world import EpochRun
 from traces.common.errors import RunError
 
 

@@ -2,8 +2,12 @@
 
 from collections.abc import Collection, Iterable, Sequence
 
-from planner.events.events import Event, EventKind
-from planner.events.fault_events import ABSENT, fault_event
+from planner.events.event import (
+    ABSENT,
+    Event,
+    EventKind,
+    fault_event,
+)
 
 
 class Absences:

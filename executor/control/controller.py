@@ -8,7 +8,11 @@ from executor.control.absences import Absences
 from executor.core.messages import NewPlan, unpack
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import DECISION_LAG_STEPS, Decision
-from planner.events.events import UPDATE_ACTION, Event, EventKind
+from planner.events.event import (
+    UPDATE_ACTION,
+    Event,
+    EventKind,
+)
 from planner.plan.plan import Plan
 from planner.runs.progress import Progress, Watch
 

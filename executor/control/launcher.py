@@ -9,11 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from executor.core.agent_process import ended, environment
+from executor.core.failures import (
+    rank_name,
+    read_cause,
+)
 from executor.core.hosts import read_hosts
 from executor.core.job import JobFolder
-from executor.core.last_words import read_cause
-from executor.core.peers import rank_name
+from executor.core.subprocesses import (
+    ended,
+    environment,
+)
 from traces.common.errors import RunError
 
 # How the lines of torch's own log start, which tell that a rank failed and not why.

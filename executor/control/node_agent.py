@@ -20,13 +20,21 @@ from executor.control.fault_injection import FaultInjector
 from executor.control.head import Head
 from executor.control.processes import run_ranks
 from executor.core.control_store import announce_store, open_store
-from executor.core.heartbeat import watch_ranks
 from executor.core.hosts import read_hosts
-from executor.core.job import JobFolder
-from executor.core.parent import die_with_parent
-from executor.core.rank_devices import rank_devices
-from executor.wan.hosts import control_address
-from executor.wan.testbed import TestBed
+from executor.core.job import (
+    JobFolder,
+    rank_devices,
+)
+from executor.core.liveness import (
+    watch_ranks,
+)
+from executor.core.subprocesses import (
+    die_with_parent,
+)
+from executor.wan.testbed import (
+    TestBed,
+    control_address,
+)
 
 
 def main(parent: str, folder: str, module: str, telemetry: str, plans: str) -> int:

@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from executor.core.clock import (
+    create_origin,
+)
 from executor.core.job import JobFolder, RunConfig
-from executor.core.origin import create_origin
-from executor.transport.shaper import create_ledger
+from executor.transport.link_shaper import (
+    create_ledger,
+)
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 

@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from executor.core.job import Emulator
-from planner.events.events import UPDATE_ACTION, Event, EventKind
+from planner.events.event import (
+    UPDATE_ACTION,
+    Event,
+    EventKind,
+)
 from planner.plan.actions import Kind
 from planner.scenario.cluster import Cluster
 

@@ -103,7 +103,7 @@ class JobFolder:
 
     @property
     def origin(self) -> Path:
-        """Second 0 of the run, for who has to know it outside the ranks: executor/core/origin.py."""
+        """Second 0 of the run, for who has to know it outside the ranks: executor/core/clock.py."""
         return self.path / "origin"
 
     @property
@@ -156,9 +156,23 @@ class JobFolder:
         return self.path / f"parameters-{rank}.safetensors"
 
     def norms(self, rank: int) -> Path:
-        """The norms of gradients that a rank has noted: executor/training/noise_files.py."""
+        """The norms of gradients that a rank has noted: executor/training/noise_scale.py."""
         return self.path / f"gradient-norms-{rank}.jsonl"
 
     def error(self, rank: int) -> Path:
         """Why a rank gave up."""
         return self.path / f"error-{rank}.json"
+
+
+def rank_devices(scenario: Scenario, plan: Plan, orders: RunConfig) -> tuple[str, ...]:
+    """Return the devices in rank order: those of the first plan, then those that a later one may take up.
+
+    Only plans whose pipelines wait for each other can be set up anew, so only these need the rest of the cluster. On
+    several machines the order is the cluster's: what runs where must not change with the plan that a run goes on with.
+    """
+    devices = [device.name for device in scenario.cluster.devices]
+    spare: list[str] = []
+    if orders.adapts and plan.synchronisation.method == "allreduce":
+        spare = [device for device in devices if device not in plan.devices]
+    found = (*plan.devices, *spare)
+    return tuple(sorted(found, key=devices.index)) if orders.spread else found

@@ -1,9 +1,285 @@
 """What a rank does in a step."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby
+from types import MappingProxyType
 
-from executor.core.program import DeviceProgram
-from planner.plan.plan import Plan
+from planner.cost.allreduce import GradientSync, gradient_syncs
+from planner.events.event import (
+    SYNC_ACTION,
+    UPDATE_ACTION,
+    Event,
+    EventKind,
+)
+from planner.plan.actions import Action, Kind
+from planner.plan.plan import Plan, Replica
+from planner.scenario.scenario import Scenario
+from planner.schedules.kernel.problem import (
+    KINDS,
+)
+from planner.step.compile import CompiledStep, compile_step
+from planner.step.overlap import (
+    releases,
+)
+from planner.step.tables import SYNC, UPDATE
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Bytes from one device to another: an activation forward, or a gradient back.
+
+    Attributes:
+        source: Sending device.
+        target: Receiving device.
+        kind: Of the action that it feeds: forward, backward or input gradient.
+        pipeline: Index of the pipeline.
+        stage: The receiving stage.
+        microbatch: Index in the pipeline.
+        first: First sample of the microbatch that it carries.
+        end: After the last one.
+        size_bytes: On the wire.
+    """
+
+    source: str
+    target: str
+    kind: Kind
+    pipeline: int
+    stage: int
+    microbatch: int
+    first: int
+    end: int
+    size_bytes: int
+
+    @property
+    def sending_stage(self) -> int:
+        """The stage that it comes from."""
+        return self.stage - 1 if self.kind is Kind.FORWARD else self.stage + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """Gradients of a bucket of layers that are complete before an action ends.
+
+    Attributes:
+        sync: Which of the device's sums may begin.
+        after_s: How long after the action's beginning, by its profile, seconds.
+    """
+
+    sync: int
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One action of a device.
+
+    Attributes:
+        action: What is done.
+        pipeline: Index of the pipeline.
+        first: First sample of the microbatch that this device takes.
+        end: After the last one.
+        duration_s: What the profile says it lasts, seconds.
+        receives: What must have arrived before it starts.
+        sends: What leaves when it ends.
+        completes: Gradients whose sums overlap with it, in order.
+    """
+
+    action: Action
+    pipeline: int
+    first: int
+    end: int
+    duration_s: float
+    receives: tuple[Transfer, ...]
+    sends: tuple[Transfer, ...]
+    completes: tuple[Completed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProgram:
+    """One device's part of one step.
+
+    Attributes:
+        device: Its name.
+        pipeline: Index of the pipeline it works for.
+        stage: Index of its stage, of the first one if it holds several.
+        work: Its actions in order.
+        synchronisations: Gradient sums, in order: after the last action, or besides them where they overlap.
+        overlaps: Whether they overlap with actions: each begins when an action completes its gradients, or with the
+            step where none does.
+        update_s: What the profile says of the optimizer's update after them, seconds.
+        partners: Who computes every action with it, and has the same rows of them.
+    """
+
+    device: str
+    pipeline: int
+    stage: int
+    work: tuple[Work, ...]
+    synchronisations: tuple[GradientSync, ...]
+    update_s: float = 0.0
+    partners: tuple[str, ...] = ()
+    overlaps: bool = False
+
+    # Both backends make their rows here, so that they are the same rows. Times come last, in seconds of the run.
+
+    def compute_event(self, step: int, action: Action, start_s: float, end_s: float) -> Event:
+        """Return the row for an action."""
+        stage, microbatch = action.stage, action.microbatch
+        return self._event(
+            EventKind.COMPUTE, step, str(action.kind), start_s, end_s, stage=stage, microbatch=microbatch
+        )
+
+    def update_event(self, step: int, start_s: float, end_s: float) -> Event:
+        """Return the row for the optimizer's update."""
+        return self._event(EventKind.COMPUTE, step, UPDATE_ACTION, start_s, end_s)
+
+    def transfer_event(self, kind: EventKind, step: int, transfer: Transfer, start_s: float, end_s: float) -> Event:
+        """Return the row for sending or receiving a transfer."""
+        sends = kind is EventKind.SEND
+        return self._event(
+            kind,
+            step,
+            str(transfer.kind),
+            start_s,
+            end_s,
+            peer=transfer.target if sends else transfer.source,
+            stage=transfer.sending_stage if sends else transfer.stage,
+            microbatch=transfer.microbatch,
+            size_bytes=transfer.size_bytes,
+        )
+
+    def exchange_event(
+        self, kind: EventKind, step: int, peer: str, size_bytes: int, start_s: float, end_s: float
+    ) -> Event:
+        """Return the row for sending or receiving a part of the gradients."""
+        return self._event(kind, step, SYNC_ACTION, start_s, end_s, peer=peer, size_bytes=size_bytes)
+
+    def sync_event(self, step: int, size_bytes: int, start_s: float, end_s: float) -> Event:
+        """Return the row for a whole gradient sum, with the bytes that this device sent for it."""
+        return self._event(EventKind.SYNC, step, SYNC_ACTION, start_s, end_s, size_bytes=size_bytes)
+
+    def _event(
+        self,
+        kind: EventKind,
+        step: int,
+        action: str,
+        start_s: float,
+        end_s: float,
+        *,
+        peer: str = "",
+        stage: int | None = None,
+        microbatch: int = -1,
+        size_bytes: int = 0,
+    ) -> Event:
+        place = (self.device, peer, self.pipeline, self.stage if stage is None else stage, microbatch)
+        return Event(kind, *place, step, action, start_s, end_s, size_bytes)
+
+
+@lru_cache(maxsize=32)
+def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
+    """Return the program of every device that sends and receives, in rank order: the compiled step as objects.
+
+    The plan must have passed `planner.check.check.check_plan` for this scenario.
+    """
+    step, syncs = compile_step(plan.without_overlap, scenario), gradient_syncs(plan, scenario)
+    partners = {replica.device: replica.partners for replica in _replicas(plan)}
+    overlaps = plan.synchronisation.bucket_bytes > 0
+    work = _work(step, _transfers(step), _completes(step, syncs, plan, scenario) if overlaps else {})
+    programs = {}
+    for actor, device in enumerate(step.actors):
+        first, end = step.graph.first_action[actor : actor + 2].tolist()
+        own = [work[action] for action in range(first, end) if action in work]
+        pipeline, stage = int(step.pipeline[actor]), int(step.stage[actor])
+        own_syncs = tuple(sync for sync in syncs if device in sync.devices)
+        update_s = sum(step.actions.duration_s[first:end][step.actions.kind[first:end] == UPDATE].tolist())
+        programs[device] = DeviceProgram(
+            device, pipeline, stage, tuple(own), own_syncs, update_s, partners[device], overlaps
+        )
+    return MappingProxyType(programs)
+
+
+@lru_cache(maxsize=32)
+def device_program(plan: Plan, scenario: Scenario, device: str) -> DeviceProgram:
+    """Return the program of any device of a plan that passes `planner.check.check.check_plan` for the scenario.
+
+    A partner does what the first device of its group does, but for sending and receiving between stages; its gradients
+    are summed with those of its like in the other groups, of which only the first ones' sums are in the rows.
+    """
+    programs = compile_plan(plan, scenario)
+    if device in programs:
+        return programs[device]
+    groups = {replica.device: replica.devices for replica in _replicas(plan)}
+    leader = next(leader for leader, devices in groups.items() if device in devices)
+    place = groups[leader].index(device)
+    own = programs[leader]
+    return replace(
+        own,
+        device=device,
+        work=tuple(replace(work, receives=(), sends=()) for work in own.work),
+        synchronisations=tuple(
+            sync.among([groups[name][place] for name in sync.devices]) for sync in own.synchronisations
+        ),
+        partners=(),
+    )
+
+
+def _replicas(plan: Plan) -> Iterator[Replica]:
+    return (replica for pipeline in plan.pipelines for stage in pipeline.stages for replica in stage.replicas)
+
+
+def _transfers(step: CompiledStep) -> dict[int, Transfer]:
+    """Transfers by the number of their message; parts of gradient sums are not among them."""
+    actions, messages = step.actions, step.messages
+    fed = messages.receiver
+    columns = (
+        actions.actor[messages.sender],
+        actions.actor[fed],
+        actions.kind[fed],
+        actions.pipeline[fed],
+        actions.stage[fed],
+        actions.microbatch[fed],
+        messages.first_sample,
+        messages.end_sample,
+        messages.size_bytes,
+    )
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return {
+        message: Transfer(step.actors[source], step.actors[target], KINDS[kind], *place)
+        for message, (source, target, kind, *place) in enumerate(rows)
+        if kind != SYNC
+    }
+
+
+def _completes(
+    step: CompiledStep, syncs: Sequence[GradientSync], plan: Plan, scenario: Scenario
+) -> dict[int, list[Completed]]:
+    """Which of its device's sums may begin during an action, by its number."""
+    found: dict[int, list[Completed]] = {}
+    for _, released in groupby(releases(syncs, step.actions, step.actors, plan, scenario), lambda each: each.actor):
+        for place, each in enumerate(released):
+            found.setdefault(each.action, []).append(Completed(place, each.after_s))
+    return found
+
+
+def _work(
+    step: CompiledStep, transfers: Mapping[int, Transfer], completes: Mapping[int, Sequence[Completed]]
+) -> dict[int, Work]:
+    """Work by the number of its action; the exchanges of gradient sums are not among it."""
+    graph = step.graph
+    first_received, received = graph.first_received.tolist(), graph.received.tolist()
+    first_sent = graph.first_sent.tolist()
+    rows = zip(*(column.tolist() for column in step.actions[1:]), strict=True)
+    work = {}
+    for action, (kind, pipeline, stage, microbatch, first, end, duration_s) in enumerate(rows):
+        if kind >= SYNC:
+            continue
+        receives = tuple(transfers[each] for each in received[first_received[action] : first_received[action + 1]])
+        sends = tuple(transfers[each] for each in range(first_sent[action], first_sent[action + 1]))
+        done = Action(stage, KINDS[kind], microbatch)
+        completed = tuple(completes.get(action, ()))
+        work[action] = Work(done, pipeline, first, end, duration_s, receives, sends, completed)
+    return work
 
 
 @dataclass(frozen=True, slots=True)

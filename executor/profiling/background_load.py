@@ -16,10 +16,14 @@ from pathlib import Path
 
 import torch
 
-from executor.core.agent_process import python_environment
-from executor.core.parent import die_with_parent
+from executor.core.subprocesses import (
+    die_with_parent,
+    python_environment,
+)
 from executor.profiling.layer_times import measure_layers
-from executor.training.freed_memory import keep_freed_memory
+from executor.training.device import (
+    keep_freed_memory,
+)
 from executor.training.models.loading import load_with_sizes
 from planner.scenario.scenario import ModelCode, Optimizer, Training
 from traces.common.errors import RunError

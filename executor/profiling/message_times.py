@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import IO, Any
 
-from executor.core.agent_process import python_environment
+from executor.core.subprocesses import (
+    python_environment,
+)
 from traces.common.errors import RunError
 from traces.probe.interval import Interval, interval_of
 from traces.probe.peer import Peer

@@ -23,7 +23,11 @@ from executor.core.control_store import (
 )
 from executor.core.messages import ENDED, FINISHED, NewPlan, SessionSpec, pack
 from planner.adapt.policy import DECISION_LAG_STEPS
-from planner.events.events import UPDATE_ACTION, Event, EventKind
+from planner.events.event import (
+    UPDATE_ACTION,
+    Event,
+    EventKind,
+)
 
 
 class GenerationEndedError(Exception):

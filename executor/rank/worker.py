@@ -9,17 +9,34 @@ from pathlib import Path
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from executor.core.heartbeat import start_beating
-from executor.core.job import INCARNATION, JobFolder
-from executor.core.last_words import give_up
-from executor.core.parent import die_with_parent
-from executor.core.peers import rank_name
-from executor.core.rank_devices import rank_devices
-from executor.rank.fingerprint import Job, check_ranks, job_facts
-from executor.rank.handshake import Handshake
-from executor.rank.part_in_job import RankConfig
+from executor.core.failures import (
+    give_up,
+    rank_name,
+)
+from executor.core.job import (
+    INCARNATION,
+    JobFolder,
+    rank_devices,
+)
+from executor.core.liveness import (
+    start_beating,
+)
+from executor.core.subprocesses import (
+    die_with_parent,
+)
+from executor.rank.context import (
+    RankConfig,
+)
+from executor.rank.handshake import (
+    Handshake,
+    Job,
+    check_ranks,
+    job_facts,
+)
 from executor.rank.rank import HEAD_START_S, Rank
-from executor.training.freed_memory import keep_freed_memory
+from executor.training.device import (
+    keep_freed_memory,
+)
 from executor.transport.rendezvous import check_interface, holds_store, reach_store
 from executor.wan.testbed import enter_device_network
 from planner.files.plan import read_plan

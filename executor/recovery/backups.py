@@ -1,7 +1,7 @@
 """Copies of the layers' state at some steps: what a run goes on from when ranks are lost.
 
 Every few steps each rank copies the state of its layers, and layers that nobody else has are sent to a backup too
-(planner/adapt/backups.py). When all have all of it, which ranks hear with a plan, older copies are dropped. At most
+(planner/adapt/migration.py). When all have all of it, which ranks hear with a plan, older copies are dropped. At most
 `_UNDER_WAY` copies are on their way at a time: where links are slow, some are left out.
 """
 
@@ -17,8 +17,10 @@ from executor.training.compute import Compute
 from executor.transport.receive import RecvHandle
 from executor.transport.tags import backup_tag
 from executor.transport.transport import Transport
-from planner.adapt.backups import backup_moves
-from planner.adapt.migration import LayerTransfer
+from planner.adapt.migration import (
+    LayerTransfer,
+    backup_moves,
+)
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 

@@ -1,6 +1,6 @@
 """One device's part of a checkpoint: the state of some layers before a step, in a file that shows any damage.
 
-It is a safetensors file with a row of bytes for each layer (executor/training/layer_state.py). safetensors has no
+It is a safetensors file with a row of bytes for each layer (executor/training/flat_state.py). safetensors has no
 checksums: a digest of each row is in the header, and one of the header itself.
 """
 

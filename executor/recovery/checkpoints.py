@@ -19,6 +19,13 @@ from urllib.parse import quote
 import torch
 
 from executor.recovery.checkpoint_file import DamagedError, Header, read_header, read_row, write_part
+from executor.training.flat_state import (
+    model_state,
+)
+from executor.training.models.loading import check_model
+from planner.files.plan import parse_plan
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 
@@ -205,3 +212,53 @@ def _another_model(path: Path, there: tuple[str, ...], wanted: tuple[str, ...]) 
         where=str(path),
         valid="resume with the scenario that the run had, or choose another folder",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """What a run does about checkpoints.
+
+    Attributes:
+        folder: Where they are.
+        every: Steps from one to the next.
+        first_step: Of the run: that of the checkpoint from which it goes on, or 0.
+    """
+
+    folder: Path
+    every: int
+    first_step: int = 0
+
+
+def resumption(folder: Path, scenario: Scenario, steps: int, tell: Callable[[str], None]) -> tuple[int, Plan]:
+    """Return with which step a run goes on, and the plan that it had.
+
+    Args:
+        folder: Of its checkpoints.
+        scenario: What is trained.
+        steps: That the run shall have in all.
+        tell: Called with a line for each checkpoint that is damaged, and so not used.
+
+    Raises:
+        InputError: No checkpoint is whole, it is of another model, or there is nothing left to do.
+    """
+    layers = check_model(scenario).model.layers
+    found = CheckpointFolder(folder).newest(model_state(layers, scenario.training.optimizer.name), tell)
+    if found.step >= steps:
+        raise InputError(
+            f"the run has done {found.step} steps", where=str(folder), valid=f"give '--steps' more than {found.step}"
+        )
+    return found.step, parse_plan(found.plan)
+
+
+def refuse_used(folder: Path) -> None:
+    """Refuse a folder with checkpoints for a run that begins anew: it would mix two runs.
+
+    Raises:
+        InputError: There are some.
+    """
+    if CheckpointFolder(folder).steps:
+        raise InputError(
+            "there are checkpoints here already",
+            where=str(folder),
+            valid="go on from them with '--resume', or choose another folder",
+        )

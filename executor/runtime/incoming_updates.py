@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from executor.core.peers import PeerLostError
+from executor.core.failures import (
+    PeerLostError,
+)
 from executor.transport.receive import RecvHandle
 from planner.cost.async_updates import UpdateEdge
 

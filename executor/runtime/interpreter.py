@@ -7,21 +7,35 @@ from functools import partial
 import torch
 
 from executor.core.clock import RunClock
-from executor.core.program import Transfer, Work
-from executor.core.row_log import EventRecorder
-from executor.core.step_program import StepProgram
+from executor.core.events import (
+    EventRecorder,
+)
+from executor.core.step_program import (
+    StepProgram,
+    Transfer,
+    Work,
+)
+from executor.runtime.action_order import (
+    group_order,
+)
+from executor.runtime.allreduce import (
+    GradientExchange,
+    OverlappedAllReduce,
+)
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.grad_norm import NormChain
-from executor.runtime.gradient_exchange import GradientExchange
 from executor.runtime.posted_receives import PostedStep
-from executor.runtime.sync_lane import OverlappedAllReduce
-from executor.runtime.tensor_parallel_order import group_order
 from executor.training.compute import Compute
 from executor.training.tensor_parallel.layers import RankGroup
 from executor.transport.tags import transfer_tag
 from executor.transport.transport import Transport
-from executor.transport.wire import Wire
-from planner.events.events import Event, EventKind
+from executor.transport.wire_format import (
+    Wire,
+)
+from planner.events.event import (
+    Event,
+    EventKind,
+)
 from planner.scenario.scenario import Scenario
 
 

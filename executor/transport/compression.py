@@ -1,4 +1,4 @@
-"""Makes float32 rows smaller for a slow link, and rows again; the sizes are those of planner/cost/compression.py."""
+"""Makes float32 rows smaller for a slow link, and rows again; the sizes are those of planner/cost/network.py."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def pack(compression: str, values: torch.Tensor, samples: int) -> torch.Tensor:
         samples: How many there are, one or more.
 
     Returns:
-        uint8, one-dimensional, of `planner.cost.compression.wire_bytes` bytes.
+        uint8, one-dimensional, of `planner.cost.network.wire_bytes` bytes.
     """
     return _CODECS[compression].pack(values.reshape(samples, -1)).view(-1)
 

@@ -4,15 +4,22 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from executor.core.clock import RunClock
-from executor.core.peers import blaming
-from executor.transport.patience import RECV_TIMEOUT
-from executor.transport.shaper import LinkShaper
+from executor.core.failures import (
+    blaming,
+)
+from executor.transport.link_shaper import (
+    LinkShaper,
+)
 from planner.scenario.cluster import Link
+
+# A link may be out for minutes; whoever waits longer than this for a peer gives up.
+RECV_TIMEOUT = timedelta(minutes=30)
 
 
 @dataclass(frozen=True, slots=True)

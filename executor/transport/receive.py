@@ -8,8 +8,13 @@ import torch
 import torch.distributed as dist
 
 from executor.core.clock import RunClock
-from executor.core.peers import PeerLostError, blaming
-from executor.transport.patience import RECV_TIMEOUT
+from executor.core.failures import (
+    PeerLostError,
+    blaming,
+)
+from executor.transport.connection import (
+    RECV_TIMEOUT,
+)
 
 
 class RecvHandle:

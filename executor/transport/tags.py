@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 
-from executor.core.program import Transfer
+from executor.core.step_program import (
+    Transfer,
+)
 from planner.plan.actions import Kind
 
 # Neighbouring ranks are at most a step apart and post a step ahead; four keep the tags of different steps apart.

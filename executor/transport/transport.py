@@ -5,20 +5,40 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from itertools import pairwise
 from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 
 from executor.core.clock import RunClock
-from executor.core.peers import blaming
+from executor.core.failures import (
+    blaming,
+)
 from executor.transport.connection import Connection, EmulatedPath, Message
-from executor.transport.process_groups import ProcessGroups
+from executor.transport.link_shaper import (
+    LinkShaper,
+)
 from executor.transport.receive import RecvHandle
-from executor.transport.shaper import LinkShaper
-from executor.transport.stripes import stripes
+from executor.transport.rendezvous import (
+    ProcessGroups,
+)
 from executor.transport.tags import NO_MESSAGE
 from planner.scenario.cluster import Cluster
+
+# A smaller message is not worth a second round of headers.
+LEAST_STRIPE_BYTES = 64 * 1024
+
+
+def stripes(size_bytes: int, connections: int) -> list[tuple[int, int]]:
+    """Return the (first, end) bytes that each connection carries, at most one stripe each.
+
+    Both ends know the size, and come to the same answer.
+    """
+    count = max(1, min(connections, size_bytes // LEAST_STRIPE_BYTES))
+    bounds = [size_bytes * part // count for part in range(count + 1)]
+    return list(pairwise(bounds))
+
 
 # Threads that wait for receives, one for each that is posted; there are as many as that asks for.
 _MOST_WAITING = 1 << 14

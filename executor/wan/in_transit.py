@@ -7,8 +7,11 @@ from heapq import heappop, heappush
 from math import inf
 
 from executor.wan.emulated_link import EmulatedLink
-from executor.wan.lost_segments import without_segments
-from executor.wan.packet import count_segments, frames_bytes
+from executor.wan.packet import (
+    count_segments,
+    frames_bytes,
+    without_segments,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,14 @@ import json
 import os
 import sys
 
-from executor.core.parent import die_with_parent
-from executor.wan.namespaces import isolate
+from executor.core.subprocesses import (
+    die_with_parent,
+)
+from executor.wan.linux import (
+    isolate,
+    switch_on_loopback,
+)
 from executor.wan.tcp_settings import HOST_TCP, read_tcp
-from executor.wan.tun import switch_on_loopback
 
 
 def main(parent: str, *command: str) -> None:

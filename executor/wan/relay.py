@@ -20,20 +20,85 @@ from pathlib import Path
 from types import FrameType
 from typing import Never
 
-from executor.core.job import JobFolder
-from executor.core.origin import OriginWatch
-from executor.core.parent import die_with_parent
-from executor.core.rank_devices import rank_devices
+from executor.core.clock import (
+    OriginWatch,
+)
+from executor.core.job import (
+    JobFolder,
+    rank_devices,
+)
+from executor.core.subprocesses import (
+    die_with_parent,
+)
 from executor.wan.emulated_link import EmulatedLink
-from executor.wan.hosts import INTERFACE, NETMASK, control_address, device_address
 from executor.wan.in_transit import InTransitQueue, Route
-from executor.wan.namespaces import enter_new_network
+from executor.wan.linux import (
+    enter_new_network,
+    open_tun,
+    switch_on_loopback,
+)
 from executor.wan.packet import is_ipv4, target_address
 from executor.wan.report import Lateness, RelayReport, count_links
-from executor.wan.routes import LinkPaths
 from executor.wan.tcp_settings import HOST_TCP, WIDE_AREA, as_on, read_tcp, set_tcp
-from executor.wan.tun import open_tun, switch_on_loopback
-from traces.common.errors import RunError
+from executor.wan.testbed import (
+    INTERFACE,
+    NETMASK,
+    control_address,
+    device_address,
+)
+from planner.scenario.cluster import Link
+from planner.scenario.faults import LinkOutage
+from planner.scenario.scenario import Scenario
+from traces.common.errors import InputError, RunError
+
+
+class LinkPaths:
+    """The paths between devices; those that share a link share one queue.
+
+    Args:
+        scenario: Its cluster, its outages of links, its seed.
+        devices: In rank order.
+    """
+
+    def __init__(self, scenario: Scenario, devices: Sequence[str]) -> None:
+        self._scenario = scenario
+        self._devices = devices
+        self._links: dict[str, EmulatedLink] = {}
+        self._between = {
+            (a, b): tuple(self._emulated(link) for link in self._path(a, b))
+            for a in range(len(devices))
+            for b in range(len(devices))
+            if a != b
+        }
+
+    @property
+    def links(self) -> list[EmulatedLink]:
+        """All links that some path takes."""
+        return list(self._links.values())
+
+    def between(self, source: int, target: int) -> tuple[EmulatedLink, ...]:
+        """Return the links from one rank to another, none where no link leads there.
+
+        The plan sends nothing there, but the ranks find each other over all connections.
+        """
+        return self._between.get((source, target), ())
+
+    def _path(self, source: int, target: int) -> tuple[Link, ...]:
+        try:
+            return self._scenario.cluster.path(self._devices[source], self._devices[target])
+        except InputError:
+            return ()
+
+    def _emulated(self, link: Link) -> EmulatedLink:
+        if link.name not in self._links:
+            outages = [
+                (fault.start_s, fault.end_s)
+                for fault in self._scenario.faults
+                if isinstance(fault, LinkOutage) and fault.link == link.name
+            ]
+            self._links[link.name] = EmulatedLink(link, outages, self._scenario.training.seed)
+        return self._links[link.name]
+
 
 # The largest packet of IPv4 and what stands before it.
 _MOST_BYTES = 1 << 16 | 64

@@ -10,9 +10,35 @@ from types import TracebackType
 from typing import Self
 
 from executor.core.job import JobFolder, Tcp
-from executor.wan.hosts import INTERFACE
-from executor.wan.namespaces import enter_network
+from executor.wan.linux import (
+    enter_network,
+)
 from traces.common.errors import RunError
+
+# The interface of each host, in its own network namespace.
+INTERFACE = "wan0"
+
+# A network that is nowhere else, even by accident: it exists between these namespaces only.
+NETMASK = "255.255.0.0"
+_NETWORK = "10.99"
+_CONTROL = 1
+_MOST_HOSTS = 1 << 16
+
+
+def control_address() -> str:
+    """Return the IPv4 address of the host in which the agent and the store of a run are."""
+    return _address(_CONTROL)
+
+
+def device_address(rank: int) -> str:
+    """Return the IPv4 address of a rank's host."""
+    return _address(_CONTROL + 1 + rank)
+
+
+def _address(number: int) -> str:
+    assert number < _MOST_HOSTS - 1, "a plan has fewer devices"
+    return f"{_NETWORK}.{number >> 8}.{number & 0xFF}"
+
 
 # A rank's environment holds the network namespaces of all ranks, a JSON list of paths.
 _NETWORKS = "ROPEBRIDGE_NETWORKS"

@@ -1,1 +1,1 @@
-"""What each verb of the command does, as plain functions."""
+"""The command `ropebridge`: its verbs and their options."""

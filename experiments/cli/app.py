@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.deploy_cli import add_to
+from experiments.cli.deploy import (
+    add_to,
+)
 from experiments.cli.options import (
     ComputeChoice,
     DurationOption,
@@ -23,10 +25,18 @@ from experiments.cli.options import (
     StrategyOption,
 )
 from experiments.cli.profile import profile_app
-from experiments.cli.sweep_cli import sweep
-from experiments.cli.traces_cli import traces_app
-from experiments.runs.console import say, tell
-from experiments.runs.interrupts import CommandInterruptedError, raise_when_interrupted
+from experiments.cli.sweep import (
+    sweep,
+)
+from experiments.cli.traces import (
+    traces_app,
+)
+from experiments.runs.console import (
+    CommandInterruptedError,
+    raise_when_interrupted,
+    say,
+    tell,
+)
 from traces.common.errors import InputError, RopebridgeError
 
 app = typer.Typer(
@@ -47,7 +57,9 @@ def demo(output: FolderOption = None, as_json: JsonOption = False) -> None:
     """Plan, simulate, run for real here, compare, draw: three regions, four devices. Example: ropebridge demo."""
     import json
 
-    from experiments.cli import demo as verb
+    from experiments.verbs import (
+        demo as verb,
+    )
 
     done = verb.demo(output, tell)
     say(json.dumps(done.result) if as_json else verb.describe_demo(done))
@@ -84,9 +96,13 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Turn a scenario into a plan. Example: ropebridge plan cloud-edge-end --strategy auto --explain -o plan.json."""
-    from experiments.cli.plan_objective import PlanObjective
-    from experiments.cli.planning import plan as verb
     from experiments.runs.scenario import Ordering
+    from experiments.verbs.plan import (
+        PlanObjective,
+    )
+    from experiments.verbs.plan import (
+        plan as verb,
+    )
 
     asked = PlanObjective(objective, budget_per_hour, rate_samples_per_s, robust_share)
     ordering = Ordering(schedule, dynamic, orders)
@@ -169,10 +185,13 @@ def run(
     """Run a plan for real, a process per device. Example: ropebridge run two-regions --compute paced --emulate-wan."""
     from executor.backend import TorchBackend
     from executor.core.job import EmulatorChoice
-    from experiments.cli.run import checkpoint_orders, resumed_plan
     from experiments.runs.carry_out import carry_out, present
     from experiments.runs.live import watching
     from experiments.runs.scenario import Ordering, choose_plan, choose_scenario
+    from experiments.verbs.resume import (
+        checkpoint_orders,
+        resumed_plan,
+    )
 
     described = choose_scenario(scenario)
     checkpoints, had = checkpoint_orders(checkpoint, checkpoint_every, resume, described, steps, tell)
@@ -209,7 +228,9 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Show runs side by side, simulated or real. Example: ropebridge compare runs/simulated runs/real."""
-    from experiments.cli.comparing import compare as verb
+    from experiments.verbs.report import (
+        compare as verb,
+    )
 
     say(verb(runs, as_json))
 
@@ -230,7 +251,9 @@ def report(
     ] = None,
 ) -> None:
     """Show runs, or a sweep, on a page or in figures. Example: ropebridge report runs/plain runs/real -o both.html."""
-    from experiments.cli.reporting import report as verb
+    from experiments.verbs.report import (
+        report as verb,
+    )
 
     say(verb(runs, outputs or []))
 
@@ -254,7 +277,9 @@ def bench(
     as_json: JsonOption = False,
 ) -> None:
     """Measure ropebridge on this machine and hold it to its bars. Example: ropebridge bench fidelity --quick."""
-    from experiments.cli.bench import bench as verb
+    from experiments.verbs.bench import (
+        bench as verb,
+    )
 
     files = (runs, times, sizes, network, model)
     text, holds = verb(name, quick, as_json, tell, files if any(files) else None)
@@ -274,8 +299,12 @@ def reproduce(
     as_json: JsonOption = False,
 ) -> None:
     """Hold a published system's claims against what we measure. Example: ropebridge reproduce asteroid --quick."""
-    from experiments.cli.reproduce import execute_reproduction
-    from experiments.cli.reproduce import reproduce as verb
+    from experiments.verbs.bench import (
+        execute_reproduction,
+    )
+    from experiments.verbs.bench import (
+        reproduce as verb,
+    )
 
     if execute:
         text, holds = execute_reproduction(name, as_json, output, tell)

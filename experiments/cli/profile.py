@@ -66,7 +66,9 @@ def model(
         split,
     )
     check_orders(orders, output)
-    from experiments.profiles.profiling import profile
+    from experiments.profiles.model import (
+        profile,
+    )
 
     say(profile(orders, output, as_json, tell))
 

@@ -1,9 +1,15 @@
 """What the command says: results on the standard output, everything else on the other one."""
 
 import os
+import signal
 import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Never
 
-from traces.common.errors import RunError
+from traces.common.atomic import check_place
+from traces.common.errors import InputError, RunError
 
 
 def say(text: str) -> None:
@@ -25,3 +31,47 @@ def say(text: str) -> None:
 def tell(line: str) -> None:
     """Print a line about the progress, or about what went wrong."""
     print(line, file=sys.stderr, flush=True)
+
+
+# What asks a command to end.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class CommandInterruptedError(BaseException):
+    """Somebody wants the command to end; nothing in between may take it for an error of its own."""
+
+
+def raise_when_interrupted() -> None:
+    """Have the signals that ask a command to end raise `CommandInterruptedError` in it.
+
+    Those that it inherited as ignored stay so: ``nohup`` asks for that, and shells do where a job is in the background.
+    """
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> Never:
+    """Unwind the stack, so that everything that was started is ended on the way, and not interrupted in that."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    raise CommandInterruptedError
+
+
+def check_targets(paths: Iterable[Path | None]) -> None:
+    """Refuse files that cannot be written; None stands for one that nobody asks for.
+
+    Raises:
+        InputError: A path is a folder, its folder is missing, or nothing can be written there.
+    """
+    for path in paths:
+        if path is not None:
+            _check_target(path)
+
+
+def _check_target(path: Path) -> None:
+    check_place(path)
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InputError(
+            f"the folder '{path.parent}' may not be written", where=str(path), valid="choose a place that can"
+        )

@@ -6,16 +6,29 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runs.carry_out import bounded
-from experiments.sweep.definition import PLAN, Sweep
+from experiments.sweep.definition import (
+    PLAN,
+    SETTINGS,
+    Sweep,
+    check_names,
+    run_length,
+    scenario_path,
+)
+from experiments.sweep.overrides import (
+    Keys,
+    check_path,
+    parse_path,
+)
 from experiments.sweep.parameters import RANDOM
-from experiments.sweep.path_types import check_path
-from experiments.sweep.paths import Keys, parse_path
-from experiments.sweep.settings import SETTINGS, check_names, run_length, scenario_path
 from planner.files.documents import Document
-from planner.files.parsing import keys_at
-from planner.files.parts import Part
+from planner.files.parsing import (
+    Part,
+    keys_at,
+)
 from planner.files.plan import read_plan
-from planner.files.scenario_entries import ScenarioEntry
+from planner.files.scenario import (
+    ScenarioEntry,
+)
 from planner.plan.plan import Plan
 from traces.common.errors import InputError
 from traces.common.names import unknown_name

@@ -5,7 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.runs.carry_out import DEFAULT_STEPS
+from experiments.runs.scenario import READY_FOLDER, ready_scenarios
 from experiments.sweep.parameters import Parameter
+from planner.files.parsing import (
+    STRICT,
+    Positive,
+)
+from planner.schedules import SCHEDULES
+from planner.systems.policies import POLICIES
+from planner.systems.strategies import STRATEGIES
+from traces.common.errors import InputError
+from traces.common.names import find_by_name
 
 # The first key of a path that leads into the plan.
 PLAN = "plan"
@@ -48,3 +59,116 @@ class Sweep:
             if parameter.name == setting:
                 return parameter.values
         return (self.settings[setting],) if setting in self.settings else ()
+
+
+# Of a run; each can be swept by this name.
+SETTINGS = ("scenario", "plan", "strategy", "schedule", "policy", "steps", "duration")
+
+# Of these, what may be code of the user's.
+USERS_CODE = ("strategy", "policy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsEntry:
+    """What all points have in common where no parameter says otherwise.
+
+    Attributes:
+        scenario: A YAML file, relative to the sweep's, or the name of a ready scenario.
+        plan: A plan file, relative to the sweep's.
+        strategy: What makes the plan, instead of a file: ``megatron`` if absent; or a Python file beside the sweep's.
+        schedule: Another order of actions.
+        policy: What adapts the plan: ``none`` if absent; or a Python file beside the sweep's.
+        steps: Training steps: 20 if absent.
+        duration: Simulate until so much time has passed, instead of steps: ``60 min``.
+    """
+
+    scenario: str | None = None
+    plan: str | None = None
+    strategy: str | None = None
+    schedule: str | None = None
+    policy: str | None = None
+    steps: Positive | None = None
+    duration: str | None = None
+
+    __pydantic_config__ = STRICT
+
+
+def check_names(settings: Mapping[str, Any], folder: Path, where: str) -> None:
+    """Refuse names that nothing has.
+
+    Args:
+        settings: Of the runs.
+        folder: Of the sweep file.
+        where: The settings stand.
+
+    Raises:
+        InputError: With the nearest name there is.
+    """
+    known: dict[str, Mapping[str, Any]] = {"strategy": STRATEGIES, "schedule": SCHEDULES, "policy": POLICIES}
+    for setting, things in known.items():
+        value = settings.get(setting)
+        path = users_file(setting, value, folder)
+        if path is not None and not path.is_file():
+            raise InputError(f"there is no file '{path}'", where=f"{where}: {setting}", valid="check the path")
+        if value is not None and path is None:
+            find_by_name(value, things, setting, where=f"{where}: {setting}")
+
+
+def users_file(setting: str, value: object, folder: Path) -> Path | None:
+    """Return the Python file that a value names instead of something of ropebridge's; None where it names none.
+
+    Args:
+        setting: Its name.
+        value: Of it.
+        folder: Of the sweep file.
+    """
+    is_code = setting in USERS_CODE and isinstance(value, str) and value.endswith(".py")
+    return folder / str(value) if is_code else None
+
+
+def scenario_path(name: object, folder: Path) -> Path:
+    """Return the file of a scenario as a sweep names it.
+
+    Args:
+        name: A YAML file, or the name of a ready scenario.
+        folder: Of the sweep file.
+
+    Raises:
+        InputError: It is neither.
+    """
+    text = _text(name, "scenario", "a YAML file or a ready scenario's name")
+    path = folder / text
+    if path.suffix in (".yaml", ".yml") or len(Path(text).parts) > 1:
+        return path
+    find_by_name(text, ready_scenarios(), "scenario", where="scenario")
+    return READY_FOLDER / f"{text}.yaml"
+
+
+def run_length(settings: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """Return steps and duration, of which a simulation takes one.
+
+    Raises:
+        InputError: Both are given, or one is no such thing.
+    """
+    steps, duration = settings.get("steps"), settings.get("duration")
+    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+        raise InputError(f"{steps!r} steps", where="steps", valid="a whole number from 1 on")
+    if duration is None and steps is None:
+        return DEFAULT_STEPS, None
+    return steps, None if duration is None else _text(duration, "duration", "text as '60 min'")
+
+
+def setting_text(settings: Mapping[str, Any], name: str) -> str | None:
+    """Return a setting that is a name, None where it is not given.
+
+    Raises:
+        InputError: It is given, and no text.
+    """
+    value = settings.get(name)
+    return None if value is None else _text(value, name, "a name")
+
+
+def _text(value: object, setting: str, valid: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{value!r} is no text", where=setting, valid=f"give {valid}")
+    return value

@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.runs.progress import ProgressDisplay
-from experiments.sweep.carrying_out import PointTask
 from experiments.sweep.definition import Sweep
-from experiments.sweep.engine import Engine
 from experiments.sweep.folder import LOGS, TABLE, claimed, write_sweep_json
 from experiments.sweep.outcomes import FAILED, Outcome, OutcomeLog, read_outcomes
-from experiments.sweep.point_metrics import RUN_METRICS
 from experiments.sweep.points import Point
-from experiments.sweep.table import write_table
+from experiments.sweep.table import (
+    RUN_METRICS,
+    write_table,
+)
+from experiments.sweep.worker import (
+    Engine,
+    PointTask,
+)
 from traces.common.errors import RunError
 
 DIED = "the process that carried it out died, twice: out of memory, or killed"

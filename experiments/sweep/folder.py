@@ -9,9 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from experiments.sweep.columns import described
 from experiments.sweep.definition import Sweep
 from experiments.sweep.points import ground_of
+from experiments.sweep.table import (
+    described,
+)
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 

@@ -1,16 +1,74 @@
 """The points of a sweep: every combination of its values, each with a key that says what it is."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import os.path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments.sweep.definition import PLAN, Sweep
-from experiments.sweep.named_files import digests, named_files
+from experiments.sweep.definition import (
+    PLAN,
+    USERS_CODE,
+    Sweep,
+    scenario_path,
+    users_file,
+)
 from experiments.sweep.parameters import RANDOM, canonical
-from experiments.sweep.settings import USERS_CODE, scenario_path, users_file
+from planner.files.documents import Document
+from traces.common.errors import InputError
+
+_DOCUMENTS = (".yaml", ".yml")
+
+# A model's code is not run in a simulation.
+_CODE = ".py"
+
+
+def named_files(value: Any, folder: Path) -> list[Path]:
+    """Return the files that some text in a value names, and those that these name in turn, each once.
+
+    Args:
+        value: Plain data; text in it that is no file's name stands for nothing.
+        folder: What the names are relative to.
+    """
+    found: dict[Path, None] = {}
+    queue = list(_files_in(value, folder))
+    while queue:
+        path = Path(os.path.abspath(queue.pop()))
+        if path not in found and path.suffix != _CODE:
+            found[path] = None
+            if path.suffix in _DOCUMENTS:
+                queue += _files_in(_content(path), path.parent)
+    return list(found)
+
+
+def digests(paths: Iterable[Path]) -> list[list[str]]:
+    """Return name and digest of each file, in an order of their own."""
+    return sorted([path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in paths)
+
+
+def _files_in(value: Any, folder: Path) -> Iterator[Path]:
+    return (folder / text for text in _texts(value) if os.path.isfile(folder / text))
+
+
+def _content(path: Path) -> Any:
+    """Nothing where it is no document: then the points that use it say so."""
+    try:
+        return Document(path).value
+    except InputError:
+        return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
 
 
 @dataclass(frozen=True, slots=True)

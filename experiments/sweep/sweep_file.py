@@ -7,12 +7,19 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from experiments.sweep.checks import check_draws, check_lengths, check_paths, check_settings, check_size
-from experiments.sweep.definition import Sweep
+from experiments.sweep.definition import (
+    SETTINGS,
+    SettingsEntry,
+    Sweep,
+)
 from experiments.sweep.parameters import ParameterEntry, checked_parameter
-from experiments.sweep.settings import SETTINGS, SettingsEntry
 from planner.files.documents import Document
-from planner.files.parsing import STRICT, parse
-from planner.files.quantities import Positive, Seed
+from planner.files.parsing import (
+    STRICT,
+    Positive,
+    Seed,
+    parse,
+)
 from traces.common.errors import InputError
 
 

@@ -1,19 +1,167 @@
 """The table of a sweep: a row for each point, a column for each parameter and metric."""
 
 import io
+import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter, ValidationError
 
-from experiments.sweep.columns import ParameterColumns, columns_of, typed
-from experiments.sweep.definition import Sweep
+from experiments.sweep.definition import (
+    PLAN,
+    SETTINGS,
+    Sweep,
+)
 from experiments.sweep.outcomes import Outcome
-from experiments.sweep.point_metrics import RUN_METRICS
+from experiments.sweep.overrides import (
+    parse_path,
+    quantity_at,
+)
+from experiments.sweep.parameters import Parameter
 from experiments.sweep.points import Point
+from planner.files.parsing import (
+    Seconds,
+)
+from planner.files.scenario import (
+    ScenarioEntry,
+)
+from planner.runs.memory_timeline import peak_memory_bytes
+from planner.runs.metrics import measure
+from planner.runs.record import RunRecord
 from traces.common.atomic import write_bytes_atomically
+
+_INT64 = range(-(2**63), 2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterColumns:
+    """How a parameter stands in the table.
+
+    Attributes:
+        name: Of the parameter, and of the column that has its values as they are written.
+        numbers: Of the column that has them in SI units; empty where the values are no quantities.
+        unit: Type of the quantities.
+    """
+
+    name: str
+    numbers: str = ""
+    unit: Any = None
+
+    def number(self, value: Any) -> float | None:
+        """Return a value in SI units, None where it is no quantity."""
+        try:
+            return float(TypeAdapter(self.unit).validate_python(value))
+        except ValidationError:
+            return None
+
+
+def columns_of(parameter: Parameter) -> ParameterColumns:
+    """Return how a parameter stands in the table."""
+    quantity = _quantity(parameter.name)
+    if quantity is None:
+        return ParameterColumns(parameter.name)
+    unit, ending = quantity
+    return ParameterColumns(parameter.name, parameter.name + ending, unit)
+
+
+def typed(values: Sequence[Any]) -> list[Any]:
+    """Return values of a column as one type: whole numbers, numbers, truth or text; mixed ones as JSON text.
+
+    So are whole numbers of more than 64 bits. None stays None.
+    """
+    kinds = {type(value) for value in values if value is not None}
+    fit = all(value in _INT64 for value in values if isinstance(value, int))
+    if kinds == {int, float} and fit:
+        return [None if value is None else float(value) for value in values]
+    if len(kinds) <= 1 and not kinds & {dict, list, tuple} and fit:
+        return list(values)
+    return [None if value is None else json.dumps(value, sort_keys=True) for value in values]
+
+
+def described(sweep: Sweep) -> list[dict[str, Any]]:
+    """Return the parameters for readers of the table: name, kind, values, and the column to draw with."""
+    return [
+        {
+            "name": parameter.name,
+            "kind": parameter.kind,
+            "values": list(parameter.values),
+            "column": columns_of(parameter).numbers or parameter.name,
+        }
+        for parameter in sweep.parameters
+    ]
+
+
+def _quantity(name: str) -> tuple[Any, str] | None:
+    if name in SETTINGS:
+        return (Seconds, "_s") if name == "duration" else None
+    keys = parse_path(name, "")
+    return None if keys[0] == PLAN else quantity_at(ScenarioEntry, keys)
+
+
+Value = float | int | str
+
+# Metrics of a whole run, in the order of the table's columns; those of single devices follow.
+RUN_METRICS = (
+    "step_s",
+    "samples_per_s",
+    "bubble_ratio",
+    "utilisation",
+    "wan_bytes",
+    "cost_usd",
+    "staleness",
+    "peak_memory_bytes",
+    "steps_done",
+    "decisions",
+    "plan_devices",
+    "plan_pipelines",
+    "plan_stages",
+    "plan_microbatches",
+)
+
+# Of single devices: ``utilisation[NAME]``.
+DEVICE_METRICS = ("utilisation", "peak_memory_bytes")
+
+
+def point_metrics(record: RunRecord) -> dict[str, Value]:
+    """Return the metrics of a run as a table has them: a number each.
+
+    ``utilisation`` is the mean over the devices, ``peak_memory_bytes`` that of the fullest one, and what begins with
+    ``plan_`` is of the first plan: its devices, pipelines, the stages of its longest pipeline, and all microbatches
+    of a step.
+    """
+    metrics, memory_bytes = measure(record), peak_memory_bytes(record)
+    pipelines = record.plan.pipelines
+    values: dict[str, Value] = {
+        "step_s": metrics.step_s,
+        "samples_per_s": metrics.samples_per_s,
+        "bubble_ratio": metrics.bubble_ratio,
+        "utilisation": fmean(metrics.utilisation.values()),
+        "wan_bytes": metrics.wan_bytes,
+        "cost_usd": metrics.cost_usd,
+        "staleness": metrics.staleness,
+        "peak_memory_bytes": max(memory_bytes.values()),
+        "steps_done": metrics.steps,
+        "decisions": len(record.decisions),
+        "plan_devices": len(record.plan.devices),
+        "plan_pipelines": len(pipelines),
+        "plan_stages": max(len(pipeline.stages) for pipeline in pipelines),
+        "plan_microbatches": sum(len(pipeline.microbatches) for pipeline in pipelines),
+    }
+    of_devices = (metrics.utilisation, memory_bytes)
+    for name, by_device in zip(DEVICE_METRICS, of_devices, strict=True):
+        values |= _by_device(name, by_device)
+    return {name: value for name, value in values.items() if not isinstance(value, float) or math.isfinite(value)}
+
+
+def _by_device(name: str, values: Mapping[str, float]) -> dict[str, Value]:
+    return {f"{name}[{device}]": value for device, value in values.items()}
+
 
 # Beside parameters and metrics. What a point took is the only column that differs from one time to the next.
 POINT, STATUS, ERROR, WALL = "point", "status", "error", "wall_s"

@@ -25,7 +25,7 @@ PUBLIC = (
     "planner/adapt/policy.py",
     "planner/adapt/observation.py",
     "planner/systems/deepcee/observed_paths.py",
-    "planner/events/events.py",
+    "planner/events/event.py",
     "planner/runs/metrics.py",
     "planner/runs/record.py",
     "planner/runs/progress.py",

@@ -5,12 +5,14 @@ between steps. A device that holds a layer already needs nothing. Everybody else
 holds it, over the path with the highest rate.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from planner.cost.steady_path import nominal_path
+from planner.cost.network import (
+    nominal_path,
+)
 from planner.plan.plan import Plan
 from planner.scenario.scenario import OPTIMIZER_STATES, Scenario
 from traces.common.errors import InputError
@@ -190,3 +192,41 @@ def _joined(target: str, missing: Sequence[tuple[str, _Shard]], scenario: Scenar
         first, end = layers[0], layers[-1] + 1
         moves.append(LayerTransfer(source, target, first, end, state_bytes(scenario, first, end, degree)))
     return moves
+
+
+def backup_holders(plan: Plan) -> Mapping[int, tuple[str, ...]]:
+    """Return layer to the devices that keep a copy of its state; only those layers that need one.
+
+    A pipeline of one stage on one device has no neighbour to keep a copy: nothing saves it.
+    """
+    copies: Counter[int] = Counter()
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            copies.update({layer: len(stage.replicas) for layer in stage.layers})
+    holders: dict[int, tuple[str, ...]] = {}
+    for pipeline in plan.pipelines:
+        for index, stage in enumerate(pipeline.stages):
+            neighbour = pipeline.stages[(index + 1) % len(pipeline.stages)].replicas[0].device
+            if neighbour not in {device for replica in stage.replicas for device in replica.devices}:
+                alone = (layer for layer in stage.layers if copies[layer] == 1)
+                holders |= dict.fromkeys(alone, (neighbour,))
+    return holders
+
+
+def backup_moves(plan: Plan, scenario: Scenario) -> tuple[LayerTransfer, ...]:
+    """Return what travels so that all backups of a plan are as new as the layers, in an order that all agree on."""
+    owners = {
+        layer: replica.device
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for replica in stage.replicas
+        for layer in stage.layers
+    }
+    copies = sorted(backup_holders(plan).items())
+    wanted = [(owners[layer], holder, layer) for layer, holders in copies for holder in holders]
+    moves = []
+    for (source, target, _), run in groupby(enumerate(wanted), lambda each: (*each[1][:2], each[1][2] - each[0])):
+        layers = [layer for _, (_, _, layer) in run]
+        first, end = layers[0], layers[-1] + 1
+        moves.append(LayerTransfer(source, target, first, end, state_bytes(scenario, first, end)))
+    return tuple(moves)

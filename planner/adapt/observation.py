@@ -4,7 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from planner.events.events import Event, EventKind
+from planner.events.event import (
+    Event,
+    EventKind,
+)
 from planner.plan.plan import Plan
 
 

@@ -7,7 +7,7 @@
 
 Parameters, gradients and optimizer state, plus the activations of the microbatches in flight (DeepCEE and Asteroid
 count the same: K_s times the activations of one microbatch). The first and the last line are what a framework takes
-on a real device, `planner.scenario.memory_effects`. `planner.step.memory` follows the order of actions instead.
+on a real device, `planner.scenario.effects`. `planner.step.memory` follows the order of actions instead.
 
 A stage that recomputes keeps only its input of each microbatch in flight, and holds all activations of one while its
 backward runs::

@@ -7,12 +7,15 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.events.events import Event, EventKind
+from planner.events.event import (
+    Event,
+    EventKind,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class EventLog(Sequence[Event]):
-    """A sequence of events, stored as a column per field of `planner.events.events.Event`.
+    """A sequence of events, stored as a column per field of `planner.events.event.Event`.
 
     Texts are numbers into `names`.
 
@@ -83,7 +86,7 @@ class EventLog(Sequence[Event]):
         return np.isin(self.columns["kind"], wanted)
 
     def in_order(self) -> "EventLog":
-        """Return the events by time, with ties broken by what they are, as `planner.events.events.in_order` does."""
+        """Return the events by time, with ties broken by what they are, as `planner.events.event.in_order` does."""
         place = np.empty(len(self.names), np.int64)
         place[np.argsort(np.array(self.names, dtype=np.str_), kind="stable")] = np.arange(len(self.names))
         keys = []

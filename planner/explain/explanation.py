@@ -9,7 +9,9 @@ from planner.explain.verdict import Bottleneck, Savings, gains_of, verdict_of
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.robust import RobustRate, robust_rate
-from traces.common.sizes import size_text
+from traces.common.units import (
+    size_text,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from planner.files.parsing import STRICT
-from planner.files.parts import Part
-from planner.files.quantities import Seconds
+from planner.files.parsing import (
+    STRICT,
+    Part,
+    Seconds,
+)
 from planner.scenario.cluster import Cluster
 from planner.scenario.faults import Absence, Fault, Hang, LinkOutage, find_overlap, place_of
 from planner.scenario.preemption import absences_in_order, absences_of_nodes

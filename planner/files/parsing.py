@@ -1,18 +1,28 @@
 """Values of a document turned into plain data; errors name file, line, key, value and what would be valid."""
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from planner.files.documents import Document, Location
 from traces.common.errors import InputError
 from traces.common.names import unknown_name
+from traces.common.units import (
+    parse_bandwidth_bps,
+    parse_bytes,
+    parse_bytes_per_second,
+    parse_duration_s,
+    parse_flop,
+    parse_flop_per_second,
+)
 
 Data = TypeVar("Data")
 
@@ -127,3 +137,78 @@ def _dataclasses(kind: Any) -> Iterator[type]:
     elif get_origin(kind) not in (dict, tuple):
         for argument in get_args(kind):
             yield from _dataclasses(argument)
+
+
+def _text(example: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "examples": [example]})
+
+
+def _above_zero(convert: Callable[[object], float]) -> Callable[[object], float]:
+    """The same conversion for a rate that something is divided by."""
+
+    def checked(text: object) -> float:
+        value = convert(text)
+        if value <= 0:
+            raise InputError(f"{text!r} is out of range", valid="it must be above zero")
+        return value
+
+    return checked
+
+
+def _bytes_or_unlimited(text: object) -> float:
+    return math.inf if text == "unlimited" else float(parse_bytes(text))
+
+
+Seconds = Annotated[float, BeforeValidator(reported(parse_duration_s)), _text("40 ms")]
+BitsPerSecond = Annotated[float, BeforeValidator(reported(parse_bandwidth_bps)), _text("100 Mbit/s")]
+Bytes = Annotated[int, BeforeValidator(reported(parse_bytes)), _text("16 GiB")]
+BytesOrUnlimited = Annotated[
+    float,
+    BeforeValidator(reported(_bytes_or_unlimited)),
+    WithJsonSchema({"type": "string", "examples": ["4 MB", "unlimited"]}),
+]
+BytesPerSecond = Annotated[float, BeforeValidator(reported(_above_zero(parse_bytes_per_second))), _text("900 GB/s")]
+Flop = Annotated[float, BeforeValidator(reported(parse_flop)), _text("12.9 GFLOP")]
+FlopPerSecond = Annotated[float, BeforeValidator(reported(_above_zero(parse_flop_per_second))), _text("19.5 TFLOP/s")]
+
+# Values without a unit.
+Number = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[int, Field(ge=1, le=1_000_000)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+# Names stand in messages, tables and file names: some text, on one line.
+Name = Annotated[str, Field(pattern=r"^\S(.*\S)?$", max_length=100)]
+
+
+Entry = TypeVar("Entry")
+
+
+class Part:
+    """One part of a scenario: a key of its document, or all of the file that the key names."""
+
+    def __init__(self, document: Document, key: str) -> None:
+        value = document.value[key]
+        if isinstance(value, str):
+            try:
+                self.document = document.part(key)
+            except InputError as error:
+                raise InputError(
+                    f"{error.problem}: '{value}'", where=document.where((key,)), valid=error.valid
+                ) from None
+            self.value, self.location = self.document.value, ()
+        else:
+            self.document, self.value, self.location = document, value, (key,)
+
+    location: Location
+
+    def parse(self, kind: type[Entry]) -> Entry:
+        """Return the part as a ``kind``; raises InputError for the first thing in it that is wrong."""
+        return parse(kind, self.document, self.value, self.location)
+
+    def where(self, *inner: int | str) -> str:
+        """Return file, line and key path of a place inside the part."""
+        return self.document.where((*self.location, *inner))
+
+    def path(self, name: str) -> Path:
+        """A path written in this part, which is relative to its file."""
+        return self.document.path.parent / name

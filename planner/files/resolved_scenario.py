@@ -14,9 +14,15 @@ from typing import Any
 import numpy as np
 
 from planner.scenario.cluster import Cluster, Device, Link
-from planner.scenario.effects import ComputeEffects, Effects, NetworkEffects, Slowdown, Straggler
+from planner.scenario.effects import (
+    ComputeEffects,
+    Effects,
+    MemoryEffects,
+    NetworkEffects,
+    Slowdown,
+    Straggler,
+)
 from planner.scenario.faults import Absence, Fault, Hang, LinkOutage
-from planner.scenario.memory_effects import MemoryEffects
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import ModelCode, Optimizer, Scenario, Training
 from planner.scenario.size_curve import SizeCurve

@@ -111,8 +111,8 @@ class Synchronisation:
     Attributes:
         method: ``allreduce`` sums gradients at the end of every step; ``asgd`` sends every step's gradients to the
             other pipelines, which apply them on arrival and never wait; ``asgd-ga`` sends the sum of
-            ``interval_steps`` steps (Cloudless-Training, arXiv 2303.05330); ``ma`` sends parameters every ``interval_steps`` steps, and who
-            receives them averages.
+            ``interval_steps`` steps (Cloudless-Training, arXiv 2303.05330); ``ma`` sends parameters every
+            ``interval_steps`` steps, and who receives them averages.
         algorithm: Of sums that wait: ``ring``, ``tree`` or ``hierarchical`` (inside regions first).
         interval_steps: Steps between two exchanges; 1 for ``allreduce`` and ``asgd``.
         staleness_bound: Steps that a pipeline may run ahead of the slowest other one's last update that it

@@ -8,14 +8,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.events.events import EventKind
+from planner.events.event import (
+    EventKind,
+)
 from planner.events.log import EventLog, as_log
 from planner.plan.plan import Plan
 from planner.runs.metrics import step_ends_s
 from planner.runs.plan_intervals import answer_times_s, plan_spells
 from planner.runs.record import RunRecord
 from planner.scenario.scenario import Scenario
-from planner.schedules.kernel.orders import BACKWARD_WEIGHT, KINDS
+from planner.schedules.kernel.problem import (
+    BACKWARD_WEIGHT,
+    KINDS,
+)
 from planner.step.memory import memory_use
 
 # Turns before and after those of all actions that take no time.

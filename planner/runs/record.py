@@ -5,9 +5,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from planner.adapt.policy import Decision, Policy
-from planner.events.events import Event
+from planner.events.event import (
+    Event,
+)
 from planner.plan.plan import Plan
-from planner.runs.gradient_norms import GradientNorms
+from planner.runs.gradient_noise import (
+    GradientNorms,
+)
 from planner.scenario.scenario import Scenario
 
 

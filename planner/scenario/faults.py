@@ -1,13 +1,13 @@
 """Faults that a scenario foresees: when devices leave, return and hang, and when links are out.
 
 The simulator supplies them; what they cost is up to who recovers. Unless a policy goes on without a device that left
-(`planner.scenario.recovery`) everybody waits: an action under way on a device that leaves is lost and done again after
+(`planner.scenario.faults`) everybody waits: an action under way on a device that leaves is lost and done again after
 its return (with `order: dynamic` it chooses anew), one on a device that hangs goes on. A hang or an outage of more than
 a day counts as one without end.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from traces.common.errors import InputError
@@ -104,3 +104,25 @@ def _check_times(start_s: float, end_s: float) -> None:
             f"a fault from {start_s:g} s to {end_s:g} s",
             valid="it starts at 0 s or later, from the start of the run, and ends after that",
         )
+
+
+# Assumed: devices say every 0.25 s that they are there, and who is not heard four times in a row counts as gone.
+HEARTBEAT_S = 0.25
+MISSED_HEARTBEATS = 4
+
+# Seconds from the moment when a device leaves until the others know; who is back by then was never missed.
+DETECTION_S = HEARTBEAT_S * MISSED_HEARTBEATS
+
+
+def noticed_absences(faults: Sequence[Fault]) -> list[Absence]:
+    """Return the absences that last long enough for the others to notice, by their start and device."""
+    absences = (fault for fault in faults if isinstance(fault, Absence))
+    noticed = (absence for absence in absences if absence.start_s + DETECTION_S < absence.end_s)
+    return sorted(noticed, key=lambda absence: (absence.start_s, absence.device))
+
+
+def known_away(absences: Sequence[Absence], time_s: float) -> tuple[str, ...]:
+    """Return the devices that are known to be away at a time, by name; of absences that are noticed."""
+    return tuple(
+        sorted({each.device for each in absences if each.start_s + DETECTION_S <= time_s and time_s < each.end_s})
+    )

@@ -24,21 +24,33 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.schedules.dynamic import no_room
+from planner.schedules.dynamic import dynamic_orders, no_room
+from planner.schedules.gpipe import gpipe
 from planner.schedules.interleaved import interleaved_one_f_one_b
 from planner.schedules.kernel.annealing import anneal
+from planner.schedules.kernel.arrays import (
+    GRACE,
+    Ints,
+    first_actions,
+    tables_of,
+    to_orders,
+    to_sequence,
+)
 from planner.schedules.kernel.bounds import lower_bound_s
 from planner.schedules.kernel.limits import is_within_limits
 from planner.schedules.kernel.merge_backwards import join_backwards, split_backwards
-from planner.schedules.kernel.orders import Orders
-from planner.schedules.kernel.problem import SchedulingProblem
+from planner.schedules.kernel.problem import (
+    BACKWARD_WEIGHT,
+    Orders,
+    SchedulingProblem,
+)
 from planner.schedules.kernel.rule_search import search_rules
-from planner.schedules.kernel.sequences import first_actions, to_orders, to_sequence
-from planner.schedules.kernel.tables import GRACE, Ints, tables_of
 from planner.schedules.kernel.timing import finish_s
 from planner.schedules.one_f_one_b import one_f_one_b
-from planner.schedules.zb_h1 import zb_h1
-from planner.schedules.zb_h2 import zb_h2
+from planner.schedules.zb_h import (
+    zb_h1,
+    zb_h2,
+)
 from planner.schedules.zb_v import zb_v
 from traces.common.errors import InputError
 
@@ -118,3 +130,21 @@ def _most_live(problem: SchedulingProblem) -> Ints:
     room = np.floor(problem.capacity_bytes[list(problem.workers)] / least_bytes + GRACE)
     limits = np.minimum(np.minimum(room, problem.in_flight), problem.microbatches)
     return np.asarray(np.maximum(1, limits), dtype=np.int64)
+
+
+# Makespans this close, relative, are the same.
+_SAME = 1e-9
+
+
+def portfolio(problem: SchedulingProblem) -> Orders:
+    """Return the best orders of all schedules but `planner.schedules.optimal`.
+
+    Raises:
+        InputError: A microbatch does not fit into a worker's memory.
+    """
+    dynamic = [dynamic_orders(problem, split) for split in (False, True)]
+    starts = [orders for orders in (*dynamic, *published(problem), gpipe(problem)) if is_within_limits(problem, orders)]
+    best = compact(problem, starts)
+    best_s = finish_s(problem, best)
+    whole = (orders for orders in starts if not (orders.kind == BACKWARD_WEIGHT).any())
+    return next((orders for orders in whole if finish_s(problem, orders) <= best_s * (1 + _SAME)), best)

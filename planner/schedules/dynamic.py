@@ -9,13 +9,22 @@ becomes free is ready; what is still under way to it is not looked at.
 The orders given here are those that the rule comes to where every action and transfer takes what the problem says.
 """
 
+from collections import defaultdict
+from collections.abc import Mapping
+
 import numpy as np
 
+from planner.plan.actions import Action, Kind
+from planner.schedules.kernel.arrays import (
+    first_actions,
+    tables_of,
+    to_orders,
+)
 from planner.schedules.kernel.list_scheduling import Rules, list_schedule
-from planner.schedules.kernel.orders import Orders
-from planner.schedules.kernel.problem import SchedulingProblem
-from planner.schedules.kernel.sequences import first_actions, to_orders
-from planner.schedules.kernel.tables import tables_of
+from planner.schedules.kernel.problem import (
+    Orders,
+    SchedulingProblem,
+)
 from traces.common.errors import InputError
 
 
@@ -56,3 +65,110 @@ def no_room(problem: SchedulingProblem) -> InputError:
         f"worker {worker} has room for {problem.capacity_bytes[worker]:.0f} bytes of activations",
         valid=f"one microbatch of each of its stages takes {needs_bytes[worker]:.0f}: take smaller microbatches",
     )
+
+
+_GRADIENTS = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
+
+
+class DynamicChoice:
+    """One worker's step: what is ready, and what is best of it.
+
+    Args:
+        problem: The worker's pipeline.
+        worker: Who it is there.
+        messages: The worker's actions, each with the number of messages that it waits for.
+    """
+
+    def __init__(self, problem: SchedulingProblem, worker: int, messages: Mapping[Action, int]) -> None:
+        self._problem = problem
+        self._worker = worker
+        self._followers: defaultdict[Action, list[Action]] = defaultdict(list)
+        self._lacking = dict(messages)
+        for action in messages:
+            for other in _before(action):
+                if other in messages:
+                    self._followers[other].append(action)
+                    self._lacking[action] += 1
+        self._ready = {action for action, count in self._lacking.items() if not count}
+        self._live: defaultdict[int, int] = defaultdict(int)
+        self._held_bytes = dict.fromkeys(problem.stages_of(worker), 0.0)
+        self._largest_bytes = {stage: float(problem.activation_bytes[stage].max()) for stage in self._held_bytes}
+        self._reserve_bytes = float(problem.reserve_bytes[worker])
+
+    @property
+    def remaining(self) -> int:
+        """Actions that are not done."""
+        return len(self._lacking)
+
+    def arrive(self, action: Action) -> None:
+        """Take note that one of the messages that an action waits for is there."""
+        self._supply(action)
+
+    def best(self) -> Action | None:
+        """Return the best action that is ready and allowed; None if there is none."""
+        gradients = [action for action in self._ready if action.kind in _GRADIENTS]
+        forwards = [action for action in self._ready if action.kind is Kind.FORWARD and self._allowed(action)]
+        weights = [action for action in self._ready if action.kind is Kind.BACKWARD_WEIGHT]
+        if gradients and weights and not self._has_room(min(gradients, key=_rank)):
+            return min(weights, key=_rank)
+        for choice in (gradients, forwards, weights):
+            if choice:
+                return min(choice, key=_rank)
+        return None
+
+    def start(self, action: Action) -> None:
+        """Take note that an action begins."""
+        self._ready.discard(action)
+        if action.kind is Kind.FORWARD:
+            self._live[action.stage] += 1
+            self._held_bytes[action.stage] += self._problem.activation_bytes[action.stage, action.microbatch]
+
+    def finish(self, action: Action) -> None:
+        """Take note that an action has ended, and what it makes ready."""
+        stage, microbatch = action.stage, action.microbatch
+        del self._lacking[action]
+        kept_bytes = float(self._problem.weight_bytes[stage, microbatch])
+        if action.kind in _GRADIENTS:
+            self._live[stage] -= 1
+            staying_bytes = kept_bytes if action.kind is Kind.BACKWARD_INPUT else 0.0
+            self._held_bytes[stage] -= self._problem.activation_bytes[stage, microbatch] - staying_bytes
+        elif action.kind is Kind.BACKWARD_WEIGHT:
+            self._held_bytes[stage] -= kept_bytes
+        for follower in self._followers[action]:
+            self._supply(follower)
+
+    def _supply(self, action: Action) -> None:
+        self._lacking[action] -= 1
+        if not self._lacking[action]:
+            self._ready.add(action)
+
+    def _allowed(self, action: Action) -> bool:
+        """Whether depth and memory let a forward start."""
+        stage = action.stage
+        if self._live[stage] >= self._problem.in_flight[stage]:
+            return False
+        room_bytes = float(self._problem.capacity_bytes[self._worker]) - self._reserve_bytes
+        for other, largest_bytes in self._largest_bytes.items():
+            room_bytes -= max(self._held_bytes[other], largest_bytes if other > stage else 0.0)
+        return bool(self._problem.activation_bytes[stage, action.microbatch] <= room_bytes)
+
+    def _has_room(self, action: Action) -> bool:
+        """Whether what an input gradient recomputes fits into memory; it does where no weight gradient is pending."""
+        if not self._reserve_bytes:
+            return True
+        room_bytes = float(self._problem.capacity_bytes[self._worker]) - sum(self._held_bytes.values())
+        return bool(self._problem.recomputed_bytes[action.stage, action.microbatch] <= room_bytes)
+
+
+def _rank(action: Action) -> tuple[int, int]:
+    return action.microbatch, -action.stage
+
+
+def _before(action: Action) -> tuple[Action, ...]:
+    """What must be done first, by whomever."""
+    stage, microbatch = action.stage, action.microbatch
+    if action.kind is Kind.FORWARD:
+        return (Action(stage - 1, Kind.FORWARD, microbatch),)
+    if action.kind is Kind.BACKWARD_WEIGHT:
+        return (Action(stage, Kind.BACKWARD_INPUT, microbatch),)
+    return (Action(stage, Kind.FORWARD, microbatch), Action(stage + 1, action.kind, microbatch))

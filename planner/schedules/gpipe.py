@@ -12,8 +12,10 @@ first for F and from the last for B (looped, breadth-first: Lamy-Poirier, 2023 [
 """
 
 from planner.plan.actions import Action, Kind
-from planner.schedules.kernel.orders import Orders
-from planner.schedules.kernel.problem import SchedulingProblem
+from planner.schedules.kernel.problem import (
+    Orders,
+    SchedulingProblem,
+)
 
 
 def gpipe(problem: SchedulingProblem) -> Orders:

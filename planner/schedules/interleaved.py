@@ -18,10 +18,14 @@ from collections.abc import Iterator
 
 from planner.plan.actions import Action, Kind
 from planner.schedules.dynamic import dynamic_orders
-from planner.schedules.kernel.limits import is_within_limits
-from planner.schedules.kernel.orders import Orders
-from planner.schedules.kernel.placement import is_looped
-from planner.schedules.kernel.problem import SchedulingProblem
+from planner.schedules.kernel.limits import (
+    is_looped,
+    is_within_limits,
+)
+from planner.schedules.kernel.problem import (
+    Orders,
+    SchedulingProblem,
+)
 from traces.common.errors import InputError
 
 

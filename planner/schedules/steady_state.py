@@ -9,9 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from planner.plan.actions import Action, Kind
-from planner.schedules.kernel.orders import Orders
-from planner.schedules.kernel.problem import Floats, SchedulingProblem
-from planner.schedules.kernel.tables import GRACE
+from planner.schedules.kernel.arrays import (
+    GRACE,
+)
+from planner.schedules.kernel.problem import (
+    Floats,
+    Orders,
+    SchedulingProblem,
+)
 from traces.common.errors import InputError
 
 

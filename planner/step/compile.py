@@ -7,17 +7,33 @@ from functools import lru_cache
 import numpy as np
 
 from planner.cost.allreduce import gradient_syncs
-from planner.cost.compression import wire_bytes
+from planner.cost.network import (
+    wire_bytes,
+)
 from planner.cost.stage import replica_times
 from planner.plan.plan import Plan, Stage
 from planner.scenario.scenario import Scenario
-from planner.schedules.kernel.orders import FORWARD
+from planner.schedules.kernel.problem import (
+    FORWARD,
+)
+from planner.step.build import (
+    Origins,
+    Workers,
+    connect,
+    plan_workers,
+    starts,
+    trace_origins,
+)
 from planner.step.graph import Floats, Ints, StepGraph
-from planner.step.graph_building import Origins, Workers, connect, trace_origins
-from planner.step.overlap import cut, lane_actions, lanes_of
-from planner.step.plan_orders import plan_orders
-from planner.step.plan_workers import plan_workers, starts
-from planner.step.releases import releases
+from planner.step.orders import (
+    plan_orders,
+)
+from planner.step.overlap import (
+    cut,
+    lane_actions,
+    lanes_of,
+    releases,
+)
 from planner.step.sync import SyncSpan, sync_actions
 from planner.step.tables import UPDATE, Actions, Messages, append, join_actions
 

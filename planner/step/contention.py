@@ -15,7 +15,9 @@ from functools import lru_cache
 import numpy as np
 
 from planner.cost.link_sharing import Pair, sharers, slowed_paths
-from planner.cost.steady_path import Paths
+from planner.cost.network import (
+    Paths,
+)
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.compile import CompiledStep, compile_step

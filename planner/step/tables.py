@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from planner.step.graph import Floats, Ints
 
-# Kinds after those of `planner.schedules.kernel.orders`: actions that exchange gradients, and the optimizer's update.
+# Kinds after those of `planner.schedules.kernel.problem`: actions that exchange gradients, and the optimizer's update.
 SYNC, UPDATE = 4, 5
 
 
@@ -16,7 +16,7 @@ class Actions(NamedTuple):
 
     Attributes:
         actor: Index of who does it.
-        kind: A number of `planner.schedules.kernel.orders`, or `SYNC` or `UPDATE`.
+        kind: A number of `planner.schedules.kernel.problem`, or `SYNC` or `UPDATE`.
         pipeline: Index.
         stage: Index in the pipeline, -1 where none applies.
         microbatch: Index in the pipeline, -1 where none applies.

@@ -9,7 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.cost.steady_path import connections_ceiling_bps
+from planner.cost.network import (
+    connections_ceiling_bps,
+)
 from planner.scenario.cluster import Link
 from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from executor.core.job import ComputeMode, Emulator
-from executor.support import check_supported
+from executor.validate import (
+    check_supported,
+)
 from planner.files.plan import write_plan
 from planner.files.resolved_scenario import write_resolved_scenario
 from planner.plan.actions import parse_action
@@ -173,7 +175,9 @@ def test_it_is_refused_in_one_line_before_a_process_starts(tmp_path: Path) -> No
         pytest.param(replace(PLAN, order="dynamic"), SCENARIO, "none", id="dynamic"),
         pytest.param(replace(PLAN, connections=4, compression="int8"), SCENARIO, "relay", id="wide-area"),
         pytest.param(two_pipelines(Synchronisation(algorithm="tree"), replicas=2), FOUR, "none", id="tree"),
-        pytest.param(two_pipelines(Synchronisation("asgd-ga", interval_steps=4), replicas=2), FOUR, "none", id="no-waiting"),
+        pytest.param(
+            two_pipelines(Synchronisation("asgd-ga", interval_steps=4), replicas=2), FOUR, "none", id="no-waiting"
+        ),
         pytest.param(two_pipelines(Synchronisation("ma", interval_steps=4)), FOUR, "none", id="averaging"),
         pytest.param(PLAN, outage(SCENARIO), "relay", id="an-outage-with-the-relay"),
         pytest.param(PLAN, over(loss=0.01, jitter_s=0.001), "relay", id="packets-that-get-lost"),

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from planner.events.events import EventKind, read_events
-from sim.jitter import jitter_factors
+from planner.events.event import (
+    EventKind,
+    read_events,
+)
+from sim.step import (
+    jitter_factors,
+)
 
 TESTS = Path(__file__).parents[1]
 

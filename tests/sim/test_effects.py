@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.events.events import Event, EventKind
+from planner.events.event import (
+    Event,
+    EventKind,
+)
 from planner.plan.plan import Plan
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Link

@@ -91,3 +91,10 @@ def parse_flop_per_second(text: object) -> float:
 def parse_bytes_per_second(text: object) -> float:
     """Return a memory rate such as ``900 GB/s`` in bytes per second."""
     return parse_quantity(text, BYTES_PER_SECOND, "900 GB/s")
+
+
+def size_text(size_bytes: int) -> str:
+    """Return bytes in the unit that suits them: ``3.20 GiB``."""
+    if size_bytes < 2**20:
+        return f"{size_bytes} B"
+    return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.2f} MiB"

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from traces.common.errors import InputError
-from traces.grid import step_edges_s
+from traces.resample import (
+    step_edges_s,
+)
 from traces.trace import LinkTrace
 
 

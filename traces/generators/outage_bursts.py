@@ -7,8 +7,10 @@ import numpy.typing as npt
 
 from traces.common.errors import InputError
 from traces.generators.stochastic import Seed
-from traces.grid import step_edges_s
-from traces.resample import merged
+from traces.resample import (
+    merged,
+    step_edges_s,
+)
 from traces.trace import FloatArray, LinkTrace
 
 

@@ -8,7 +8,9 @@ import numpy as np
 
 from traces.common.errors import InputError
 from traces.generators.lognormal import fit_lognormal
-from traces.grid import step_edges_s
+from traces.resample import (
+    step_edges_s,
+)
 from traces.trace import LinkTrace
 
 Seed = int | np.random.SeedSequence

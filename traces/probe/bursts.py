@@ -8,10 +8,113 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, Literal
 
+from traces.common.errors import InputError
 from traces.probe.arrivals import Arrivals
-from traces.probe.burst_order import BurstOrder
-from traces.probe.window_limits import full_window_bytes
+
+# A responder serves whoever reaches it: one burst is never more than this.
+MOST_BYTES = 20_000_000_000
+MOST_SECONDS = 60.0
+MOST_CONNECTIONS = 32
+
+Direction = Literal["there", "back"]
+
+
+@dataclass(frozen=True, slots=True)
+class BurstOrder:
+    """As many bytes as fit into a time, over some connections at once.
+
+    Attributes:
+        direction: ``there`` from the peer to the responder, ``back`` the other way.
+        size_bytes: At most, over all connections.
+        seconds: At most, from the first byte on.
+        connections: TCP connections.
+
+    Raises:
+        InputError: It is more than a responder gives, or nothing.
+    """
+
+    direction: Direction
+    size_bytes: int
+    seconds: float
+    connections: int
+
+    def __post_init__(self) -> None:
+        if self.direction not in ("there", "back"):
+            raise InputError(f"direction {self.direction!r}", valid="'there' or 'back'")
+        for name, value, most in (
+            ("bytes", self.size_bytes, MOST_BYTES),
+            ("seconds", self.seconds, MOST_SECONDS),
+            ("connections", self.connections, MOST_CONNECTIONS),
+        ):
+            if not 0 < value <= most:
+                raise InputError(f"a burst of {value:g} {name}", valid=f"more than 0 and at most {most:g} {name}")
+
+
+def order_of(message: dict[str, Any]) -> BurstOrder:
+    """Return the order in a message from another host.
+
+    Raises:
+        InputError: There is none, or it asks too much.
+    """
+    size_bytes, seconds, connections = (message.get(key) for key in ("bytes", "seconds", "connections"))
+    whole = type(size_bytes) is int and type(connections) is int
+    if not whole or type(seconds) not in (int, float):
+        raise InputError("a burst without a number of bytes, seconds and connections", valid="give all three")
+    return BurstOrder(message.get("direction"), size_bytes, float(seconds), connections)  # type: ignore[arg-type]
+
+
+def message_of(order: BurstOrder) -> dict[str, Any]:
+    """Return the message that says an order."""
+    return {
+        "do": "burst",
+        "direction": order.direction,
+        "bytes": order.size_bytes,
+        "seconds": order.seconds,
+        "connections": order.connections,
+    }
+
+
+# In struct tcp_info (linux/tcp.h, since Linux 5.4): sender's segment size, congestion window in segments, and the
+# window that the receiver offers.
+_NUMBER = struct.Struct("=I")
+_SEGMENT, _CONGESTION, _OFFERED = 16, 80, 228
+
+# Linux lets a send buffer grow to twice the segments of the congestion window, with what keeps them: while it may grow,
+# the window is less than a third of it.
+_HELD_UP_SHARE = 0.5
+
+
+def full_window_bytes(connections: Sequence[socket.socket]) -> float | None:
+    """Return the buffer or window that holds up a connection, while congestion control would let more out; bytes.
+
+    The least of all connections. None where the path itself holds them up, or the system does not say.
+    """
+    found = [_full_window_bytes(connection) for connection in connections]
+    full = [each for each in found if each is not None]
+    return min(full) if full and len(full) == len(found) else None
+
+
+def _full_window_bytes(connection: socket.socket) -> float | None:
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None:
+        return None
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, option, _OFFERED + _NUMBER.size)
+        buffer_bytes = connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    except OSError:
+        return None
+    if len(info) < _OFFERED + _NUMBER.size:
+        return None
+    segment_bytes, segments, offered_bytes = (
+        _NUMBER.unpack_from(info, at)[0] for at in (_SEGMENT, _CONGESTION, _OFFERED)
+    )
+    most_bytes = segment_bytes * segments
+    if offered_bytes and most_bytes >= offered_bytes:
+        return float(min(offered_bytes, buffer_bytes))
+    return float(buffer_bytes) if most_bytes >= _HELD_UP_SHARE * buffer_bytes else None
+
 
 _CHUNK_BYTES = 1 << 18
 _BUFFER_BYTES = 1 << 20

@@ -4,7 +4,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from traces.probe.burst_order import MOST_SECONDS, BurstOrder, Direction
+from traces.probe.bursts import (
+    MOST_SECONDS,
+    BurstOrder,
+    Direction,
+)
 from traces.probe.interval import ROUNDS, Interval, interval_of
 from traces.probe.peer import Peer
 

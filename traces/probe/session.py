@@ -8,8 +8,13 @@ from contextlib import suppress
 from typing import Any
 
 from traces.common.errors import RopebridgeError
-from traces.probe.burst_order import MOST_CONNECTIONS, order_of
-from traces.probe.bursts import hang_up, receive_burst, send_burst
+from traces.probe.bursts import (
+    MOST_CONNECTIONS,
+    hang_up,
+    order_of,
+    receive_burst,
+    send_burst,
+)
 from traces.probe.conversation import Conversation, PeerError
 
 # Of the peer, between two wishes.

@@ -19,11 +19,16 @@ from typing import Literal
 from executor.backend import TorchBackend, choose_emulator
 from executor.core.job import Tcp
 from executor.rank.resources import read_samples
+from experiments.benches.cases import (
+    TWO_DEVICES,
+    trained_scenario,
+    two_stage_plan,
+    two_stage_scenario,
+)
 from experiments.benches.execution.torch_jobs import run_torch_pipelining
 from experiments.benches.execution.torch_pipelining import PipeliningRun
 from experiments.benches.result import BenchResult, Check, Row
 from experiments.benches.simulation.predicted import profile_of
-from experiments.benches.two_stages import DEVICES, trained_scenario, two_stage_plan, two_stage_scenario
 from experiments.models import gpt
 from planner.runs.metrics import measure
 from planner.scenario.profile import TimeTable
@@ -179,7 +184,7 @@ def _real_pairs(rounds: int, tell: Callable[[str], None]) -> list[RealPair]:
     samples = MICROBATCHES * REAL_SAMPLES
     # Times that nobody uses: torch's order of actions and ours are the same.
     unused = TimeTable((1,), (0.01,), (0.01,), (0.01,))
-    scenario = trained_scenario(profile_of(code, dict.fromkeys(DEVICES, unused)), code, samples, REAL_RULE)
+    scenario = trained_scenario(profile_of(code, dict.fromkeys(TWO_DEVICES, unused)), code, samples, REAL_RULE)
     plan = two_stage_plan(scenario, "1f1b", (REAL_SAMPLES,) * MICROBATCHES, (2, 1), "scheduled")
     run = PipeliningRun(
         schedule="1f1b",

@@ -17,9 +17,15 @@ import torch
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
-from executor.recovery.checkpoints import CheckpointFolder
-from executor.recovery.resuming import CheckpointConfig, resumption
-from experiments.benches.recovery_case import STAGES, recovery_case
+from executor.recovery.checkpoints import (
+    CheckpointConfig,
+    CheckpointFolder,
+    resumption,
+)
+from experiments.benches.cases import (
+    STAGES,
+    recovery_case,
+)
 
 _PAUSE_S = 0.002
 _WARM_UP_STEPS = 3

@@ -17,10 +17,13 @@ import torch
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
+from experiments.benches.cases import (
+    KINDS,
+    recovery_case,
+)
 from experiments.benches.execution.equal_training import parameter_difference
 from experiments.benches.execution.lost_launcher import resumption_s
 from experiments.benches.execution.torch_restarts import restart_s
-from experiments.benches.recovery_case import KINDS, recovery_case
 from experiments.benches.result import BenchResult, Check, Row
 from planner.plan.plan import Plan
 from planner.runs.metrics import step_ends_s

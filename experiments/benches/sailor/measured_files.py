@@ -16,7 +16,7 @@ class MeasuredFiles:
     """Measured runs and what they are simulated from, in the formats of eth-easl/sailor.
 
     Attributes:
-        runs: Folder of runs, see `experiments.benches.sailor.sailor_runs`.
+        runs: Folder of runs, see `experiments.benches.sailor.runs`.
         times: Layer times, see `planner.files.importers.sailor`.
         sizes: Layer sizes.
         network: Rates between nodes, see `experiments.benches.sailor.network`.

@@ -4,10 +4,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.schedules.kernel.orders import FORWARD, Orders
-from planner.schedules.kernel.problem import SchedulingProblem
+from planner.schedules.kernel.problem import (
+    FORWARD,
+    Orders,
+    SchedulingProblem,
+)
+from planner.step.build import (
+    Origins,
+    Workers,
+    connect,
+    trace_origins,
+)
 from planner.step.graph import Flags, Floats, Ints, StepGraph, longest_path, walk
-from planner.step.graph_building import Origins, Workers, connect, trace_origins
 from traces.common.errors import InputError
 
 

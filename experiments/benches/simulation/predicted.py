@@ -12,8 +12,11 @@ from executor.control.prepared_job import prepared_job
 from executor.core.job import RunConfig
 from executor.profiling.layer_times import LayerTimes
 from executor.training.models.loading import load_with_sizes
+from experiments.benches.cases import (
+    trained_scenario,
+    two_stage_plan,
+)
 from experiments.benches.result import Row
-from experiments.benches.two_stages import trained_scenario, two_stage_plan
 from experiments.models import gpt
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure

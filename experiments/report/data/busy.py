@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from experiments.report.data.bar_kinds import COMPUTES
-from experiments.report.data.bars import Bars
+from experiments.report.data.bars import (
+    COMPUTES,
+    Bars,
+)
 from traces.trace import FloatArray
 
 

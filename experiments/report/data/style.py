@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from experiments.report.data.colours import COLOURS
+# Okabe and Ito's palette, which people with any common colour blindness can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
 
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS
 GREY = "#808080"

@@ -9,8 +9,11 @@ from bokeh.models import ColorBar, ColumnDataSource, FactorRange, HoverTool, Lin
 from bokeh.palettes import Cividis256
 from bokeh.plotting import figure
 
-from experiments.report.data.colours import COLOURS
-from experiments.report.data.style import BLUE, VERMILLION
+from experiments.report.data.style import (
+    BLUE,
+    COLOURS,
+    VERMILLION,
+)
 from experiments.report.data.sweep_points import (
     SweptMetric,
     SweptParameter,

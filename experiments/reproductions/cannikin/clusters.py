@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from experiments.reproductions.cannikin_models import MODELS
+from experiments.reproductions.architectures import (
+    MODELS,
+)
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.datasheet import find_kind
 from planner.scenario.profile import ModelProfile
@@ -51,7 +53,7 @@ def base_scenario(cluster_name: str, model: str, network_bps: float) -> Scenario
 
     Args:
         cluster_name: One of `MACHINES`.
-        model: One of `experiments.reproductions.cannikin_models.MODELS`.
+        model: One of `experiments.reproductions.architectures.MODELS`.
         network_bps: Of each machine's network interface, bits per second.
     """
     trained, place = MODELS[model](), cluster(cluster_name, network_bps)

@@ -10,15 +10,52 @@ layers of a model were measured, the first, one or two blocks and the last; the 
 from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
+from statistics import median
+from types import MappingProxyType
 
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from planner.files.importers.json_file import pick, read_file
-from planner.files.importers.sailor_files import KINDS
-from planner.files.importers.sailor_updates import updates_s
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from traces.common.errors import InputError
+
+# Their name to ours. What they call RTX-2080 is probably an RTX 2080 Ti (see planner/scenario/roofline.py).
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "A100-40": "a100-40",
+        "A100-80": "a100-80",
+        "GH-96": "gh200-96",
+        "RTX-2080": "rtx-2080",
+        "RTX-3090": "rtx-3090",
+        "Titan-RTX": "titan-rtx",
+        "V100-16": "v100-16",
+    }
+)
+
+
+Row = Mapping[int, tuple[float, float, float]]
+
+
+def updates_s(rows: Mapping[int, Row], parameter_bytes: Mapping[int, int]) -> dict[int, float]:
+    """Return the seconds that updating each layer takes: its part, by parameters, of the layers measured together.
+
+    Args:
+        rows: Microbatch to layer to [forward s, backward s, update s]; the update does not depend on the microbatch.
+        parameter_bytes: Of each layer.
+    """
+    per_byte_s = median(_per_byte_s(row, parameter_bytes) for row in rows.values())
+    return {layer: per_byte_s * size_bytes for layer, size_bytes in parameter_bytes.items()}
+
+
+def _per_byte_s(row: Row, parameter_bytes: Mapping[int, int]) -> float:
+    updated_bytes = sum(parameter_bytes[layer] for layer in measured_layers(row))
+    return max(update_s for *_, update_s in row.values()) / updated_bytes if updated_bytes else 0.0
+
+
+def measured_layers(row: Row) -> list[int]:
+    """Return the layers whose times do not repeat those of the layer before: the others are copies."""
+    return [layer for layer in sorted(row) if layer - 1 not in row or row[layer][:2] != row[layer - 1][:2]]
 
 
 @dataclass(frozen=True)

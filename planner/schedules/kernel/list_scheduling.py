@@ -14,12 +14,25 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from planner.schedules.kernel.compiled import inner
-from planner.schedules.kernel.orders import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
-from planner.schedules.kernel.problem import Floats
-from planner.schedules.kernel.sequences import KIND_COUNT, encode
-from planner.schedules.kernel.tables import DOWN, UP, Ints, Tables
-from planner.schedules.kernel.transfers import arrive_s
+from planner.schedules.kernel.arrays import (
+    DOWN,
+    KIND_COUNT,
+    UP,
+    Ints,
+    Tables,
+    encode,
+    inner,
+)
+from planner.schedules.kernel.problem import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    Floats,
+)
+from planner.schedules.kernel.timing import (
+    arrive_s,
+)
 
 _NONE = -1
 

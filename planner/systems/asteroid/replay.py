@@ -3,7 +3,7 @@
 A stage of several replicas loses the replica. The layers of a stage that stood on one device alone go to its
 neighbours. Boundaries between neighbours shift so that the work of each stage is in proportion to its group's capacity;
 layers move between neighbours only, all at the same time. The lost layers' state comes from their backup
-(`planner.adapt.backups`), and the interrupted round is run again.
+(`planner.adapt.migration`), and the interrupted round is run again.
 
 Assumed: a layer's work is its time in the mean over the devices, which stands for its FLOPs; a group's capacity is the
 sum of its devices' speeds on the whole model; depths are those of Asteroid's rule, as far as memory allows; where a
@@ -21,8 +21,10 @@ from planner.cost.infeasible import no_split_fits
 from planner.plan.plan import Pipeline, Plan, Stage
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.hybrid_pipeline import asteroid_depth
-from planner.systems.asteroid.plan_round import round_steps
-from planner.systems.asteroid.round_latency import round_latency_s
+from planner.systems.asteroid.round_latency import (
+    round_latency_s,
+    round_steps,
+)
 from traces.common.errors import InputError
 
 # Stages that are left, work of all layers before each, and capacities, to where each stage but the last should end.

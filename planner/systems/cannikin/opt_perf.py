@@ -15,7 +15,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.systems.cannikin.node_speeds import NodeSpeed, SumTimes
+from planner.systems.cannikin.step_model import (
+    NodeSpeed,
+    SumTimes,
+)
 from traces.common.errors import InputError
 
 

@@ -13,7 +13,9 @@ again.
 
 from dataclasses import replace
 
-from executor.core.program import compile_plan
+from executor.core.step_program import (
+    compile_plan,
+)
 from planner.adapt.observation import Observation
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario

@@ -17,7 +17,10 @@ from executor.rank.control_client import (
 )
 from planner.adapt.observation import Observation
 from planner.adapt.policy import DECISION_LAG_STEPS
-from planner.events.events import Event, EventKind
+from planner.events.event import (
+    Event,
+    EventKind,
+)
 from planner.plan.plan import Plan
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 

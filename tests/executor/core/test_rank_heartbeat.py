@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from executor.core.heartbeat import SILENT_LOOKS, STOPPED_LOOKS
-from executor.core.pulse import LivenessProbe
+from executor.core.liveness import (
+    SILENT_LOOKS,
+    STOPPED_LOOKS,
+    LivenessProbe,
+)
 from tests.helpers.processes.process_watch import wait_until
 
 

@@ -20,7 +20,9 @@ from statistics import median
 import pytest
 
 from executor.backend import TorchBackend
-from executor.core.pulse import beat_path
+from executor.core.liveness import (
+    beat_path,
+)
 from planner.scenario.scenario import Optimizer, Scenario
 from planner.systems.auto.policy import AutoPolicy
 from tests.helpers.processes.process_watch import MARK, left_behind, marked_processes, wait_until

@@ -8,7 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
-from planner.events.events import EventKind
+from planner.events.event import (
+    EventKind,
+)
 from planner.plan.plan import Plan
 from planner.scenario.scenario import ModelCode, Optimizer, Scenario
 from sim.simulator import Simulator

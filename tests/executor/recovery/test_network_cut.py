@@ -8,10 +8,14 @@ import pytest
 
 from executor.backend import TorchBackend
 from executor.wan.testbed import missing
-from planner.events.events import EventKind
+from planner.events.event import (
+    EventKind,
+)
 from planner.runs.metrics import step_ends_s
 from planner.scenario.faults import LinkOutage
-from planner.systems.deepcee.depth import DepthPolicy
+from planner.systems.deepcee.policy import (
+    DepthPolicy,
+)
 from tests.helpers.processes.training import (
     GPT,
     assert_trained,

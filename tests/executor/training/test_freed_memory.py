@@ -10,7 +10,7 @@ STEPS = """
 import resource, sys
 import torch
 from torch import nn
-from executor.training.freed_memory import keep_freed_memory
+from executor.training.device import keep_freed_memory
 if sys.argv[1] == "keeps":
     keep_freed_memory()
 torch.set_num_threads(1)

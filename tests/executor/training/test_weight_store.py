@@ -13,8 +13,10 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
+from executor.training.split_backward import (
+    WeightStore,
+)
 from executor.training.stage_module import StageModule
-from executor.training.weight_store import WeightStore
 
 CPU = torch.device("cpu")
 MICROBATCHES = 2

@@ -13,12 +13,17 @@ import pytest
 import simpy
 
 from executor.core.clock import RunClock
-from executor.transport.shaper import LinkShaper, create_ledger
+from executor.transport.link_shaper import (
+    LinkShaper,
+    create_ledger,
+)
 from planner.scenario.cluster import Cluster, Device, Link
 from sim.kernel.piecewise import RateTable, join_tables
-from sim.network.flow import Flow
+from sim.network.flow import (
+    Flow,
+    max_min_rates,
+)
 from sim.network.shared_links import SharedLinks
-from sim.network.shares import max_min_rates
 from traces.common.errors import RunError
 from traces.trace import LinkTrace
 
@@ -115,7 +120,7 @@ PROCESS = """
 import sys
 from pathlib import Path
 from executor.core.clock import RunClock
-from executor.transport.shaper import LinkShaper
+from executor.transport.link_shaper import LinkShaper
 from planner.scenario.cluster import Cluster, Device, Link
 devices = (Device("a", "cpu", "east", 1), Device("b", "cpu", "west", 1))
 cluster = Cluster(devices, (Link("east", "west", 100e6, 0.01), Link("west", "east", 100e6, 0.01)))

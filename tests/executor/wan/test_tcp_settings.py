@@ -60,7 +60,7 @@ os.execv(python, [python, "-m", "executor.wan.isolated", parent, python, "-c", p
 
 COPY = """
 import json, os
-from executor.wan.namespaces import enter_new_network
+from executor.wan.linux import enter_new_network
 from executor.wan.tcp_settings import HOST_TCP, as_on, read_tcp, set_tcp
 enter_new_network()
 host, before = json.loads(os.environ[HOST_TCP]), read_tcp()

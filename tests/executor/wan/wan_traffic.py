@@ -13,11 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from executor.core.clock import (
+    announce_origin,
+)
 from executor.core.job import JobFolder
-from executor.core.origin import announce_origin
-from executor.core.parent import die_with_parent
-from executor.wan.hosts import device_address
-from executor.wan.testbed import TestBed, enter_device_network
+from executor.core.subprocesses import (
+    die_with_parent,
+)
+from executor.wan.testbed import (
+    TestBed,
+    device_address,
+    enter_device_network,
+)
 
 PORT = 5000
 HEAD_START_S = 0.3

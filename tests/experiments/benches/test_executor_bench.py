@@ -12,7 +12,7 @@ MODULE = "experiments.benches.execution.torch_pipelining"
 LONG = """
 from experiments.benches.execution.torch_jobs import run_torch_pipelining
 from experiments.benches.execution.torch_pipelining import PipeliningRun
-from experiments.benches.two_stages import two_stage_plan, two_stage_scenario
+from experiments.benches.cases import two_stage_plan, two_stage_scenario
 
 scenario = two_stage_scenario(0.02, 1000, 4, 1e9, 0.0)
 plan = two_stage_plan(scenario, "1f1b", (1,) * 4, (2, 1), "scheduled")

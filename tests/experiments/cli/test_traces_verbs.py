@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.cli import traces_verbs
+from experiments.verbs import (
+    traces as traces_verbs,
+)
 from traces.common.errors import InputError
 from traces.formats.files import read_trace
 from traces.generators.presets import preset
@@ -84,6 +86,6 @@ def test_generate_writes_a_preset_or_a_generator(tmp_path: Path) -> None:
 
 def test_the_verbs_load_neither_torch_nor_matplotlib_nor_pandas() -> None:
     heavy = "{'torch', 'matplotlib', 'pandas', 'pydantic', 'scipy'}"
-    code = f"import sys, experiments.cli.traces_verbs; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, experiments.verbs.traces; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

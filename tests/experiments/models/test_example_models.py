@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from experiments.runs.scenario import READY_FOLDER
-from planner.files.scenario_file import read_scenario
+from planner.files.scenario import (
+    read_scenario,
+)
 
 torch = pytest.importorskip("torch")
 

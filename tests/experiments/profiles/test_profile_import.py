@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.files.scenario_file import read_scenario
+from planner.files.scenario import (
+    read_scenario,
+)
 from tests.helpers.processes.command import ropebridge
 
 CONFIG = {

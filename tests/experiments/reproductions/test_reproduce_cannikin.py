@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.reproductions.architectures import (
+    MODELS,
+)
 from experiments.reproductions.cannikin.clusters import MACHINES, base_scenario, cluster, with_batch
 from experiments.reproductions.cannikin.learner import LearnedModel
 from experiments.reproductions.cannikin.training import (
@@ -17,7 +20,6 @@ from experiments.reproductions.cannikin.training import (
     adaptive_learned,
     fixed,
 )
-from experiments.reproductions.cannikin_models import MODELS
 from planner.check.check import check_plan
 from planner.runs.metrics import measure
 from planner.step.evaluate import step_time_s

@@ -18,9 +18,11 @@ import pytest
 from experiments.runs.scenario import READY_FOLDER
 from experiments.sweep.folder import check_folder, read_sweep_json, write_sweep_json
 from experiments.sweep.outcomes import read_outcomes
-from experiments.sweep.point_metrics import RUN_METRICS
 from experiments.sweep.sweep_file import read_sweep
-from experiments.sweep.table import read_table
+from experiments.sweep.table import (
+    RUN_METRICS,
+    read_table,
+)
 from tests.helpers.processes.command import COMMAND, ropebridge
 from tests.helpers.processes.process_watch import marked_processes, started, wait_until
 from traces.common.errors import InputError
@@ -368,7 +370,7 @@ def test_a_scenario_that_no_value_can_save_is_refused(tmp_path: Path) -> None:
 
 
 POLICY = """
-from planner.systems.deepcee.depth import DepthPolicy
+from planner.systems.deepcee.policy import DepthPolicy
 
 def policy(scenario):
     return {policy}

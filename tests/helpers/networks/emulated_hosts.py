@@ -18,13 +18,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from executor.core.clock import (
+    announce_origin,
+    create_origin,
+)
 from executor.core.job import JobFolder, RunConfig
-from executor.core.origin import announce_origin, create_origin
-from executor.core.parent import die_with_parent
-from executor.wan.hosts import device_address
-from executor.wan.namespaces import enter_network
-from executor.wan.testbed import TestBed, missing
-from planner.files.scenario_file import read_scenario
+from executor.core.subprocesses import (
+    die_with_parent,
+)
+from executor.wan.linux import (
+    enter_network,
+)
+from executor.wan.testbed import (
+    TestBed,
+    device_address,
+    missing,
+)
+from planner.files.scenario import (
+    read_scenario,
+)
 from planner.systems.strategies import make_plan
 
 CGROUPS = Path("/sys/fs/cgroup/cpu")

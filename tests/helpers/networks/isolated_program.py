@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from executor.core.clock import (
+    create_origin,
+)
 from executor.core.job import JobFolder, RunConfig
-from executor.core.origin import create_origin
 from planner.scenario.scenario import Scenario
 from tests.helpers.scenarios.builders import chain_plan
 

@@ -5,7 +5,9 @@ import signal
 import time
 from pathlib import Path
 
-from executor.core.pulse import beat_path
+from executor.core.liveness import (
+    beat_path,
+)
 from executor.rank.resources import read_samples
 
 

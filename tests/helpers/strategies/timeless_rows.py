@@ -2,7 +2,9 @@
 
 from collections import Counter
 
-from planner.events.events import EventKind
+from planner.events.event import (
+    EventKind,
+)
 from planner.runs.record import RunRecord
 
 

@@ -11,9 +11,14 @@ from planner.check.placement import check_placement
 from planner.plan.actions import parse_action
 from planner.plan.plan import COMPRESSIONS, Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario.cluster import Cluster
-from planner.scenario.effects import ComputeEffects, Effects, Slowdown, Straggler
+from planner.scenario.effects import (
+    ComputeEffects,
+    Effects,
+    MemoryEffects,
+    Slowdown,
+    Straggler,
+)
 from planner.scenario.faults import Absence, Fault, Hang, LinkOutage
-from planner.scenario.memory_effects import MemoryEffects
 from planner.scenario.scenario import Scenario
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.common.errors import InputError
@@ -212,7 +217,11 @@ def test_a_synchronisation_that_cannot_be(how: Synchronisation, where: str, prob
 
 @pytest.mark.parametrize(
     "how",
-    [Synchronisation("asgd"), Synchronisation("asgd-ga", interval_steps=4, staleness_bound=0), Synchronisation("ma", interval_steps=8)],
+    [
+        Synchronisation("asgd"),
+        Synchronisation("asgd-ga", interval_steps=4, staleness_bound=0),
+        Synchronisation("ma", interval_steps=8),
+    ],
 )
 def test_a_synchronisation_of_several_pipelines(how: Synchronisation) -> None:
     plan, scenario = two_pipelines()

@@ -4,9 +4,13 @@ from typing import Any
 
 import pytest
 
-from planner.files.importers.sailor import profiled_models, read_sailor
-from planner.files.importers.sailor_files import KINDS
-from planner.files.importers.sailor_updates import measured_layers, updates_s
+from planner.files.importers.sailor import (
+    KINDS,
+    measured_layers,
+    profiled_models,
+    read_sailor,
+    updates_s,
+)
 from planner.scenario.profile import ComputeTimes
 from traces.common.errors import InputError
 

@@ -10,19 +10,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
-from planner.files.scenario_file import read_scenario, scenario_schema
+from planner.files.scenario import (
+    read_scenario,
+    scenario_schema,
+)
 from planner.scenario.cluster import Device, Link
 from planner.scenario.effects import (
     TCP,
     WIDE_AREA_TCP,
     ComputeEffects,
     Effects,
+    MemoryEffects,
     NetworkEffects,
     Slowdown,
     Straggler,
 )
 from planner.scenario.faults import Absence, Fault, Hang, LinkOutage
-from planner.scenario.memory_effects import MemoryEffects
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import ELEMENT_BYTES, OPTIMIZER_STATES, Optimizer, Scenario, Training
 from planner.scenario.size_curve import SizeCurve

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.files.scenario_file import read_scenario
+from planner.files.scenario import (
+    read_scenario,
+)
 from traces.common.errors import InputError
 
 GOOD = """\

@@ -5,8 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.plan.actions import Action, Kind
-from planner.schedules.dynamic import dynamic_orders
-from planner.schedules.dynamic_choice import DynamicChoice
+from planner.schedules.dynamic import (
+    DynamicChoice,
+    dynamic_orders,
+)
 from planner.schedules.kernel.problem import SchedulingProblem
 
 

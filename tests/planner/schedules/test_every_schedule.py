@@ -15,8 +15,14 @@ from planner.schedules import HOLD_ALL, SCHEDULES, WHOLE
 from planner.schedules.dynamic import dynamic_orders
 from planner.schedules.kernel.bounds import lower_bound_s
 from planner.schedules.kernel.limits import is_within_limits, peak_bytes
-from planner.schedules.kernel.orders import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Orders
-from planner.schedules.kernel.problem import SchedulingProblem
+from planner.schedules.kernel.problem import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    Orders,
+    SchedulingProblem,
+)
 from planner.schedules.kernel.timing import finish_s
 from traces.common.errors import InputError
 

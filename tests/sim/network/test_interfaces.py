@@ -10,18 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.events.events import EventKind
+from planner.events.event import (
+    EventKind,
+)
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
+from sim.epoch import (
+    Epoch,
+    EpochRun,
+)
 from sim.kernel.advance import SHARED
 from sim.recorder import Recorder
-from sim.set_up import Epoch
 from sim.simulator import Simulator
 from sim.step_gate import StopCondition
-from sim.world import EpochRun
 from tests.helpers.scenarios.builders import mesh_scenario
 from traces.trace import LinkTrace
 

@@ -4,7 +4,7 @@ A group is any set of devices, which are the replicas of a stage. A chain gives 
 common. For every set of devices that a chain may use, and for every bound of a grid for the slowest stage or link, the
 chain that one microbatch passes in the least time, there and back, sums of gradients added, is found: stages are put
 before each other, from the last layer to the first. With few devices nothing is left out but what memory forbids. Where
-there are few chains (`planner.systems.auto.candidates.every_chain`), each of them gets its times instead.
+there are few chains (`planner.systems.auto.candidates.small_cluster`), each of them gets its times instead.
 
     step = (microbatches - 1) * bound + pass
 """

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.cannikin.data_parallel import nominal_sums, plan_of_samples
-from planner.systems.cannikin.node_speeds import NO_SUMS, NodeSpeed, SumTimes
 from planner.systems.cannikin.opt_perf import batch_time_s
 from planner.systems.cannikin.speed_learning import (
     CHANGED,
@@ -18,8 +17,15 @@ from planner.systems.cannikin.speed_learning import (
     SpeedLearner,
     SumLearner,
     inverse_variance_mean,
+    measured_nodes,
+    measured_sums,
+    samples_per_microbatch,
 )
-from planner.systems.cannikin.speed_measurement import measured_nodes, measured_sums, samples_per_microbatch
+from planner.systems.cannikin.step_model import (
+    NO_SUMS,
+    NodeSpeed,
+    SumTimes,
+)
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import mesh_scenario
 

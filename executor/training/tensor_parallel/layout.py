@@ -1,0 +1,193 @@
+"""A model's parallel layout, held against the degrees of a plan and the profile's shards; without memory."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+
+from executor.training.models.data_order import DataOrder
+from executor.training.models.loading import LoadedModel, load_model, load_with_sizes, user_code
+from executor.training.models.protocols import TensorParallelModel
+from executor.training.tensor_parallel.layers import COLUMN, ROW, cut_layer, parts
+from planner.plan.plan import Plan
+from planner.scenario.scenario import ModelCode, Scenario
+from traces.common.errors import InputError
+
+
+class TracingGroup:
+    """One of so many devices, of which the others are not there; it follows what lies between columns and rows.
+
+    Args:
+        degree: Devices that share the layer.
+    """
+
+    def __init__(self, degree: int) -> None:
+        self._degree = degree
+        self._totals: list[Node] = []
+
+    def shard(self, whole: torch.Tensor, dimension: int) -> torch.Tensor:
+        """Return the first part of a tensor, cut along a dimension."""
+        return whole.chunk(self._degree, dimension)[0]
+
+    def enter(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the inputs without what they were made from: that gets the sum of all devices' gradients."""
+        return inputs.detach().requires_grad_()
+
+    def total(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return the outputs, and remember what they were made from."""
+        if outputs.grad_fn is not None:
+            self._totals.append(outputs.grad_fn)
+        return outputs
+
+    def gets_one_part(self) -> Iterator[torch.Tensor]:
+        """Give what gets its gradient on this device from this device's part alone: shards, as it should be, or more.
+
+        What a layer computes outside autograd's graph, in reentrant checkpoints for one, is not seen.
+        """
+        seen, waiting = set[Node](), list(self._totals)
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            # A node that adds to a leaf's gradient.
+            leaf = getattr(node, "variable", None)
+            if leaf is not None:
+                yield leaf
+            waiting += [before for before, _ in node.next_functions if before is not None]
+
+
+def check_layouts(scenario: Scenario, plan: Plan) -> None:
+    """Refuse a plan whose tensor-parallel groups the scenario's model, which has code, cannot be cut for.
+
+    Raises:
+        InputError: The model names no layout, or one that cannot be computed in so many parts or would be trained
+            wrongly, or its parts do not have the sizes that the profile says.
+    """
+    stages = [(stage, replica) for each in plan.pipelines for stage in each.stages for replica in stage.replicas]
+    cuts = {
+        (replica.tensor_parallel, layer)
+        for stage, replica in stages
+        for layer in stage.layers
+        if replica.tensor_parallel > 1
+    }
+    code, seed = scenario.code, scenario.training.seed
+    if not cuts:
+        return
+    assert code is not None, "the model was checked"
+    loaded = load_with_sizes(code, seed)
+    for degree in sorted({degree for degree, _ in cuts}):
+        with torch.device("meta"):
+            model = load_model(code, seed)
+        if not isinstance(model, TensorParallelModel):
+            raise InputError(
+                "the model names no parallel layout",
+                where=str(code.path),
+                valid=f"tensor parallelism over {degree} devices needs its method 'parallel_layout'; or make a plan "
+                "without 'partners'",
+            )
+        for index in sorted(layer for each, layer in cuts if each == degree):
+            where = f"{code.path}: parallel_layout({index})"
+            with user_code(code.path, f"'parallel_layout' fails for layer {index}"):
+                layout = dict(model.parallel_layout(index))
+            _check_names(model.layers[index], layout, degree, where)
+            group = TracingGroup(degree)
+            cut_layer(model.layers[index], layout, group)
+            entering = _check_forward(model.layers[index], index, loaded, code, seed, degree)
+            _check_gradients(model.layers[index], group, entering, where)
+            _check_size(model.layers[index], index, scenario, degree, where)
+
+
+def _check_names(layer: nn.Module, layout: Mapping[str, str], degree: int, where: str) -> None:
+    modules = dict(layer.named_modules())
+    for name, how in layout.items():
+        module = modules.get(name) if name else None
+        if module is None:
+            linear = [each for each, found in modules.items() if each and type(found) is nn.Linear]
+            raise InputError(
+                f"the layer has no submodule '{name}'",
+                where=where,
+                valid=f"its linear submodules: {', '.join(linear) or 'none'}",
+            )
+        if how not in (COLUMN, ROW):
+            raise InputError(f"'{name}' is cut by {how!r}", where=where, valid=f"'{COLUMN}' or '{ROW}'")
+        if type(module) is not nn.Linear or {"weight", "bias"} != set(module._parameters):
+            raise InputError(
+                f"submodule '{name}' is a {type(module).__name__}", where=where, valid="only torch.nn.Linear can be cut"
+            )
+        width = module.out_features if how == COLUMN else module.in_features
+        if width % degree:
+            raise InputError(
+                f"submodule '{name}' cannot be cut by {how} into {degree} equal parts",
+                where=where,
+                valid=f"its {'outputs' if how == COLUMN else 'inputs'}, {width}, must be a multiple of {degree}",
+            )
+        _refuse_second_names(layer, name, module, where)
+
+
+def _refuse_second_names(layer: nn.Module, name: str, module: nn.Linear, where: str) -> None:
+    """Under another name a parameter would stay whole, and go its own way."""
+    own = {id(parameter) for parameter in module.parameters()}
+    for other, parameter in layer.named_parameters(remove_duplicate=False):
+        if id(parameter) in own and other.rpartition(".")[0] != name:
+            raise InputError(
+                f"submodule '{name}' shares the parameter '{other}'",
+                where=where,
+                valid="only a submodule with parameters of its own can be cut",
+            )
+
+
+def _check_forward(
+    layer: nn.Module, index: int, loaded: LoadedModel, code: ModelCode, seed: int, degree: int
+) -> torch.Tensor:
+    """Parts that come out of the layer uncollected, and attention by heads that are no whole number, show in shapes.
+
+    Returns:
+        The inputs that the layer got.
+    """
+    if index:
+        before = loaded.sizes[index - 1].output
+        inputs = torch.empty((1, *before.sizes), dtype=before.dtype, device="meta", requires_grad=True)
+    else:
+        inputs = DataOrder(loaded.model, global_batch=1, seed=seed).samples(0, 0, 1)[0].to("meta")
+    failure = f"layer {index} cannot be computed in {degree} parts by its parallel layout"
+    with user_code(code.path, failure):
+        # A copy, which the layer may change in place.
+        outputs = layer(inputs.clone())
+    expected = [1, *loaded.sizes[index].output.sizes]
+    if list(outputs.shape) != expected:
+        raise InputError(
+            f"{failure}: it puts out shape {list(outputs.shape)}",
+            where=str(code.path),
+            valid=f"shape {expected}: what is cut by column is brought together by row in the same layer",
+        )
+    return inputs
+
+
+def _check_gradients(layer: nn.Module, group: TracingGroup, inputs: torch.Tensor, where: str) -> None:
+    """What is whole and is used between a column and a row gets the gradient of one part, and nobody sums those."""
+    whole: dict[torch.Tensor, str] = {
+        part.parameter: f"parameter '{part.name}'" for part in parts(layer) if part.dimension is None
+    }
+    whole[inputs] = "input"
+    for leaf in group.gets_one_part():
+        if leaf in whole:
+            raise InputError(
+                f"the layer's {whole[leaf]} is used on a part, between '{COLUMN}' and '{ROW}'",
+                where=where,
+                valid="its gradient would be that of one device's part only: use what is whole before a column or "
+                "after a row, freeze it, or leave the layer uncut",
+            )
+
+
+def _check_size(layer: nn.Module, index: int, scenario: Scenario, degree: int, where: str) -> None:
+    found = sum(math.prod(parameter.shape) * parameter.itemsize for parameter in layer.parameters())
+    profile = scenario.model.at_degree(degree).layers[index]
+    if found != profile.parameter_bytes:
+        raise InputError(
+            f"each of {degree} devices holds {found} bytes of parameters",
+            where=where,
+            valid=f"the profile '{profile.name}' of a shard says {profile.parameter_bytes}: correct one of them",
+        )

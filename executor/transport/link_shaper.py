@@ -1,0 +1,146 @@
+"""How long a message takes on this machine by itself, so that an emulated link does not come on top of it."""
+
+import fcntl
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from executor.core.clock import RunClock
+from planner.scenario.cluster import LONGEST_OUTAGE_S, Cluster, Link
+from traces.common.errors import RunError
+
+# A piece lasts this long on its link, so that two senders alternate many times during a message.
+PIECE_S = 0.005
+
+# Below this size pieces would cost more time to reserve than to send.
+LEAST_PIECE_BITS = 8 * 16 * 1024
+
+_RECORD = struct.Struct("d")
+
+
+def create_ledger(path: Path, cluster: Cluster) -> None:
+    """Write an empty ledger for the links of a cluster."""
+    path.write_bytes(bytes(_RECORD.size * max(1, len(cluster.links))))
+
+
+class LinkShaper:
+    """One process's access to the emulated links.
+
+    Args:
+        ledger: What `create_ledger` wrote.
+        cluster: Its links.
+        clock: Of the run.
+        local_delivery_s: How long this machine itself takes to deliver a message; part of an emulated latency.
+    """
+
+    def __init__(self, ledger: Path, cluster: Cluster, clock: RunClock, local_delivery_s: float = 0.0) -> None:
+        self._clock = clock
+        self._local_delivery_s = local_delivery_s
+        self._index = {link.name: index for index, link in enumerate(cluster.links)}
+        self._file = os.open(ledger, os.O_RDWR)
+        self._taken_until = mmap.mmap(self._file, 0)
+        # POSIX file locks exclude other processes, but not other threads of this one.
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Release the ledger."""
+        self._taken_until.close()
+        os.close(self._file)
+
+    def transmit(self, path: Sequence[Link], bits: float, ready_s: float) -> float:
+        """Wait while the links of ``path`` carry ``bits``; return when the last bit left, in run seconds."""
+        cursor_s = max(ready_s, 0.0)
+        while bits > 0:
+            piece_bits = min(bits, max(LEAST_PIECE_BITS, min(_bits_soon(link, cursor_s) for link in path)))
+            cursor_s = self._reserve(path, piece_bits, cursor_s)
+            bits -= piece_bits
+            self._clock.sleep_until(cursor_s)
+        return cursor_s
+
+    def delivery_s(self, path: Sequence[Link], departed_s: float) -> float:
+        """Return when to hand a message on so that it arrives when the links of ``path`` would have it, run seconds."""
+        latency_s = sum(link.latency_at_s(departed_s) for link in path)
+        return departed_s + max(0.0, latency_s - self._local_delivery_s)
+
+    def _reserve(self, path: Sequence[Link], bits: float, earliest_s: float) -> float:
+        """Take the links for one piece; return when it has left.
+
+        Each link carries the piece as soon as it is free itself: a fast link behind a slow one stays open to others.
+        """
+        with self._lock:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)
+            try:
+                return max(self._take(link, bits, earliest_s) for link in path)
+            finally:
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    def _take(self, link: Link, bits: float, earliest_s: float) -> float:
+        """Write into the ledger that a link carries one more piece; return when it has."""
+        place = _RECORD.size * self._index[link.name]
+        start_s = max(earliest_s, _RECORD.unpack_from(self._taken_until, place)[0])
+        end_s = start_s + _seconds_for(link, bits, start_s)
+        if end_s - start_s > LONGEST_OUTAGE_S:
+            raise RunError(
+                f"link {link.name} carries nothing for {LONGEST_OUTAGE_S:g} s from {start_s:.3f} s of the run on: does "
+                "its trace ever rise above zero again?"
+            )
+        _RECORD.pack_into(self._taken_until, place, end_s)
+        return float(end_s)
+
+
+def _bits_soon(link: Link, start_s: float) -> float:
+    if link.trace is None:
+        return link.bandwidth_bps * PIECE_S
+    return float(link.trace.bits_between(start_s, start_s + PIECE_S))
+
+
+def _seconds_for(link: Link, bits: float, start_s: float) -> float:
+    if link.trace is None:
+        return bits / link.bandwidth_bps
+    return float(link.trace.time_to_send(bits, start_s))
+
+
+_ROUNDS = 20
+_PAUSE_S = 0.003
+_SIZE_BYTES = 32 * 1024
+_TAG = 1
+
+
+def measure_local_delivery_s(rank: int, ranks: int) -> float:
+    """Return the time from when a message should be handed to gloo until a waiting rank has it, in seconds.
+
+    Waking up late is part of it, on either side. Ranks measure in pairs, all at the same time, as they will send;
+    all get the mean of the pairs' medians. All ranks of one machine must call this together.
+    """
+    partner = rank ^ 1
+    result = torch.zeros(2, dtype=torch.float64)
+    if partner < ranks:
+        if rank < partner:
+            _send(partner)
+        else:
+            result[0], result[1] = median(_receive(partner) for _ in range(_ROUNDS)), 1.0
+    dist.all_reduce(result)
+    return float(result[0] / result[1]) if result[1] else 0.0
+
+
+def _send(partner: int) -> None:
+    message = torch.zeros(_SIZE_BYTES // 8, dtype=torch.float64)
+    for _ in range(_ROUNDS):
+        due_s = time.monotonic() + _PAUSE_S
+        message[0] = due_s
+        time.sleep(_PAUSE_S)
+        dist.send(message, partner, tag=_TAG)
+
+
+def _receive(partner: int) -> float:
+    message = torch.empty(_SIZE_BYTES // 8, dtype=torch.float64)
+    dist.recv(message, partner, tag=_TAG)
+    return time.monotonic() - float(message[0])

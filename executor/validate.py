@@ -1,0 +1,256 @@
+"""What the relay can carry at all, and which links ask for more."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+
+from executor.core.job import ComputeMode, Emulator
+from planner.adapt.adaptation import needs_set_up
+from planner.adapt.policy import Decision
+from planner.check.paths import used_links
+from planner.cost.allreduce import GradientSync, gradient_syncs
+from planner.plan.plan import Plan, Replica
+from planner.scenario.cluster import Link
+from planner.scenario.effects import ComputeEffects
+from planner.scenario.faults import LinkOutage
+from planner.scenario.scenario import Scenario
+from traces.common.errors import InputError, RunError
+
+
+def check_groups(plan: Plan, scenario: Scenario) -> None:
+    """Refuse groups whose shards cannot be brought together with those of others.
+
+    Raises:
+        InputError: With the place of the group.
+    """
+    where = {replica.device: f"pipelines[{p}].stages[{s}].replicas[{r}]" for p, s, r, replica in _replicas(plan)}
+    groups = {replica.device: replica.devices for *_, replica in _replicas(plan)}
+    first = next((where[leader] for leader, devices in groups.items() if len(devices) > 1), None)
+    if first is None:
+        return
+    if plan.synchronisation.method != "allreduce":
+        raise InputError(
+            f"tensor parallelism with method '{plan.synchronisation.method}' cannot be run yet",
+            where=f"{first}.partners",
+            valid="leave 'partners' out, or write 'allreduce': the devices of a group would apply what arrives at "
+            "different times",
+        )
+    if scenario.training.noise_scale:
+        raise InputError(
+            "the noise scale with tensor parallelism cannot be measured yet",
+            where="training.noise_scale",
+            valid=f"remove it, or leave 'partners' out in {first}",
+        )
+    for sync in gradient_syncs(plan, scenario):
+        degree = len(groups[sync.devices[0]])
+        for leader in sync.devices:
+            if len(groups[leader]) != degree:
+                raise InputError(
+                    f"{len(groups[leader])} devices share layer {sync.first_layer}, {degree} do in "
+                    f"{where[sync.devices[0]]}",
+                    where=f"{where[leader]}.partners",
+                    valid="replicas sum their gradients shard by shard: cut the layer into as many in each",
+                )
+        for place in range(1, degree):
+            _check_paths(sync.among(groups[leader][place] for leader in sync.devices), scenario)
+
+
+def _check_paths(sync: GradientSync, scenario: Scenario) -> None:
+    for device in sync.devices:
+        for exchange in sync.exchanges(device):
+            if exchange.send_to is not None:
+                scenario.cluster.path(device, sync.devices[exchange.send_to])
+
+
+def _replicas(plan: Plan) -> Iterator[tuple[int, int, int, Replica]]:
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            for r, replica in enumerate(stage.replicas):
+                yield p, s, r, replica
+
+
+_SIMULATE = "'ropebridge simulate' knows how"
+
+
+def check_supported(
+    plan: Plan,
+    scenario: Scenario,
+    compute: ComputeMode,
+    emulator: Emulator,
+    *,
+    recovers: bool = False,
+    checkpoints: bool = False,
+) -> None:
+    """Refuse a checked plan, or a scenario, that asks for what only the simulator can do.
+
+    With ``recovers`` the run shall go on when ranks are lost, with ``checkpoints`` its state be read or written.
+
+    Raises:
+        InputError: With the first such thing, and what can be run instead.
+    """
+    _check_synchronisation(plan)
+    if compute == "real":
+        check_groups(plan, scenario)
+    _check_effects(scenario)
+    if emulator == "shaper":
+        _check_packets(plan, scenario)
+    for number, fault in enumerate(scenario.faults):
+        on_link = isinstance(fault, LinkOutage)
+        if (on_link and emulator != "relay") or not (on_link or recovers):
+            raise _unsupported(
+                f"a fault of the kind '{type(fault).__name__}'",
+                f"faults[{number}]",
+                "links may be out with the relay, devices leave and hang with '--backup-every'",
+            )
+    if scenario.training.noise_scale and compute == "real":
+        _check_noise_scale(plan)
+    if recovers:
+        _check_recovery(plan, scenario)
+    if checkpoints:
+        _check_checkpoints(plan, compute)
+
+
+def check_spread(scenario: Scenario, emulator: Emulator) -> None:
+    """Refuse what can only be made where all ranks are on this machine.
+
+    Raises:
+        InputError: Names it.
+    """
+    if emulator != "none":
+        raise InputError(
+            "links are emulated on one machine only", where="--emulate-wan", valid="leave it away: hosts have a network"
+        )
+    if scenario.faults:
+        raise InputError(
+            "faults are made on one machine only", where="faults[0]", valid="remove them from the scenario"
+        )
+
+
+def check_decision(
+    old: Plan, decision: Decision, *, scenario: Scenario, compute: ComputeMode, emulator: Emulator, recovers: bool
+) -> None:
+    """Refuse a decision that a running job cannot carry out.
+
+    Raises:
+        RunError: Says what it asks for.
+    """
+    when = f"the decision after step {decision.observed_step}"
+    try:
+        check_supported(decision.plan, scenario, compute, emulator, recovers=recovers)
+    except InputError as error:
+        raise RunError(f"{when} cannot be carried out: {error}") from error
+    grouped = _is_grouped(old) or _is_grouped(decision.plan)
+    if compute == "real" and grouped and needs_set_up(old, decision.plan):
+        raise RunError(f"{when} cannot be carried out: it sets up tensor-parallel groups anew, which are formed once")
+
+
+def _is_grouped(plan: Plan) -> bool:
+    stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
+    return any(replica.partners for stage in stages for replica in stage.replicas)
+
+
+def _check_recovery(plan: Plan, scenario: Scenario) -> None:
+    valid = "leave '--backup-every' away"
+    _check_one_state(plan, "recovery", valid)
+    if scenario.training.noise_scale:
+        raise _unsupported("recovery of what measures the noise scale", "training.noise_scale", valid)
+
+
+def _check_checkpoints(plan: Plan, compute: ComputeMode) -> None:
+    if compute != "real":
+        raise InputError(
+            "checkpoints of paced compute, which trains nothing",
+            where="--checkpoint",
+            valid="leave it away, or choose '--compute real'",
+        )
+    _check_one_state(plan, "a checkpoint", "leave '--checkpoint' away")
+
+
+def _check_one_state(plan: Plan, what: str, valid: str) -> None:
+    """Refuse plans under which the state of a layer is not one row that some device has."""
+    if plan.synchronisation.method != "allreduce":
+        raise _unsupported(f"{what} of pipelines that train without a barrier", "synchronisation.method", valid)
+    if _is_grouped(plan):
+        raise _unsupported(f"{what} of tensor-parallel groups", "pipelines", valid)
+
+
+def _check_synchronisation(plan: Plan) -> None:
+    if plan.synchronisation.method != "ma":
+        return
+    for index, pipeline in enumerate(plan.pipelines):
+        for number, stage in enumerate(pipeline.stages):
+            if len(stage.replicas) > 1:
+                where = f"pipelines[{index}].stages[{number}].replicas"
+                raise _unsupported("averaging of the parameters of replicas", where, "give the stage one replica")
+
+
+def _check_effects(scenario: Scenario) -> None:
+    """Effects on the network are what a real one does anyway; those on compute are made up."""
+    # What the launch of kernels takes is in the plan's times.
+    if replace(scenario.effects.compute, launch_overhead_s=0.0) != ComputeEffects():
+        raise _unsupported("effects on compute", "effects.compute", "remove them: they are simulated, not made")
+
+
+def _check_packets(plan: Plan, scenario: Scenario) -> None:
+    """The shaper holds whole messages back: it has no packets that could be lost or come late."""
+    for link in used_links(plan, scenario):
+        given = [name for name, value in (("loss", link.loss), ("jitter", link.jitter_s)) if value]
+        if given:
+            raise InputError(
+                f"the emulator 'shaper' knows no {' and no '.join(given)} of packets, which link {link.name} has",
+                where=f"cluster.links[{scenario.cluster.links.index(link)}].{given[0]}",
+                valid="use the emulator 'relay', or remove them from the link",
+            )
+
+
+def _check_noise_scale(plan: Plan) -> None:
+    devices = [stage.replicas for pipeline in plan.pipelines for stage in pipeline.stages]
+    if plan.synchronisation.method != "allreduce" or any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
+        raise _unsupported(
+            "the noise scale of a pipeline of several stages",
+            "training.noise_scale",
+            "run a plan of the strategy 'ddp'",
+        )
+    if plan.synchronisation.bucket_bytes:
+        raise _unsupported(
+            "the noise scale of gradients whose sums begin before all of them are there",
+            "synchronisation.bucket_bytes",
+            "remove it",
+        )
+    if sum(map(len, devices)) < 2:
+        raise InputError(
+            "the noise scale of a single device's gradients",
+            where="training.noise_scale",
+            valid="it compares the gradients of devices that share a batch: two at least",
+        )
+
+
+def _unsupported(what: str, where: str, valid: str) -> InputError:
+    return InputError(f"{what} cannot be run yet", where=where, valid=f"{valid}; {_SIMULATE}")
+
+
+# Of all its links together, on one core of a machine of 2024; measured, see docs/executor.md.
+CARRIED_BPS = 1e9
+
+_NAMED = 3
+
+
+def too_fast(plan: Plan, scenario: Scenario) -> str | None:
+    """Return that links which the plan uses are faster than the relay, in one sentence; None if none is."""
+    fast = [link for link in used_links(plan, scenario) if _peak_bps(link) > CARRIED_BPS]
+    if not fast:
+        return None
+    named = ", ".join(f"{link.name} ({_rate(_peak_bps(link))})" for link in fast[:_NAMED])
+    more = f" and {len(fast) - _NAMED} more" if len(fast) > _NAMED else ""
+    return (
+        f"the relay carries about {CARRIED_BPS / 1e6:.0f} Mbit/s, over all links together: "
+        f"{named}{more} can be slower in this run than the scenario says"
+    )
+
+
+def _peak_bps(link: Link) -> float:
+    return link.bandwidth_bps if link.trace is None else float(link.trace.bandwidth_bps.max())
+
+
+def _rate(bandwidth_bps: float) -> str:
+    return f"{bandwidth_bps / 1e6:g} Mbit/s" if bandwidth_bps < inf else "unlimited"

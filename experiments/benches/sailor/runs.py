@@ -1,0 +1,172 @@
+"""The cluster of a measured run: a host for each replica, and a link for each pair of hosts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import ceil
+from pathlib import Path
+
+import pydantic.dataclasses
+from pydantic import PositiveFloat, PositiveInt, TypeAdapter
+
+from experiments.benches.sailor.network import Node, SailorNetwork
+from planner.files.importers.json_file import pick, read_file
+from planner.files.importers.sailor import (
+    KINDS,
+)
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.scenario.cluster import Cluster, Device, Link
+from planner.scenario.profile import ModelProfile
+from planner.scenario.scenario import Optimizer, Scenario, Training
+from traces.common.errors import InputError
+
+# What ran did fit, whatever a model of memory says.
+UNLIMITED_BYTES = 2**60
+
+
+def gpus_of(host: str, node: Node) -> tuple[str, ...]:
+    """Return the names of the GPUs of a host."""
+    return tuple(f"{host}-gpu-{number}" for number in range(node.gpus))
+
+
+def cluster_of(nodes: Mapping[str, Node], network: SailorNetwork) -> Cluster:
+    """Return the cluster of hosts, by name, each with the GPUs of one tensor-parallel group.
+
+    The GPUs of a group send at once, each to its counterpart: a flow goes at the measured rate of one GPU, and at most
+    at its part of what all of them get together. What they exchange inside their host is in the layers' times; its link
+    is given the rate between two such hosts, which nothing depends on.
+
+    Raises:
+        InputError: Nobody measured the rate between two of the nodes.
+    """
+    devices = tuple(
+        Device(gpu, KINDS[node.kind], node.zone, UNLIMITED_BYTES, host=host)
+        for host, node in nodes.items()
+        for gpu in gpus_of(host, node)
+    )
+    pairs = product(nodes.items(), repeat=2)
+    return Cluster(devices, tuple(_link(*source, *target, network) for source, target in pairs))
+
+
+def _link(source: str, sender: Node, target: str, receiver: Node, network: SailorNetwork) -> Link:
+    together_bps = network.curve(sender, receiver).ceiling_bps
+    alone = network.curve(Node(sender.zone, sender.kind, 1), Node(receiver.zone, receiver.kind, 1))
+    # The time of small messages is in the curve.
+    return Link(source, target, together_bps / max(sender.gpus, receiver.gpus), latency_s=0.0, size_curve=alone)
+
+
+_Group = tuple[list[tuple[str, int, str]], PositiveInt]
+
+
+@pydantic.dataclasses.dataclass(frozen=True)
+class _PipelineEntry:
+    layers_per_stage: list[list[int]]
+    tmp_per_stage: list[list[_Group]]
+    dp: list[PositiveInt]
+
+
+@pydantic.dataclasses.dataclass(frozen=True)
+class _RunEntry:
+    pipeline_list: list[_PipelineEntry]
+    mbs: PositiveInt
+    gbs: PositiveInt
+    real: PositiveFloat
+    max_mem: PositiveInt
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredRun:
+    """A plan, what it ran on, and what was measured.
+
+    Attributes:
+        name: The file's, without its ending.
+        scenario: Cluster, model and training.
+        plan: What ran.
+        step_s: Seconds of a training step.
+        peak_bytes: Of the fullest GPU, all that its driver counts as used.
+    """
+
+    name: str
+    scenario: Scenario
+    plan: Plan
+    step_s: float
+    peak_bytes: int
+
+
+def read_sailor_runs(folder: Path, model: ModelProfile, network: SailorNetwork) -> list[MeasuredRun]:
+    """Return the runs of a folder and the folders in it, in the order of their paths.
+
+    Raises:
+        InputError: There is none, or one is malformed.
+    """
+    paths = sorted(folder.rglob("*.json"))
+    if not paths:
+        raise InputError("no measured runs", where=str(folder), valid="give a folder with one JSON file for each run")
+    return [read_sailor_run(path, model, network) for path in paths]
+
+
+def read_sailor_run(path: Path, model: ModelProfile, network: SailorNetwork) -> MeasuredRun:
+    """Return one run; each replica gets a host of its own.
+
+    Args:
+        path: The file.
+        model: Profile of the model that was trained, with the degrees of tensor parallelism of the run.
+        network: Rates between nodes.
+
+    Raises:
+        InputError: The file is missing or malformed, or names what the network does not have.
+    """
+    entry = read_file(path, TypeAdapter(_RunEntry), __name__)
+    where = str(path)
+    for index, pipeline in enumerate(entry.pipeline_list):
+        _check_stages(pipeline, f"{where}: pipeline_list[{index}]")
+    nodes: dict[str, Node] = {}
+    count = ceil(entry.gbs / (entry.mbs * sum(pipeline.dp[0] for pipeline in entry.pipeline_list)))
+    pipelines = tuple(
+        Pipeline(_stages(pipeline, index, count, nodes, where), (entry.mbs * pipeline.dp[0],) * count)
+        for index, pipeline in enumerate(entry.pipeline_list)
+    )
+    plan = Plan(path.stem, model.name, "measured", "1f1b", pipelines)
+    training = Training(plan.global_batch, entry.mbs, Optimizer("adamw"))
+    scenario = Scenario(path.stem, cluster_of(nodes, network), model, training)
+    return MeasuredRun(path.stem, scenario, plan, entry.real, entry.max_mem)
+
+
+def _check_stages(pipeline: _PipelineEntry, where: str) -> None:
+    replicas = [len(groups) for groups in pipeline.tmp_per_stage]
+    if not pipeline.dp or replicas != pipeline.dp or len(pipeline.layers_per_stage) != len(replicas):
+        raise InputError(
+            f"{len(pipeline.layers_per_stage)} stages, with {replicas} replicas where 'dp' says {pipeline.dp}",
+            where=where,
+            valid="give layers, replicas and their number for each stage, one at least",
+        )
+
+
+def _stages(
+    pipeline: _PipelineEntry, index: int, microbatches: int, nodes: dict[str, Node], where: str
+) -> tuple[Stage, ...]:
+    """Stages of a pipeline, whose hosts are added to ``nodes``."""
+    stages = []
+    for number, (layers, groups) in enumerate(zip(pipeline.layers_per_stage, pipeline.tmp_per_stage, strict=True)):
+        replicas = []
+        for replica, group in enumerate(groups):
+            host = f"pipeline-{index}-stage-{number}-replica-{replica}"
+            nodes[host] = _node(group, where)
+            gpus = gpus_of(host, nodes[host])
+            replicas.append(Replica(gpus[0], partners=gpus[1:]))
+        depth = min(len(pipeline.layers_per_stage) - number, microbatches)
+        stages.append(Stage(min(layers, default=0), max(layers, default=-1) + 1, tuple(replicas), depth))
+    return tuple(stages)
+
+
+def _node(group: _Group, where: str) -> Node:
+    machines, degree = group
+    if len(machines) != 1 or machines[0][1] < degree:
+        raise InputError(
+            f"{degree} GPUs share each layer, on {machines}",
+            where=where,
+            valid="the GPUs of a tensor-parallel group are in one machine",
+        )
+    ((kind, _, zone),) = machines
+    pick(KINDS, kind, "GPU kind", where=where)
+    return Node(zone, kind, degree)

@@ -1,0 +1,185 @@
+"""``ropebridge profile model``: what it does; returns the text to print."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+
+import torch
+
+from executor.profiling.background_load import LoadConfig, background_load
+from executor.profiling.flops import count_work
+from executor.profiling.model_profile import LayerCosts, ModelCosts, profile_model, profiling_steps
+from executor.training.device import (
+    CPU,
+    keep_freed_memory,
+    threads_of_a_rank,
+)
+from executor.training.models.loading import LoadedModel, load_with_sizes
+from experiments.profiles.model_file import ModelLayers, add_to_model_file, refuse_another_model
+from experiments.profiles.orders import META, ProfileConfig, arguments_of, sample_counts
+from experiments.runs.profile_progress import progress
+from planner.scenario.profile import LayerProfile, TimeTable
+from planner.scenario.roofline import LayerWork
+from planner.scenario.scenario import ModelCode, Optimizer, Training
+from traces.common.errors import InputError
+from traces.common.units import (
+    size_text,
+)
+from traces.probe.interval import CONFIDENCE, Interval
+
+
+def work_table(layers: Sequence[LayerProfile | LayerWork]) -> list[str]:
+    """Return a line for each layer, one for equal ones that follow each other: bytes, and work or times."""
+    width = max(len(layer.name) for layer in layers) + 6
+    lines = [f"{'layer':{width}} {'parameters':>12} {'output':>12} {'kept a sample':>14}  forward"]
+    for _, group in groupby(layers, key=_content):
+        alike = list(group)
+        name = alike[0].name if len(alike) == 1 else f"{alike[0].name} x {len(alike)}"
+        sizes = (alike[0].parameter_bytes, alike[0].output_bytes, alike[0].activation_bytes)
+        one, two, three = map(size_text, sizes)
+        lines.append(f"{name:{width}} {one:>12} {two:>12} {three:>14}  {_forward(alike[0])}")
+    return lines
+
+
+def _content(layer: LayerProfile | LayerWork) -> tuple[object, ...]:
+    work = layer.forward_flop if isinstance(layer, LayerWork) else None
+    return (layer.name, layer.parameter_bytes, layer.output_bytes, work)
+
+
+def _forward(layer: LayerProfile | LayerWork) -> str:
+    if isinstance(layer, LayerWork):
+        return f"{layer.forward_flop / 1e9:.4g} GFLOP a sample"
+    rows = [
+        f"{1000 * table.forward_s[-1]:.3f} ms of {table.samples[-1]} on {kind}" for kind, table in layer.times.items()
+    ]
+    return ", ".join(rows)
+
+
+# Digits of a time in the model file: more would say something about the day.
+_DIGITS = 5
+
+
+def profile(orders: ProfileConfig, output: Path, as_json: bool, tell: Callable[[str], None]) -> str:
+    """Measure, and write or complete the model file.
+
+    Args:
+        orders: What; they are checked.
+        output: The model file.
+        as_json: Whether to return JSON, in SI units, instead of a table.
+        tell: Called with lines about the progress where there is no terminal for a bar.
+
+    Raises:
+        InputError: The model cannot be built, or the file is of another model.
+        RunError: A process that was to compute beside this one has ended.
+    """
+    # As the ranks do whose times are foretold.
+    keep_freed_memory()
+    samples = sample_counts(orders)
+    device, kind = _device(orders)
+    code = ModelCode(orders.code, arguments_of(orders))
+    training = Training(max(samples), optimizer=Optimizer(orders.optimizer), precision=orders.precision)
+    threads = orders.threads or threads_of_a_rank(orders.ranks)
+    torch.set_num_threads(threads)
+    loaded = load_with_sizes(code, training.seed)
+    refuse_another_model(output, orders.code.stem, code, len(loaded.sizes))
+    if orders.device == META:
+        return _count(loaded, code, training, output, as_json)
+    with _others(orders, code, samples, threads), progress(profiling_steps(samples), tell) as begin:
+        costs = profile_model(loaded, samples, training, orders.repeats, device, begin)
+    layers = [_layer(each, kind, orders.split) for each in costs.layers]
+    add_to_model_file(output, ModelLayers(orders.code.stem, layers, code))
+    if as_json:
+        return json.dumps({"kind": kind, "file": str(output), "confidence": CONFIDENCE, **_document(costs)}, indent=2)
+    return "\n".join([*_table(costs, max(samples)), f"written to {output}: name it as 'model:' of a scenario"])
+
+
+def _count(loaded: LoadedModel, code: ModelCode, training: Training, output: Path, as_json: bool) -> str:
+    """Write what a roofline needs, instead of times."""
+    layers = count_work(loaded, code, training)
+    add_to_model_file(output, ModelLayers(code.path.stem, layers, code))
+    if as_json:
+        return json.dumps({"file": str(output), "layers": list(map(asdict, layers))}, indent=2)
+    return "\n".join([*work_table(layers), f"written to {output}: name it as 'model:' of a scenario"])
+
+
+@contextmanager
+def _others(orders: ProfileConfig, code: ModelCode, samples: Sequence[int], threads: int) -> Iterator[None]:
+    """The other ranks of this machine."""
+    beside = LoadConfig(
+        str(code.path.resolve()), dict(code.arguments), samples, orders.optimizer, orders.precision, threads
+    )
+    with background_load(orders.ranks - 1, beside):
+        yield
+
+
+def _device(orders: ProfileConfig) -> tuple[torch.device, str]:
+    if orders.device in (CPU.type, META):
+        return CPU, orders.kind or "cpu"
+    if not torch.cuda.is_available():
+        raise InputError("torch finds no GPU here", where="--device", valid="'cpu'")
+    return torch.device("cuda", 0), orders.kind or torch.cuda.get_device_name(0)
+
+
+def _layer(costs: LayerCosts, kind: str, split: bool) -> LayerProfile:
+    times = costs.times.values()
+    inputs_s = [each.backward_input_s.median for each in times]
+    weights_s = [each.backward_weight_s.median for each in times]
+    if not split:
+        # A whole backward takes less than its two parts.
+        scale = [
+            each.backward_s.median / whole if (whole := one + other) else 1.0
+            for each, one, other in zip(times, inputs_s, weights_s, strict=True)
+        ]
+        inputs_s = [factor * each for factor, each in zip(scale, inputs_s, strict=True)]
+        weights_s = [factor * each for factor, each in zip(scale, weights_s, strict=True)]
+    table = TimeTable(
+        tuple(costs.times),
+        tuple(_rounded(each.forward_s.median) for each in times),
+        tuple(map(_rounded, inputs_s)),
+        tuple(map(_rounded, weights_s)),
+    )
+    update_s = _rounded(next(iter(times)).update_s.median)
+    sizes = (costs.parameter_bytes, costs.output_bytes, costs.activation_bytes)
+    return LayerProfile(costs.name, *sizes, {kind: table}, {kind: update_s})
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.{_DIGITS}g}")
+
+
+def _document(costs: ModelCosts) -> dict[str, object]:
+    return {
+        **asdict(costs),
+        "launch_overhead_s": costs.launch_overhead_s,
+        "workspace_share": costs.workspace_share,
+    }
+
+
+def _table(costs: ModelCosts, samples: int) -> list[str]:
+    names = ("forward", "backward", "backward_input", "backward_weight")
+    width = max(len(each.name) for each in costs.layers)
+    lines = [
+        f"{samples} samples, milliseconds; least and most of six rounds, which hold the median with {CONFIDENCE:.0%}",
+        f"{'layer':{width}}  {'parameters':>12} {'kept a sample':>13} {'peak':>10}  "
+        + "  ".join(f"{each:^24}" for each in names),
+    ]
+    for each in costs.layers:
+        cells = [_cell(getattr(each.times[samples], f"{name}_s")) for name in names]
+        sizes = f"{each.parameter_bytes / 1e3:9.1f} kB {each.activation_bytes / 1e3:10.1f} kB"
+        peak = f"{size_text(each.peak_bytes):>10}"
+        lines.append(f"{each.name:{width}}  {sizes} {peak}  " + "  ".join(f"{cell:24}" for cell in cells))
+    launch = f"{1e6 * costs.launch_overhead_s:.1f} us"
+    memory = f"memory: {{workspace_share: {costs.workspace_share:.2g}}}"
+    return [
+        *lines,
+        f"peak of a pass through all layers: {size_text(costs.peak_bytes)}, beside parameters and their gradients",
+        f"launch overhead: {launch} for every forward and backward, beside the layers' times; a scenario has both as "
+        f"'effects: {{compute: {{launch_overhead: {launch}}}, {memory}}}'",
+    ]
+
+
+def _cell(time: Interval) -> str:
+    return f"{1000 * time.median:8.3f} ({1000 * time.least:.3f}-{1000 * time.most:.3f})"

@@ -1,0 +1,161 @@
+"""The engine of one machine: a pool of processes, which end with the command however that ends."""
+
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.forkserver import ensure_running, set_forkserver_preload
+from typing import Any
+
+from experiments.runs.console import (
+    STOP_SIGNALS,
+)
+from experiments.sweep.points import Point
+from experiments.sweep.worker import (
+    PointTask,
+    Portion,
+    Portioner,
+    Tally,
+    carry_out_points,
+    one_thread_each,
+)
+from traces.common.errors import RunError
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Have processes and threads that are started in here never get SIGINT: the command ends them."""
+    # It would let the signal through again when it is started.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Do what is done in here to its end, and let signals that have come in the meantime act then."""
+    held: list[tuple[Any, ...]] = []
+    handlers: dict[int, Callable[..., Any]] = {}
+    for number in STOP_SIGNALS:
+        handler = signal.getsignal(number)
+        if callable(handler):
+            handlers[number] = handler
+            signal.signal(number, lambda *arguments: held.append(arguments))
+    try:
+        yield
+    finally:
+        for kept, handler in handlers.items():
+            signal.signal(kept, handler)
+    for arguments in held:
+        handlers[arguments[0]](*arguments)
+
+
+# Of the 107 bytes that a socket's name may have, what Python adds to the folder of temporary files.
+_LONGEST_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
+
+# Portions that lie ready for each worker, so that none waits for the command to notice that it is done.
+_AHEAD = 2
+
+
+class LocalProcesses:
+    """Carries out points in processes on this machine.
+
+    Args:
+        workers: How many processes.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    def carry_out(self, task: PointTask, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
+        """Carry out all points; see `Engine.carry_out`.
+
+        Raises:
+            RunError: No process can be started.
+        """
+        if alone:
+            for point in points:
+                yield from self._in_pools(task, [point], 1)
+        else:
+            yield from self._in_pools(task, points, min(self._workers, len(points)))
+
+    def _in_pools(self, task: PointTask, points: Sequence[Point], workers: int) -> Iterator[Portion]:
+        """A process that dies takes the others of its pool along; the next pool goes on."""
+        portioner = Portioner(points, workers)
+        portions = iter(portioner)
+        while portioner.has_more:
+            # By the number of their first point.
+            given: dict[int, Sequence[Point]] = {}
+            futures: dict[Future[Tally], int] = {}
+            with _pool(workers) as pool:
+                try:
+                    while given or portioner.has_more:
+                        while len(given) < _AHEAD * workers and (portion := next(portions, None)) is not None:
+                            given[portion[0].number] = portion
+                            # A process is started now and then, which makes a fuss when that is broken off.
+                            with interrupts_held_back():
+                                futures[pool.submit(carry_out_points, task, portion)] = portion[0].number
+                        for future in wait(futures, return_when=FIRST_COMPLETED).done:
+                            tally = future.result()
+                            portioner.learn(tally)
+                            yield Portion(given.pop(futures.pop(future)), tally)
+                except BrokenProcessPool:
+                    pass
+            for portion in given.values():
+                yield Portion(portion, None)
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end at once when this block does, or when this process does."""
+    with ExitStack() as stack:
+        stack.enter_context(one_thread_each())
+        context = get_context("forkserver")
+        # Loaded once for all workers.
+        set_forkserver_preload(["experiments.cli.app", "experiments.sweep.worker"])
+        with without_interrupts(), _room_for_sockets():
+            ensure_running()
+        theirs, ours = context.Pipe(duplex=False)
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_live_with, initargs=(theirs,))
+        stack.callback(pool.shutdown)
+        stack.callback(theirs.close)
+        # Called first: workers in the middle of something end too.
+        stack.callback(ours.close)
+        try:
+            with interrupts_held_back():
+                first = pool.submit(os.getpid)
+            first.result()
+        except BrokenProcessPool:
+            raise RunError("worker processes end as soon as they start; is there enough memory?") from None
+        yield pool
+
+
+@contextmanager
+def _room_for_sockets() -> Iterator[None]:
+    """Have the socket of the server that forks processes in ``/tmp`` where ``TMPDIR`` is too long for its name."""
+    before = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:
+        tempfile.tempdir = "/tmp"
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def _live_with(command: Connection) -> None:
+    """Have this process end as soon as nobody holds the other end of the pipe."""
+    threading.Thread(target=_end_with, args=(command,), daemon=True).start()
+
+
+def _end_with(command: Connection) -> None:
+    command.poll(None)
+    os._exit(1)

@@ -1,0 +1,155 @@
+"""The engine of a Slurm cluster: job arrays through submitit. The nodes share the sweep's folder and its files."""
+
+import importlib.util
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from experiments.sweep.engines.local import (
+    interrupts_held_back,
+)
+from experiments.sweep.points import Point
+from experiments.sweep.worker import (
+    PointTask,
+    Portion,
+    carry_out_points,
+    one_thread_each,
+)
+from traces.common.atomic import write_text_atomically
+from traces.common.errors import InputError
+
+_FILE = "under-way"
+
+
+def cancel_left(folder: Path) -> None:
+    """End the array that a command has left in its folder: its points would be carried out twice."""
+    path = folder / _FILE
+    if path.is_file():
+        # Slurm may have forgotten one that has ended since.
+        subprocess.run(["scancel", "--quiet", *path.read_text().split()], capture_output=True, check=False)
+        path.unlink()
+
+
+@contextmanager
+def noted(folder: Path, job_ids: list[str]) -> Iterator[None]:
+    """Around the time in which jobs are under way: the folder says so.
+
+    Args:
+        folder: Of submitit.
+        job_ids: As submitit names them: that of the array, and a number.
+    """
+    arrays = dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
+    write_text_atomically(folder / _FILE, "".join(f"{array}\n" for array in arrays))
+    try:
+        yield
+    finally:
+        (folder / _FILE).unlink(missing_ok=True)
+
+
+# Portions for each job that runs at a time, so that no long one is left at the end.
+_PORTIONS_PER_JOB = 4
+
+# Slurm takes arrays of up to 1001 jobs unless it has been told otherwise (MaxArraySize).
+_LARGEST_ARRAY = 1000
+
+# Between two looks at which jobs are done, seconds: they are looks at files.
+_LOOK_EVERY_S = 1.0
+
+
+class SlurmJobs:
+    """Carries out points in jobs of Slurm.
+
+    Args:
+        jobs: How many run at a time.
+        folder: Where submitit keeps what goes into the jobs and comes out of them; all nodes see it.
+        settings: Of the jobs, by submitit's names without ``slurm_``.
+        cluster: Submitit's name of what runs them: ``local`` is this machine.
+
+    Raises:
+        InputError: There is no submitit or no Slurm here, or a setting is unknown.
+    """
+
+    def __init__(self, jobs: int, folder: Path, settings: Mapping[str, Any], cluster: str = "slurm") -> None:
+        if importlib.util.find_spec("submitit") is None:
+            raise InputError(
+                "submitit is not installed", where="--engine slurm", valid="pip install 'ropebridge[slurm]'"
+            )
+        if cluster == "slurm" and shutil.which("sbatch") is None:
+            raise InputError(
+                "this machine has no 'sbatch'", where="--engine slurm", valid="call it on a login node of the cluster"
+            )
+        _warn_on_stderr()
+        self._jobs = jobs
+        self._folder = folder
+        self._settings = settings
+        self._cluster = cluster
+        # Submitit makes its folder at once; the sweep's is not to be touched before everything is known to be right.
+        with TemporaryDirectory(prefix="ropebridge-sweep-") as scratch:
+            self._executor(Path(scratch))
+
+    def carry_out(self, task: PointTask, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
+        """Carry out all points; see `Engine.carry_out`."""
+        if self._is_slurm:
+            cancel_left(self._folder / "slurm")
+        count = len(points) if alone else min(len(points), _PORTIONS_PER_JOB * self._jobs)
+        portions = [points[len(points) * k // count : len(points) * (k + 1) // count] for k in range(count)]
+        for first in range(0, count, _LARGEST_ARRAY):
+            yield from self._array(task, portions[first : first + _LARGEST_ARRAY])
+
+    def _array(self, task: PointTask, portions: Sequence[Sequence[Point]]) -> Iterator[Portion]:
+        from submitit.core.utils import FailedJobError, UncompletedJobError
+        from submitit.helpers import as_completed
+
+        folder = self._folder.resolve() / "slurm"
+        executor = self._executor(folder)
+        with ExitStack() as stack:
+            # Jobs that nobody knows of would not be cancelled: a signal that comes meanwhile acts at the end of this.
+            with one_thread_each(), interrupts_held_back():
+                jobs = executor.map_array(carry_out_points, [task] * len(portions), portions)
+                if self._is_slurm:
+                    stack.enter_context(noted(folder, [job.job_id for job in jobs]))
+                stack.callback(_cancel, jobs)
+            portion_of = dict(zip((job.job_id for job in jobs), portions, strict=True))
+            for job in as_completed(jobs, poll_frequency=_LOOK_EVERY_S):
+                try:
+                    tally = job.result()
+                except (FailedJobError, UncompletedJobError):
+                    tally = None
+                yield Portion(portion_of[job.job_id], tally)
+
+    @property
+    def _is_slurm(self) -> bool:
+        return self._cluster == "slurm"
+
+    def _executor(self, folder: Path) -> Any:
+        import submitit
+
+        executor = submitit.AutoExecutor(folder=folder / "%j", cluster=self._cluster)
+        own = {"name": "ropebridge-sweep", "cpus_per_task": 1, "slurm_array_parallelism": self._jobs}
+        settings = {f"slurm_{name}": value for name, value in self._settings.items()}
+        try:
+            executor.update_parameters(**{**own, **settings})
+        except (NameError, TypeError, ValueError) as error:
+            raise InputError(f"submitit refuses: {error}", where="slurm", valid="give settings that it knows") from None
+        return executor
+
+
+def _warn_on_stderr() -> None:
+    """Keep submitit's warnings, which it tells twice, out of what the command prints."""
+    from submitit.core.logger import get_logger
+
+    for handler in list(get_logger().handlers):
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
+            get_logger().removeHandler(handler)
+
+
+def _cancel(jobs: Sequence[Any]) -> None:
+    for job in jobs:
+        if not job.done():
+            job.cancel(check=False)

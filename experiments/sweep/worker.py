@@ -1,0 +1,257 @@
+"""Carries out points: from their values to a scenario, a plan, a simulated run and its metrics."""
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from experiments.runs.carry_out import bounded
+from experiments.runs.scenario import Ordering, choose_plan
+from experiments.sweep.definition import (
+    PLAN,
+    SETTINGS,
+    run_length,
+    scenario_path,
+    setting_text,
+    users_file,
+)
+from experiments.sweep.outcomes import FAILED, OK, Outcome, OutcomeLog
+from experiments.sweep.overrides import (
+    AlteredDocument,
+    Keys,
+    altered_plan,
+    parse_path,
+)
+from experiments.sweep.parameters import canonical
+from experiments.sweep.points import Point
+from experiments.sweep.table import (
+    Value,
+    point_metrics,
+)
+from planner.files.documents import Document
+from planner.files.scenario import (
+    scenario_in,
+)
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from planner.systems.policies import make_policy
+from sim.simulator import Simulator
+from traces.common.errors import RopebridgeError
+
+_VARIABLES: Mapping[str, str] = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+)
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Have the processes that are started in here compute with one thread."""
+    before = {name: os.environ.get(name) for name in _VARIABLES}
+    os.environ.update(_VARIABLES)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@dataclass(frozen=True, slots=True)
+class PointTask:
+    """What a worker has to know besides the points.
+
+    Attributes:
+        folder: What paths in the sweep file are relative to.
+        common: The settings that all points have in common.
+        log: Where outcomes are written to.
+    """
+
+    folder: Path
+    common: Mapping[str, Any]
+    log: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many points were done, how many of these failed, and what they took, seconds."""
+
+    done: int
+    failed: int
+    wall_s: float
+
+
+def carry_out_points(task: PointTask, points: Sequence[Point]) -> Tally:
+    """Carry out points one after the other, and log what comes out of each."""
+    log, failed, start_s = _log_of_this_process(task.log), 0, time.perf_counter()
+    for point in points:
+        outcome = carry_out(task, point)
+        failed += outcome.status == FAILED
+        log.write(outcome)
+    log.keep()
+    return Tally(len(points), failed, time.perf_counter() - start_s)
+
+
+def carry_out(task: PointTask, point: Point) -> Outcome:
+    """Return what comes out of a point; what goes wrong is part of it."""
+    start_s, error, metrics = time.perf_counter(), "", dict[str, Value]()
+    try:
+        metrics = _simulate(task, point.values)
+    except RopebridgeError as wrong:
+        error = str(wrong)
+    except Exception:
+        # A defect of ours that one combination shows: all others are still worth having.
+        error = f"this is a defect of ropebridge: {traceback.format_exc()}"
+    wall_s = time.perf_counter() - start_s
+    return Outcome(point.key, FAILED if error else OK, error, metrics, wall_s, time.time())
+
+
+def scenario_of(task: PointTask, values: Mapping[str, Any]) -> Scenario:
+    """Return the scenario of a point.
+
+    Raises:
+        InputError: Its values do not make one.
+    """
+    named = {**task.common, **values}["scenario"]
+    changes = {name: value for name, value in values.items() if _leads_into_scenario(name)}
+    return _scenario(_scenario_path(named, task.folder), canonical(changes))
+
+
+def _simulate(task: PointTask, values: Mapping[str, Any]) -> dict[str, Value]:
+    settings = {**task.common, **{name: value for name, value in values.items() if name in SETTINGS}}
+    scenario = scenario_of(task, values)
+    plan = _plan(scenario, _plan_settings(settings, task.folder), canonical(_plan_changes(values)))
+    policy = make_policy(_name_or_file(settings, "policy", task.folder) or "none", scenario)
+    steps, duration_s = bounded(*run_length(settings))
+    return point_metrics(Simulator(duration_s).run(scenario, plan, policy, steps))
+
+
+def _leads_into_scenario(name: str) -> bool:
+    return name not in SETTINGS and _keys(name)[0] != PLAN
+
+
+def _plan_changes(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in SETTINGS and _keys(name)[0] == PLAN}
+
+
+def _plan_settings(settings: Mapping[str, Any], folder: Path) -> tuple[Path | None, str | None, str | None]:
+    path = setting_text(settings, PLAN)
+    strategy = _name_or_file(settings, "strategy", folder)
+    return None if path is None else folder / path, strategy, setting_text(settings, "schedule")
+
+
+def _name_or_file(settings: Mapping[str, Any], name: str, folder: Path) -> str | None:
+    text = setting_text(settings, name)
+    code = users_file(name, text, folder)
+    return text if code is None else str(code)
+
+
+@cache
+def _log_of_this_process(folder: Path) -> OutcomeLog:
+    return OutcomeLog(folder)
+
+
+@cache
+def _keys(name: str) -> Keys:
+    return parse_path(name, "")
+
+
+@cache
+def _scenario_path(name: object, folder: Path) -> Path:
+    return scenario_path(name, folder)
+
+
+@lru_cache(maxsize=256)
+def _document(path: Path) -> Document:
+    """Read once: the points of a sweep differ in little."""
+    return Document(path)
+
+
+# Neighbours in a sweep often have scenario and plan in common.
+@lru_cache(maxsize=32)
+def _scenario(path: Path, changes: str) -> Scenario:
+    by_keys = {_keys(name): value for name, value in json.loads(changes).items()}
+    return scenario_in(AlteredDocument(_document(path), by_keys, _document))
+
+
+@lru_cache(maxsize=32)
+def _plan(scenario: Scenario, settings: tuple[Path | None, str | None, str | None], changes: str) -> Plan:
+    path, strategy, schedule = settings
+    plan = choose_plan(scenario, path, strategy, Ordering(schedule))
+    by_keys = {_keys(name)[1:]: value for name, value in json.loads(changes).items()}
+    return altered_plan(plan, by_keys, scenario) if by_keys else plan
+
+
+# A worker is asked for so much at a time: enough that asking costs little, not so much that others wait at the end.
+PORTION_S = 0.5
+MOST_IN_PORTION = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Points that one worker was given together.
+
+    Attributes:
+        points: In the order in which they are carried out.
+        tally: None where the worker died: what it had done is in its log.
+    """
+
+    points: Sequence[Point]
+    tally: Tally | None
+
+
+class Engine(Protocol):
+    """Carries out points in processes of its own, which write what comes out into logs of their own."""
+
+    def carry_out(self, task: PointTask, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
+        """Carry out all points; yield each portion when it has come to its end.
+
+        Closing the iterator ends everything that is under way.
+
+        Args:
+            task: What workers have to know besides.
+            points: In the order in which they are begun.
+            alone: Each has a process that does nothing else: when it dies, this point was the reason.
+
+        Raises:
+            RunError: There are no workers.
+        """
+
+
+class Portioner:
+    """Cuts points into portions that take `PORTION_S`, as far as those before say how long that is.
+
+    Args:
+        points: All of them.
+        workers: That share them; the last portions are small, so that all end together.
+    """
+
+    def __init__(self, points: Sequence[Point], workers: int) -> None:
+        self._points = points
+        self._workers = workers
+        self._next = 0
+        self._point_s = PORTION_S
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are points that are in no portion yet."""
+        return self._next < len(self._points)
+
+    def learn(self, tally: Tally) -> None:
+        """Take account of what a portion took."""
+        self._point_s = tally.wall_s / tally.done
+
+    def __iter__(self) -> Iterator[Sequence[Point]]:
+        while self.has_more:
+            left = len(self._points) - self._next
+            share = -(-left // (4 * self._workers))
+            count = max(1, min(int(PORTION_S / max(self._point_s, 1e-6)), share, MOST_IN_PORTION))
+            self._next += count
+            yield self._points[self._next - count : self._next]

@@ -1,0 +1,143 @@
+"""``ropebridge reproduce``: a published system's claims against what we measure."""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+
+from experiments.benches.execution.executor import measure_executor
+from experiments.benches.execution.recovery import measure_recovery
+from experiments.benches.planning.adaptation import measure_adaptation
+from experiments.benches.planning.planner import measure_planner
+from experiments.benches.planning.schedules import measure_schedules
+from experiments.benches.report import measure_report
+from experiments.benches.result import BenchResult, plain_number
+from experiments.benches.sailor.accuracy import measure_accuracy
+from experiments.benches.sailor.measured_files import find_measured_files
+from experiments.benches.simulation.fidelity import measure_fidelity
+from experiments.benches.simulation.profile import measure_profile
+from experiments.benches.simulation.simulator import measure_simulator
+from experiments.benches.sweep import measure_sweep
+from experiments.reproductions.asteroid.reproduction import reproduce_asteroid
+from experiments.reproductions.cannikin.reproduction import reproduce_cannikin
+from experiments.reproductions.claims import Reproduction
+from experiments.reproductions.cloudless.reproduction import reproduce_cloudless
+from experiments.reproductions.deepcee.reproduction import reproduce_deepcee
+from experiments.runs.folder import new_folder
+from experiments.runs.machine import describe_machine
+from traces.common.atomic import write_text_atomically
+from traces.common.errors import InputError
+from traces.common.names import find_by_name
+
+Bench = Callable[[bool, Callable[[str], None]], BenchResult]
+
+BENCHES: Mapping[str, Bench] = {
+    "accuracy": measure_accuracy,
+    "adaptation": measure_adaptation,
+    "executor": measure_executor,
+    "fidelity": measure_fidelity,
+    "planner": measure_planner,
+    "profile": measure_profile,
+    "recovery": measure_recovery,
+    "report": measure_report,
+    "schedules": measure_schedules,
+    "simulator": measure_simulator,
+    "sweep": measure_sweep,
+}
+
+
+def bench(
+    name: str,
+    quick: bool,
+    as_json: bool,
+    tell: Callable[[str], None],
+    files: tuple[Path | None, Path | None, Path | None, Path | None, str] | None = None,
+) -> tuple[str, bool]:
+    """Run a bench; return what to print and whether every check holds.
+
+    Args:
+        name: One of `BENCHES`.
+        quick: Fewer cases and steps.
+        as_json: Whether to print JSON.
+        tell: Takes a line about the progress.
+        files: For ``accuracy``: runs, times, sizes, network and the model's name, as `find_measured_files` takes them.
+
+    Raises:
+        InputError: There is no such bench, or it takes no files.
+    """
+    chosen = find_by_name(name, BENCHES, "bench")
+    if files is None:
+        result = chosen(quick, tell)
+    elif name == "accuracy":
+        result = measure_accuracy(quick, tell, find_measured_files(*files))
+    else:
+        raise InputError(f"bench '{name}' takes no files", valid="--runs and what goes with it belong to 'accuracy'")
+    holds = all(check.holds for check in result.checks)
+    machine = describe_machine()
+    if not as_json:
+        described = ", ".join(f"{name} {value}" for name, value in machine.items())
+        return f"{result.text()}\n{described}", holds
+    return json.dumps({**result.document(), "machine": machine}, default=plain_number), holds
+
+
+Reproduce = Callable[[bool, Callable[[str], None]], Reproduction]
+
+REPRODUCTIONS: Mapping[str, Reproduce] = {
+    "asteroid": reproduce_asteroid,
+    "cannikin": reproduce_cannikin,
+    "cloudless": reproduce_cloudless,
+    "deepcee": reproduce_deepcee,
+}
+
+
+def reproduce(
+    name: str, quick: bool, as_json: bool, output: Path | None, tell: Callable[[str], None]
+) -> tuple[str, bool]:
+    """Reproduce a system's claims; return what to print and whether every check holds.
+
+    Args:
+        name: One of `REPRODUCTIONS`.
+        quick: Fewer settings and steps.
+        as_json: Whether to print JSON.
+        output: Folder for ``result.json`` and ``figure.png``, or None.
+        tell: Takes a line about the progress.
+
+    Raises:
+        InputError: There is no such system, or the folder cannot be written to.
+    """
+    chosen = find_by_name(name, REPRODUCTIONS, "system")
+    with new_folder(output) if output is not None else nullcontext() as folder:
+        result = chosen(quick, tell)
+        document = json.dumps({**result.document(), "machine": describe_machine()}, default=plain_number)
+        if folder is not None:
+            write_text_atomically(folder / "result.json", document)
+            result.draw(folder / "figure.png")
+    return document if as_json else result.text(), all(check.holds for check in result.checks)
+
+
+def execute_reproduction(
+    name: str, as_json: bool, output: Path | None, tell: Callable[[str], None]
+) -> tuple[str, bool]:
+    """Run a system and its rivals for real, beside the simulator; return what to print and whether they agree.
+
+    Args:
+        name: One of `REPRODUCTIONS`.
+        as_json: Whether to print JSON.
+        output: Folder for ``executed.json``, or None.
+        tell: Takes a line about the progress.
+
+    Raises:
+        InputError: There is no such system, or the folder cannot be written to.
+    """
+    # Loads torch, which simulations do without.
+    from experiments.reproductions.executed.comparisons import CONTESTS
+    from experiments.reproductions.executed.execution import execute, executed_check
+
+    contests = find_by_name(name, CONTESTS, "system")
+    with new_folder(output) if output is not None else nullcontext() as folder:
+        rows = [row for contest in contests() for row in execute(contest, tell)]
+        result = BenchResult(rows, [executed_check(rows)])
+        document = json.dumps({**result.document(), "machine": describe_machine()}, default=plain_number)
+        if folder is not None:
+            write_text_atomically(folder / "executed.json", document)
+    return document if as_json else result.text(), all(check.holds for check in result.checks)

@@ -1,0 +1,230 @@
+"""``ropebridge host``: one host's part in a job that was deployed."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from executor.backend import TorchBackend
+from executor.control.member import run_member
+from executor.core.hosts import Hosts
+from executor.core.job import (
+    RunConfig,
+    rank_devices,
+)
+from executor.deploy.bundle import Bundle, HostedRun, read_bundle
+from executor.deploy.deployment import Deployment, read_deployment
+from executor.deploy.hosts_file import HostsFile, hosts_of, read_hosts_file
+from executor.deploy.target import Target, exports
+from executor.deploy.targets import TARGETS
+from executor.recovery.checkpoints import (
+    CheckpointConfig,
+)
+from executor.validate import (
+    check_spread,
+    check_supported,
+)
+from experiments.runs.carry_out import carry_out, present
+from experiments.runs.folder import new_folder
+from experiments.runs.live import telling
+from experiments.runs.scenario import Ordering
+from experiments.verbs.resume import (
+    checkpoint_orders,
+    resumed_plan,
+)
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from planner.systems.policies import make_policy
+from traces.common.errors import InputError
+from traces.common.names import find_by_name
+
+Part = TypeVar("Part")
+
+# As Slurm, Kubernetes and clouds want names.
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class DeployConfig:
+    """What to deploy, and how.
+
+    Attributes:
+        target: Name of it.
+        hosts: The file that describes the hosts.
+        run: How the job runs.
+    """
+
+    target: str
+    hosts: Path
+    run: HostedRun
+
+
+def deploy(scenario: Scenario, plan: Plan, orders: DeployConfig, output: Path, submits: bool) -> str:
+    """Write what the target needs into a new folder, and carry it out if asked to; return what to print.
+
+    Args:
+        scenario: What is trained, and where.
+        plan: Checked; of the first step.
+        orders: The rest.
+        output: The folder, which is named as the job is.
+        submits: Whether to carry it out.
+
+    Raises:
+        InputError: The job cannot run on these hosts, or the target lacks something.
+        RunError: What carries it out failed; the folder stays, to see why.
+    """
+    target = find_by_name(orders.target, TARGETS, "target", where="--target")
+    name = output.resolve().name
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"'{name}' is no name for a job",
+            where="--output",
+            valid="name the folder in small letters, digits and dashes, 40 at most",
+        )
+    if submits and target.submit is None:
+        raise InputError(
+            f"the target '{target.name}' has nobody to submit to", where="--submit", valid="leave it away, or 'ssh'"
+        )
+    described = read_hosts_file(orders.hosts)
+    bundle, deployment = _described(scenario, plan, orders, described, name)
+    files = target.files(deployment)
+    with new_folder(output) as folder:
+        bundle.write(folder / "job")
+        (folder / "job" / "environment.sh").write_text(exports(deployment.environment))
+        deployment.write(folder)
+        for file, text in files.items():
+            (folder / file).write_text(text)
+    lines = [f"# {output / file}\n{text}" for file, text in files.items()]
+    if not submits:
+        advice = "next: carry this out"
+        if target.submit is not None:
+            advice += ", or give '--submit' and another folder, after which 'ropebridge status' knows the job"
+        return "\n".join([*lines, advice])
+    assert target.submit is not None
+    return "\n".join([target.submit(deployment, output), f"next: ropebridge status {output}"])
+
+
+def _described(
+    scenario: Scenario, plan: Plan, orders: DeployConfig, described: HostsFile, name: str
+) -> tuple[Bundle, Deployment]:
+    run = orders.run
+    policy = make_policy(run.policy, scenario)
+    recovers = run.backup_every > 0
+    check_spread(scenario, "none")
+    check_supported(plan, scenario, run.compute, "none", recovers=recovers, checkpoints=bool(run.checkpoint))
+    if run.compute == "real" and scenario.code is None:
+        raise InputError(
+            "the scenario names no code of its model", where="model.code", valid="add it, or choose '--compute paced'"
+        )
+    known = RunConfig(run.compute, run.steps, "none", policy is not None, backup_every=run.backup_every, spread=True)
+    hosts = hosts_of(described, scenario.cluster, rank_devices(scenario, plan, known), str(orders.hosts))
+    if not hosts.address and orders.target in ("ssh", "torchrun"):
+        raise InputError(
+            f"the head '{hosts.head}' has no address",
+            where=f"{orders.hosts}: hosts.{hosts.head}.address",
+            valid="give the one at which the others reach it",
+        )
+    deployment = Deployment(
+        name,
+        orders.target,
+        hosts,
+        {part.name: described.hosts[part.name] for part in hosts.parts},
+        dict(described.environment),
+        described.secrets,
+        described.ssh_options,
+        described.setup,
+    )
+    return Bundle(scenario, plan, run, hosts), deployment
+
+
+def status(folder: Path) -> str:
+    """Return how each host's part stands."""
+    deployment, target = _submitted(folder)
+    found = _able(target.status, target)(deployment, folder)
+    width = max(map(len, found))
+    return "\n".join(f"{host:{width}}  {state}" for host, state in found.items())
+
+
+def logs(folder: Path, host: str | None, lines: int, follows: bool) -> int:
+    """Show what a host has printed, the head if none is named; return the exit status of what shows it."""
+    deployment, target = _submitted(folder)
+    chosen = host or deployment.hosts.head
+    find_by_name(chosen, deployment.entries, "host", where="--host")
+    command = _able(target.logs, target)(deployment, folder, chosen, lines, follows)
+    if shutil.which(command[0]) is None:
+        raise InputError(f"there is no program '{command[0]}' on this machine", valid="install it")
+    return subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
+
+
+def stop(folder: Path) -> str:
+    """End the job on all hosts; return what was done."""
+    deployment, target = _submitted(folder)
+    return _able(target.stop, target)(deployment, folder)
+
+
+def _submitted(folder: Path) -> tuple[Deployment, Target]:
+    deployment = read_deployment(folder)
+    return deployment, TARGETS[deployment.target]
+
+
+def _able(part: Part | None, target: Target) -> Part:
+    if part is None:
+        raise InputError(
+            f"the target '{target.name}' leaves the processes to whoever starts them", valid="look at the hosts"
+        )
+    return part
+
+
+def host(folder: Path, name: str, address: str | None, resume: bool, tell: Callable[[str], None]) -> str:
+    """Run a host's part to its end; return what to print.
+
+    Args:
+        folder: Of the job, on this host.
+        name: The host's.
+        address: Of the head, where that was not known before.
+        resume: Whether to go on from the newest checkpoint; the head's to know.
+        tell: Called with lines about the progress.
+
+    Raises:
+        InputError: The folder is not that of a job, or has no such host.
+        RunError: The run failed.
+    """
+    bundle = read_bundle(folder)
+    parts = {part.name: part for part in bundle.hosts.parts}
+    find_by_name(name, parts, "host", where=str(folder / "hosts.json"))
+    hosts = replace(bundle.hosts, address=address or bundle.hosts.address)
+    if not hosts.address:
+        raise InputError("where the head is, is not known", where="--head", valid="give its address")
+    if name == hosts.head:
+        return _lead(bundle, hosts, folder / "run", resume, tell)
+    tell(f"host {name}: ranks {', '.join(map(str, parts[name].ranks))}, head at {hosts.address}:{hosts.port}")
+    run_member(hosts, name, bundle.code)
+    return f"host {name} has done its part"
+
+
+def _lead(bundle: Bundle, hosts: Hosts, output: Path, resume: bool, tell: Callable[[str], None]) -> str:
+    run, scenario, plan = bundle.run, bundle.scenario, bundle.plan
+    folder = Path(run.checkpoint) if run.checkpoint else None
+    if resume and folder is None:
+        raise InputError("this job writes no checkpoints", where="--resume", valid="deploy it with '--checkpoint'")
+    checkpoints: CheckpointConfig | None
+    checkpoints, had = checkpoint_orders(folder, run.checkpoint_every or None, resume, scenario, run.steps, tell)
+    if had is not None:
+        plan = resumed_plan(had, scenario, Ordering())
+
+    def backend(place: Path | None) -> TorchBackend:
+        return TorchBackend(
+            run.compute,
+            parameters=place / "parameters.safetensors" if place is not None else None,
+            resources=place,
+            backup_every=run.backup_every,
+            checkpoints=checkpoints,
+            hosts=lambda _: hosts,
+            watch=telling(tell),
+            tell=tell,
+        )
+
+    return present(carry_out(scenario, plan, run.policy, run.steps, output, backend), as_json=False)

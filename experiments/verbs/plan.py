@@ -1,0 +1,165 @@
+"""``ropebridge plan``: make a plan and say what it promises."""
+
+import json
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+from experiments.runs.console import (
+    check_targets,
+)
+from experiments.runs.scenario import Ordering, choose_plan, choose_scenario, with_ordering
+from planner.check.check import check_plan
+from planner.explain.explanation import Explanation, explain
+from planner.files.plan import plan_json, write_plan
+from planner.plan.actions import to_torch_csv
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from planner.step.evaluate import step_time_s
+from planner.step.orders import (
+    plan_orders,
+)
+from planner.systems.auto.objective import OBJECTIVES, Objective
+from planner.systems.auto.robust import check_quantile
+from planner.systems.auto.strategy import (
+    plan_for,
+    robust_plan,
+)
+from traces.common.atomic import write_text_atomically
+from traces.common.errors import InputError
+from traces.common.names import unknown_name
+
+_STRATEGY = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanObjective:
+    """What was asked for; None where nothing was.
+
+    Attributes:
+        name: One of `planner.systems.auto.objective.OBJECTIVES`.
+        budget_per_hour: US dollars that the plan may cost.
+        rate_samples_per_s: Samples a second that it must reach.
+        robust: Share of the windows of the links' traces in which the plan may be slower than it is judged by.
+    """
+
+    name: str | None = None
+    budget_per_hour: float | None = None
+    rate_samples_per_s: float | None = None
+    robust: float | None = None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that were given."""
+        named = {
+            "--objective": self.name,
+            "--budget": self.budget_per_hour,
+            "--rate": self.rate_samples_per_s,
+            "--robust": self.robust,
+        }
+        return tuple(option for option, value in named.items() if value is not None)
+
+
+def choose_best_plan(scenario: Scenario, strategy: str | None, ordering: Ordering, objective: PlanObjective) -> Plan:
+    """Return the checked plan that a strategy makes, the best one for the objective if there is one.
+
+    Raises:
+        InputError: An objective is given for a strategy that cannot be told, or it is none, or no plan meets it.
+    """
+    if not objective.options:
+        return choose_plan(scenario, None, strategy, ordering)
+    if strategy != _STRATEGY:
+        given = f"strategy '{strategy}'" if strategy is not None else "no strategy"
+        raise InputError(
+            f"{objective.options[0]} is given with {given}",
+            valid=f"only '--strategy {_STRATEGY}' plans for an objective: name it, or leave the option out",
+        )
+    made = _best_plan(scenario, objective)
+    check_plan(made, scenario)
+    return with_ordering(made, scenario, ordering)
+
+
+def _best_plan(scenario: Scenario, asked: PlanObjective) -> Plan:
+    objective = _objective(asked)
+    if asked.robust is None:
+        return plan_for(scenario, objective)
+    try:
+        check_quantile(asked.robust)
+    except InputError as error:
+        raise error.within("--robust") from None
+    return robust_plan(scenario, objective, asked.robust)
+
+
+def _objective(asked: PlanObjective) -> Objective:
+    if asked.name is not None and asked.name not in OBJECTIVES:
+        raise unknown_name("objective", asked.name, OBJECTIVES, where="--objective")
+    for option, value in (("--budget", asked.budget_per_hour), ("--rate", asked.rate_samples_per_s)):
+        if value is not None and not 0 < value < inf:
+            raise InputError(f"{value:g}", where=option, valid="a finite number above zero")
+    return Objective(asked.name or "throughput", asked.budget_per_hour, asked.rate_samples_per_s)
+
+
+def plan(
+    scenario_name: str,
+    strategy: str | None,
+    ordering: Ordering,
+    output: Path | None,
+    torch_csv: Path | None,
+    as_json: bool,
+    objective: PlanObjective,
+    explains: bool,
+) -> str:
+    """Make a plan, write it if asked to, and return what to print: the plan, or a description of it.
+
+    Args:
+        scenario_name: A file or a ready scenario.
+        strategy: Name of a strategy, or None.
+        ordering: Another schedule than the strategy's, or None of it.
+        output: File for the plan, or None.
+        torch_csv: File for the schedule of its first pipeline as torch.distributed.pipelining reads it, or None.
+        as_json: Whether to return the plan itself; with its explanation, if that is asked for, as an object of both.
+        objective: What the plan is to be best in.
+        explains: Whether to say what binds the plan.
+
+    Raises:
+        InputError: Something is wrong; then neither file is written.
+    """
+    check_targets((output, torch_csv))
+    scenario = choose_scenario(scenario_name)
+    made = choose_best_plan(scenario, strategy, ordering, objective)
+    for_torch = _torch_csv(made, scenario) if torch_csv is not None else ""
+    explanation = explain(made, scenario, objective.robust) if explains else None
+    if output is not None:
+        write_plan(made, output)
+    if torch_csv is not None:
+        write_text_atomically(torch_csv, for_torch)
+    if as_json:
+        return plan_json(made) if explanation is None else _explained_json(made, explanation)
+    lines = [describe_plan(made, scenario), *([explanation.text()] if explanation is not None else [])]
+    return "\n".join(lines)
+
+
+def _explained_json(plan: Plan, explanation: Explanation) -> str:
+    return json.dumps({"plan": json.loads(plan_json(plan)), "explanation": explanation.document()}, indent=2)
+
+
+def _torch_csv(plan: Plan, scenario: Scenario) -> str:
+    orders = plan_orders(plan, scenario)[0]
+    return to_torch_csv([orders.actions(worker) for worker in range(orders.worker_count)])
+
+
+def describe_plan(plan: Plan, scenario: Scenario) -> str:
+    """Return a plan as a few lines for people."""
+    lines = [f"{plan.strategy} plan for {plan.scenario}: {plan.schedule}, {plan.global_batch} samples a step"]
+    for number, pipeline in enumerate(plan.pipelines):
+        sizes = sorted(set(pipeline.microbatches), reverse=True)
+        each = " or ".join(str(size) for size in sizes)
+        lines.append(f"pipeline {number}: {len(pipeline.microbatches)} microbatches of {each} samples")
+        for index, stage in enumerate(pipeline.stages):
+            devices = ", ".join(
+                f"{replica.device} ({scenario.cluster.by_name[replica.device].kind})" for replica in stage.replicas
+            )
+            layers = f"layers {stage.first_layer} to {stage.end_layer - 1}"
+            lines.append(f"  stage {index}: {layers}, {stage.in_flight} in flight, on {devices}")
+    lines.append(f"one step on steady links: {step_time_s(plan, scenario):.3f} s")
+    return "\n".join(lines)

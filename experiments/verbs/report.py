@@ -1,0 +1,156 @@
+"""``ropebridge report``: runs or a sweep as a page, as figures for a paper, or as a file for Perfetto."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.report.data.sweep_points import SweptPoints, is_sweep, read_swept_points
+from experiments.runs.folder import read_record, summarise
+from planner.runs.record import RunRecord
+from traces.common.atomic import check_place
+from traces.common.errors import InputError
+
+
+def compare(folders: Sequence[Path], as_json: bool) -> str:
+    """Return a table of the runs in ``folders``: a row per run."""
+    rows = compare_summaries([(str(folder), summarise(read_record(folder))) for folder in folders])
+    return json.dumps(rows) if as_json else _table(rows)
+
+
+def compare_summaries(summaries: Sequence[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return a row for each named summary; ratios are against the first."""
+    first = summaries[0][1]
+    return [
+        {
+            "run": name,
+            "backend": summary["backend"],
+            "emulator": summary["emulator"],
+            "strategy": summary["strategy"],
+            "decisions": summary["decisions"],
+            "step_s": summary["step_s"],
+            "step_ratio": summary["step_s"] / first["step_s"],
+            "samples_per_s": summary["samples_per_s"],
+            "throughput_ratio": summary["samples_per_s"] / first["samples_per_s"],
+            "bubble_ratio": summary["bubble_ratio"],
+            "wan_bytes": summary["wan_bytes"],
+        }
+        for name, summary in summaries
+    ]
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    width = max(len(row["run"]) for row in rows)
+    lines = [
+        f"{'run':<{width}}  {'backend':<9}  {'links':<6}  {'strategy':<10}  {'step s':>8}  {'ratio':>6}  "
+        f"{'samples/s':>9}  {'ratio':>6}  {'bubble':>7}  {'WAN MB':>8}  decisions"
+    ]
+    lines += [
+        f"{row['run']:<{width}}  {row['backend']:<9}  {row['emulator'] or '-':<6}  {row['strategy']:<10}  "
+        f"{row['step_s']:>8.4f}  {row['step_ratio']:>6.3f}  {row['samples_per_s']:>9.2f}  "
+        f"{row['throughput_ratio']:>6.3f}  "
+        f"{100 * row['bubble_ratio']:>5.1f} %  {row['wan_bytes'] / 1e6:>8.1f}  {row['decisions']}"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+Writer = Callable[[Sequence[RunRecord], Sequence[str], Path], None]
+
+
+def report(folders: Sequence[Path], outputs: Sequence[Path]) -> str:
+    """Write what is in ``folders`` into each of ``outputs``; return where these are, a line each.
+
+    Args:
+        folders: Run folders, where a folder of several runs stands for all of them; or the folder of one sweep.
+        outputs: Files, of the kind that their suffixes say; ``report.html`` in the first folder if there are none.
+
+    Raises:
+        InputError: A folder holds no run, an output is of no known kind, or it cannot be written.
+    """
+    targets = list(outputs) or [folders[0] / "report.html"]
+    for target in targets:
+        _check_kind(target)
+    if any(map(is_sweep, folders)):
+        _report_sweep(folders, targets)
+    else:
+        runs = [run for folder in folders for run in _runs(folder)]
+        records, names = [read_record(run) for run in runs], names_of(runs)
+        for target in targets:
+            check_place(target)
+        for target in targets:
+            _WRITERS[target.suffix](records, names, target)
+    return "\n".join(map(str, targets))
+
+
+def _report_sweep(folders: Sequence[Path], targets: Sequence[Path]) -> None:
+    if len(folders) > 1:
+        raise InputError("a sweep is reported by itself", where="DIR", valid="name one sweep, or run folders only")
+    for target in targets:
+        if target.suffix == ".json":
+            raise InputError("a sweep has no events", where="--output", valid=".html, .png or .svg")
+    points = read_swept_points(folders[0])
+    for target in targets:
+        check_place(target)
+    for target in targets:
+        _write_sweep(points, target)
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """Return a different name for each run: its folder's, with the folder around it where that is not unique."""
+    short = [folder.resolve().name for folder in folders]
+    long = ["/".join(folder.resolve().parts[-2:]) for folder in folders]
+    count, counted = Counter(short), Counter(long)
+    names = [own if count[own] == 1 else more for own, more in zip(short, long, strict=True)]
+    return [
+        name if counted[more] == 1 else f"{name} ({number})"
+        for number, (name, more) in enumerate(zip(names, long, strict=True), start=1)
+    ]
+
+
+def _write_sweep(points: SweptPoints, path: Path) -> None:
+    from experiments.report.figures.sweep_figure import draw_sweep
+    from experiments.report.html.sweep_page import write_sweep_page
+
+    if path.suffix == ".html":
+        write_sweep_page(points, path)
+    else:
+        draw_sweep(points, path)
+
+
+def _page(records: Sequence[RunRecord], names: Sequence[str], path: Path) -> None:
+    from experiments.report.html.run_page import write_run_page
+
+    write_run_page(records, names, path)
+
+
+def _figure(records: Sequence[RunRecord], names: Sequence[str], path: Path) -> None:
+    from experiments.report.figures.run_figure import draw_runs
+
+    draw_runs(records, path, names=names)
+
+
+def _perfetto(records: Sequence[RunRecord], names: Sequence[str], path: Path) -> None:
+    from experiments.report.perfetto import write_perfetto
+
+    write_perfetto(records, path)
+
+
+_WRITERS: Mapping[str, Writer] = {".html": _page, ".png": _figure, ".svg": _figure, ".json": _perfetto}
+
+
+def _check_kind(target: Path) -> None:
+    if target.suffix not in _WRITERS:
+        raise InputError(
+            f"'{target}' is of no kind that a report can be",
+            where="--output",
+            valid="let its name end in .html (the page), .png or .svg (a figure) or .json (for ui.perfetto.dev)",
+        )
+
+
+def _runs(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, else the runs in it."""
+    if (folder / "summary.json").is_file() or not folder.is_dir():
+        return [folder]
+    return sorted(summary.parent for summary in folder.glob("*/summary.json")) or [folder]

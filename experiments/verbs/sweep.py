@@ -1,0 +1,93 @@
+"""``ropebridge sweep``: a scenario, plan and policy simulated over and over with other values, into one table."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from experiments.runs.console import (
+    CommandInterruptedError,
+)
+from experiments.runs.machine import usable_cores
+from experiments.runs.progress import duration_text, watching
+from experiments.sweep.definition import Sweep
+from experiments.sweep.driver import Result, carry_out_sweep
+from experiments.sweep.engines import make_engine
+from experiments.sweep.folder import check_folder, default_folder
+from experiments.sweep.points import Point, points_of
+from experiments.sweep.sweep_file import read_sweep
+from experiments.sweep.worker import (
+    PointTask,
+    scenario_of,
+)
+from traces.common.errors import InputError, RunError
+
+
+def sweep(
+    path: Path,
+    folder: Path | None,
+    engine: str,
+    jobs: int | None,
+    as_json: bool,
+    failed_again: bool,
+    tell: Callable[[str], None],
+) -> str:
+    """Carry out the sweep in a file, or what is left of it; return what to print.
+
+    Args:
+        path: Of the sweep file.
+        folder: Where table and logs go; None for the usual place.
+        engine: Name of what carries out points.
+        jobs: Points at a time; None for as many as this machine has cores.
+        as_json: Whether to print JSON.
+        failed_again: Whether points that have failed are carried out again.
+        tell: Takes a line about the progress.
+
+    Raises:
+        InputError: The sweep is wrong, or the folder holds something else.
+        RunError: Not one point went well.
+    """
+    chosen = read_sweep(path)
+    points = points_of(chosen)
+    _refuse_hopeless(chosen, points)
+    place = folder if folder is not None else default_folder(path)
+    check_folder(place, chosen)
+    made = make_engine(engine, jobs or usable_cores(), place, chosen.slurm)
+    try:
+        result = carry_out_sweep(chosen, points, place, made, watching, failed_again=failed_again)
+    except CommandInterruptedError:
+        tell(f"what is done stays in {place}; the same command does the rest")
+        raise
+    if result.failed == result.points:
+        raise RunError(f"none of {result.points} points could be carried out; the first: {result.first_error}")
+    return json.dumps(_summary(result)) if as_json else _describe(result)
+
+
+def _refuse_hopeless(sweep: Sweep, points: Sequence[Point]) -> None:
+    """Refuse a scenario that is wrong by itself and in the first point: most likely no value is to blame.
+
+    A scenario may lack what a parameter gives it, and a value of the first point may be wrong.
+    """
+    task, first = PointTask(sweep.folder, sweep.common, Path()), points[0].values
+    try:
+        scenario_of(task, {name: value for name, value in first.items() if name == "scenario"})
+    except InputError:
+        scenario_of(task, first)
+
+
+def _summary(result: Result) -> dict[str, object]:
+    return {
+        "points": result.points,
+        "carried_out": result.carried_out,
+        "failed": result.failed,
+        "seconds": result.duration_s,
+        "points_per_s": result.carried_out / result.duration_s,
+        "folder": str(result.table.parent),
+        "table": str(result.table),
+    }
+
+
+def _describe(result: Result) -> str:
+    lines = [f"{result.points} points, {result.carried_out} of them carried out in {duration_text(result.duration_s)}"]
+    if result.failed:
+        lines.append(f"{result.failed} failed, the first with: {result.first_error}")
+    return "\n".join([*lines, str(result.table)])

@@ -1,0 +1,143 @@
+"""How many bytes a transfer between stages has on the wire; both backends ask here."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from planner.scenario.cluster import Cluster
+from planner.scenario.scenario import Scenario
+from planner.scenario.size_curve import SizeCurve
+
+# TCP payload of an Ethernet frame, timestamps on; the frame takes 1514 bytes on the wire.
+PAYLOAD_BYTES = 1448
+
+
+def jitter_delay_s(jitter_s: float, size_bytes: float) -> float:
+    """Return how much later the last byte of a message is there on average, seconds.
+
+    The expected maximum of n independent delays, evenly distributed from 0 to J: J n / (n + 1) for a message of n
+    frames, one at least. Packets stay in order, so that the message waits for the slowest of them.
+
+    Args:
+        jitter_s: The longest delay J of a packet, seconds.
+        size_bytes: Payload of the message.
+    """
+    if not jitter_s:
+        return 0.0
+    frames = max(1, math.ceil(size_bytes / PAYLOAD_BYTES))
+    return jitter_s * frames / (frames + 1)
+
+
+def loss_ceiling_bps(loss_share: float, round_trip_s: float) -> float:
+    """Return what one TCP connection carries at most where packets are lost, payload bits per second.
+
+    MSS / RTT * sqrt(3 / 2) / sqrt(p), whose constant is that of evenly spaced losses and of an acknowledgement for
+    every segment (Mathis, Semke, Mahdavi and Ott, The Macroscopic Behavior of the TCP Congestion Avoidance Algorithm,
+    1997).
+
+    Args:
+        loss_share: Of the packets, p.
+        round_trip_s: Latency there and back, seconds.
+    """
+    if not loss_share or not round_trip_s:
+        return math.inf
+    return 8 * PAYLOAD_BYTES / round_trip_s * math.sqrt(1.5 / loss_share)
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantRatePath:
+    """A path whose rate does not change.
+
+    Attributes:
+        rate_bps: Bits per second, of payload.
+        latency_s: One way, seconds.
+        curves: What a message of a size reaches by itself.
+        share: Of the curves' rates that messages really reach.
+        jitter_s: Each packet takes up to so much longer, seconds.
+    """
+
+    rate_bps: float
+    latency_s: float
+    curves: tuple[SizeCurve, ...] = ()
+    share: float = 1.0
+    jitter_s: float = 0.0
+
+    def transmission_s(self, size_bytes: float) -> float:
+        """Return for how many seconds a message keeps the path busy."""
+        if not self.curves or not size_bytes:
+            return 8 * size_bytes / self.rate_bps
+        return 8 * size_bytes / min(self.rate_bps, *(self.share * curve.rate_bps(size_bytes) for curve in self.curves))
+
+    def propagation_s(self, size_bytes: float) -> float:
+        """Return how long after its departure a message is there, seconds."""
+        return self.latency_s + jitter_delay_s(self.jitter_s, size_bytes)
+
+
+# The path from one device to another.
+Paths = Callable[[str, str], ConstantRatePath]
+
+
+def nominal_path(scenario: Scenario, source: str, target: str, connections: int = 1) -> ConstantRatePath:
+    """Return the path between two devices at the bandwidths that the cluster declares.
+
+    Args:
+        scenario: Gives links, and what TCP makes of them.
+        source: A device.
+        target: Another one.
+        connections: TCP connections between the two, if they stand in different regions.
+    """
+    links = scenario.cluster.path(source, target)
+    latency_s = sum(link.latency_s for link in links)
+    network = scenario.effects.network
+    slowest_bps = min((link.bandwidth_bps for link in links), default=math.inf)
+    rate_bps = network.share * network.payload_efficiency * slowest_bps
+    ceiling_bps = connections_ceiling_bps(scenario, source, target, connections)
+    curves = tuple(link.size_curve for link in links if link.size_curve is not None)
+    jitter_s = sum(link.jitter_s for link in links)
+    return ConstantRatePath(min(rate_bps, ceiling_bps), latency_s, curves, network.share, jitter_s)
+
+
+def connections_ceiling_bps(scenario: Scenario, source: str, target: str, connections: int) -> float:
+    """Return what the connections between two devices carry at most by themselves, payload bits per second.
+
+    Each carries no more than its window per round trip, and no more than losses on the way let it grow to. A round trip
+    is the links' latencies there and back.
+    """
+    window_bytes = scenario.effects.network.window_bytes
+    links = scenario.cluster.path(source, target)
+    loss_share = 1 - math.prod(1 - link.loss for link in links)
+    if math.isinf(window_bytes) and not loss_share:
+        return math.inf
+    back = sum(link.latency_s for link in scenario.cluster.path(target, source))
+    round_trip_s = sum(link.latency_s for link in links) + back
+    count = connections if scenario.cluster.crosses_regions(source, target) else 1
+    window_bps = count * 8 * window_bytes / round_trip_s if round_trip_s > 0 else math.inf
+    return min(window_bps, count * loss_ceiling_bps(loss_share, round_trip_s))
+
+
+# What stages pass on is float32.
+_ELEMENT_BYTES = 4
+
+# Bytes of one element, and of what goes with each sample: a float32 scale for 8-bit integers.
+_FORMS: Mapping[str, tuple[int, int]] = MappingProxyType({"bf16": (2, 0), "int8": (1, 4)})
+
+
+def wire_bytes(compression: str, samples: int, sample_bytes: int) -> int:
+    """Return the bytes on the wire of an activation or its gradient.
+
+    Args:
+        compression: One of `planner.plan.plan.COMPRESSIONS`.
+        samples: That the transfer carries.
+        sample_bytes: Of one of them as float32; what is left of a last element counts as a whole one.
+    """
+    if compression == "none":
+        return samples * sample_bytes
+    element_bytes, scale_bytes = _FORMS[compression]
+    elements = -(-sample_bytes // _ELEMENT_BYTES)
+    return samples * (elements * element_bytes + scale_bytes) if elements else 0
+
+
+def compression_between(compression: str, cluster: Cluster, source: str, target: str) -> str:
+    """Return a plan's compression for what one device sends another: only what leaves its region is compressed."""
+    return compression if cluster.crosses_regions(source, target) else "none"

@@ -1,0 +1,227 @@
+"""The ``cluster`` of a scenario, resolved to devices and links."""
+
+import math
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Annotated
+
+from pydantic import Field
+
+from planner.files.parsing import (
+    STRICT,
+    BitsPerSecond,
+    Bytes,
+    BytesPerSecond,
+    FlopPerSecond,
+    Name,
+    NotNegative,
+    Number,
+    Part,
+    Seconds,
+)
+from planner.files.trace import TraceEntry, read_trace_entry
+from planner.scenario.cluster import Cluster, ClusterError, Device, Link
+from planner.scenario.datasheet import DATASHEET, DeviceKind, find_kind
+from planner.scenario.size_curve import SizeCurve
+from traces.common.errors import InputError
+from traces.common.names import unknown_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceEntry:
+    """A device; its memory is its kind's unless given.
+
+    Attributes:
+        name: Unique in the cluster.
+        kind: Of the datasheet or of the scenario's own kinds.
+        region: Where it stands.
+        host: The machine it is in; one of its own if absent.
+        interface: Rate of the host's network interface, each way; it never binds if absent.
+        memory: Instead of its kind's.
+        price_usd_per_hour: US dollars per hour.
+    """
+
+    name: Name
+    kind: str
+    region: Name
+    host: Name | None = None
+    interface: BitsPerSecond | None = None
+    memory: Bytes | None = None
+    price_usd_per_hour: NotNegative = 0.0
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindEntry:
+    """A device kind that the datasheet does not know."""
+
+    peak: FlopPerSecond
+    memory: Bytes
+    memory_bandwidth: BytesPerSecond
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeCurveEntry:
+    """The rate of one message by its size: GB/s as a polynomial of log2(size in MB), and never above the ceiling.
+
+    Attributes:
+        quadratic: GB/s.
+        linear: GB/s.
+        constant: Rate of a message of 1 MB, GB/s.
+        ceiling: The highest rate.
+    """
+
+    quadratic: Number = 0.0
+    linear: Number = 0.0
+    constant: Number
+    ceiling: BitsPerSecond
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkEntry:
+    """A link in both directions (``between``), in one (``from``, ``to``), or inside a region or a host (``inside``).
+
+    Ends are regions, hosts or devices. With a ``size_curve`` and no bandwidth, the curve's ceiling is the bandwidth.
+
+    Attributes:
+        jitter: Each packet takes up to so much longer than the latency.
+        loss: Share of the packets that are lost, below 1.
+    """
+
+    between: tuple[str, str] | None = None
+    source: Annotated[str | None, Field(alias="from")] = None
+    target: Annotated[str | None, Field(alias="to")] = None
+    inside: str | None = None
+    bandwidth: BitsPerSecond | None = None
+    latency: Seconds
+    jitter: Seconds = 0.0
+    loss: Number = 0.0
+    trace: TraceEntry | None = None
+    size_curve: SizeCurveEntry | None = None
+    price_usd_per_gb: NotNegative = 0.0
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterEntry:
+    """Devices, links, and device kinds of the user's own."""
+
+    devices: tuple[DeviceEntry, ...]
+    links: tuple[LinkEntry, ...] = ()
+    kinds: dict[str, KindEntry] = field(default_factory=dict)
+
+    __pydantic_config__ = STRICT
+
+
+def read_cluster(part: Part) -> tuple[Cluster, dict[str, DeviceKind]]:
+    """Return the cluster, and the kinds that its devices name.
+
+    Raises:
+        InputError: The first thing that is wrong, with its place.
+    """
+    entry = part.parse(ClusterEntry)
+    kinds = _device_kinds(entry, part)
+    return _cluster(entry, kinds, part), kinds
+
+
+def _device_kinds(entry: ClusterEntry, part: Part) -> dict[str, DeviceKind]:
+    """The kinds that the devices name, from the scenario or from the datasheet."""
+    own = {
+        name: DeviceKind(name, {"fp32": kind.peak}, kind.memory, kind.memory_bandwidth, "the scenario")
+        for name, kind in entry.kinds.items()
+    }
+    kinds = {}
+    for index, device in enumerate(entry.devices):
+        if device.kind in own:
+            kinds[device.kind] = own[device.kind]
+            continue
+        try:
+            kinds[device.kind] = find_kind(device.kind)
+        except InputError:
+            where = part.where("devices", index, "kind")
+            raise unknown_name("device kind", device.kind, [*own, *DATASHEET], where=where) from None
+    return kinds
+
+
+def _cluster(entry: ClusterEntry, kinds: dict[str, DeviceKind], part: Part) -> Cluster:
+    devices = tuple(_device(device, kinds[device.kind]) for device in entry.devices)
+    links = [_links(link, part, index) for index, link in enumerate(entry.links)]
+    # One entry can stand for two links.
+    entry_of_link = [index for index, made in enumerate(links) for _ in made]
+    try:
+        return Cluster(devices, tuple(chain.from_iterable(links)))
+    except ClusterError as error:
+        place = error.location
+        if place[0] == "links":
+            place = ("links", entry_of_link[int(place[1])], *place[2:])
+        raise InputError(error.problem, part.where(*place), error.valid) from None
+
+
+def _device(entry: DeviceEntry, kind: DeviceKind) -> Device:
+    memory_bytes = kind.memory_bytes if entry.memory is None else entry.memory
+    return Device(
+        entry.name,
+        entry.kind,
+        entry.region,
+        memory_bytes,
+        entry.price_usd_per_hour,
+        entry.host or "",
+        math.inf if entry.interface is None else entry.interface,
+    )
+
+
+def _links(entry: LinkEntry, part: Part, index: int) -> list[Link]:
+    where = part.where("links", index)
+    one_way = (entry.source, entry.target) if entry.source and entry.target else None
+    inside = (entry.inside, entry.inside) if entry.inside else None
+    ends = [pair for pair in (entry.between, one_way, inside) if pair is not None]
+    if len(ends) != 1 or (entry.source is None) != (entry.target is None):
+        raise InputError(
+            "the link does not say what it joins",
+            where=where,
+            valid="give one of 'between: [a, b]', 'from: a' with 'to: b', and 'inside: a'",
+        )
+    if entry.between is not None and entry.between[0] == entry.between[1]:
+        inside_it = f"write 'inside: {entry.between[0]}'"
+        raise InputError(f"the link joins '{entry.between[0]}' with itself", where=where, valid=inside_it)
+    trace = None
+    if entry.trace is not None:
+        trace = read_trace_entry(entry.trace, part.document, (*part.location, "links", index, "trace"))
+    if entry.bandwidth is not None and trace is not None:
+        raise InputError(
+            "the link gives both 'bandwidth' and 'trace'",
+            where=where,
+            valid="the trace says the bandwidth; to rescale it, give it a 'mean'",
+        )
+    curve = _size_curve(entry.size_curve, part, index)
+    bandwidth_bps = trace.mean_bps if trace is not None else entry.bandwidth
+    if bandwidth_bps is None:
+        if curve is None:
+            raise InputError("the link has no bandwidth", where=where, valid="add 'bandwidth: 100 Mbit/s' or a 'trace'")
+        bandwidth_bps = curve.ceiling_bps
+    pairs = [ends[0], ends[0][::-1]] if entry.between is not None else [ends[0]]
+    return [
+        Link(a, b, bandwidth_bps, entry.latency, trace, entry.price_usd_per_gb, curve, entry.jitter, entry.loss)
+        for a, b in pairs
+    ]
+
+
+def _size_curve(entry: SizeCurveEntry | None, part: Part, index: int) -> SizeCurve | None:
+    if entry is None:
+        return None
+    curve = SizeCurve(entry.quadratic, entry.linear, entry.constant, entry.ceiling)
+    for size_bytes in (1e3, 1e6, 1e9):
+        rate_bps = curve.rate_bps(size_bytes)
+        if not 0 < rate_bps < math.inf:
+            raise InputError(
+                f"a message of {size_bytes / 1e6:g} MB gets {rate_bps:g} bit/s",
+                where=part.where("links", index, "size_curve"),
+                valid="the curve gives GB/s above zero for every size, and its ceiling is above zero",
+            )
+    return curve

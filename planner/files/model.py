@@ -1,0 +1,131 @@
+"""The ``model`` of a scenario, resolved to the costs of its layers."""
+
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from planner.files.importers.sailor import read_sailor
+from planner.files.parsing import (
+    STRICT,
+    Bytes,
+    Flop,
+    Name,
+    Part,
+    Positive,
+    Seconds,
+)
+from planner.scenario.datasheet import DeviceKind
+from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
+from planner.scenario.roofline import LayerWork, roofline_layer
+from planner.scenario.scenario import ModelCode
+from traces.common.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimesEntry:
+    """Times of a layer on one device kind, a row per sample count, and of the optimizer's ``update`` of it."""
+
+    samples: tuple[Positive, ...]
+    forward: tuple[Seconds, ...]
+    backward_input: tuple[Seconds, ...]
+    backward_weight: tuple[Seconds, ...]
+    update: Seconds | None = None
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerEntry:
+    """A layer (or ``repeat`` equal ones): its work per sample for the roofline, or its times per device kind."""
+
+    name: Name
+    repeat: Positive = 1
+    parameters: Bytes
+    output: Bytes
+    activation: Bytes
+    forward: Flop | None = None
+    times: dict[str, TimesEntry] | None = None
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class SailorEntry:
+    """A published profile: files with layer times and sizes, and the model's name in them."""
+
+    times: str
+    sizes: str
+    model: str
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEntry:
+    """A model: its layers or a published profile, and its code where it is to be trained for real."""
+
+    name: Name
+    layers: tuple[LayerEntry, ...] | None = None
+    sailor: SailorEntry | None = None
+    code: str | None = None
+    arguments: dict[str, int | float | str | bool] = field(default_factory=dict)
+
+    __pydantic_config__ = STRICT
+
+
+def read_model(part: Part, kinds: dict[str, DeviceKind]) -> tuple[ModelProfile, ModelCode | None]:
+    """Return the model's costs on these device kinds, and where its code is.
+
+    Raises:
+        InputError: The first thing that is wrong, with its place.
+    """
+    entry = part.parse(ModelEntry)
+    if (entry.layers is None) == (entry.sailor is None):
+        raise InputError("the model needs its costs", where=part.where(), valid="give one of 'layers' and 'sailor'")
+    if entry.sailor is not None:
+        sailor = entry.sailor
+        profile = read_sailor(part.path(sailor.times), part.path(sailor.sizes), sailor.model)
+        model = ModelProfile(entry.name, profile.layers)
+    else:
+        assert entry.layers is not None
+        if not entry.layers:
+            raise InputError("the model has no layers", where=part.where("layers"), valid="give at least one")
+        layers = (_layer(layer, kinds, part, index) for index, layer in enumerate(entry.layers))
+        model = ModelProfile(entry.name, tuple(chain.from_iterable(layers)))
+    return model, _code(entry, part)
+
+
+def _code(entry: ModelEntry, part: Part) -> ModelCode | None:
+    if entry.code is None:
+        return None
+    path = part.path(entry.code).resolve()
+    if not path.is_file():
+        raise InputError(
+            f"there is no model file '{entry.code}'",
+            where=part.where("code"),
+            valid=f"{path} must be a Python file",
+        )
+    return ModelCode(path, entry.arguments)
+
+
+def _layer(entry: LayerEntry, kinds: dict[str, DeviceKind], part: Part, index: int) -> list[LayerProfile]:
+    where = part.where("layers", index)
+    if (entry.forward is None) == (entry.times is None):
+        raise InputError("the layer needs its compute", where=where, valid="give one of 'forward' and 'times'")
+    sizes = (entry.parameters, entry.output, entry.activation)
+    try:
+        if entry.forward is not None:
+            layer = roofline_layer(LayerWork(entry.name, entry.forward, *sizes), kinds.values(), "fp32")
+        else:
+            assert entry.times is not None
+            tables = {
+                kind: TimeTable(times.samples, times.forward, times.backward_input, times.backward_weight)
+                for kind, times in entry.times.items()
+            }
+            updates = {kind: times.update for kind, times in entry.times.items() if times.update is not None}
+            layer = LayerProfile(entry.name, *sizes, tables, updates)
+    except InputError as error:
+        raise error.within(where) from None
+    if entry.repeat == 1:
+        return [layer]
+    names = (f"{entry.name}-{number}" for number in range(entry.repeat))
+    return [replace(layer, name=name) for name in names]

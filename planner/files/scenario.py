@@ -1,0 +1,193 @@
+"""Reads scenarios as people write them in YAML and resolves them to plain data in SI units."""
+
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, WithJsonSchema
+
+from planner.files.cluster import (
+    ClusterEntry,
+    read_cluster,
+)
+from planner.files.documents import Document
+from planner.files.effects import (
+    EffectsEntry,
+    read_effects,
+)
+from planner.files.faults import FaultEntry, read_faults
+from planner.files.model import (
+    ModelEntry,
+    read_model,
+)
+from planner.files.parsing import (
+    STRICT,
+    Name,
+    NotNegative,
+    Number,
+    Part,
+    Positive,
+    Seed,
+    parse,
+)
+from planner.scenario.cluster import Cluster
+from planner.scenario.effects import Effects
+from planner.scenario.profile import ModelProfile
+from planner.scenario.scenario import Optimizer, Scenario, Training
+from planner.scenario.training import SHAPES, LearningRateSchedule
+from traces.common.errors import InputError
+from traces.common.names import find_by_name, unknown_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleEntry:
+    """How the learning rate changes: a warm-up to its full value, then ``constant``, ``linear`` or ``cosine``.
+
+    Attributes:
+        shape: What follows the warm-up.
+        warmup_steps: Over which it rises.
+        decay_steps: Over which ``linear`` and ``cosine`` fall, after the warm-up.
+        final_share: Of the full rate, what they fall to and stay at.
+    """
+
+    shape: Annotated[str, WithJsonSchema({"enum": list(SHAPES)})] = "constant"
+    warmup_steps: int = 0
+    decay_steps: int = 0
+    final_share: Number = 0.0
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerEntry:
+    """The update rule: its name, learning_rate, momentum and weight_decay, without unit; and the rate's schedule."""
+
+    name: Literal["sgd", "momentum", "adamw"] = "sgd"
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: NotNegative = 0.0
+    schedule: ScheduleEntry = field(default_factory=ScheduleEntry)
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingEntry:
+    """Batch, update rule, precision and seed.
+
+    Attributes:
+        global_batch: Samples per update over the whole cluster.
+        microbatch: Samples per microbatch, for strategies without a choice of their own.
+        optimizer: The update rule.
+        precision: What the layers compute in.
+        seed: Of the initial parameters and of the order of the data.
+        clip_norm: Largest norm of the gradients of all layers together; none if absent.
+        noise_scale: Whether the gradient noise scale is measured.
+    """
+
+    global_batch: Positive
+    microbatch: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    optimizer: OptimizerEntry = field(default_factory=OptimizerEntry)
+    precision: Literal["fp32", "bf16-mixed"] = "fp32"
+    seed: Seed = 0
+    clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    noise_scale: bool = False
+
+    __pydantic_config__ = STRICT
+
+
+# Samples that a region has, of all that are trained on.
+StoredSamples = Annotated[int, Field(ge=1, le=1_000_000_000_000)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScenarioEntry:
+    """A whole scenario; each part stands here or is the path of a file that holds it.
+
+    ``data`` has the samples that each region stores and trains on; without it data are everywhere.
+    """
+
+    name: Name
+    cluster: ClusterEntry | str
+    model: ModelEntry | str
+    training: TrainingEntry | str
+    effects: EffectsEntry | str = field(default_factory=EffectsEntry)
+    faults: tuple[FaultEntry, ...] | str = ()
+    data: dict[str, StoredSamples] | str = field(default_factory=dict)
+
+    __pydantic_config__ = STRICT
+
+
+# The keys that a scenario cannot do without.
+_NEEDED = ("name", "cluster", "model", "training")
+
+
+def read_scenario(path: Path) -> Scenario:
+    """Return the scenario in a YAML file, and in the files that it names.
+
+    Raises:
+        InputError: The first thing that is wrong, with file, line, key, value and what would be valid.
+    """
+    return scenario_in(Document(path))
+
+
+def scenario_in(document: Document) -> Scenario:
+    """Return the scenario in a document, and in those that it names.
+
+    Raises:
+        InputError: The first thing that is wrong, with file, line, key, value and what would be valid.
+    """
+    value, path = document.value, document.path
+    if not isinstance(value, dict):
+        raise InputError("this is not a scenario", where=str(path), valid="write keys: name, cluster, model, training")
+    keys = [field.name for field in fields(ScenarioEntry)]
+    for key in value:
+        if key not in keys:
+            raise unknown_name("key", str(key), keys, where=document.where((key,)))
+    for key in _NEEDED:
+        if key not in value:
+            raise InputError(f"the key '{key}' is missing", where=str(path), valid=f"add '{key}:'")
+    name = parse(Name, document, value["name"], ("name",))
+    cluster, kinds = read_cluster(Part(document, "cluster"))
+    model, code = read_model(Part(document, "model"), kinds)
+    training = _training(Part(document, "training"))
+    _refuse_no_work(model, cluster, document)
+    effects = read_effects(Part(document, "effects"), cluster) if "effects" in value else Effects()
+    faults = read_faults(Part(document, "faults"), cluster) if "faults" in value else ()
+    data = _data(Part(document, "data"), cluster) if "data" in value else {}
+    return Scenario(name, cluster, model, training, code, effects, faults, data)
+
+
+def _refuse_no_work(model: ModelProfile, cluster: Cluster, document: Document) -> None:
+    """A model that takes no time on a device has no throughput."""
+    for device in cluster.devices:
+        tables = [layer.times[device.kind] for layer in model.layers if device.kind in layer.times]
+        if tables and not any(table.at(1).total_s for table in tables):
+            raise InputError(
+                f"model '{model.name}' takes no time on device kind '{device.kind}'",
+                where=document.where(("model",)),
+                valid="give some layer a time above zero",
+            )
+
+
+def scenario_schema() -> dict[str, Any]:
+    """Return the JSON Schema of scenario files, for editors."""
+    return TypeAdapter(ScenarioEntry).json_schema()
+
+
+def _training(part: Part) -> Training:
+    entry = part.parse(TrainingEntry)
+    try:
+        schedule = LearningRateSchedule(**asdict(entry.optimizer.schedule))
+    except InputError as error:
+        raise InputError(error.problem, part.where("optimizer", "schedule", error.where), error.valid) from None
+    optimizer = Optimizer(**{**asdict(entry.optimizer), "schedule": schedule})
+    return Training(**{**asdict(entry), "optimizer": optimizer})
+
+
+def _data(part: Part, cluster: Cluster) -> dict[str, int]:
+    """Samples by region."""
+    data = part.parse(dict[str, StoredSamples])
+    for region in data:
+        find_by_name(region, dict.fromkeys(cluster.regions), "region", where=part.where(region))
+    return data

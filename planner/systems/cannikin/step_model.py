@@ -1,0 +1,180 @@
+"""What the sums of a data-parallel step's gradients take on steady paths, bucket by bucket."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.cost.allreduce import GradientSync, gradient_syncs
+from planner.cost.collectives import Exchange
+from planner.cost.network import (
+    ConstantRatePath,
+)
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from traces.common.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpeed:
+    """What one device takes for b samples: a straight line each before and in backward.
+
+    Attributes:
+        forward_per_sample_s: q, seconds for each sample before backward.
+        forward_fixed_s: s, seconds before backward whatever the samples.
+        backward_per_sample_s: k, seconds of backward for each sample.
+        backward_fixed_s: m, seconds of backward whatever the samples.
+    """
+
+    forward_per_sample_s: float
+    forward_fixed_s: float
+    backward_per_sample_s: float
+    backward_fixed_s: float
+
+    def forward_s(self, samples: float) -> float:
+        """Return a: seconds before backward with so many ``samples``."""
+        return self.forward_per_sample_s * samples + self.forward_fixed_s
+
+    def backward_s(self, samples: float) -> float:
+        """Return P: seconds of backward with so many ``samples``."""
+        return self.backward_per_sample_s * samples + self.backward_fixed_s
+
+    def over_step(self, microbatches: int, update_s: float = 0.0) -> "NodeSpeed":
+        """Return the speed of a step of so many microbatches, in terms of the samples of one of them.
+
+        Only the backward of the last one overlaps with sums: what comes before it is all before backward, as is the
+        optimizer's update of the step before, which takes ``update_s``.
+        """
+        before = microbatches - 1
+        return replace(
+            self,
+            forward_per_sample_s=microbatches * self.forward_per_sample_s + before * self.backward_per_sample_s,
+            forward_fixed_s=microbatches * self.forward_fixed_s + before * self.backward_fixed_s + update_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SumTimes:
+    """How long the sums of a step's gradients take, and when they can begin.
+
+    Attributes:
+        first_bucket_share: gamma, the share of backward after which the first bucket's gradients are complete.
+        overlapped_s: T_o, seconds of all sums but the last bucket's.
+        last_s: T_u, seconds of the last bucket's sum, which begins when backward has ended.
+    """
+
+    first_bucket_share: float
+    overlapped_s: float
+    last_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all sums."""
+        return self.overlapped_s + self.last_s
+
+
+# Nobody waits for sums: what is left to balance is compute.
+NO_SUMS = SumTimes(1.0, 0.0, 0.0)
+
+
+def fit_line(samples: Sequence[float], times_s: Sequence[float]) -> tuple[float, float]:
+    """Return slope and intercept, neither negative, of the line with the least squared relative errors.
+
+    Relative, since what disturbs a time grows with it: the errors of a short step count as much as those of a long one.
+    With one sample count the line goes through the origin, as it does where the best one begins below zero.
+
+    Raises:
+        InputError: There are no points, one without samples, or a time that is not above zero.
+    """
+    counts, seconds = np.asarray(samples, np.float64), np.asarray(times_s, np.float64)
+    if not len(counts) or counts.min() <= 0 or seconds.min() <= 0:
+        raise InputError(
+            f"times {list(times_s)} for samples {list(samples)}", valid="at least one point, every number above zero"
+        )
+    rates = counts / seconds
+    through_origin = float(rates.sum() / (rates**2).sum())
+    if counts.min() == counts.max():
+        return through_origin, 0.0
+    rows = np.stack([counts, np.ones_like(counts)], axis=1) / seconds[:, None]
+    (slope, intercept), *_ = np.linalg.lstsq(rows, np.ones_like(counts), rcond=None)
+    if intercept < 0:
+        return through_origin, 0.0
+    if slope < 0:
+        return 0.0, float((1 / seconds).sum() / (1 / seconds**2).sum())
+    return float(slope), float(intercept)
+
+
+def fit_speed(samples: Sequence[float], forward_s: Sequence[float], backward_s: Sequence[float]) -> NodeSpeed:
+    """Return the speed that describes these times best, with a line for each of the two.
+
+    Args:
+        samples: Of each point.
+        forward_s: a at each point, seconds.
+        backward_s: P at each point, seconds.
+
+    Raises:
+        InputError: As `fit_line`.
+    """
+    return NodeSpeed(*fit_line(samples, forward_s), *fit_line(samples, backward_s))
+
+
+def sum_times(plan: Plan, scenario: Scenario, path: Callable[[str, str], ConstantRatePath]) -> SumTimes:
+    """Return T_o, T_u and gamma of a plan of one stage.
+
+    Gamma depends a little on device and samples; it is the mean over the devices that have samples, each at its own
+    part of the largest microbatch.
+
+    Args:
+        plan: One pipeline of one stage.
+        scenario: What it is for.
+        path: The path from one device to another.
+    """
+    syncs = gradient_syncs(plan, scenario)
+    if not syncs:
+        return SumTimes(1.0, 0.0, 0.0)
+    element_bytes = scenario.training.element_bytes
+    times_s = [sum_time_s(sync, element_bytes, path) for sync in syncs]
+    if not plan.synchronisation.bucket_bytes:
+        return SumTimes(1.0, 0.0, sum(times_s))
+    share = _first_bucket_share(syncs[0].first_layer, plan, scenario) if len(syncs) > 1 else 1.0
+    return SumTimes(share, sum(times_s[:-1]), times_s[-1])
+
+
+def sum_time_s(sync: GradientSync, element_bytes: int, path: Callable[[str, str], ConstantRatePath]) -> float:
+    """Return how long a sum takes when all its devices begin at once: each round as long as its slowest message."""
+    rounds: dict[int, float] = {}
+    for device in sync.devices:
+        for exchange in sync.exchanges(device):
+            if exchange.send_to is not None:
+                took_s = _message_s(sync, device, exchange, element_bytes, path)
+                rounds[exchange.round] = max(rounds.get(exchange.round, 0.0), took_s)
+    return sum(rounds.values())
+
+
+def _message_s(
+    sync: GradientSync,
+    device: str,
+    exchange: Exchange,
+    element_bytes: int,
+    path: Callable[[str, str], ConstantRatePath],
+) -> float:
+    assert exchange.send_to is not None
+    way = path(device, sync.devices[exchange.send_to])
+    size_bytes = exchange.send_elements * element_bytes
+    return way.transmission_s(size_bytes) + way.propagation_s(size_bytes)
+
+
+def _first_bucket_share(first_layer: int, plan: Plan, scenario: Scenario) -> float:
+    (pipeline,) = plan.pipelines
+    (stage,) = pipeline.stages
+    shares: list[float] = []
+    for replica, samples in zip(stage.replicas, stage.most_samples(pipeline.microbatches), strict=True):
+        kind = scenario.cluster.by_name[replica.device].kind
+        whole_s = scenario.model.times(stage.first_layer, stage.end_layer, kind, samples).backward_s
+        if whole_s > 0:
+            shares.append(scenario.model.times(first_layer, stage.end_layer, kind, samples).backward_s / whole_s)
+    return _mean(shares)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 1.0

@@ -1,0 +1,127 @@
+"""The policy ``depth``: microbatch count and in-flight depth follow what the links carry.
+
+The first three rules of DeepCEE's adapter (`planner.systems.deepcee.policy`) and no more: it never moves a layer. The
+plan changes when the best choice for what was observed is clearly faster, or as fast with less in memory. The global
+batch never changes.
+"""
+
+from dataclasses import replace
+
+from planner.adapt.migration import migration_between, migration_time_s
+from planner.adapt.observation import Observation
+from planner.cost.link_sharing import shared_paths
+from planner.plan.plan import Plan
+from planner.scenario.cluster import Cluster
+from planner.scenario.scenario import Scenario
+from planner.step.evaluate import step_time_s
+from planner.systems.deepcee.depth_choice import EQUALLY_FAST, LEAST_GAIN, MOST_MICROBATCHES_PER_STAGE, DepthChoice
+from planner.systems.deepcee.observed_paths import (
+    ObservedPaths,
+    with_observed_links,
+)
+from planner.systems.deepcee.strategy import deepcee
+from traces.common.errors import InputError
+
+# Steps for which a link must hold the pipeline up before another plan is looked for, and between two such searches.
+PATIENCE_STEPS = 3
+SEARCH_EVERY_STEPS = 10
+
+
+class DeepceePolicy:
+    """Follows the links with microbatches, depths and, if need be, other plans; one object for one run."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._seen = ObservedPaths(scenario)
+        self._depths = DepthChoice(scenario, self._seen)
+        self._start: Plan | None = None
+        self._bound_steps = 0
+        self._found: Plan | None = None
+        self._better_steps = 0
+
+    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
+        """Return what suits the links better than the plan does, or None; devices that have gone are waited for."""
+        self._start = self._start or plan
+        if observation.gone:
+            return None
+        self._seen.learn(observation)
+        moved = self._worth_moving(plan, set(observation.away))
+        if moved is not None:
+            self._bound_steps, self._found, self._better_steps = 0, None, 0
+            return moved
+        return self._adjusted(plan, self._start)
+
+    def _adjusted(self, plan: Plan, start: Plan) -> Plan | None:
+        """Rules 1 to 3, and the way back among plans that hold the same layers in the same places."""
+        chosen = self._depths.choose(plan)
+        if chosen is not None and not self._depths.is_faster(chosen, plan):
+            # What is in flight beyond need is slack for the next fluctuation.
+            chosen = None
+        if start == plan or not _same_places(start, plan) or not self._depths.is_better(start, plan):
+            return chosen
+        start_s = self._depths.predict_s(start)
+        return start if chosen is None or start_s <= self._depths.predict_s(chosen) * (1 + EQUALLY_FAST) else chosen
+
+    def _worth_moving(self, plan: Plan, away: set[str]) -> Plan | None:
+        """Rule 4, and the way back from it: the better plan, once moving to it seems to pay."""
+        self._bound_steps = self._bound_steps + 1 if self._depths.is_bound_by_links(plan) else 0
+        waited = self._bound_steps - PATIENCE_STEPS
+        observed = with_observed_links(self._scenario, self._seen.alone)
+        if waited >= 0 and waited % SEARCH_EVERY_STEPS == 0:
+            self._found = self._planned(observed, away)
+        others = [each for each in (self._start, self._found) if each is not None and not _same_places(each, plan)]
+        there_s = {each: self._step_s(each, observed) for each in others if away.isdisjoint(each.devices)}
+        if not there_s:
+            return None
+        best = min(there_s, key=lambda each: there_s[each])
+        here_s = self._depths.predict_s(plan)
+        if here_s < there_s[best] * (1 + LEAST_GAIN):
+            self._better_steps = 0
+            return None
+        self._better_steps += 1
+        moving_s = migration_time_s(migration_between(plan, best, observed), observed)
+        return best if (here_s - there_s[best]) * self._better_steps >= moving_s else None
+
+    def _planned(self, observed: Scenario, away: set[str]) -> Plan | None:
+        present = tuple(device for device in observed.cluster.devices if device.name not in away)
+        links = tuple(link for link in observed.cluster.links if not away & {link.source, link.target})
+        try:
+            return deepcee(replace(observed, cluster=Cluster(present, links)) if away else observed)
+        except InputError:
+            # What is left has too little memory, or no links.
+            return None
+
+    def _step_s(self, plan: Plan, observed: Scenario) -> float:
+        quick = replace(plan, order="dynamic")
+        return step_time_s(quick, observed, shared_paths(plan, observed), self._seen.slowdown)
+
+
+def _same_places(one: Plan, other: Plan) -> bool:
+    """Whether the same devices hold the same layers."""
+    return _places(one) == _places(other)
+
+
+def _places(plan: Plan) -> list[list[tuple[object, ...]]]:
+    return [
+        [(stage.first_layer, stage.end_layer, stage.replicas) for stage in pipeline.stages]
+        for pipeline in plan.pipelines
+    ]
+
+
+__all__ = ["MOST_MICROBATCHES_PER_STAGE", "DepthPolicy"]
+
+
+class DepthPolicy:
+    """Raises and lowers in-flight depth and microbatch count; one object for one run."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._seen = ObservedPaths(scenario)
+        self._depths = DepthChoice(scenario, self._seen)
+
+    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
+        """Return the plan with the best depths for the observed paths, or None if it gains too little."""
+        if observation.gone:
+            # It has no other devices to offer, and a part of a step says nothing about how fast things are.
+            return None
+        self._seen.learn(observation)
+        return self._depths.choose(plan)
