@@ -12,53 +12,24 @@ from pathlib import Path
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from executor.control.controller import Controller
-from executor.control.launcher import run_job
-from executor.control.prepared_job import prepared_job
+from executor.control.launcher import prepared_job, run_job
+from executor.control.policy_driver import Controller
 from executor.control.send_times import settling
-from executor.core.events import (
-    EventRecorder,
-)
+from executor.core.events import EventRecorder
 from executor.core.hosts import Hosts
-from executor.core.job import (
-    ComputeMode,
-    Emulator,
-    EmulatorChoice,
-    JobFolder,
-    RunConfig,
-    Tcp,
-    rank_devices,
-)
-from executor.recovery.checkpoints import (
-    CheckpointConfig,
-    CheckpointFolder,
-)
+from executor.core.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, RunConfig, Tcp, rank_devices
+from executor.recovery.checkpoints import CheckpointConfig, CheckpointFolder
 from executor.training.models.loading import check_model
-from executor.training.noise_scale import (
-    gather_norms,
-)
-from executor.training.tensor_parallel.layout import (
-    check_layouts,
-)
-from executor.validate import (
-    check_decision,
-    check_spread,
-    check_supported,
-    too_fast,
-)
+from executor.training.noise_scale import gather_norms
+from executor.training.tensor_parallel.layout import check_layouts
+from executor.validate import check_decision, check_spread, check_supported, too_fast
 from executor.wan.report import read_report
 from executor.wan.tcp_settings import read_tcp
 from executor.wan.testbed import missing
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import Policy
 from planner.check.check import check_plan
-from planner.events.event import (
-    Event,
-    EventWriter,
-    fault_events,
-    in_order,
-    read_events,
-)
+from planner.events.event import Event, EventWriter, fault_events, in_order, read_events
 from planner.plan.plan import Plan
 from planner.runs.progress import Watch
 from planner.runs.record import RealNetwork, RunRecord

@@ -9,11 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from planner.cost.async_updates import UpdateEdge
-from planner.events.event import (
-    UPDATE_ACTION,
-    Event,
-    EventKind,
-)
+from planner.events.event import UPDATE_ACTION, Event, EventKind
 from planner.plan.plan import Synchronisation
 from sim.network.connection import Message
 

@@ -13,18 +13,12 @@ from planner.cost.stage import scheduling_problems
 from planner.plan.actions import Action
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.schedules.dynamic import (
-    DynamicChoice,
-)
-from planner.schedules.kernel.problem import (
-    KINDS,
-)
+from planner.schedules.dynamic import DynamicChoice
+from planner.schedules.kernel.problem import KINDS
 from planner.step.tables import SYNC
 from sim.kernel.advance import Devices, Lines, occupied, transmit
 from sim.kernel.timer import Timer
-from sim.step import (
-    StepUnderWay,
-)
+from sim.step import StepUnderWay
 
 
 @dataclass(eq=False, slots=True)

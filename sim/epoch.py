@@ -14,10 +14,7 @@ from planner.adapt.migration import LayerTransfer
 from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.cost.async_updates import update_edges
 from planner.plan.plan import Plan
-from planner.scenario.faults import (
-    known_away,
-    noticed_absences,
-)
+from planner.scenario.faults import known_away, noticed_absences
 from planner.scenario.scenario import Scenario
 from planner.step.compile import compile_step
 from sim.async_updates import Updates
@@ -29,10 +26,7 @@ from sim.network.connection import Message
 from sim.network.network import Network
 from sim.receives import PostedReceives
 from sim.recorder import Recorder
-from sim.step import (
-    StepUnderWay,
-    begin_step,
-)
+from sim.step import StepUnderWay, begin_step
 from sim.step_gate import StopCondition
 
 

@@ -6,11 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import simpy
 
 from planner.adapt.migration import LayerTransfer, Migration
-from planner.events.event import (
-    MIGRATE_ACTION,
-    Event,
-    EventKind,
-)
+from planner.events.event import MIGRATE_ACTION, Event, EventKind
 from planner.scenario.scenario import Scenario
 from sim.network.connection import Message
 from sim.network.network import Network

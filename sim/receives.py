@@ -5,9 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sim.network.connection import Message
-from sim.step import (
-    StepUnderWay,
-)
+from sim.step import StepUnderWay
 
 
 class PostedReceives:

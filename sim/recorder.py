@@ -7,22 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.adapt.policy import Decision
-from planner.events.event import (
-    SYNC_ACTION,
-    UPDATE_ACTION,
-    Event,
-    EventKind,
-)
+from planner.events.event import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.events.log import FIELDS, EventLog
-from planner.schedules.kernel.problem import (
-    KINDS,
-)
+from planner.schedules.kernel.problem import KINDS
 from planner.step.compile import CompiledStep
 from planner.step.tables import SYNC
 from sim.kernel.advance import StepState
-from sim.step import (
-    first_pieces,
-)
+from sim.step import first_pieces
 
 Columns = dict[str, NDArray[np.float64] | NDArray[np.int64]]
 

@@ -4,21 +4,12 @@ from itertools import groupby
 
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import Decision
-from planner.events.event import (
-    fault_events,
-)
+from planner.events.event import fault_events
 from planner.events.log import EventLog
 from planner.plan.plan import Plan
-from planner.scenario.faults import (
-    DETECTION_S,
-    known_away,
-    noticed_absences,
-)
+from planner.scenario.faults import DETECTION_S, known_away, noticed_absences
 from planner.scenario.scenario import Scenario
-from sim.epoch import (
-    Epoch,
-    EpochRun,
-)
+from sim.epoch import Epoch, EpochRun
 from sim.network.network import Network
 from sim.recorder import Recorder
 from sim.step_gate import StopCondition

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from executor.core.clock_sync import answer_clock
-from executor.core.control_store import (
-    listen,
-)
+from executor.core.control_store import listen
 from executor.core.json_lines import AGENT_ADDRESS, JOB, SILENCE, KeeperLine
 
 # Between two looks at whether those who wait are still there.

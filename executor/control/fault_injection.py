@@ -7,13 +7,9 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from executor.core.clock import (
-    OriginWatch,
-)
+from executor.core.clock import OriginWatch
 from executor.core.job import JobFolder
-from executor.core.liveness import (
-    beat_path,
-)
+from executor.core.liveness import beat_path
 from planner.scenario.faults import Absence, Hang
 from planner.scenario.scenario import Scenario
 

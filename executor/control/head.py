@@ -14,20 +14,11 @@ from typing import Any, TextIO
 from executor.control.agent_server import AgentServer, RankExit
 from executor.control.coordinator import Coordinator
 from executor.control.processes import run_ranks
-from executor.core.control_store import (
-    announce_store,
-    collect,
-    reach_control_store,
-)
-from executor.core.failures import (
-    RankFailure,
-    is_explained,
-)
+from executor.core.control_store import announce_store, collect, reach_control_store
+from executor.core.failures import RankFailure, is_explained
 from executor.core.hosts import Hosts
 from executor.core.job import JobFolder
-from executor.rank.handshake import (
-    Job,
-)
+from executor.rank.handshake import Job
 from traces.common.errors import RunError
 
 # After the first rank that fails others may say why it did.

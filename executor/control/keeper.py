@@ -19,13 +19,8 @@ from typing import Any
 
 from executor.core.job import INCARNATION
 from executor.core.json_lines import AGENT_ADDRESS, JOB, SILENCE, STORE_ADDRESS, KeeperLine
-from executor.core.liveness import (
-    LivenessProbe,
-    beat_path,
-)
-from executor.core.subprocesses import (
-    die_with_parent,
-)
+from executor.core.liveness import LivenessProbe, beat_path
+from executor.core.subprocesses import die_with_parent
 from traces.common.atomic import write_text_atomically
 
 # The model's code on this machine: the job's documents are data, and name no code here.

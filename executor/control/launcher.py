@@ -4,22 +4,39 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
-from executor.core.failures import (
-    rank_name,
-    read_cause,
-)
+from executor.core.clock import create_origin
+from executor.core.failures import rank_name, read_cause
 from executor.core.hosts import read_hosts
-from executor.core.job import JobFolder
-from executor.core.subprocesses import (
-    ended,
-    environment,
-)
+from executor.core.job import JobFolder, RunConfig
+from executor.core.subprocesses import ended, environment
+from executor.transport.link_shaper import create_ledger
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
 from traces.common.errors import RunError
+
+
+@contextmanager
+def prepared_job(scenario: Scenario, plan: Plan, orders: RunConfig) -> Iterator[JobFolder]:
+    """Give the folder of a job, for `run_job`; it is gone afterwards, with what the job left there."""
+    folder = Path(tempfile.mkdtemp(prefix="ropebridge-"))
+    try:
+        job = JobFolder(folder)
+        job.write(scenario, plan, orders)
+        create_ledger(job.ledger, scenario.cluster)
+        create_origin(job.origin)
+        yield job
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
 
 # How the lines of torch's own log start, which tell that a rank failed and not why.
 _TORCHS_OWN = re.compile(r"\[?[EWI]\d{4} ")

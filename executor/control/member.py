@@ -13,17 +13,11 @@ from pathlib import Path
 from executor.control.keeper import ARRIVAL, CODE
 from executor.control.launcher import cause_of_end
 from executor.control.processes import run_ranks
-from executor.core.clock import (
-    create_origin,
-)
+from executor.core.clock import create_origin
 from executor.core.hosts import Hosts, read_hosts
 from executor.core.job import JobFolder
 from executor.core.json_lines import AGENT_ADDRESS, JOB, SILENCE
-from executor.core.subprocesses import (
-    die_with_parent,
-    ended,
-    environment,
-)
+from executor.core.subprocesses import die_with_parent, ended, environment
 
 _NAME = "ROPEBRIDGE_HOST"
 

@@ -21,20 +21,10 @@ from executor.control.head import Head
 from executor.control.processes import run_ranks
 from executor.core.control_store import announce_store, open_store
 from executor.core.hosts import read_hosts
-from executor.core.job import (
-    JobFolder,
-    rank_devices,
-)
-from executor.core.liveness import (
-    watch_ranks,
-)
-from executor.core.subprocesses import (
-    die_with_parent,
-)
-from executor.wan.testbed import (
-    TestBed,
-    control_address,
-)
+from executor.core.job import JobFolder, rank_devices
+from executor.core.liveness import watch_ranks
+from executor.core.subprocesses import die_with_parent
+from executor.wan.testbed import TestBed, control_address
 
 
 def main(parent: str, folder: str, module: str, telemetry: str, plans: str) -> int:

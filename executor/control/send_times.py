@@ -9,11 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from executor.core.job import Emulator
-from planner.events.event import (
-    UPDATE_ACTION,
-    Event,
-    EventKind,
-)
+from planner.events.event import UPDATE_ACTION, Event, EventKind
 from planner.plan.actions import Kind
 from planner.scenario.cluster import Cluster
 

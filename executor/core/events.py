@@ -4,10 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from planner.events.event import (
-    Event,
-    EventWriter,
-)
+from planner.events.event import Event, EventWriter
 
 # A shorter wait is the time it takes to ask; the device did not stand idle.
 NOTICEABLE_WAIT_S = 0.0005

@@ -13,10 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from executor.core.failures import (
-    rank_name,
-    speak_for,
-)
+from executor.core.failures import rank_name, speak_for
 from executor.core.job import JobFolder
 
 # States of Linux' processes.

@@ -7,10 +7,7 @@ from typing import Any
 
 from planner.adapt.migration import LayerTransfer
 from planner.adapt.policy import DECISION_LAG_STEPS
-from planner.events.event import (
-    Event,
-    EventKind,
-)
+from planner.events.event import Event, EventKind
 from planner.files.plan import parse_plan, plan_json
 from planner.plan.plan import Plan
 

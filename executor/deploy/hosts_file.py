@@ -10,12 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from executor.core.hosts import DEFAULT_PORT, HostPart, Hosts, ranks_by_host
 from planner.files.documents import Document
-from planner.files.parsing import (
-    STRICT,
-    Name,
-    Seconds,
-    parse,
-)
+from planner.files.parsing import STRICT, Name, Seconds, parse
 from planner.scenario.cluster import Cluster
 from traces.common.errors import InputError
 from traces.common.names import find_by_name

@@ -13,9 +13,7 @@ from pathlib import Path
 
 from executor.control import keeper
 from executor.control.member import member_environment
-from executor.core.clock import (
-    create_origin,
-)
+from executor.core.clock import create_origin
 from executor.deploy.bundle import read_bundle
 from traces.common.errors import RopebridgeError
 from traces.common.names import find_by_name

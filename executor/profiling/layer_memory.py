@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from executor.training.device import (
-    settle,
-)
+from executor.training.device import settle
 from executor.training.models.data_order import DataOrder
 from executor.training.models.loading import LoadedModel, SampleShape
 from executor.training.stage_module import Loss, StageModule

@@ -14,18 +14,12 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from executor.training.device import (
-    CPU,
-    settle,
-)
+from executor.training.device import CPU, settle
 from executor.training.models.data_order import DataOrder
 from executor.training.models.loading import LoadedModel, SampleShape
 from executor.training.optimizer import UpdateRule
 from executor.training.stage_module import Loss, StageModule
-from executor.training.tensors import (
-    from_payloads,
-    to_payload,
-)
+from executor.training.tensors import from_payloads, to_payload
 from planner.scenario.scenario import Training
 
 _MICROBATCH = 0

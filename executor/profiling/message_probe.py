@@ -27,12 +27,8 @@ from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-de
 
 from executor.core.clock import RunClock
 from executor.core.control_store import open_store
-from executor.core.failures import (
-    first_line,
-)
-from executor.core.subprocesses import (
-    die_with_parent,
-)
+from executor.core.failures import first_line
+from executor.core.subprocesses import die_with_parent
 from executor.transport.connection import Connection, Message
 from executor.transport.receive import RecvHandle
 from traces.common.errors import RopebridgeError

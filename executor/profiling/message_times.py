@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import IO, Any
 
-from executor.core.subprocesses import (
-    python_environment,
-)
+from executor.core.subprocesses import python_environment
 from traces.common.errors import RunError
 from traces.probe.interval import Interval, interval_of
 from traces.probe.peer import Peer

@@ -7,9 +7,7 @@ import torch
 
 from executor.profiling.layer_memory import activations_bytes, stage_peak_bytes
 from executor.profiling.layer_times import LayerTimes, PassOverhead, measure_layers, measure_overhead
-from executor.training.device import (
-    CPU,
-)
+from executor.training.device import CPU
 from executor.training.models.loading import LoadedModel
 from planner.scenario.scenario import Training
 from traces.probe.interval import ROUNDS, Interval, interval_of

@@ -14,15 +14,9 @@ import torch
 import torch.distributed as dist
 
 from executor.core.job import JobFolder
-from executor.core.subprocesses import (
-    die_with_parent,
-)
+from executor.core.subprocesses import die_with_parent
 from executor.profiling.layer_times import measure_layers
-from executor.training.device import (
-    compute_device,
-    keep_freed_memory,
-    threads_of_a_rank,
-)
+from executor.training.device import compute_device, keep_freed_memory, threads_of_a_rank
 from executor.training.models.loading import load_with_sizes
 from executor.wan.testbed import enter_device_network
 

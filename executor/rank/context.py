@@ -4,36 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from executor.core.clock import RunClock
-from executor.core.job import (
-    JobFolder,
-    RunConfig,
-    rank_devices,
-)
-from executor.core.step_program import (
-    DeviceProgram,
-    compile_plan,
-    device_program,
-)
-from executor.rank.handshake import (
-    Job,
-)
+from executor.core.job import JobFolder, RunConfig, rank_devices
+from executor.core.step_program import DeviceProgram, compile_plan, device_program
+from executor.rank.handshake import Job
 from executor.rank.resources import SampleFile
 from executor.recovery.backups import StateBackups
 from executor.recovery.checkpoint_writer import Checkpointing
 from executor.training.compute import Compute
 from executor.training.tensor_parallel.layers import RankGroup
-from executor.transport.link_shaper import (
-    LinkShaper,
-)
-from executor.transport.wire_format import (
-    AsItIs,
-    CheckedWire,
-    Compressing,
-    Wire,
-)
-from planner.events.event import (
-    EventWriter,
-)
+from executor.transport.link_shaper import LinkShaper
+from executor.transport.wire_format import AsItIs, CheckedWire, Compressing, Wire
+from planner.events.event import EventWriter
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 

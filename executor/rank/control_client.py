@@ -2,8 +2,8 @@
 
 The launcher holds the policy, the agent a store that all ranks reach. Each rank writes what happened in a finished step
 there, the agent passes it to the launcher (executor/control/coordinator.py), which answers what step k +
-`DECISION_LAG_STEPS` runs (executor/control/controller.py). Ranks fetch that in a thread of their own while step k + 1
-is still computing.
+`DECISION_LAG_STEPS` runs (executor/control/policy_driver.py). Ranks fetch that in a thread of their own while step k +
+1 is still computing.
 """
 
 import json
@@ -23,11 +23,7 @@ from executor.core.control_store import (
 )
 from executor.core.messages import ENDED, FINISHED, NewPlan, SessionSpec, pack
 from planner.adapt.policy import DECISION_LAG_STEPS
-from planner.events.event import (
-    UPDATE_ACTION,
-    Event,
-    EventKind,
-)
+from planner.events.event import UPDATE_ACTION, Event, EventKind
 
 
 class GenerationEndedError(Exception):

@@ -17,17 +17,8 @@ from typing import TypeVar
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from executor.core.failures import (
-    PeerLostError,
-    SharedInputError,
-    SharedRunError,
-    first_line,
-)
-from executor.core.job import (
-    JobFolder,
-    RunConfig,
-    rank_devices,
-)
+from executor.core.failures import PeerLostError, SharedInputError, SharedRunError, first_line
+from executor.core.job import JobFolder, RunConfig, rank_devices
 from executor.training.models.loading import LayerSize, compare_sizes
 from planner.files.plan import plan_json
 from planner.plan.plan import Plan

@@ -13,10 +13,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from executor.core.clock import (
-    RunClock,
-    announce_origin,
-)
+from executor.core.clock import RunClock, announce_origin
 from executor.core.clock_sync import HeadClock
 from executor.core.control_store import (
     ORIGIN,
@@ -28,22 +25,12 @@ from executor.core.control_store import (
     store_address,
     upload_results,
 )
-from executor.core.failures import (
-    SharedInputError,
-)
+from executor.core.failures import SharedInputError
 from executor.core.messages import SessionSpec
-from executor.core.step_program import (
-    compile_plan,
-)
-from executor.rank.context import (
-    RankConfig,
-    RankContext,
-)
+from executor.core.step_program import compile_plan
+from executor.rank.context import RankConfig, RankContext
 from executor.rank.control_client import GenerationEndedError
-from executor.rank.handshake import (
-    Handshake,
-    model_facts,
-)
+from executor.rank.handshake import Handshake, model_facts
 from executor.rank.resources import SampleFile
 from executor.rank.session import Session
 from executor.recovery.backups import StateBackups
@@ -52,36 +39,16 @@ from executor.recovery.checkpoints import CheckpointFolder
 from executor.recovery.initial_state import first_state, one_layer
 from executor.recovery.restore_point import layers_of
 from executor.training.compute import PacedCompute
-from executor.training.device import (
-    compute_device,
-    threads_of_a_rank,
-)
-from executor.training.flat_state import (
-    model_state,
-)
+from executor.training.device import compute_device, threads_of_a_rank
+from executor.training.flat_state import model_state
 from executor.training.models.loading import LoadedModel, load_with_sizes
-from executor.training.noise_scale import (
-    NoiseMeasuringCompute,
-    write_norms,
-)
+from executor.training.noise_scale import NoiseMeasuringCompute, write_norms
 from executor.training.real_compute import RealCompute
 from executor.training.tensor_parallel.layers import RankGroup
-from executor.transport.connection import (
-    RECV_TIMEOUT,
-)
-from executor.transport.link_shaper import (
-    LinkShaper,
-    measure_local_delivery_s,
-)
-from executor.transport.rendezvous import (
-    CONNECT_S,
-    ProcessGroups,
-    connect,
-    try_connections,
-)
-from planner.events.event import (
-    EventWriter,
-)
+from executor.transport.connection import RECV_TIMEOUT
+from executor.transport.link_shaper import LinkShaper, measure_local_delivery_s
+from executor.transport.rendezvous import CONNECT_S, ProcessGroups, connect, try_connections
+from planner.events.event import EventWriter
 from planner.scenario.cluster import Cluster
 
 # At the end the others may have hours of work left. Who waits there still hears within seconds that a peer is gone.

@@ -7,34 +7,18 @@ from functools import partial
 import torch.distributed as dist
 
 from executor.core.control_store import store_address
-from executor.core.events import (
-    EventRecorder,
-    PartnerRows,
-)
-from executor.core.failures import (
-    PeerLostError,
-    blaming,
-)
+from executor.core.events import EventRecorder, PartnerRows
+from executor.core.failures import PeerLostError, blaming
 from executor.core.messages import ENDED, Reconfiguration, SessionSpec
 from executor.core.step_program import StepProgram
-from executor.rank.context import (
-    RankConfig,
-    RankContext,
-)
-from executor.rank.control_client import (
-    GenerationEndedError,
-    PlanFeed,
-)
+from executor.rank.context import RankConfig, RankContext
+from executor.rank.control_client import GenerationEndedError, PlanFeed
 from executor.rank.resources import sample_resources
-from executor.rank.train_loop import (
-    TrainLoop,
-)
+from executor.rank.train_loop import TrainLoop
 from executor.recovery.migration import LayerMoves
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.interpreter import Interpreter
-from executor.transport.rendezvous import (
-    ProcessGroups,
-)
+from executor.transport.rendezvous import ProcessGroups
 from executor.transport.transport import Transport
 from planner.cost.async_updates import update_edges
 from planner.plan.plan import Plan

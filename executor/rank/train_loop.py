@@ -4,27 +4,15 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from executor.core.clock import RunClock
-from executor.core.events import (
-    EventRecorder,
-)
-from executor.core.failures import (
-    blaming,
-)
+from executor.core.events import EventRecorder
+from executor.core.failures import blaming
 from executor.core.messages import NewPlan, Reconfiguration
-from executor.core.step_program import (
-    DeviceProgram,
-    StepProgram,
-)
-from executor.rank.context import (
-    RankConfig,
-    RankContext,
-)
+from executor.core.step_program import DeviceProgram, StepProgram
+from executor.rank.context import RankConfig, RankContext
 from executor.rank.control_client import GenerationEndedError, PlanFeed
 from executor.recovery.migration import LayerMoves
 from executor.runtime.interpreter import Interpreter
-from executor.transport.rendezvous import (
-    ProcessGroups,
-)
+from executor.transport.rendezvous import ProcessGroups
 from executor.transport.transport import Transport
 from planner.plan.plan import Plan
 

@@ -9,34 +9,14 @@ from pathlib import Path
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from executor.core.failures import (
-    give_up,
-    rank_name,
-)
-from executor.core.job import (
-    INCARNATION,
-    JobFolder,
-    rank_devices,
-)
-from executor.core.liveness import (
-    start_beating,
-)
-from executor.core.subprocesses import (
-    die_with_parent,
-)
-from executor.rank.context import (
-    RankConfig,
-)
-from executor.rank.handshake import (
-    Handshake,
-    Job,
-    check_ranks,
-    job_facts,
-)
+from executor.core.failures import give_up, rank_name
+from executor.core.job import INCARNATION, JobFolder, rank_devices
+from executor.core.liveness import start_beating
+from executor.core.subprocesses import die_with_parent
+from executor.rank.context import RankConfig
+from executor.rank.handshake import Handshake, Job, check_ranks, job_facts
 from executor.rank.rank import HEAD_START_S, Rank
-from executor.training.device import (
-    keep_freed_memory,
-)
+from executor.training.device import keep_freed_memory
 from executor.transport.rendezvous import check_interface, holds_store, reach_store
 from executor.wan.testbed import enter_device_network
 from planner.files.plan import read_plan

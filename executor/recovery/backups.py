@@ -17,10 +17,7 @@ from executor.training.compute import Compute
 from executor.transport.receive import RecvHandle
 from executor.transport.tags import backup_tag
 from executor.transport.transport import Transport
-from planner.adapt.migration import (
-    LayerTransfer,
-    backup_moves,
-)
+from planner.adapt.migration import LayerTransfer, backup_moves
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 

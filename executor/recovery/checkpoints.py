@@ -19,9 +19,7 @@ from urllib.parse import quote
 import torch
 
 from executor.recovery.checkpoint_file import DamagedError, Header, read_header, read_row, write_part
-from executor.training.flat_state import (
-    model_state,
-)
+from executor.training.flat_state import model_state
 from executor.training.models.loading import check_model
 from planner.files.plan import parse_plan
 from planner.plan.plan import Plan

@@ -8,20 +8,14 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from executor.core.events import (
-    EventRecorder,
-)
+from executor.core.events import EventRecorder
 from executor.core.messages import Reconfiguration
 from executor.training.compute import Compute
 from executor.transport.receive import RecvHandle
 from executor.transport.tags import move_tag
 from executor.transport.transport import Transport
 from planner.adapt.migration import LayerTransfer
-from planner.events.event import (
-    MIGRATE_ACTION,
-    Event,
-    EventKind,
-)
+from planner.events.event import MIGRATE_ACTION, Event, EventKind
 
 
 class LayerMoves:

@@ -5,18 +5,13 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from executor.core.clock import RunClock
-from executor.core.step_program import (
-    StepProgram,
-    Work,
-)
+from executor.core.step_program import StepProgram, Work
 from executor.training.tensor_parallel.layers import RankGroup
 from executor.transport.receive import RecvHandle
 from planner.cost.stage import scheduling_problems
 from planner.plan.actions import Action
 from planner.scenario.scenario import Scenario
-from planner.schedules.dynamic import (
-    DynamicChoice,
-)
+from planner.schedules.dynamic import DynamicChoice
 
 
 class ActionOrder(Protocol):

@@ -6,18 +6,14 @@ from functools import partial
 import torch
 
 from executor.core.clock import RunClock
-from executor.core.events import (
-    EventRecorder,
-)
+from executor.core.events import EventRecorder
 from executor.core.step_program import StepProgram
 from executor.runtime.posted_receives import PostedStep
 from executor.training.compute import Compute
 from executor.transport.tags import sync_tag
 from executor.transport.transport import Transport
 from planner.cost.allreduce import GradientSync
-from planner.events.event import (
-    EventKind,
-)
+from planner.events.event import EventKind
 
 
 class GradientExchange:

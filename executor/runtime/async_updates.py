@@ -20,20 +20,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from executor.core.clock import RunClock
-from executor.core.events import (
-    EventRecorder,
-)
+from executor.core.events import EventRecorder
 from executor.runtime.incoming_updates import HEADER, IncomingUpdates, Update
 from executor.training.compute import Compute, Rows
 from executor.transport.receive import RecvHandle
 from executor.transport.tags import update_tag
 from executor.transport.transport import Transport
 from planner.cost.async_updates import UpdateEdge
-from planner.events.event import (
-    UPDATE_ACTION,
-    Event,
-    EventKind,
-)
+from planner.events.event import UPDATE_ACTION, Event, EventKind
 from planner.plan.plan import Plan, Stage
 from planner.scenario.profile import ModelProfile
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from executor.core.failures import (
-    PeerLostError,
-)
+from executor.core.failures import PeerLostError
 from executor.transport.receive import RecvHandle
 from planner.cost.async_updates import UpdateEdge
 

@@ -7,21 +7,10 @@ from functools import partial
 import torch
 
 from executor.core.clock import RunClock
-from executor.core.events import (
-    EventRecorder,
-)
-from executor.core.step_program import (
-    StepProgram,
-    Transfer,
-    Work,
-)
-from executor.runtime.action_order import (
-    group_order,
-)
-from executor.runtime.allreduce import (
-    GradientExchange,
-    OverlappedAllReduce,
-)
+from executor.core.events import EventRecorder
+from executor.core.step_program import StepProgram, Transfer, Work
+from executor.runtime.action_order import group_order
+from executor.runtime.allreduce import GradientExchange, OverlappedAllReduce
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.grad_norm import NormChain
 from executor.runtime.posted_receives import PostedStep
@@ -29,13 +18,8 @@ from executor.training.compute import Compute
 from executor.training.tensor_parallel.layers import RankGroup
 from executor.transport.tags import transfer_tag
 from executor.transport.transport import Transport
-from executor.transport.wire_format import (
-    Wire,
-)
-from planner.events.event import (
-    Event,
-    EventKind,
-)
+from executor.transport.wire_format import Wire
+from planner.events.event import Event, EventKind
 from planner.scenario.scenario import Scenario
 
 

@@ -1,9 +1,6 @@
 """The receives of one step: all of them posted at once, before the step begins."""
 
-from executor.core.step_program import (
-    StepProgram,
-    Transfer,
-)
+from executor.core.step_program import StepProgram, Transfer
 from executor.runtime.action_order import ActionOrder
 from executor.transport.receive import RecvHandle
 from executor.transport.tags import sync_tag, transfer_tag

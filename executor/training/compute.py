@@ -7,10 +7,7 @@ from typing import Protocol
 import torch
 
 from executor.core.clock import RunClock
-from executor.core.step_program import (
-    DeviceProgram,
-    Work,
-)
+from executor.core.step_program import DeviceProgram, Work
 from planner.adapt.migration import LayerTransfer
 from planner.cost.allreduce import GradientSync
 from planner.plan.plan import Plan

@@ -10,18 +10,14 @@ import torch
 
 from executor.core.clock import RunClock
 from executor.core.job import JobFolder
-from executor.core.step_program import (
-    DeviceProgram,
-)
+from executor.core.step_program import DeviceProgram
 from executor.training.models.loading import LoadedModel
 from executor.training.real_compute import RealCompute
 from executor.training.tensor_parallel.layers import RankGroup
 from planner.cost.allreduce import GradientSync
 from planner.plan.actions import Kind
 from planner.plan.plan import Plan
-from planner.runs.gradient_noise import (
-    GradientNorms,
-)
+from planner.runs.gradient_noise import GradientNorms
 from planner.scenario.scenario import Training
 
 # One device alone has nobody to compare with.

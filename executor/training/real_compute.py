@@ -9,20 +9,10 @@ import torch
 from torch import nn
 
 from executor.core.clock import RunClock
-from executor.core.step_program import (
-    DeviceProgram,
-    Work,
-)
+from executor.core.step_program import DeviceProgram, Work
 from executor.training.compute import Performed
-from executor.training.device import (
-    CPU,
-    seed_random,
-    settle,
-)
-from executor.training.flat_state import (
-    FlatParameters,
-    LayerState,
-)
+from executor.training.device import CPU, seed_random, settle
+from executor.training.flat_state import FlatParameters, LayerState
 from executor.training.grad_buckets import GradBucketHooks
 from executor.training.models.data_order import DataOrder
 from executor.training.models.loading import LoadedModel, SampleShape
@@ -30,10 +20,7 @@ from executor.training.models.protocols import TensorParallelModel
 from executor.training.optimizer import UpdateRule
 from executor.training.stage_module import Loss, StageModule
 from executor.training.tensor_parallel.layers import RankGroup, cut_layer, squared_norm, whole_parameters
-from executor.training.tensors import (
-    from_payloads,
-    to_payload,
-)
+from executor.training.tensors import from_payloads, to_payload
 from planner.adapt.migration import LayerTransfer
 from planner.cost.allreduce import GradientSync
 from planner.cost.async_updates import samples_of_an_update

@@ -10,12 +10,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 from executor.training.grad_buckets import GradBucketHooks
-from executor.training.split_backward import (
-    WeightStore,
-)
-from executor.training.tensors import (
-    computing_in,
-)
+from executor.training.split_backward import WeightStore
+from executor.training.tensors import computing_in
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
 

@@ -10,12 +10,8 @@ import torch
 import torch.distributed as dist
 
 from executor.core.clock import RunClock
-from executor.core.failures import (
-    blaming,
-)
-from executor.transport.link_shaper import (
-    LinkShaper,
-)
+from executor.core.failures import blaming
+from executor.transport.link_shaper import LinkShaper
 from planner.scenario.cluster import Link
 
 # A link may be out for minutes; whoever waits longer than this for a peer gives up.

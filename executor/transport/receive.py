@@ -8,13 +8,8 @@ import torch
 import torch.distributed as dist
 
 from executor.core.clock import RunClock
-from executor.core.failures import (
-    PeerLostError,
-    blaming,
-)
-from executor.transport.connection import (
-    RECV_TIMEOUT,
-)
+from executor.core.failures import PeerLostError, blaming
+from executor.transport.connection import RECV_TIMEOUT
 
 
 class RecvHandle:

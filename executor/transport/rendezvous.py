@@ -11,9 +11,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore  # type: ignore[attr-defined]
 
-from executor.core.failures import (
-    first_line,
-)
+from executor.core.failures import first_line
 from traces.common.errors import RunError
 
 

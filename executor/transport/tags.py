@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 
-from executor.core.step_program import (
-    Transfer,
-)
+from executor.core.step_program import Transfer
 from planner.plan.actions import Kind
 
 # Neighbouring ranks are at most a step apart and post a step ahead; four keep the tags of different steps apart.

@@ -12,17 +12,11 @@ import torch
 import torch.distributed as dist
 
 from executor.core.clock import RunClock
-from executor.core.failures import (
-    blaming,
-)
+from executor.core.failures import blaming
 from executor.transport.connection import Connection, EmulatedPath, Message
-from executor.transport.link_shaper import (
-    LinkShaper,
-)
+from executor.transport.link_shaper import LinkShaper
 from executor.transport.receive import RecvHandle
-from executor.transport.rendezvous import (
-    ProcessGroups,
-)
+from executor.transport.rendezvous import ProcessGroups
 from executor.transport.tags import NO_MESSAGE
 from planner.scenario.cluster import Cluster
 

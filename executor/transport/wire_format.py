@@ -4,13 +4,9 @@ from typing import Protocol
 
 import torch
 
-from executor.core.step_program import (
-    Transfer,
-)
+from executor.core.step_program import Transfer
 from executor.transport.compression import pack, unpack
-from planner.cost.network import (
-    wire_bytes,
-)
+from planner.cost.network import wire_bytes
 from planner.scenario.cluster import Cluster
 from traces.common.errors import InputError
 

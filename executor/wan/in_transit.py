@@ -7,11 +7,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from executor.wan.emulated_link import EmulatedLink
-from executor.wan.packet import (
-    count_segments,
-    frames_bytes,
-    without_segments,
-)
+from executor.wan.packet import count_segments, frames_bytes, without_segments
 
 
 @dataclass(frozen=True, slots=True)

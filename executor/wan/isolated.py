@@ -8,13 +8,8 @@ import json
 import os
 import sys
 
-from executor.core.subprocesses import (
-    die_with_parent,
-)
-from executor.wan.linux import (
-    isolate,
-    switch_on_loopback,
-)
+from executor.core.subprocesses import die_with_parent
+from executor.wan.linux import isolate, switch_on_loopback
 from executor.wan.tcp_settings import HOST_TCP, read_tcp
 
 

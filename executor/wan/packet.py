@@ -9,9 +9,7 @@ import struct
 from collections.abc import Sequence
 from itertools import pairwise
 
-from executor.wan.linux import (
-    HEADER_BYTES,
-)
+from executor.wan.linux import HEADER_BYTES
 
 # A frame's own header; the check sum and the gap between frames are not counted, as in the simulator.
 ETHERNET_BYTES = 14

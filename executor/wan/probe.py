@@ -4,20 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-from executor.wan.linux import (
-    TUN_FILE,
-    enter_network,
-    enter_new_network,
-    isolate,
-    open_tun,
-    switch_on_loopback,
-)
-from executor.wan.testbed import (
-    INTERFACE,
-    NETMASK,
-    control_address,
-    device_address,
-)
+from executor.wan.linux import TUN_FILE, enter_network, enter_new_network, isolate, open_tun, switch_on_loopback
+from executor.wan.testbed import INTERFACE, NETMASK, control_address, device_address
 
 # What can forbid an ordinary user's namespaces, beside the filter of a container: sysctl, value, and one that allows.
 _SYSCTLS = (

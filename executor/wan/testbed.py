@@ -10,9 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from executor.core.job import JobFolder, Tcp
-from executor.wan.linux import (
-    enter_network,
-)
+from executor.wan.linux import enter_network
 from traces.common.errors import RunError
 
 # The interface of each host, in its own network namespace.

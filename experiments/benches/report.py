@@ -7,9 +7,7 @@ from statistics import median
 from time import perf_counter
 
 from experiments.benches.browser import browser, complaints, open_page
-from experiments.benches.cases import (
-    wide_area_scenario,
-)
+from experiments.benches.cases import wide_area_scenario
 from experiments.benches.result import BenchResult, Check, Row
 from experiments.report.html.run_page import write_run_page
 from planner.runs.record import RunRecord

@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.deploy import (
-    add_to,
-)
+from experiments.cli.deploy import add_to
 from experiments.cli.options import (
     ComputeChoice,
     DurationOption,
@@ -25,18 +23,9 @@ from experiments.cli.options import (
     StrategyOption,
 )
 from experiments.cli.profile import profile_app
-from experiments.cli.sweep import (
-    sweep,
-)
-from experiments.cli.traces import (
-    traces_app,
-)
-from experiments.runs.console import (
-    CommandInterruptedError,
-    raise_when_interrupted,
-    say,
-    tell,
-)
+from experiments.cli.sweep import sweep
+from experiments.cli.traces import traces_app
+from experiments.runs.console import CommandInterruptedError, raise_when_interrupted, say, tell
 from traces.common.errors import InputError, RopebridgeError
 
 app = typer.Typer(
@@ -57,9 +46,7 @@ def demo(output: FolderOption = None, as_json: JsonOption = False) -> None:
     """Plan, simulate, run for real here, compare, draw: three regions, four devices. Example: ropebridge demo."""
     import json
 
-    from experiments.verbs import (
-        demo as verb,
-    )
+    from experiments.verbs import demo as verb
 
     done = verb.demo(output, tell)
     say(json.dumps(done.result) if as_json else verb.describe_demo(done))
@@ -97,12 +84,8 @@ def plan(
 ) -> None:
     """Turn a scenario into a plan. Example: ropebridge plan cloud-edge-end --strategy auto --explain -o plan.json."""
     from experiments.runs.scenario import Ordering
-    from experiments.verbs.plan import (
-        PlanObjective,
-    )
-    from experiments.verbs.plan import (
-        plan as verb,
-    )
+    from experiments.verbs.plan import PlanObjective
+    from experiments.verbs.plan import plan as verb
 
     asked = PlanObjective(objective, budget_per_hour, rate_samples_per_s, robust_share)
     ordering = Ordering(schedule, dynamic, orders)
@@ -188,10 +171,7 @@ def run(
     from experiments.runs.carry_out import carry_out, present
     from experiments.runs.live import watching
     from experiments.runs.scenario import Ordering, choose_plan, choose_scenario
-    from experiments.verbs.resume import (
-        checkpoint_orders,
-        resumed_plan,
-    )
+    from experiments.verbs.resume import checkpoint_orders, resumed_plan
 
     described = choose_scenario(scenario)
     checkpoints, had = checkpoint_orders(checkpoint, checkpoint_every, resume, described, steps, tell)
@@ -228,9 +208,7 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Show runs side by side, simulated or real. Example: ropebridge compare runs/simulated runs/real."""
-    from experiments.verbs.report import (
-        compare as verb,
-    )
+    from experiments.verbs.report import compare as verb
 
     say(verb(runs, as_json))
 
@@ -251,9 +229,7 @@ def report(
     ] = None,
 ) -> None:
     """Show runs, or a sweep, on a page or in figures. Example: ropebridge report runs/plain runs/real -o both.html."""
-    from experiments.verbs.report import (
-        report as verb,
-    )
+    from experiments.verbs.report import report as verb
 
     say(verb(runs, outputs or []))
 
@@ -277,9 +253,7 @@ def bench(
     as_json: JsonOption = False,
 ) -> None:
     """Measure ropebridge on this machine and hold it to its bars. Example: ropebridge bench fidelity --quick."""
-    from experiments.verbs.bench import (
-        bench as verb,
-    )
+    from experiments.verbs.bench import bench as verb
 
     files = (runs, times, sizes, network, model)
     text, holds = verb(name, quick, as_json, tell, files if any(files) else None)
@@ -299,12 +273,8 @@ def reproduce(
     as_json: JsonOption = False,
 ) -> None:
     """Hold a published system's claims against what we measure. Example: ropebridge reproduce asteroid --quick."""
-    from experiments.verbs.bench import (
-        execute_reproduction,
-    )
-    from experiments.verbs.bench import (
-        reproduce as verb,
-    )
+    from experiments.verbs.bench import execute_reproduction
+    from experiments.verbs.bench import reproduce as verb
 
     if execute:
         text, holds = execute_reproduction(name, as_json, output, tell)

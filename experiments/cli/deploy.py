@@ -39,12 +39,8 @@ def deploy(
     """Bring a plan to its hosts. Example: ropebridge deploy my.yaml --plan p --target ssh --hosts h.yaml -o job-1."""
     from executor.deploy.bundle import HostedRun
     from experiments.runs.scenario import choose_plan, choose_scenario
-    from experiments.verbs.hosts import (
-        DeployConfig,
-    )
-    from experiments.verbs.hosts import (
-        deploy as verb,
-    )
+    from experiments.verbs.hosts import DeployConfig
+    from experiments.verbs.hosts import deploy as verb
 
     chosen = choose_scenario(scenario)
     run = HostedRun(compute.value, steps, policy, backup_every, checkpoint, checkpoint_every if checkpoint else 0)
@@ -60,18 +56,14 @@ def host(
     ] = False,
 ) -> None:
     """Run one host's part of a job that was deployed. Example: ropebridge host job-1/job cloud-1."""
-    from experiments.verbs.hosts import (
-        host as verb,
-    )
+    from experiments.verbs.hosts import host as verb
 
     say(verb(job, name, head or None, resume, tell))
 
 
 def status(folder: DeploymentArgument) -> None:
     """Say how a deployed job stands on each host. Example: ropebridge status job-1."""
-    from experiments.verbs.hosts import (
-        status as verb,
-    )
+    from experiments.verbs.hosts import status as verb
 
     say(verb(folder))
 
@@ -83,9 +75,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
 ) -> None:
     """Show what a host of a deployed job has printed. Example: ropebridge logs job-1 --host edge-1 -f."""
-    from experiments.verbs.hosts import (
-        logs as verb,
-    )
+    from experiments.verbs.hosts import logs as verb
 
     if status_ := verb(folder, name, lines, follow):
         raise typer.Exit(1 if status_ else 0)
@@ -93,9 +83,7 @@ def logs(
 
 def stop(folder: DeploymentArgument) -> None:
     """End a deployed job on all its hosts. Example: ropebridge stop job-1."""
-    from experiments.verbs.hosts import (
-        stop as verb,
-    )
+    from experiments.verbs.hosts import stop as verb
 
     say(verb(folder))
 

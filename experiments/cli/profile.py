@@ -66,9 +66,7 @@ def model(
         split,
     )
     check_orders(orders, output)
-    from experiments.profiles.model import (
-        profile,
-    )
+    from experiments.profiles.model import profile
 
     say(profile(orders, output, as_json, tell))
 

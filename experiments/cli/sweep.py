@@ -25,8 +25,6 @@ def sweep(
     as_json: JsonOption = False,
 ) -> None:
     """Simulate over grids, lists or draws of parameters into one table. Example: ropebridge sweep links.yaml -j 2."""
-    from experiments.verbs.sweep import (
-        sweep as verb,
-    )
+    from experiments.verbs.sweep import sweep as verb
 
     say(verb(path, output, engine, jobs, as_json, retry_failed, tell))

@@ -7,9 +7,7 @@ import typer
 
 from experiments.cli.options import JsonOption
 from experiments.runs.console import say, tell
-from traces.common.text import (
-    key_and_value,
-)
+from traces.common.text import key_and_value
 
 traces_app = typer.Typer(help="Read, convert, make and record traces of link bandwidth.", no_args_is_help=True)
 
@@ -22,9 +20,7 @@ def traces_show(
     as_json: JsonOption = False,
 ) -> None:
     """Describe a trace and draw its rate. Example: ropebridge traces show link.csv --plot link.png."""
-    from experiments.verbs.traces import (
-        show,
-    )
+    from experiments.verbs.traces import show
 
     say(show(path, loops=loops, as_json=as_json, plot=plot))
 
@@ -39,9 +35,7 @@ def traces_convert(
     step: Annotated[str | None, typer.Option("--step", help="Mean rate over windows of this length: '5 s'.")] = None,
 ) -> None:
     """Write a trace in another format. Example: ropebridge traces convert link.csv link.mahi."""
-    from experiments.verbs.traces import (
-        convert,
-    )
+    from experiments.verbs.traces import convert
     from traces.common.units import parse_duration_s
 
     say(convert(source, target, to=to, step_s=parse_duration_s(step) if step is not None else None))
@@ -62,9 +56,7 @@ def traces_generate(
     ] = None,
 ) -> None:
     """Make up a trace. Example: ropebridge traces generate lte -o lte.csv --duration '10 min' --seed 7."""
-    from experiments.verbs.traces import (
-        generate,
-    )
+    from experiments.verbs.traces import generate
     from traces.common.units import parse_duration_s
 
     text = generate(
@@ -97,9 +89,7 @@ def traces_record(
     as_json: JsonOption = False,
 ) -> None:
     """Sample a live path to a trace. Example: ropebridge traces record 10.0.0.5 -o link.csv --every '10 s'."""
-    from experiments.verbs.traces import (
-        record,
-    )
+    from experiments.verbs.traces import record
 
     text = record(
         address,

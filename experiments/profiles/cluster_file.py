@@ -10,9 +10,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.util import load_yaml_guess_indent
 
-from planner.files.cluster import (
-    ClusterEntry,
-)
+from planner.files.cluster import ClusterEntry
 from planner.files.documents import Document, read_text
 from planner.files.parsing import parse
 from planner.scenario.size_curve import SizeCurve

@@ -5,22 +5,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from experiments.profiles.model import (
-    work_table,
-)
+from experiments.profiles.model import work_table
 from experiments.profiles.model_file import ModelLayers, add_to_model_file
-from experiments.runs.console import (
-    check_targets,
-)
+from experiments.runs.console import check_targets
 from planner.files.importers.huggingface import read_huggingface
 from planner.files.importers.metis import read_metis
 from planner.files.importers.pipedream import read_pipedream
 from planner.files.importers.sailor import profiled_models, read_sailor
 from traces.common.errors import InputError
 from traces.common.names import unknown_name
-from traces.common.text import (
-    key_and_value,
-)
+from traces.common.text import key_and_value
 from traces.common.units import parse_bytes
 
 

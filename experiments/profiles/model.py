@@ -12,11 +12,7 @@ import torch
 from executor.profiling.background_load import LoadConfig, background_load
 from executor.profiling.flops import count_work
 from executor.profiling.model_profile import LayerCosts, ModelCosts, profile_model, profiling_steps
-from executor.training.device import (
-    CPU,
-    keep_freed_memory,
-    threads_of_a_rank,
-)
+from executor.training.device import CPU, keep_freed_memory, threads_of_a_rank
 from executor.training.models.loading import LoadedModel, load_with_sizes
 from experiments.profiles.model_file import ModelLayers, add_to_model_file, refuse_another_model
 from experiments.profiles.orders import META, ProfileConfig, arguments_of, sample_counts
@@ -25,9 +21,7 @@ from planner.scenario.profile import LayerProfile, TimeTable
 from planner.scenario.roofline import LayerWork
 from planner.scenario.scenario import ModelCode, Optimizer, Training
 from traces.common.errors import InputError
-from traces.common.units import (
-    size_text,
-)
+from traces.common.units import size_text
 from traces.probe.interval import CONFIDENCE, Interval
 
 

@@ -16,17 +16,12 @@ from executor.profiling.message_times import (
 from experiments.profiles.cluster_file import MeasuredLink, add_links, check_cluster_file
 from experiments.profiles.network_report import document_of, notes_on, table_of
 from experiments.profiles.size_curve_fit import fit_size_curve
-from experiments.runs.console import (
-    CommandInterruptedError,
-)
+from experiments.runs.console import CommandInterruptedError
 from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY
 from planner.scenario.size_curve import SizeCurve
 from traces.common.errors import InputError, RunError
 from traces.probe.address import parse_address
-from traces.probe.bursts import (
-    MOST_BYTES,
-    MOST_CONNECTIONS,
-)
+from traces.probe.bursts import MOST_BYTES, MOST_CONNECTIONS
 from traces.probe.path_profile import PathProfile, profile_path
 from traces.probe.peer import Peer, await_listener
 from traces.probe.responder import Responder

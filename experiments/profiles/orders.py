@@ -7,15 +7,11 @@ from pathlib import Path
 import yaml
 
 from experiments.profiles.model_file import refuse_another_model
-from experiments.runs.console import (
-    check_targets,
-)
+from experiments.runs.console import check_targets
 from planner.scenario.scenario import ELEMENT_BYTES, OPTIMIZER_STATES, ModelCode
 from traces.common.errors import InputError
 from traces.common.names import find_by_name
-from traces.common.text import (
-    key_and_value,
-)
+from traces.common.text import key_and_value
 
 # Where torch only works out shapes.
 META = "meta"

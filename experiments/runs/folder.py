@@ -12,17 +12,10 @@ from typing import Any
 
 from planner.adapt.migration import LayerTransfer, Migration
 from planner.adapt.policy import Decision
-from planner.events.event import (
-    read_events,
-    write_events,
-)
+from planner.events.event import read_events, write_events
 from planner.files.plan import parse_plan, plan_json, read_plan, write_plan
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
-from planner.runs.gradient_noise import (
-    ESTIMATORS,
-    GradientNorms,
-    smoothed_noise,
-)
+from planner.runs.gradient_noise import ESTIMATORS, GradientNorms, smoothed_noise
 from planner.runs.memory_timeline import peak_memory_bytes
 from planner.runs.metrics import measure
 from planner.runs.record import RealNetwork, RunRecord

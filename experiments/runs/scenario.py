@@ -8,17 +8,12 @@ from planner.check.check import check_plan
 from planner.files.documents import read_text
 from planner.files.plan import read_plan
 from planner.files.resolved_scenario import read_resolved_scenario
-from planner.files.scenario import (
-    read_scenario,
-)
+from planner.files.scenario import read_scenario
 from planner.plan.actions import from_torch_csv
 from planner.plan.plan import EXPLICIT, Plan
 from planner.scenario.scenario import Scenario
 from planner.schedules import SCHEDULES
-from planner.step.orders import (
-    with_orders,
-    with_schedule,
-)
+from planner.step.orders import with_orders, with_schedule
 from planner.systems.strategies import make_plan
 from traces.common.errors import InputError
 from traces.common.names import find_by_name

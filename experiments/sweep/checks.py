@@ -6,29 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runs.carry_out import bounded
-from experiments.sweep.definition import (
-    PLAN,
-    SETTINGS,
-    Sweep,
-    check_names,
-    run_length,
-    scenario_path,
-)
-from experiments.sweep.overrides import (
-    Keys,
-    check_path,
-    parse_path,
-)
+from experiments.sweep.definition import PLAN, SETTINGS, Sweep, check_names, run_length, scenario_path
+from experiments.sweep.overrides import Keys, check_path, parse_path
 from experiments.sweep.parameters import RANDOM
 from planner.files.documents import Document
-from planner.files.parsing import (
-    Part,
-    keys_at,
-)
+from planner.files.parsing import Part, keys_at
 from planner.files.plan import read_plan
-from planner.files.scenario import (
-    ScenarioEntry,
-)
+from planner.files.scenario import ScenarioEntry
 from planner.plan.plan import Plan
 from traces.common.errors import InputError
 from traces.common.names import unknown_name

@@ -8,10 +8,7 @@ from typing import Any
 from experiments.runs.carry_out import DEFAULT_STEPS
 from experiments.runs.scenario import READY_FOLDER, ready_scenarios
 from experiments.sweep.parameters import Parameter
-from planner.files.parsing import (
-    STRICT,
-    Positive,
-)
+from planner.files.parsing import STRICT, Positive
 from planner.schedules import SCHEDULES
 from planner.systems.policies import POLICIES
 from planner.systems.strategies import STRATEGIES

@@ -11,14 +11,8 @@ from experiments.sweep.definition import Sweep
 from experiments.sweep.folder import LOGS, TABLE, claimed, write_sweep_json
 from experiments.sweep.outcomes import FAILED, Outcome, OutcomeLog, read_outcomes
 from experiments.sweep.points import Point
-from experiments.sweep.table import (
-    RUN_METRICS,
-    write_table,
-)
-from experiments.sweep.worker import (
-    Engine,
-    PointTask,
-)
+from experiments.sweep.table import RUN_METRICS, write_table
+from experiments.sweep.worker import Engine, PointTask
 from traces.common.errors import RunError
 
 DIED = "the process that carried it out died, twice: out of memory, or killed"

@@ -11,9 +11,7 @@ from typing import Any
 
 from experiments.sweep.definition import Sweep
 from experiments.sweep.points import ground_of
-from experiments.sweep.table import (
-    described,
-)
+from experiments.sweep.table import described
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 

@@ -8,9 +8,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from planner.check.check import check_plan
 from planner.files.documents import Document, Location
-from planner.files.effects import (
-    BASES,
-)
+from planner.files.effects import BASES
 from planner.files.parsing import (
     BitsPerSecond,
     Bytes,

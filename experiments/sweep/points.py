@@ -8,13 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments.sweep.definition import (
-    PLAN,
-    USERS_CODE,
-    Sweep,
-    scenario_path,
-    users_file,
-)
+from experiments.sweep.definition import PLAN, USERS_CODE, Sweep, scenario_path, users_file
 from experiments.sweep.parameters import RANDOM, canonical
 from planner.files.documents import Document
 from traces.common.errors import InputError

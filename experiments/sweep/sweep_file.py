@@ -7,19 +7,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from experiments.sweep.checks import check_draws, check_lengths, check_paths, check_settings, check_size
-from experiments.sweep.definition import (
-    SETTINGS,
-    SettingsEntry,
-    Sweep,
-)
+from experiments.sweep.definition import SETTINGS, SettingsEntry, Sweep
 from experiments.sweep.parameters import ParameterEntry, checked_parameter
 from planner.files.documents import Document
-from planner.files.parsing import (
-    STRICT,
-    Positive,
-    Seed,
-    parse,
-)
+from planner.files.parsing import STRICT, Positive, Seed, parse
 from traces.common.errors import InputError
 
 

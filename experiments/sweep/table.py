@@ -13,24 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter, ValidationError
 
-from experiments.sweep.definition import (
-    PLAN,
-    SETTINGS,
-    Sweep,
-)
+from experiments.sweep.definition import PLAN, SETTINGS, Sweep
 from experiments.sweep.outcomes import Outcome
-from experiments.sweep.overrides import (
-    parse_path,
-    quantity_at,
-)
+from experiments.sweep.overrides import parse_path, quantity_at
 from experiments.sweep.parameters import Parameter
 from experiments.sweep.points import Point
-from planner.files.parsing import (
-    Seconds,
-)
-from planner.files.scenario import (
-    ScenarioEntry,
-)
+from planner.files.parsing import Seconds
+from planner.files.scenario import ScenarioEntry
 from planner.runs.memory_timeline import peak_memory_bytes
 from planner.runs.metrics import measure
 from planner.runs.record import RunRecord

@@ -13,31 +13,14 @@ from typing import Any, Protocol
 
 from experiments.runs.carry_out import bounded
 from experiments.runs.scenario import Ordering, choose_plan
-from experiments.sweep.definition import (
-    PLAN,
-    SETTINGS,
-    run_length,
-    scenario_path,
-    setting_text,
-    users_file,
-)
+from experiments.sweep.definition import PLAN, SETTINGS, run_length, scenario_path, setting_text, users_file
 from experiments.sweep.outcomes import FAILED, OK, Outcome, OutcomeLog
-from experiments.sweep.overrides import (
-    AlteredDocument,
-    Keys,
-    altered_plan,
-    parse_path,
-)
+from experiments.sweep.overrides import AlteredDocument, Keys, altered_plan, parse_path
 from experiments.sweep.parameters import canonical
 from experiments.sweep.points import Point
-from experiments.sweep.table import (
-    Value,
-    point_metrics,
-)
+from experiments.sweep.table import Value, point_metrics
 from planner.files.documents import Document
-from planner.files.scenario import (
-    scenario_in,
-)
+from planner.files.scenario import scenario_in
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.policies import make_policy

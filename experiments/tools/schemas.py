@@ -8,9 +8,7 @@ from typing import Any
 
 from experiments.sweep.sweep_file import sweep_schema
 from planner.files.plan import plan_schema
-from planner.files.scenario import (
-    scenario_schema,
-)
+from planner.files.scenario import scenario_schema
 from traces.common.atomic import write_text_atomically
 
 

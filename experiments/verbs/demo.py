@@ -12,12 +12,8 @@ from experiments.report.html.run_page import write_run_page
 from experiments.report.perfetto import write_perfetto
 from experiments.runs.folder import new_folder, summarise, write_record
 from experiments.runs.scenario import choose_scenario
-from experiments.verbs.plan import (
-    describe_plan,
-)
-from experiments.verbs.report import (
-    compare,
-)
+from experiments.verbs.plan import describe_plan
+from experiments.verbs.report import compare
 from planner.files.plan import write_plan
 from planner.scenario.effects import WIDE_AREA_TCP, Effects
 from planner.systems.policies import make_policy

@@ -11,30 +11,19 @@ from typing import TypeVar
 from executor.backend import TorchBackend
 from executor.control.member import run_member
 from executor.core.hosts import Hosts
-from executor.core.job import (
-    RunConfig,
-    rank_devices,
-)
+from executor.core.job import RunConfig, rank_devices
 from executor.deploy.bundle import Bundle, HostedRun, read_bundle
 from executor.deploy.deployment import Deployment, read_deployment
 from executor.deploy.hosts_file import HostsFile, hosts_of, read_hosts_file
 from executor.deploy.target import Target, exports
 from executor.deploy.targets import TARGETS
-from executor.recovery.checkpoints import (
-    CheckpointConfig,
-)
-from executor.validate import (
-    check_spread,
-    check_supported,
-)
+from executor.recovery.checkpoints import CheckpointConfig
+from executor.validate import check_spread, check_supported
 from experiments.runs.carry_out import carry_out, present
 from experiments.runs.folder import new_folder
 from experiments.runs.live import telling
 from experiments.runs.scenario import Ordering
-from experiments.verbs.resume import (
-    checkpoint_orders,
-    resumed_plan,
-)
+from experiments.verbs.resume import checkpoint_orders, resumed_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.policies import make_policy

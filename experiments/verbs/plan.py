@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from experiments.runs.console import (
-    check_targets,
-)
+from experiments.runs.console import check_targets
 from experiments.runs.scenario import Ordering, choose_plan, choose_scenario, with_ordering
 from planner.check.check import check_plan
 from planner.explain.explanation import Explanation, explain
@@ -16,15 +14,10 @@ from planner.plan.actions import to_torch_csv
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.step.orders import (
-    plan_orders,
-)
+from planner.step.orders import plan_orders
 from planner.systems.auto.objective import OBJECTIVES, Objective
 from planner.systems.auto.robust import check_quantile
-from planner.systems.auto.strategy import (
-    plan_for,
-    robust_plan,
-)
+from planner.systems.auto.strategy import plan_for, robust_plan
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 from traces.common.names import unknown_name

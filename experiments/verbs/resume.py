@@ -3,11 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from executor.recovery.checkpoints import (
-    CheckpointConfig,
-    refuse_used,
-    resumption,
-)
+from executor.recovery.checkpoints import CheckpointConfig, refuse_used, resumption
 from experiments.runs.scenario import Ordering, with_ordering
 from planner.check.check import check_plan
 from planner.plan.plan import Plan

@@ -4,9 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from experiments.runs.console import (
-    CommandInterruptedError,
-)
+from experiments.runs.console import CommandInterruptedError
 from experiments.runs.machine import usable_cores
 from experiments.runs.progress import duration_text, watching
 from experiments.sweep.definition import Sweep
@@ -15,10 +13,7 @@ from experiments.sweep.engines import make_engine
 from experiments.sweep.folder import check_folder, default_folder
 from experiments.sweep.points import Point, points_of
 from experiments.sweep.sweep_file import read_sweep
-from experiments.sweep.worker import (
-    PointTask,
-    scenario_of,
-)
+from experiments.sweep.worker import PointTask, scenario_of
 from traces.common.errors import InputError, RunError
 
 

@@ -7,9 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 
-from experiments.runs.console import (
-    CommandInterruptedError,
-)
+from experiments.runs.console import CommandInterruptedError
 from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY
 from traces.common.errors import InputError
 from traces.common.units import parse_bytes, parse_duration_s
@@ -19,9 +17,7 @@ from traces.generators import parse as generation
 from traces.preemption.files import is_preemption, read_preemption
 from traces.preemption.statistics import describe_preemption
 from traces.probe.address import parse_address
-from traces.probe.bursts import (
-    Direction,
-)
+from traces.probe.bursts import Direction
 from traces.probe.peer import await_listener
 from traces.probe.recorder import Recorder, RecordingConfig
 from traces.probe.recording import Recording

@@ -10,9 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from planner.cost.network import (
-    nominal_path,
-)
+from planner.cost.network import nominal_path
 from planner.plan.plan import Plan
 from planner.scenario.scenario import OPTIMIZER_STATES, Scenario
 from traces.common.errors import InputError

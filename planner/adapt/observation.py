@@ -4,10 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from planner.events.event import (
-    Event,
-    EventKind,
-)
+from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan
 
 

@@ -9,9 +9,7 @@ from planner.scenario.scenario import Scenario
 from planner.schedules import HOLD_ALL
 from planner.step.memory import peak_bytes
 from traces.common.errors import InputError
-from traces.common.units import (
-    size_text,
-)
+from traces.common.units import size_text
 
 # The schedules that do not look at memory: those that hold every microbatch at once, and the one that holds its depth.
 _HEEDLESS = HOLD_ALL | {"1f1b"}

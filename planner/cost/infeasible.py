@@ -8,9 +8,7 @@ from planner.plan.plan import Replica, Stage
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError
-from traces.common.units import (
-    size_text,
-)
+from traces.common.units import size_text
 
 
 def no_split_fits(scenario: Scenario, strategy: str, devices: Sequence[Device] = ()) -> InputError:

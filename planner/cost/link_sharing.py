@@ -10,11 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from planner.cost.network import (
-    ConstantRatePath,
-    Paths,
-    nominal_path,
-)
+from planner.cost.network import ConstantRatePath, Paths, nominal_path
 from planner.plan.plan import Plan, Stage
 from planner.scenario.scenario import Scenario
 

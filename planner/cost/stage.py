@@ -8,12 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.memory import recomputed_bytes, resident_bytes, saved_activation_bytes, state_bytes
-from planner.cost.network import (
-    ConstantRatePath,
-    compression_between,
-    nominal_path,
-    wire_bytes,
-)
+from planner.cost.network import ConstantRatePath, compression_between, nominal_path, wire_bytes
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.profile import ComputeTimes
 from planner.scenario.scenario import Scenario

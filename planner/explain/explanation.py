@@ -9,9 +9,7 @@ from planner.explain.verdict import Bottleneck, Savings, gains_of, verdict_of
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.robust import RobustRate, robust_rate
-from traces.common.units import (
-    size_text,
-)
+from traces.common.units import size_text
 
 
 @dataclass(frozen=True, slots=True)

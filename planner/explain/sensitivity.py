@@ -16,9 +16,7 @@ from planner.scenario.variants import Ends, with_better_links, with_endless_memo
 from planner.step.compile import CompiledStep, compile_step
 from planner.step.evaluate import blocking_messages, message_times, nominal_paths, step_time_s
 from planner.step.graph import Flags, Floats, longest_path, walk
-from planner.step.orders import (
-    hiding_depths,
-)
+from planner.step.orders import hiding_depths
 from planner.step.tables import SYNC
 
 # What is better is so many times as fast, or takes one by so much of the time.

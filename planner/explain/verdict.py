@@ -9,9 +9,7 @@ from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.scenario.variants import Ends, with_endless_memory
 from planner.step.memory import peak_bytes
-from traces.common.units import (
-    size_text,
-)
+from traces.common.units import size_text
 
 CAUSES = ("compute", "link", "latency", "memory", "sums of gradients")
 

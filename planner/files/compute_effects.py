@@ -10,21 +10,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from planner.files.parsing import (
-    STRICT,
-    Number,
-    Part,
-    Seconds,
-    Seed,
-)
+from planner.files.parsing import STRICT, Number, Part, Seconds, Seed
 from planner.scenario.cluster import Cluster
 from planner.scenario.effects import ComputeEffects, Slowdown, Straggler
 from traces.common.errors import InputError
 from traces.common.lines import LineError, check_rising, parse_scaled
 from traces.common.names import find_by_name
-from traces.common.text import (
-    read_text,
-)
+from traces.common.text import read_text
 
 COLUMNS = ("time_s", "speed")
 

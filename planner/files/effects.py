@@ -6,27 +6,10 @@ from typing import Annotated, Any, Literal
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from planner.files.compute_effects import (
-    ComputeEntry,
-    compute_effects,
-)
-from planner.files.parsing import (
-    STRICT,
-    Bytes,
-    BytesOrUnlimited,
-    NotNegative,
-    Number,
-    Part,
-    Seconds,
-)
+from planner.files.compute_effects import ComputeEntry, compute_effects
+from planner.files.parsing import STRICT, Bytes, BytesOrUnlimited, NotNegative, Number, Part, Seconds
 from planner.scenario.cluster import Cluster
-from planner.scenario.effects import (
-    TCP,
-    WIDE_AREA_TCP,
-    Effects,
-    MemoryEffects,
-    NetworkEffects,
-)
+from planner.scenario.effects import TCP, WIDE_AREA_TCP, Effects, MemoryEffects, NetworkEffects
 from traces.common.errors import InputError
 
 BASES = {"ideal": NetworkEffects(), "tcp": TCP, "tcp-wide-area": WIDE_AREA_TCP}

@@ -7,11 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from planner.files.parsing import (
-    STRICT,
-    Part,
-    Seconds,
-)
+from planner.files.parsing import STRICT, Part, Seconds
 from planner.scenario.cluster import Cluster
 from planner.scenario.faults import Absence, Fault, Hang, LinkOutage, find_overlap, place_of
 from planner.scenario.preemption import absences_in_order, absences_of_nodes

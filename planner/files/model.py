@@ -4,15 +4,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from planner.files.importers.sailor import read_sailor
-from planner.files.parsing import (
-    STRICT,
-    Bytes,
-    Flop,
-    Name,
-    Part,
-    Positive,
-    Seconds,
-)
+from planner.files.parsing import STRICT, Bytes, Flop, Name, Part, Positive, Seconds
 from planner.scenario.datasheet import DeviceKind
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.roofline import LayerWork, roofline_layer

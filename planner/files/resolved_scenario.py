@@ -14,14 +14,7 @@ from typing import Any
 import numpy as np
 
 from planner.scenario.cluster import Cluster, Device, Link
-from planner.scenario.effects import (
-    ComputeEffects,
-    Effects,
-    MemoryEffects,
-    NetworkEffects,
-    Slowdown,
-    Straggler,
-)
+from planner.scenario.effects import ComputeEffects, Effects, MemoryEffects, NetworkEffects, Slowdown, Straggler
 from planner.scenario.faults import Absence, Fault, Hang, LinkOutage
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import ModelCode, Optimizer, Scenario, Training

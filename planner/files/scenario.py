@@ -6,30 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, WithJsonSchema
 
-from planner.files.cluster import (
-    ClusterEntry,
-    read_cluster,
-)
+from planner.files.cluster import ClusterEntry, read_cluster
 from planner.files.documents import Document
-from planner.files.effects import (
-    EffectsEntry,
-    read_effects,
-)
+from planner.files.effects import EffectsEntry, read_effects
 from planner.files.faults import FaultEntry, read_faults
-from planner.files.model import (
-    ModelEntry,
-    read_model,
-)
-from planner.files.parsing import (
-    STRICT,
-    Name,
-    NotNegative,
-    Number,
-    Part,
-    Positive,
-    Seed,
-    parse,
-)
+from planner.files.model import ModelEntry, read_model
+from planner.files.parsing import STRICT, Name, NotNegative, Number, Part, Positive, Seed, parse
 from planner.scenario.cluster import Cluster
 from planner.scenario.effects import Effects
 from planner.scenario.profile import ModelProfile

@@ -8,11 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from planner.files.documents import Document, Location
-from planner.files.parsing import (
-    STRICT,
-    BitsPerSecond,
-    Seconds,
-)
+from planner.files.parsing import STRICT, BitsPerSecond, Seconds
 from traces.common.errors import InputError
 from traces.formats.files import read_trace
 from traces.generators.presets import preset

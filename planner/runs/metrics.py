@@ -7,10 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.events.event import (
-    Event,
-    EventKind,
-)
+from planner.events.event import Event, EventKind
 from planner.events.log import EventLog, as_log
 from planner.runs.plan_intervals import PlanInterval, plan_spells
 from planner.runs.record import RunRecord

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.events.event import (
-    EventKind,
-)
+from planner.events.event import EventKind
 from planner.events.log import EventLog
 from planner.plan.plan import Plan
 from planner.runs.record import RunRecord

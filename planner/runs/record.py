@@ -5,13 +5,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from planner.adapt.policy import Decision, Policy
-from planner.events.event import (
-    Event,
-)
+from planner.events.event import Event
 from planner.plan.plan import Plan
-from planner.runs.gradient_noise import (
-    GradientNorms,
-)
+from planner.runs.gradient_noise import GradientNorms
 from planner.scenario.scenario import Scenario
 
 

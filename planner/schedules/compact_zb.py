@@ -28,29 +28,15 @@ from planner.schedules.dynamic import dynamic_orders, no_room
 from planner.schedules.gpipe import gpipe
 from planner.schedules.interleaved import interleaved_one_f_one_b
 from planner.schedules.kernel.annealing import anneal
-from planner.schedules.kernel.arrays import (
-    GRACE,
-    Ints,
-    first_actions,
-    tables_of,
-    to_orders,
-    to_sequence,
-)
+from planner.schedules.kernel.arrays import GRACE, Ints, first_actions, tables_of, to_orders, to_sequence
 from planner.schedules.kernel.bounds import lower_bound_s
 from planner.schedules.kernel.limits import is_within_limits
 from planner.schedules.kernel.merge_backwards import join_backwards, split_backwards
-from planner.schedules.kernel.problem import (
-    BACKWARD_WEIGHT,
-    Orders,
-    SchedulingProblem,
-)
+from planner.schedules.kernel.problem import BACKWARD_WEIGHT, Orders, SchedulingProblem
 from planner.schedules.kernel.rule_search import search_rules
 from planner.schedules.kernel.timing import finish_s
 from planner.schedules.one_f_one_b import one_f_one_b
-from planner.schedules.zb_h import (
-    zb_h1,
-    zb_h2,
-)
+from planner.schedules.zb_h import zb_h1, zb_h2
 from planner.schedules.zb_v import zb_v
 from traces.common.errors import InputError
 

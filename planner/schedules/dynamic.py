@@ -15,16 +15,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from planner.plan.actions import Action, Kind
-from planner.schedules.kernel.arrays import (
-    first_actions,
-    tables_of,
-    to_orders,
-)
+from planner.schedules.kernel.arrays import first_actions, tables_of, to_orders
 from planner.schedules.kernel.list_scheduling import Rules, list_schedule
-from planner.schedules.kernel.problem import (
-    Orders,
-    SchedulingProblem,
-)
+from planner.schedules.kernel.problem import Orders, SchedulingProblem
 from traces.common.errors import InputError
 
 

@@ -12,10 +12,7 @@ first for F and from the last for B (looped, breadth-first: Lamy-Poirier, 2023 [
 """
 
 from planner.plan.actions import Action, Kind
-from planner.schedules.kernel.problem import (
-    Orders,
-    SchedulingProblem,
-)
+from planner.schedules.kernel.problem import Orders, SchedulingProblem
 
 
 def gpipe(problem: SchedulingProblem) -> Orders:

@@ -18,14 +18,8 @@ from collections.abc import Iterator
 
 from planner.plan.actions import Action, Kind
 from planner.schedules.dynamic import dynamic_orders
-from planner.schedules.kernel.limits import (
-    is_looped,
-    is_within_limits,
-)
-from planner.schedules.kernel.problem import (
-    Orders,
-    SchedulingProblem,
-)
+from planner.schedules.kernel.limits import is_looped, is_within_limits
+from planner.schedules.kernel.problem import Orders, SchedulingProblem
 from traces.common.errors import InputError
 
 

@@ -11,13 +11,8 @@ Makespan of equal stages without transfer time: (M + P - 1)(F + B), as GPipe, bu
 memory ends, or where the stage before it holds fewer.
 """
 
-from planner.schedules.kernel.limits import (
-    require_straight,
-)
-from planner.schedules.kernel.problem import (
-    Orders,
-    SchedulingProblem,
-)
+from planner.schedules.kernel.limits import require_straight
+from planner.schedules.kernel.problem import Orders, SchedulingProblem
 from planner.schedules.steady_state import take_turns
 
 

@@ -20,11 +20,7 @@ from planner.schedules.kernel.bounds import lower_bound_s
 from planner.schedules.kernel.cp_sat import ScheduleModel, tick_s
 from planner.schedules.kernel.limits import is_within_limits
 from planner.schedules.kernel.merge_backwards import split_backwards
-from planner.schedules.kernel.problem import (
-    KINDS,
-    Orders,
-    SchedulingProblem,
-)
+from planner.schedules.kernel.problem import KINDS, Orders, SchedulingProblem
 from planner.schedules.kernel.timing import finish_s, start_times_s
 from traces.common.errors import InputError
 

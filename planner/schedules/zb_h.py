@@ -12,13 +12,8 @@ first and its last action: the makespan is (P - 1)F + M(F + I + W). A stage runs
 or its memory says so.
 """
 
-from planner.schedules.kernel.limits import (
-    require_straight,
-)
-from planner.schedules.kernel.problem import (
-    Orders,
-    SchedulingProblem,
-)
+from planner.schedules.kernel.limits import require_straight
+from planner.schedules.kernel.problem import Orders, SchedulingProblem
 from planner.schedules.steady_state import take_turns
 
 

@@ -8,11 +8,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from planner.plan.plan import Pipeline, Plan, Stage
-from planner.schedules.kernel.problem import (
-    BACKWARD_WEIGHT,
-    FORWARD,
-    Orders,
-)
+from planner.schedules.kernel.problem import BACKWARD_WEIGHT, FORWARD, Orders
 from planner.step.graph import Ints, StepGraph
 
 # What an action does for other stages: F feeds the next stage, I and B feed the one before, W nobody.

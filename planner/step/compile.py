@@ -3,39 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 
 import numpy as np
 
 from planner.cost.allreduce import gradient_syncs
-from planner.cost.network import (
-    wire_bytes,
-)
+from planner.cost.network import wire_bytes
 from planner.cost.stage import replica_times
 from planner.plan.plan import Plan, Stage
 from planner.scenario.scenario import Scenario
-from planner.schedules.kernel.problem import (
-    FORWARD,
-)
-from planner.step.build import (
-    Origins,
-    Workers,
-    connect,
-    plan_workers,
-    starts,
-    trace_origins,
-)
+from planner.schedules.kernel.problem import FORWARD
+from planner.step.build import Origins, Workers, connect, plan_workers, starts, trace_origins
 from planner.step.graph import Floats, Ints, StepGraph
-from planner.step.orders import (
-    plan_orders,
-)
-from planner.step.overlap import (
-    cut,
-    lane_actions,
-    lanes_of,
-    releases,
-)
+from planner.step.orders import plan_orders
+from planner.step.overlap import cut, lane_actions, lanes_of, releases
 from planner.step.sync import SyncSpan, sync_actions
-from planner.step.tables import UPDATE, Actions, Messages, append, join_actions
+from planner.step.tables import SYNC, UPDATE, Actions, Messages, append, join_actions
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -100,6 +83,22 @@ def compile_step(plan: Plan, scenario: Scenario) -> CompiledStep:
         messages,
         tuple(span.moved(numbers) for span in spans),
     )
+
+
+@lru_cache(maxsize=32)
+def planned_compute_s(plan: Plan, scenario: Scenario) -> Mapping[str, float]:
+    """Return how long each device computes in a step by its profile, seconds, the optimizer's update included.
+
+    The partners of a tensor-parallel group are not listed: they compute as long as the device that leads them.
+    """
+    step = compile_step(plan.without_overlap, scenario)
+    kinds, durations_s = step.actions.kind.tolist(), step.actions.duration_s.tolist()
+    planned_s = {}
+    for actor, device in enumerate(step.actors):
+        own = range(*step.graph.first_action[actor : actor + 2].tolist())
+        update_s = sum(durations_s[action] for action in own if kinds[action] == UPDATE)
+        planned_s[device] = update_s + sum(durations_s[action] for action in own if kinds[action] < SYNC)
+    return MappingProxyType(planned_s)
 
 
 def _places(plan: Plan) -> dict[str, tuple[int, int]]:

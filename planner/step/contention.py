@@ -15,17 +15,11 @@ from functools import lru_cache
 import numpy as np
 
 from planner.cost.link_sharing import Pair, sharers, slowed_paths
-from planner.cost.network import (
-    Paths,
-)
+from planner.cost.network import Paths
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.compile import CompiledStep, compile_step
-from planner.step.evaluate import (
-    message_times,
-    nominal_paths,
-    step_time_s,
-)
+from planner.step.evaluate import message_times, nominal_paths, step_time_s
 from planner.step.tables import SYNC
 
 

@@ -8,12 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from planner.cost.network import (
-    ConstantRatePath,
-    Paths,
-    jitter_delay_s,
-    nominal_path,
-)
+from planner.cost.network import ConstantRatePath, Paths, jitter_delay_s, nominal_path
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.compile import CompiledStep, compile_step

@@ -12,16 +12,9 @@ import numpy as np
 
 from planner.cost.memory import recomputed_bytes, saved_activation_bytes, state_bytes
 from planner.plan.plan import Plan
-from planner.scenario.effects import (
-    MemoryEffects,
-)
+from planner.scenario.effects import MemoryEffects
 from planner.scenario.scenario import Scenario
-from planner.schedules.kernel.problem import (
-    BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    FORWARD,
-)
+from planner.schedules.kernel.problem import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from planner.step.compile import CompiledStep, compile_step
 from planner.step.graph import Floats
 

@@ -10,10 +10,7 @@ from planner.plan.plan import EXPLICIT, Pipeline, Plan, Stage
 from planner.scenario.scenario import Scenario
 from planner.schedules import SCHEDULES, WHOLE
 from planner.schedules.dynamic import dynamic_orders
-from planner.schedules.kernel.problem import (
-    Orders,
-    SchedulingProblem,
-)
+from planner.schedules.kernel.problem import Orders, SchedulingProblem
 from traces.common.errors import InputError
 
 

@@ -16,13 +16,8 @@ from planner.cost.stage import replica_times
 from planner.plan.plan import Plan, Replica, Stage
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
-from planner.schedules.kernel.problem import (
-    BACKWARD,
-    BACKWARD_WEIGHT,
-)
-from planner.step.build import (
-    starts,
-)
+from planner.schedules.kernel.problem import BACKWARD, BACKWARD_WEIGHT
+from planner.step.build import starts
 from planner.step.graph import Ints
 from planner.step.sync import SyncSpan, no_actions, sync_actions
 from planner.step.tables import Actions, Messages, join_actions

@@ -7,17 +7,11 @@ from planner.adapt.observation import Observation
 from planner.adapt.policy import Policy
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.systems.asteroid.policy import (
-    AsteroidReplay,
-    HeavyRescheduling,
-)
+from planner.systems.asteroid.policy import AsteroidReplay, HeavyRescheduling
 from planner.systems.auto.policy import AutoPolicy
 from planner.systems.cannikin.policy import CannikinPolicy
 from planner.systems.cloudless.policy import CloudlessPolicy
-from planner.systems.deepcee.policy import (
-    DeepceePolicy,
-    DepthPolicy,
-)
+from planner.systems.deepcee.policy import DeepceePolicy, DepthPolicy
 from planner.systems.user_code import load_function, user_code
 from traces.common.errors import InputError
 from traces.common.names import find_by_name

@@ -7,27 +7,14 @@ from planner.check.check import check_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.strategy import asteroid, asteroid_duplex
-from planner.systems.auto.strategy import (
-    auto,
-)
+from planner.systems.auto.strategy import auto
 from planner.systems.baselines.dapple import dapple
 from planner.systems.baselines.ddp import ddp
 from planner.systems.baselines.hetpipe import hetpipe
 from planner.systems.baselines.pipedream import pipedream
-from planner.systems.baselines.uniform import (
-    gpipe,
-    megatron,
-    zb_equal,
-)
-from planner.systems.cannikin.strategy import (
-    adaptdl,
-    cannikin,
-    lb_bsp,
-)
-from planner.systems.cloudless.strategy import (
-    cloudless,
-    greedy,
-)
+from planner.systems.baselines.uniform import gpipe, megatron, zb_equal
+from planner.systems.cannikin.strategy import adaptdl, cannikin, lb_bsp
+from planner.systems.cloudless.strategy import cloudless, greedy
 from planner.systems.deepcee.strategy import deepcee
 from planner.systems.user_code import load_function, user_code
 from traces.common.errors import InputError

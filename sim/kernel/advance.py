@@ -9,9 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from planner.schedules.kernel.arrays import (
-    inner,
-)
+from planner.schedules.kernel.arrays import inner
 from planner.step.graph import Flags, Floats, Ints, StepGraph
 from sim.kernel.piecewise import RateTables, rate_at, resumes_s, time_of
 

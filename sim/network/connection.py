@@ -8,9 +8,7 @@ from typing import Protocol
 
 import simpy
 
-from planner.cost.network import (
-    jitter_delay_s,
-)
+from planner.cost.network import jitter_delay_s
 from planner.scenario.effects import NetworkEffects
 from sim.kernel.timer import Timer
 from sim.network.flow import Flow

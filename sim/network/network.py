@@ -12,10 +12,7 @@ from sim.kernel.piecewise import RateTable, join_tables, latency_table
 from sim.network.connection import Connection, Message, SharedLink
 from sim.network.fair_link import FairLink
 from sim.network.fifo_link import QueuedLink
-from sim.network.flow import (
-    first_come_rates,
-    max_min_rates,
-)
+from sim.network.flow import first_come_rates, max_min_rates
 from sim.network.routes import Route, find_routes, group_links, link_rates
 from sim.network.shared_links import SharedLinks
 

@@ -9,9 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.cost.network import (
-    connections_ceiling_bps,
-)
+from planner.cost.network import connections_ceiling_bps
 from planner.scenario.cluster import Link
 from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario

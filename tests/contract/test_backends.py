@@ -10,23 +10,15 @@ import numpy as np
 import pytest
 
 from executor.backend import TorchBackend
-from executor.core.step_program import (
-    compile_plan,
-)
+from executor.core.step_program import compile_plan
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.observation import Observation
 from planner.adapt.policy import DECISION_LAG_STEPS, Policy
-from planner.events.event import (
-    Event,
-    EventKind,
-)
+from planner.events.event import Event, EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.record import Backend, RunRecord
 from planner.scenario.scenario import Scenario
-from planner.systems.deepcee.policy import (
-    DeepceePolicy,
-    DepthPolicy,
-)
+from planner.systems.deepcee.policy import DeepceePolicy, DepthPolicy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
 from tests.helpers.strategies.timeless_rows import rows

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from executor.core.job import ComputeMode, Emulator
-from executor.validate import (
-    check_supported,
-)
+from executor.validate import check_supported
 from planner.files.plan import write_plan
 from planner.files.resolved_scenario import write_resolved_scenario
 from planner.plan.actions import parse_action

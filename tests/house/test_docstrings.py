@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("traces", "planner", "sim", "executor", "experiments")
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
@@ -84,22 +82,25 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_every_public_thing_has_a_docstring(path: Path) -> None:
-    module = ast.parse(path.read_text())
-    missing = [name for name, node in public_definitions(module) if not ast.get_docstring(node)]
-    if not ast.get_docstring(module):
-        missing.insert(0, "the module itself")
+def test_every_public_thing_has_a_docstring() -> None:
+    missing = []
+    for path in FILES:
+        module = ast.parse(path.read_text())
+        if not ast.get_docstring(module):
+            missing.append(f"{relative(path)}: the module itself")
+        missing += [
+            f"{relative(path)}: {name}" for name, node in public_definitions(module) if not ast.get_docstring(node)
+        ]
     assert not missing
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_every_public_float_says_its_unit(path: Path) -> None:
+def test_every_public_float_says_its_unit() -> None:
     without = []
-    for owner, node in public_definitions(ast.parse(path.read_text())):
-        documentation = ast.get_docstring(node) or ""
-        for name in floats(node):
-            says = f"_{name}".endswith(UNITS) or re.search(rf"\b{name}\b", documentation)
-            if not says:
-                without.append(f"{owner}: {name}")
+    for path in FILES:
+        for owner, node in public_definitions(ast.parse(path.read_text())):
+            documentation = ast.get_docstring(node) or ""
+            for name in floats(node):
+                says = f"_{name}".endswith(UNITS) or re.search(rf"\b{name}\b", documentation)
+                if not says:
+                    without.append(f"{relative(path)}: {owner}: {name}")
     assert not without, f"end the name in one of {', '.join(UNITS)}, or say in the docstring what it counts"

@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from executor.wan.testbed import (
-    INTERFACE,
-    device_address,
-)
+from executor.wan.testbed import INTERFACE, device_address
 from tests.helpers.networks.emulated_hosts import EmulatedHost, EmulatedHosts, lacking
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.events.event import (
-    write_events,
-)
+from planner.events.event import write_events
 from planner.plan.plan import Plan, Synchronisation
 from planner.runs.metrics import step_ends_s
 from planner.runs.record import RunRecord

@@ -10,19 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.events.event import (
-    Event,
-    EventKind,
-)
+from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan, Replica
 from planner.runs.memory_timeline import memory_timelines
 from planner.runs.metrics import measure, step_ends_s
 from planner.runs.record import RunRecord
-from planner.scenario.faults import (
-    DETECTION_S,
-    Absence,
-    Fault,
-)
+from planner.scenario.faults import DETECTION_S, Absence, Fault
 from planner.scenario.scenario import Scenario
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario

@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 from planner.check.check import check_plan
 from planner.cost.stage import scheduling_problem
-from planner.events.event import (
-    Event,
-    EventKind,
-)
+from planner.events.event import Event, EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.memory_timeline import memory_timelines
 from planner.runs.record import RunRecord
@@ -23,9 +20,7 @@ from planner.scenario.scenario import Scenario
 from planner.schedules import WHOLE
 from planner.schedules.kernel.problem import SchedulingProblem
 from planner.step.evaluate import step_time_s
-from planner.step.orders import (
-    plan_orders,
-)
+from planner.step.orders import plan_orders
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
 from tests.helpers.strategies.run_strategies import (

@@ -10,13 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.events.event import (
-    Event,
-    EventKind,
-)
-from planner.files.scenario import (
-    read_scenario,
-)
+from planner.events.event import Event, EventKind
+from planner.files.scenario import read_scenario
 from planner.plan.plan import Plan, Replica, Synchronisation
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Link

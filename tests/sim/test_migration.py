@@ -10,10 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.adapt.migration import Migration, migration_time_s
-from planner.events.event import (
-    Event,
-    EventKind,
-)
+from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan, Replica, Synchronisation
 from planner.runs.memory_timeline import memory_timelines, peak_memory_bytes
 from planner.runs.metrics import measure, step_ends_s

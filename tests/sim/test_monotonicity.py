@@ -23,14 +23,7 @@ from planner.scenario.scenario import Scenario
 from planner.step.compile import compile_step
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
-from tests.helpers.strategies.run_strategies import (
-    chains,
-    in_order,
-    on_shared_links,
-    on_traces,
-    replicated,
-    with_links,
-)
+from tests.helpers.strategies.run_strategies import chains, in_order, on_shared_links, on_traces, replicated, with_links
 
 EXACT = 1e-9
 BASE = st.one_of(chains(), replicated())

@@ -11,13 +11,8 @@ import simpy
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from executor.core.step_program import (
-    compile_plan,
-)
-from planner.events.event import (
-    SYNC_ACTION,
-    EventKind,
-)
+from executor.core.step_program import compile_plan
+from planner.events.event import SYNC_ACTION, EventKind
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario
@@ -27,11 +22,7 @@ from sim.kernel.timer import Timer
 from sim.network.connection import SharedLink
 from sim.network.fair_link import FairLink
 from sim.network.fifo_link import QueuedLink
-from sim.network.flow import (
-    Flow,
-    first_come_rates,
-    max_min_rates,
-)
+from sim.network.flow import Flow, first_come_rates, max_min_rates
 from sim.network.shared_links import SharedLinks
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, makespan_s

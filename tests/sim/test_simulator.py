@@ -7,10 +7,7 @@ import pytest
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.observation import Observation
 from planner.adapt.policy import DECISION_LAG_STEPS
-from planner.events.event import (
-    Event,
-    EventKind,
-)
+from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.policies import make_policy

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from traces.common.errors import InputError
-from traces.resample import (
-    step_edges_s,
-)
+from traces.resample import step_edges_s
 from traces.trace import LinkTrace
 
 

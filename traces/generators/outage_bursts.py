@@ -7,10 +7,7 @@ import numpy.typing as npt
 
 from traces.common.errors import InputError
 from traces.generators.stochastic import Seed
-from traces.resample import (
-    merged,
-    step_edges_s,
-)
+from traces.resample import merged, step_edges_s
 from traces.trace import FloatArray, LinkTrace
 
 

@@ -8,9 +8,7 @@ import numpy as np
 
 from traces.common.errors import InputError
 from traces.generators.lognormal import fit_lognormal
-from traces.resample import (
-    step_edges_s,
-)
+from traces.resample import step_edges_s
 from traces.trace import LinkTrace
 
 Seed = int | np.random.SeedSequence

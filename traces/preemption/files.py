@@ -8,9 +8,7 @@ from types import MappingProxyType
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 from traces.common.names import find_by_name
-from traces.common.text import (
-    read_text,
-)
+from traces.common.text import read_text
 from traces.preemption import gpu_counts, node_events, spot_counts
 from traces.preemption.trace import PreemptionTrace
 

@@ -4,11 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from traces.probe.bursts import (
-    MOST_SECONDS,
-    BurstOrder,
-    Direction,
-)
+from traces.probe.bursts import MOST_SECONDS, BurstOrder, Direction
 from traces.probe.interval import ROUNDS, Interval, interval_of
 from traces.probe.peer import Peer
 

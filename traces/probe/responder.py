@@ -11,9 +11,7 @@ from typing import Self
 
 from traces.common.errors import InputError
 from traces.probe.address import Address
-from traces.probe.bursts import (
-    MOST_CONNECTIONS,
-)
+from traces.probe.bursts import MOST_CONNECTIONS
 from traces.probe.conversation import Conversation, PeerError
 from traces.probe.session import Service, Session
 

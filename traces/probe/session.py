@@ -8,13 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from traces.common.errors import RopebridgeError
-from traces.probe.bursts import (
-    MOST_CONNECTIONS,
-    hang_up,
-    order_of,
-    receive_burst,
-    send_burst,
-)
+from traces.probe.bursts import MOST_CONNECTIONS, hang_up, order_of, receive_burst, send_burst
 from traces.probe.conversation import Conversation, PeerError
 
 # Of the peer, between two wishes.

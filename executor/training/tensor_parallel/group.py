@@ -8,9 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from executor.core.failures import (
-    blaming,
-)
+from executor.core.failures import blaming
 from planner.plan.plan import Plan
 
 

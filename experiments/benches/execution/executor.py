@@ -19,12 +19,7 @@ from typing import Literal
 from executor.backend import TorchBackend, choose_emulator
 from executor.core.job import Tcp
 from executor.rank.resources import read_samples
-from experiments.benches.cases import (
-    TWO_DEVICES,
-    trained_scenario,
-    two_stage_plan,
-    two_stage_scenario,
-)
+from experiments.benches.cases import TWO_DEVICES, trained_scenario, two_stage_plan, two_stage_scenario
 from experiments.benches.execution.torch_jobs import run_torch_pipelining
 from experiments.benches.execution.torch_pipelining import PipeliningRun
 from experiments.benches.result import BenchResult, Check, Row

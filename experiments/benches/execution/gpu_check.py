@@ -24,9 +24,7 @@ from experiments.benches.execution.equal_training import WAYS, TrainingCase, che
 from experiments.benches.result import Check, Row
 from experiments.benches.simulation.predicted import TrainedCase, predict_real_compute
 from experiments.models import convolutional, gpt
-from experiments.runs.console import (
-    check_targets,
-)
+from experiments.runs.console import check_targets
 from planner.scenario.scenario import ModelCode
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError, RopebridgeError

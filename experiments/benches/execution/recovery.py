@@ -17,10 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
-from experiments.benches.cases import (
-    KINDS,
-    recovery_case,
-)
+from experiments.benches.cases import KINDS, recovery_case
 from experiments.benches.execution.equal_training import parameter_difference
 from experiments.benches.execution.lost_launcher import resumption_s
 from experiments.benches.execution.torch_restarts import restart_s

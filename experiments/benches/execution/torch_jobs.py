@@ -3,8 +3,7 @@
 import json
 from dataclasses import asdict
 
-from executor.control.launcher import run_job
-from executor.control.prepared_job import prepared_job
+from executor.control.launcher import prepared_job, run_job
 from executor.core.job import Emulator, RunConfig, Tcp
 from experiments.benches.execution.torch_pipelining import Measured, PipeliningRun
 from planner.plan.plan import Plan

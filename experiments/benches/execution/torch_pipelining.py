@@ -24,12 +24,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleZBVZeroBubble
 
-from executor.core.subprocesses import (
-    die_with_parent,
-)
-from executor.training.device import (
-    threads_of_a_rank,
-)
+from executor.core.subprocesses import die_with_parent
+from executor.training.device import threads_of_a_rank
 from executor.wan.testbed import enter_device_network
 from experiments.models import gpt
 from planner.scenario.profile import ComputeTimes

@@ -17,15 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from executor.training.device import (
-    threads_of_a_rank,
-)
-from experiments.benches.cases import (
-    GLOBAL_BATCH,
-    LEARNING_RATE,
-    MICROBATCHES,
-    MODEL,
-)
+from executor.training.device import threads_of_a_rank
+from experiments.benches.cases import GLOBAL_BATCH, LEARNING_RATE, MICROBATCHES, MODEL
 from experiments.models import gpt
 
 _MOMENTUM = 0.9

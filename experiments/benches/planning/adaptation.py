@@ -36,9 +36,7 @@ from planner.step.graph import Floats
 from planner.systems.auto.forecasting.forecast import LEAST_BPS, LinkSample, forecast_paths
 from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.portfolio import planned
-from planner.systems.deepcee.policy import (
-    DeepceePolicy,
-)
+from planner.systems.deepcee.policy import DeepceePolicy
 from sim.simulator import Simulator
 from traces.trace import LinkTrace
 

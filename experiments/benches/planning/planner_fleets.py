@@ -12,11 +12,7 @@ from experiments.benches.sailor.network import SailorNetwork
 from planner.files.importers.sailor import read_sailor
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.datasheet import find_kind
-from planner.scenario.effects import (
-    ComputeEffects,
-    Effects,
-    MemoryEffects,
-)
+from planner.scenario.effects import ComputeEffects, Effects, MemoryEffects
 from planner.scenario.scenario import Optimizer, Scenario, Training
 
 ZONE = "us-central1-a"

@@ -15,24 +15,14 @@ import numpy as np
 
 from experiments.benches.planning.pipeline_families import FAMILIES, Times, family, problem_of
 from experiments.benches.result import BenchResult, Check, Row
-from planner.schedules.compact_zb import (
-    compact_zb,
-    portfolio,
-)
+from planner.schedules.compact_zb import compact_zb, portfolio
 from planner.schedules.dynamic import dynamic_orders
 from planner.schedules.kernel.bounds import lower_bound_s
-from planner.schedules.kernel.problem import (
-    Floats,
-    Orders,
-    SchedulingProblem,
-)
+from planner.schedules.kernel.problem import Floats, Orders, SchedulingProblem
 from planner.schedules.kernel.timing import finish_s
 from planner.schedules.one_f_one_b import one_f_one_b
 from planner.schedules.optimal import solve
-from planner.schedules.zb_h import (
-    zb_h1,
-    zb_h2,
-)
+from planner.schedules.zb_h import zb_h1, zb_h2
 
 # Stages, microbatches, and how many microbatches a stage's memory holds.
 SHAPES = (

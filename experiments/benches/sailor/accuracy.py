@@ -11,24 +11,13 @@ from dataclasses import fields, replace
 import numpy as np
 
 from experiments.benches.result import BenchResult, Check, Row
-from experiments.benches.sailor.calibration import (
-    SIMULATED_SHARES,
-    WORKSPACE_SHARES,
-    Calibration,
-    Evidence,
-    fit,
-)
+from experiments.benches.sailor.calibration import SIMULATED_SHARES, WORKSPACE_SHARES, Calibration, Evidence, fit
 from experiments.benches.sailor.measured_files import MeasuredFiles, find_measured_files
 from experiments.benches.sailor.network import SailorNetwork
-from experiments.benches.sailor.runs import (
-    MeasuredRun,
-    read_sailor_runs,
-)
+from experiments.benches.sailor.runs import MeasuredRun, read_sailor_runs
 from planner.files.importers.sailor import read_sailor
 from planner.runs.metrics import measure
-from planner.scenario.effects import (
-    MemoryEffects,
-)
+from planner.scenario.effects import MemoryEffects
 from planner.step.memory import peak_bytes
 from sim.simulator import Simulator
 from traces.common.errors import InputError

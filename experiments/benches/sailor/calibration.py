@@ -9,12 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.scenario.effects import (
-    ComputeEffects,
-    Effects,
-    MemoryEffects,
-    NetworkEffects,
-)
+from planner.scenario.effects import ComputeEffects, Effects, MemoryEffects, NetworkEffects
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,7 @@ from pathlib import Path
 
 from experiments.benches.sailor.network import Node, SailorNetwork, read_inside
 from planner.files.importers.json_file import pick
-from planner.files.importers.sailor import (
-    KINDS,
-)
+from planner.files.importers.sailor import KINDS
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.datasheet import find_kind
 from planner.scenario.size_curve import SizeCurve

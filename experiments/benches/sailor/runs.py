@@ -11,9 +11,7 @@ from pydantic import PositiveFloat, PositiveInt, TypeAdapter
 
 from experiments.benches.sailor.network import Node, SailorNetwork
 from planner.files.importers.json_file import pick, read_file
-from planner.files.importers.sailor import (
-    KINDS,
-)
+from planner.files.importers.sailor import KINDS
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import ModelProfile

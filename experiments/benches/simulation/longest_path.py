@@ -4,17 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.schedules.kernel.problem import (
-    FORWARD,
-    Orders,
-    SchedulingProblem,
-)
-from planner.step.build import (
-    Origins,
-    Workers,
-    connect,
-    trace_origins,
-)
+from planner.schedules.kernel.problem import FORWARD, Orders, SchedulingProblem
+from planner.step.build import Origins, Workers, connect, trace_origins
 from planner.step.graph import Flags, Floats, Ints, StepGraph, longest_path, walk
 from traces.common.errors import InputError
 

@@ -7,15 +7,11 @@ from pathlib import Path
 from statistics import median
 
 from executor.backend import TorchBackend
-from executor.control.launcher import run_job
-from executor.control.prepared_job import prepared_job
+from executor.control.launcher import prepared_job, run_job
 from executor.core.job import RunConfig
 from executor.profiling.layer_times import LayerTimes
 from executor.training.models.loading import load_with_sizes
-from experiments.benches.cases import (
-    trained_scenario,
-    two_stage_plan,
-)
+from experiments.benches.cases import trained_scenario, two_stage_plan
 from experiments.benches.result import Row
 from experiments.models import gpt
 from planner.plan.plan import Plan

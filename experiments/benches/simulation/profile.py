@@ -24,9 +24,7 @@ from executor.backend import TorchBackend
 from experiments.benches.result import BenchResult, Check, Row
 from experiments.benches.simulation.predicted import EXAMPLE, TrainedCase
 from experiments.models import convolutional, digits
-from planner.files.scenario import (
-    read_scenario,
-)
+from planner.files.scenario import read_scenario
 from planner.runs.metrics import measure
 from planner.scenario.scenario import ModelCode, Scenario
 from sim.simulator import Simulator

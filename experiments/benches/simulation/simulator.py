@@ -9,10 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
-from experiments.benches.cases import (
-    TRACE_S,
-    wide_area_scenario,
-)
+from experiments.benches.cases import TRACE_S, wide_area_scenario
 from experiments.benches.result import BenchResult, Check, Row
 from experiments.benches.simulation.longest_path import makespan_s, prepare, times_of
 from experiments.benches.simulation.plain_simpy import PlainPipeline
@@ -24,17 +21,12 @@ from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.effects import ComputeEffects, Effects
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Scenario, Training
-from planner.schedules.kernel.problem import (
-    Orders,
-)
+from planner.schedules.kernel.problem import Orders
 from planner.step.compile import compile_step
 from planner.step.evaluate import step_time_s
 from planner.step.graph import longest_path
 from planner.systems.strategies import make_plan
-from sim.epoch import (
-    Epoch,
-    EpochRun,
-)
+from sim.epoch import Epoch, EpochRun
 from sim.recorder import Recorder
 from sim.simulator import Simulator
 from sim.step_gate import StopCondition

@@ -8,11 +8,7 @@ from numpy.typing import NDArray
 
 from experiments.report.data.send_times import departing
 from experiments.report.data.style import PURPLE, VERMILLION, WORK_STYLES
-from planner.events.event import (
-    OUT,
-    UPDATE_ACTION,
-    EventKind,
-)
+from planner.events.event import OUT, UPDATE_ACTION, EventKind
 from planner.events.log import EventLog, as_log
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster

@@ -2,10 +2,7 @@
 
 import numpy as np
 
-from experiments.report.data.bars import (
-    COMPUTES,
-    Bars,
-)
+from experiments.report.data.bars import COMPUTES, Bars
 from traces.trace import FloatArray
 
 

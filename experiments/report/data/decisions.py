@@ -5,18 +5,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from experiments.report.data.labels import (
-    plan_at,
-    rate_text,
-)
+from experiments.report.data.labels import plan_at, rate_text
 from planner.adapt.observation import Observation, observe
-from planner.cost.network import (
-    nominal_path,
-)
-from planner.events.event import (
-    OUT,
-    EventKind,
-)
+from planner.cost.network import nominal_path
+from planner.events.event import OUT, EventKind
 from planner.events.log import EventLog, as_log
 from planner.runs.record import RunRecord
 

@@ -5,14 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.report.data.labels import (
-    run_names,
-)
+from experiments.report.data.labels import run_names
 from experiments.report.data.link_rates import Traffic, wan_traffic
 from experiments.report.data.style import Line, run_line
-from planner.events.event import (
-    EventKind,
-)
+from planner.events.event import EventKind
 from planner.events.log import as_log
 from planner.runs.metrics import Metrics, measure, step_ends_s
 from planner.runs.record import RunRecord

@@ -4,13 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from experiments.report.data.drawn_run import DrawnRun
-from experiments.report.data.labels import (
-    device_names,
-)
-from planner.events.event import (
-    Event,
-    EventKind,
-)
+from experiments.report.data.labels import device_names
+from planner.events.event import Event, EventKind
 from planner.runs.record import RunRecord
 
 

@@ -5,10 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.events.event import (
-    Event,
-    EventKind,
-)
+from planner.events.event import Event, EventKind
 from planner.events.log import EventLog, as_log
 from planner.plan.actions import Kind
 from traces.trace import FloatArray

@@ -5,9 +5,7 @@ from dataclasses import dataclass, replace
 
 from experiments.report.data.bars import Bars, bars_of
 from experiments.report.data.drawn_run import DrawnRun, drawn_runs
-from experiments.report.data.labels import (
-    device_names,
-)
+from experiments.report.data.labels import device_names
 from planner.events.log import as_log
 from planner.runs.memory_timeline import MemoryTimeline, memory_timelines
 from planner.runs.record import RunRecord

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.report.data.drawn_run import DrawnRun
-from planner.events.event import (
-    EventKind,
-)
+from planner.events.event import EventKind
 from planner.events.log import as_log
 from traces.common.errors import InputError
 

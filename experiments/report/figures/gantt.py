@@ -10,9 +10,7 @@ from matplotlib.collections import PolyCollection
 
 from experiments.report.data.gantt_rows import GanttRows
 from experiments.report.data.style import GREY, LIGHT_GREY, WORK_STYLES
-from planner.events.event import (
-    Event,
-)
+from planner.events.event import Event
 from traces.trace import FloatArray
 
 # About the width of a panel, points.

@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.report.data.style import (
-    COLOURS,
-)
+from experiments.report.data.style import COLOURS
 from traces.common.atomic import write_bytes_atomically
 from traces.trace import LinkTrace
 

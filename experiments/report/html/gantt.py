@@ -20,16 +20,7 @@ from bokeh.models import (
 from bokeh.plotting import figure
 from numpy.typing import NDArray
 
-from experiments.report.data.bars import (
-    BAR_KINDS,
-    COMPUTES,
-    MOVE,
-    SEND,
-    WAIT,
-    WAN_SEND,
-    BarKind,
-    Bars,
-)
+from experiments.report.data.bars import BAR_KINDS, COMPUTES, MOVE, SEND, WAIT, WAN_SEND, BarKind, Bars
 from experiments.report.data.busy import busy_share
 from experiments.report.data.shown_run import ShownRun
 from experiments.report.data.style import GREY

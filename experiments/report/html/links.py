@@ -6,17 +6,12 @@ import numpy as np
 from bokeh.models import BoxAnnotation, ColumnDataSource, HoverTool, Range1d
 from bokeh.plotting import figure
 
-from experiments.report.data.labels import (
-    rate_unit,
-)
+from experiments.report.data.labels import rate_unit
 from experiments.report.data.link_rates import busiest, capacity_bps, mean_use, used_bps
 from experiments.report.data.shown_run import ShownRun
 from experiments.report.data.style import VERMILLION
 from experiments.report.html.theme import CAPACITY, WINDOW, bokeh_dash, panel, tooltip
-from planner.events.event import (
-    OUT,
-    EventKind,
-)
+from planner.events.event import OUT, EventKind
 from planner.events.log import as_log
 from planner.scenario.cluster import Link
 from traces.trace import FloatArray

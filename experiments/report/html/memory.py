@@ -6,9 +6,7 @@ import numpy as np
 from bokeh.models import ColumnDataSource, HoverTool, Legend, LegendItem, Range1d
 from bokeh.plotting import figure
 
-from experiments.report.data.labels import (
-    memory_text,
-)
+from experiments.report.data.labels import memory_text
 from experiments.report.data.shown_run import ShownRun
 from experiments.report.data.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from experiments.report.html.theme import panel, tooltip

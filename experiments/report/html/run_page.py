@@ -6,20 +6,12 @@ from typing import Any
 
 from bokeh.models import Model, Range1d
 
-from experiments.report.data.bars import (
-    BAR_KINDS,
-)
-from experiments.report.data.labels import (
-    time_text,
-)
+from experiments.report.data.bars import BAR_KINDS
+from experiments.report.data.labels import time_text
 from experiments.report.data.shown_run import ShownRun, shown_runs
 from experiments.report.data.step_window import choose_steps, common_steps
 from experiments.report.html.document import document
-from experiments.report.html.gantt import (
-    known_json,
-    pipeline_gantt,
-    pipeline_overview,
-)
+from experiments.report.html.gantt import known_json, pipeline_gantt, pipeline_overview
 from experiments.report.html.links import link_panels, mean_over_s
 from experiments.report.html.memory import memory_panels
 from experiments.report.html.steps import loss_panel, step_axis, step_panel

@@ -6,9 +6,7 @@ import numpy as np
 from bokeh.models import ColumnDataSource, HoverTool, Range1d, TapTool
 from bokeh.plotting import figure
 
-from experiments.report.data.labels import (
-    plan_at,
-)
+from experiments.report.data.labels import plan_at
 from experiments.report.data.shown_run import ShownRun
 from experiments.report.html.theme import bokeh_dash, panel, tooltip
 

@@ -9,18 +9,8 @@ from bokeh.models import ColorBar, ColumnDataSource, FactorRange, HoverTool, Lin
 from bokeh.palettes import Cividis256
 from bokeh.plotting import figure
 
-from experiments.report.data.style import (
-    BLUE,
-    COLOURS,
-    VERMILLION,
-)
-from experiments.report.data.sweep_points import (
-    SweptMetric,
-    SweptParameter,
-    SweptPoints,
-    usual_choice,
-    varied,
-)
+from experiments.report.data.style import BLUE, COLOURS, VERMILLION
+from experiments.report.data.sweep_points import SweptMetric, SweptParameter, SweptPoints, usual_choice, varied
 from experiments.report.html.document import document
 from experiments.report.html.theme import tooltip
 from traces.common.atomic import write_text_atomically

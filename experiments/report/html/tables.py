@@ -6,12 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from experiments.report.data.decisions import reasons
-from experiments.report.data.labels import (
-    cost_text,
-    memory_text,
-    size_text,
-    time_text,
-)
+from experiments.report.data.labels import cost_text, memory_text, size_text, time_text
 from experiments.report.data.shown_run import ShownRun
 
 

@@ -10,20 +10,12 @@ from time import perf_counter
 
 from experiments.benches.result import Row
 from experiments.reproductions.asteroid.throughput import simulated_samples_per_s
-from planner.adapt.migration import (
-    backup_holders,
-    migration_between,
-)
+from planner.adapt.migration import backup_holders, migration_between
 from planner.plan.plan import Plan
 from planner.runs.metrics import step_ends_s
-from planner.scenario.faults import (
-    DETECTION_S,
-)
+from planner.scenario.faults import DETECTION_S
 from planner.scenario.scenario import Scenario
-from planner.systems.asteroid.policy import (
-    full_redistribution,
-    replan,
-)
+from planner.systems.asteroid.policy import full_redistribution, replan
 from planner.systems.asteroid.replay import in_proportion, replay, where_they_were
 from sim.migration import travel_s
 from sim.simulator import Simulator

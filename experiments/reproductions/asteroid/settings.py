@@ -11,20 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from experiments.reproductions.architectures import (
-    bert_small,
-    efficientnet_b1,
-    mobilenet_v2,
-    resnet_50,
-)
+from experiments.reproductions.architectures import bert_small, efficientnet_b1, mobilenet_v2, resnet_50
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.datasheet import find_kind
-from planner.scenario.effects import (
-    TCP_PAYLOAD_EFFICIENCY,
-    Effects,
-    MemoryEffects,
-    NetworkEffects,
-)
+from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY, Effects, MemoryEffects, NetworkEffects
 from planner.scenario.profile import ModelProfile
 from planner.scenario.roofline import LayerWork, roofline_layer
 from planner.scenario.scenario import Optimizer, Scenario, Training

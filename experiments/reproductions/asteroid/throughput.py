@@ -8,10 +8,7 @@ from planner.plan.plan import Pipeline, Plan
 from planner.runs.metrics import measure, step_ends_s
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.hybrid_pipeline import HybridRules, hybrid_plan, plain_depth
-from planner.systems.asteroid.round_latency import (
-    round_latency_s,
-    round_steps,
-)
+from planner.systems.asteroid.round_latency import round_latency_s, round_steps
 from planner.systems.asteroid.stage_costs import levelled
 from planner.systems.asteroid.strategy import by_memory
 from planner.systems.strategies import make_plan

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from experiments.reproductions.architectures import (
-    MODELS,
-)
+from experiments.reproductions.architectures import MODELS
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.datasheet import find_kind
 from planner.scenario.profile import ModelProfile

@@ -6,19 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from experiments.benches.result import Check, Row
-from experiments.reproductions.architectures import (
-    MODELS,
-)
+from experiments.reproductions.architectures import MODELS
 from experiments.reproductions.cannikin.clusters import MACHINES, base_scenario
 from experiments.reproductions.cannikin.figure import Panel, draw_training
-from experiments.reproductions.cannikin.training import (
-    NOISE_CURVES,
-    SYSTEMS,
-    Setting,
-    Trained,
-    adaptive_learned,
-    fixed,
-)
+from experiments.reproductions.cannikin.training import NOISE_CURVES, SYSTEMS, Setting, Trained, adaptive_learned, fixed
 from experiments.reproductions.claims import Claim, Reproduction
 from planner.systems.cannikin.data_parallel import balanced_plan
 from planner.systems.cannikin.goodput import CANDIDATES

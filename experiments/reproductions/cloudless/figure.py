@@ -11,15 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter, ScalarFormatter
 
 from experiments.benches.result import Row
-from experiments.report.data.style import (
-    BLUE,
-    DOTS_PER_INCH,
-    GREY,
-    LIGHT_GREY,
-    SETTINGS,
-    WIDTH_INCHES,
-    run_line,
-)
+from experiments.report.data.style import BLUE, DOTS_PER_INCH, GREY, LIGHT_GREY, SETTINGS, WIDTH_INCHES, run_line
 from traces.common.atomic import write_bytes_atomically
 
 _HEIGHT_INCHES = 4.5

@@ -9,13 +9,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from experiments.benches.result import Row
-from experiments.report.data.style import (
-    COLOURS,
-    DOTS_PER_INCH,
-    GREY,
-    SETTINGS,
-    WIDTH_INCHES,
-)
+from experiments.report.data.style import COLOURS, DOTS_PER_INCH, GREY, SETTINGS, WIDTH_INCHES
 from traces.common.atomic import write_bytes_atomically
 
 

@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from executor.backend import TorchBackend
 from experiments.benches.result import Check, Row
 from experiments.reproductions.executed.scaling import scaled
-from planner.events.event import (
-    EventKind,
-)
+from planner.events.event import EventKind
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.runs.record import RunRecord

@@ -6,18 +6,9 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from typing import Any
 
-from experiments.sweep.engines.local import (
-    without_interrupts,
-)
+from experiments.sweep.engines.local import without_interrupts
 from experiments.sweep.points import Point
-from experiments.sweep.worker import (
-    PointTask,
-    Portion,
-    Portioner,
-    Tally,
-    carry_out_points,
-    one_thread_each,
-)
+from experiments.sweep.worker import PointTask, Portion, Portioner, Tally, carry_out_points, one_thread_each
 from traces.common.errors import InputError, RunError
 
 # Portions that lie ready for each worker.

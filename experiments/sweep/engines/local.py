@@ -13,18 +13,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 from typing import Any
 
-from experiments.runs.console import (
-    STOP_SIGNALS,
-)
+from experiments.runs.console import STOP_SIGNALS
 from experiments.sweep.points import Point
-from experiments.sweep.worker import (
-    PointTask,
-    Portion,
-    Portioner,
-    Tally,
-    carry_out_points,
-    one_thread_each,
-)
+from experiments.sweep.worker import PointTask, Portion, Portioner, Tally, carry_out_points, one_thread_each
 from traces.common.errors import RunError
 
 

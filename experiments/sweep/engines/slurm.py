@@ -11,16 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from experiments.sweep.engines.local import (
-    interrupts_held_back,
-)
+from experiments.sweep.engines.local import interrupts_held_back
 from experiments.sweep.points import Point
-from experiments.sweep.worker import (
-    PointTask,
-    Portion,
-    carry_out_points,
-    one_thread_each,
-)
+from experiments.sweep.worker import PointTask, Portion, carry_out_points, one_thread_each
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 

@@ -11,18 +11,8 @@ import numpy as np
 from numba import njit
 from numpy.random import Generator
 
-from planner.schedules.kernel.arrays import (
-    MICROBATCH_BITS,
-    Ints,
-    Tables,
-    decode,
-    inner,
-)
-from planner.schedules.kernel.problem import (
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    FORWARD,
-)
+from planner.schedules.kernel.arrays import MICROBATCH_BITS, Ints, Tables, decode, inner
+from planner.schedules.kernel.problem import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from planner.schedules.kernel.timing import trace
 
 # Temperatures at the beginning and the end, in mean durations of an action.

@@ -10,11 +10,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from planner.schedules.kernel.problem import (
-    Floats,
-    Orders,
-    SchedulingProblem,
-)
+from planner.schedules.kernel.problem import Floats, Orders, SchedulingProblem
 
 Function = TypeVar("Function")
 

@@ -2,10 +2,7 @@
 
 import numpy as np
 
-from planner.schedules.kernel.arrays import (
-    GRACE,
-    Ints,
-)
+from planner.schedules.kernel.arrays import GRACE, Ints
 from planner.schedules.kernel.problem import (
     BACKWARD,
     BACKWARD_INPUT,

@@ -3,19 +3,8 @@
 import numpy as np
 from numba import njit
 
-from planner.schedules.kernel.arrays import (
-    NOTHING,
-    Ints,
-    Tables,
-    decode,
-    encode,
-)
-from planner.schedules.kernel.problem import (
-    BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    Orders,
-)
+from planner.schedules.kernel.arrays import NOTHING, Ints, Tables, decode, encode
+from planner.schedules.kernel.problem import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, Orders
 from planner.schedules.kernel.timing import trace
 
 # Makespans this close, relative, are the same.

@@ -8,10 +8,7 @@ import numpy as np
 from numba import njit
 from numpy.random import Generator
 
-from planner.schedules.kernel.arrays import (
-    Ints,
-    Tables,
-)
+from planner.schedules.kernel.arrays import Ints, Tables
 from planner.schedules.kernel.list_scheduling import Rules, list_schedule
 
 # The first rules go through at most this many depths.

@@ -21,10 +21,7 @@ from planner.cost.infeasible import no_split_fits
 from planner.plan.plan import Pipeline, Plan, Stage
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.hybrid_pipeline import asteroid_depth
-from planner.systems.asteroid.round_latency import (
-    round_latency_s,
-    round_steps,
-)
+from planner.systems.asteroid.round_latency import round_latency_s, round_steps
 from traces.common.errors import InputError
 
 # Stages that are left, work of all layers before each, and capacities, to where each stage but the last should end.

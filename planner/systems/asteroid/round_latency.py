@@ -21,9 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from planner.cost.network import (
-    nominal_path,
-)
+from planner.cost.network import nominal_path
 from planner.cost.stage import replica_times
 from planner.plan.plan import Pipeline, Stage
 from planner.scenario.scenario import Scenario

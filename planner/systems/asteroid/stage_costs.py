@@ -8,9 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.memory import resident_bytes, saved_activation_bytes
-from planner.cost.network import (
-    nominal_path,
-)
+from planner.cost.network import nominal_path
 from planner.plan.plan import Replica, Stage
 from planner.scenario.cluster import Device
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable

@@ -7,9 +7,7 @@ share.
 from collections.abc import Hashable, Sequence
 
 from planner.cost.allreduce import GradientSync, gradient_syncs
-from planner.cost.network import (
-    nominal_path,
-)
+from planner.cost.network import nominal_path
 from planner.plan.equivalence import representatives
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario

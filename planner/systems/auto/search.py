@@ -8,18 +8,11 @@ from planner.check.check import check_plan
 from planner.cost.infeasible import no_split_fits
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.step.orders import (
-    with_schedule,
-)
+from planner.step.orders import with_schedule
 from planner.systems.auto.candidates.build import plan_of
-from planner.systems.auto.candidates.device_classes import (
-    pools_of,
-)
+from planner.systems.auto.candidates.device_classes import pools_of
 from planner.systems.auto.candidates.mixed import find_layouts
-from planner.systems.auto.candidates.small_cluster import (
-    MOST_DEVICES,
-    few_devices_plans,
-)
+from planner.systems.auto.candidates.small_cluster import MOST_DEVICES, few_devices_plans
 from planner.systems.auto.judge import approximate_step_time_s, contended_step_time_s
 from planner.systems.auto.local_search.improve import improve
 from planner.systems.auto.objective import CostModel, Objective

@@ -8,10 +8,7 @@ from planner.systems.asteroid.strategy import asteroid
 from planner.systems.auto.objective import CostModel, Objective
 from planner.systems.auto.robust import in_bad_windows, robust_judge
 from planner.systems.auto.search import search
-from planner.systems.cannikin.strategy import (
-    cannikin,
-    lb_bsp,
-)
+from planner.systems.cannikin.strategy import cannikin, lb_bsp
 from planner.systems.deepcee.strategy import deepcee
 from traces.common.errors import InputError
 

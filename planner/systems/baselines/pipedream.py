@@ -17,9 +17,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from math import ceil, inf
 
-from planner.cost.network import (
-    nominal_path,
-)
+from planner.cost.network import nominal_path
 from planner.plan.microbatches import even_microbatches
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario

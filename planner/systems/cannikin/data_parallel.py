@@ -6,24 +6,14 @@ from math import ceil
 
 from planner.cost.in_flight import fitting_depths
 from planner.cost.memory import recomputed_bytes, resident_bytes, saved_activation_bytes
-from planner.cost.network import (
-    nominal_path,
-)
+from planner.cost.network import nominal_path
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario.scenario import Scenario
 from planner.systems.cannikin.opt_perf import opt_perf
-from planner.systems.cannikin.step_model import (
-    NO_SUMS,
-    NodeSpeed,
-    SumTimes,
-    fit_speed,
-    sum_times,
-)
+from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed, SumTimes, fit_speed, sum_times
 from traces.common.errors import InputError
-from traces.common.units import (
-    size_text,
-)
+from traces.common.units import size_text
 
 # What PyTorch's DistributedDataParallel collects in a bucket before it sums it.
 BUCKET_BYTES = 25 * 2**20

@@ -15,10 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.systems.cannikin.step_model import (
-    NodeSpeed,
-    SumTimes,
-)
+from planner.systems.cannikin.step_model import NodeSpeed, SumTimes
 from traces.common.errors import InputError
 
 

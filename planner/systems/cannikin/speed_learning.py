@@ -14,17 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
-from planner.events.event import (
-    Event,
-    EventKind,
-)
+from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan
-from planner.systems.cannikin.step_model import (
-    NO_SUMS,
-    NodeSpeed,
-    SumTimes,
-    fit_speed,
-)
+from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed, SumTimes, fit_speed
 
 # Beyond this share of its time a device is not what it was.
 CHANGED = 0.1

@@ -7,9 +7,7 @@ import numpy as np
 
 from planner.cost.allreduce import GradientSync, gradient_syncs
 from planner.cost.collectives import Exchange
-from planner.cost.network import (
-    ConstantRatePath,
-)
+from planner.cost.network import ConstantRatePath
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError

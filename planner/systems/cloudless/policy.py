@@ -13,12 +13,10 @@ again.
 
 from dataclasses import replace
 
-from executor.core.step_program import (
-    compile_plan,
-)
 from planner.adapt.observation import Observation
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
+from planner.step.compile import planned_compute_s
 from planner.step.evaluate import step_time_s
 from planner.systems.cloudless.elastic_scheduling import Offers, Schedule, greedy_schedule, schedule_within
 from planner.systems.cloudless.region_pipelines import region_offers, regional_plan
@@ -65,10 +63,9 @@ class CloudlessPolicy:
         if observation.gone:
             # Of a step that was broken off, compute says nothing.
             return
-        programs = compile_plan(observation.plan, self._scenario)
+        planned = planned_compute_s(observation.plan, self._scenario)
         for device, compute_s in observation.compute_s:
-            program = programs.get(device)
-            planned_s = program.update_s + sum(work.duration_s for work in program.work) if program else 0.0
+            planned_s = planned.get(device, 0.0)
             if planned_s > 0 and compute_s > 0:
                 newest = compute_s / planned_s
                 before = self._slowdown.get(device, newest)

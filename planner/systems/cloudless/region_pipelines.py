@@ -13,9 +13,7 @@ from math import floor
 from planner.cost.async_updates import update_edges
 from planner.cost.in_flight import fitting_depths
 from planner.cost.infeasible import no_split_fits
-from planner.cost.network import (
-    nominal_path,
-)
+from planner.cost.network import nominal_path
 from planner.cost.stage import replica_times
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation

@@ -9,18 +9,13 @@ from dataclasses import replace
 
 from planner.check.check import check_plan
 from planner.cost.in_flight import fitting_depths, latency_aware_depths, plain_depths
-from planner.cost.network import (
-    compression_between,
-    wire_bytes,
-)
+from planner.cost.network import compression_between, wire_bytes
 from planner.cost.stage import replica_times
 from planner.plan.plan import EXPLICIT, Pipeline, Plan, Stage
 from planner.scenario.scenario import Scenario
 from planner.schedules import HOLD_ALL
 from planner.step.evaluate import step_time_s
-from planner.step.orders import (
-    SEARCHING,
-)
+from planner.step.orders import SEARCHING
 from planner.systems.deepcee.observed_paths import ObservedPaths
 from traces.common.errors import InputError
 

@@ -17,9 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.network import (
-    nominal_path,
-)
+from planner.cost.network import nominal_path
 from planner.scenario.cluster import LONGEST_OUTAGE_S, Device
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError

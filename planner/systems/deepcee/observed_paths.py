@@ -8,18 +8,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from executor.core.step_program import (
-    DeviceProgram,
-    compile_plan,
-)
 from planner.adapt.observation import Observation, PathObservation
 from planner.cost.link_sharing import sharers
-from planner.cost.network import (
-    ConstantRatePath,
-    nominal_path,
-)
+from planner.cost.network import ConstantRatePath, nominal_path
 from planner.scenario.cluster import Cluster, Link
 from planner.scenario.scenario import Scenario
+from planner.step.compile import planned_compute_s
 
 # Weight of the newest observation: the mean follows a sudden change to within 10 % in two observations.
 NEWEST_WEIGHT = 0.7
@@ -62,10 +56,10 @@ class ObservedPaths:
         for pair in self._paths.keys() - used:
             self._paths[pair] = self._forgotten(pair)
         self._sharers.update(sharers(observation.plan, self._scenario))
-        programs = compile_plan(observation.plan, self._scenario)
+        planned = planned_compute_s(observation.plan, self._scenario)
         for device, compute_s in observation.compute_s:
             # The partners of a tensor-parallel group are as fast as the device that leads them.
-            planned_s = _planned_s(programs[device]) if device in programs else 0.0
+            planned_s = planned.get(device, 0.0)
             if planned_s > 0:
                 before_ratio = self._slowdown.get(device, compute_s / planned_s)
                 self._slowdown[device] = _mean(NEWEST_WEIGHT, compute_s / planned_s, before_ratio)
@@ -88,10 +82,6 @@ class ObservedPaths:
             rate_bps=1 / seconds_per_bit,
             latency_s=_mean(FORGETTING_WEIGHT, declared.latency_s, seen.latency_s),
         )
-
-
-def _planned_s(program: DeviceProgram) -> float:
-    return program.update_s + sum(work.duration_s for work in program.work)
 
 
 def _mean(weight: float, newest: float, before: float) -> float:

@@ -15,10 +15,7 @@ from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.deepcee.depth_choice import EQUALLY_FAST, LEAST_GAIN, MOST_MICROBATCHES_PER_STAGE, DepthChoice
-from planner.systems.deepcee.observed_paths import (
-    ObservedPaths,
-    with_observed_links,
-)
+from planner.systems.deepcee.observed_paths import ObservedPaths, with_observed_links
 from planner.systems.deepcee.strategy import deepcee
 from traces.common.errors import InputError
 

@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 
 from planner.cost.link_sharing import crossing_flows, ring_flows, seconds_per_byte
 from planner.cost.memory import state_bytes
-from planner.cost.network import (
-    nominal_path,
-)
+from planner.cost.network import nominal_path
 from planner.plan.plan import Replica, Stage
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario

@@ -15,9 +15,7 @@ import pytest
 import yaml
 
 from executor.backend import TorchBackend
-from executor.recovery.checkpoints import (
-    CheckpointConfig,
-)
+from executor.recovery.checkpoints import CheckpointConfig
 from planner.runs.metrics import step_ends_s
 from tests.helpers.networks.several_hosts import hosts_on_loopback, start_member, two_free_ports
 from tests.helpers.processes.blows import await_step

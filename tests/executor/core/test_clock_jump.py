@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from executor.backend import TorchBackend
-from executor.core.liveness import (
-    beat_path,
-)
+from executor.core.liveness import beat_path
 from tests.helpers.processes.blows import await_step
 from tests.helpers.processes.training import assert_trained, chain, train_in_one_process
 

@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.core.liveness import (
-    SILENT_LOOKS,
-    STOPPED_LOOKS,
-    LivenessProbe,
-)
+from executor.core.liveness import SILENT_LOOKS, STOPPED_LOOKS, LivenessProbe
 from tests.helpers.processes.process_watch import wait_until
 
 

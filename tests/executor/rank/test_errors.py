@@ -18,23 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore, Store
 
-from executor.core.clock import (
-    create_origin,
-)
-from executor.core.failures import (
-    SharedInputError,
-    SharedRunError,
-)
+from executor.core.clock import create_origin
+from executor.core.failures import SharedInputError, SharedRunError
 from executor.core.job import JobFolder, RunConfig
-from executor.rank.handshake import (
-    Facts,
-    Handshake,
-    model_facts,
-)
+from executor.rank.handshake import Facts, Handshake, model_facts
 from executor.training.models.loading import LayerSize, SampleShape
-from executor.transport.link_shaper import (
-    create_ledger,
-)
+from executor.transport.link_shaper import create_ledger
 from executor.transport.rendezvous import check_interface, reach_store, try_connections
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from executor.control.launcher import run_job
-from executor.core.clock import (
-    create_origin,
-)
+from executor.core.clock import create_origin
 from executor.core.job import JobFolder, RunConfig
 from executor.rank import rank, worker
 from executor.rank.resources import read_samples

@@ -4,9 +4,7 @@ import os
 
 import pytest
 
-from executor.training.device import (
-    threads_of_a_rank,
-)
+from executor.training.device import threads_of_a_rank
 
 
 @pytest.mark.parametrize(("cores", "ranks", "threads"), [(8, 2, 4), (8, 3, 2), (2, 2, 1), (1, 4, 1)])

@@ -11,15 +11,11 @@ from pathlib import Path
 import pytest
 
 from executor.backend import TorchBackend
-from executor.core.liveness import (
-    beat_path,
-)
+from executor.core.liveness import beat_path
 from executor.rank.resources import read_samples
 from planner.adapt.observation import Observation
 from planner.adapt.policy import DECISION_LAG_STEPS
-from planner.events.event import (
-    EventKind,
-)
+from planner.events.event import EventKind
 from planner.plan.plan import Plan
 from planner.runs.metrics import step_ends_s
 from planner.scenario.faults import Absence

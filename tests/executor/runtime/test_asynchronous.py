@@ -19,13 +19,8 @@ from executor.backend import TorchBackend
 from executor.training.models.loading import load_model
 from planner.adapt.observation import Observation
 from planner.check.check import check_plan
-from planner.events.event import (
-    Event,
-    EventKind,
-)
-from planner.files.scenario import (
-    read_scenario,
-)
+from planner.events.event import Event, EventKind
+from planner.files.scenario import read_scenario
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.metrics import measure
 from planner.runs.record import Backend, RunRecord

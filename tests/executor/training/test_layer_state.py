@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from executor.training.flat_state import (
-    LayerState,
-)
+from executor.training.flat_state import LayerState
 from executor.training.optimizer import UpdateRule
 from planner.scenario.scenario import Optimizer, Training
 

@@ -5,17 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor.core.step_program import (
-    Transfer,
-)
+from executor.core.step_program import Transfer
 from executor.training.models.loading import check_model
-from executor.transport.wire_format import (
-    CheckedWire,
-    Compressing,
-)
-from planner.cost.network import (
-    wire_bytes,
-)
+from executor.transport.wire_format import CheckedWire, Compressing
+from planner.cost.network import wire_bytes
 from planner.plan.actions import Kind
 from planner.plan.plan import COMPRESSIONS
 from planner.scenario.scenario import ModelCode

@@ -10,12 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from executor.core.clock import RunClock
-from executor.core.step_program import (
-    compile_plan,
-)
-from executor.training.flat_state import (
-    FlatParameters,
-)
+from executor.core.step_program import compile_plan
+from executor.training.flat_state import FlatParameters
 from executor.training.models.loading import load_with_sizes
 from executor.training.real_compute import RealCompute
 from executor.training.tensor_parallel.gradient_norm import squared_norm

@@ -15,16 +15,10 @@ from torch import nn
 
 from executor.backend import TorchBackend
 from executor.training.models.loading import check_model, load_with_sizes
-from executor.training.split_backward import (
-    splittable,
-)
+from executor.training.split_backward import splittable
 from executor.training.tensor_parallel.layers import CutLinear, cut_layer, parts
-from executor.training.tensor_parallel.layout import (
-    check_layouts,
-)
-from executor.validate import (
-    check_supported,
-)
+from executor.training.tensor_parallel.layout import check_layouts
+from executor.validate import check_supported
 from planner.adapt.observation import Observation
 from planner.files.plan import write_plan
 from planner.files.resolved_scenario import write_resolved_scenario

@@ -13,9 +13,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
-from executor.training.split_backward import (
-    WeightStore,
-)
+from executor.training.split_backward import WeightStore
 from executor.training.stage_module import StageModule
 
 CPU = torch.device("cpu")

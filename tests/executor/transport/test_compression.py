@@ -6,9 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.transport.compression import pack, unpack
-from planner.cost.network import (
-    wire_bytes,
-)
+from planner.cost.network import wire_bytes
 from planner.plan.plan import COMPRESSIONS
 
 MOST = torch.finfo(torch.float32).max

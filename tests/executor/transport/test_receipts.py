@@ -10,9 +10,7 @@ import torch
 import torch.distributed as dist
 
 from executor.core.clock import RunClock
-from executor.core.failures import (
-    PeerLostError,
-)
+from executor.core.failures import PeerLostError
 from executor.transport.receive import RecvHandle
 
 PATIENCE_S = 5.0

@@ -13,16 +13,10 @@ import pytest
 import simpy
 
 from executor.core.clock import RunClock
-from executor.transport.link_shaper import (
-    LinkShaper,
-    create_ledger,
-)
+from executor.transport.link_shaper import LinkShaper, create_ledger
 from planner.scenario.cluster import Cluster, Device, Link
 from sim.kernel.piecewise import RateTable, join_tables
-from sim.network.flow import (
-    Flow,
-    max_min_rates,
-)
+from sim.network.flow import Flow, max_min_rates
 from sim.network.shared_links import SharedLinks
 from traces.common.errors import RunError
 from traces.trace import LinkTrace

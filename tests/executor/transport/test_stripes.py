@@ -5,10 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.transport.transport import (
-    LEAST_STRIPE_BYTES,
-    stripes,
-)
+from executor.transport.transport import LEAST_STRIPE_BYTES, stripes
 
 
 @given(st.integers(0, 10**8), st.integers(1, 16))

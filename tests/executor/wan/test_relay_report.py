@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executor.validate import (
-    too_fast,
-)
+from executor.validate import too_fast
 from executor.wan.report import Lateness, LinkCount, RelayReport, read_report
 from planner.scenario.cluster import Cluster
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario

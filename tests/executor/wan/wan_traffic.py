@@ -13,18 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from executor.core.clock import (
-    announce_origin,
-)
+from executor.core.clock import announce_origin
 from executor.core.job import JobFolder
-from executor.core.subprocesses import (
-    die_with_parent,
-)
-from executor.wan.testbed import (
-    TestBed,
-    device_address,
-    enter_device_network,
-)
+from executor.core.subprocesses import die_with_parent
+from executor.wan.testbed import TestBed, device_address, enter_device_network
 
 PORT = 5000
 HEAD_START_S = 0.3

@@ -9,10 +9,7 @@ import pytest
 import torch
 
 from executor.profiling.layer_times import measure_layers
-from executor.training.device import (
-    CPU,
-    compute_device,
-)
+from executor.training.device import CPU, compute_device
 from executor.training.models.loading import load_with_sizes
 from experiments.benches.execution.equal_training import WAYS, largest_difference
 from experiments.benches.execution.gpu_check import FULL, GpuCheck, main, run_gpu_check

@@ -4,9 +4,7 @@ import pytest
 
 from experiments.benches.sailor.fleet import NodeGroup, fleet_of
 from experiments.benches.sailor.network import SailorNetwork
-from planner.cost.network import (
-    nominal_path,
-)
+from planner.cost.network import nominal_path
 from planner.scenario.cluster import Cluster
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario, Training

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.verbs.bench import (
-    BENCHES,
-)
+from experiments.verbs.bench import BENCHES
 from planner.plan.actions import from_torch_csv
 from planner.systems.policies import POLICIES
 from planner.systems.strategies import STRATEGIES

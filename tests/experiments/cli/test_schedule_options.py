@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.events.event import (
-    EventKind,
-    read_events,
-)
+from planner.events.event import EventKind, read_events
 from planner.files.plan import read_plan
 from planner.plan.actions import from_torch_csv
 from planner.plan.plan import EXPLICIT

@@ -6,9 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.verbs import (
-    traces as traces_verbs,
-)
+from experiments.verbs import traces as traces_verbs
 from traces.common.errors import InputError
 from traces.formats.files import read_trace
 from traces.generators.presets import preset

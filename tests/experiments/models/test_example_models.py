@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from experiments.runs.scenario import READY_FOLDER
-from planner.files.scenario import (
-    read_scenario,
-)
+from planner.files.scenario import read_scenario
 
 torch = pytest.importorskip("torch")
 

@@ -11,12 +11,8 @@ from hypothesis import strategies as st
 
 from experiments.profiles.model_file import ModelLayers, add_to_model_file, refuse_another_model
 from planner.files.documents import Document
-from planner.files.model import (
-    read_model,
-)
-from planner.files.parsing import (
-    Part,
-)
+from planner.files.model import read_model
+from planner.files.parsing import Part
 from planner.scenario.datasheet import find_kind
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.roofline import LayerWork, roofline_layer

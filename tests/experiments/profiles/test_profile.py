@@ -18,9 +18,7 @@ from executor.profiling.layer_memory import activation_bytes, stage_peak_bytes
 from executor.profiling.layer_times import measure_layers
 from executor.training.models.loading import LayerSize, LoadedModel, SampleShape, load_with_sizes
 from planner.files.importers.transformer import TransformerShape
-from planner.files.scenario import (
-    read_scenario,
-)
+from planner.files.scenario import read_scenario
 from planner.scenario.scenario import ModelCode, Training
 from tests.helpers.processes.command import ropebridge
 from traces.common.errors import InputError, RunError

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.files.scenario import (
-    read_scenario,
-)
+from planner.files.scenario import read_scenario
 from tests.helpers.processes.command import ropebridge
 
 CONFIG = {

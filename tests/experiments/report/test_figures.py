@@ -10,18 +10,13 @@ from matplotlib.figure import Figure
 
 from experiments.report.data.drawn_run import drawn_runs
 from experiments.report.data.gantt_rows import gantt_rows
-from experiments.report.data.labels import (
-    run_names,
-)
+from experiments.report.data.labels import run_names
 from experiments.report.data.link_rates import busiest, capacity_bps, mean_use, used_bps, wan_traffic
 from experiments.report.data.send_times import departures
 from experiments.report.data.step_window import choose_steps
 from experiments.report.figures.gantt import draw_gantt
 from experiments.report.figures.run_figure import draw_runs
-from planner.events.event import (
-    Event,
-    EventKind,
-)
+from planner.events.event import Event, EventKind
 from planner.runs.record import RunRecord
 from sim.simulator import Simulator
 from tests.helpers.processes.page_runs import STEPS, simulated, slower

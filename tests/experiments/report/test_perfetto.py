@@ -9,16 +9,12 @@ from typing import Any
 import pytest
 
 from experiments.report.perfetto import trace_events, write_perfetto
-from planner.events.event import (
-    EventKind,
-)
+from planner.events.event import EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
-from planner.systems.deepcee.policy import (
-    DepthPolicy,
-)
+from planner.systems.deepcee.policy import DepthPolicy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.common.errors import InputError

@@ -13,35 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.report.data.bars import (
-    ABSENT,
-    BACKWARD,
-    COMPUTES,
-    FORWARD,
-    WAIT,
-    WAN_SEND,
-    Bars,
-    bars_of,
-)
+from experiments.report.data.bars import ABSENT, BACKWARD, COMPUTES, FORWARD, WAIT, WAN_SEND, Bars, bars_of
 from experiments.report.data.busy import busy_share
 from experiments.report.data.decisions import reasons
 from experiments.report.data.send_times import departures
 from experiments.report.data.shown_run import shown_runs
 from experiments.report.figures.run_figure import draw_runs
-from experiments.report.html.gantt import (
-    packed,
-)
+from experiments.report.html.gantt import packed
 from experiments.report.html.memory import most_held_bytes
 from experiments.report.html.run_page import write_run_page
 from experiments.report.html.tables import decision_rows, run_rows, verdict
 from experiments.runs.folder import write_record
-from experiments.verbs.report import (
-    names_of,
-)
+from experiments.verbs.report import names_of
 from planner.adapt.observation import observe
-from planner.events.event import (
-    EventKind,
-)
+from planner.events.event import EventKind
 from planner.runs.memory_timeline import MemoryTimeline
 from planner.runs.record import RunRecord
 from tests.helpers.processes.command import ropebridge

@@ -13,13 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.benches.browser import browser, complaints, missing, open_page
-from experiments.report.data.sweep_points import (
-    SweptMetric,
-    SweptPoints,
-    heat,
-    pareto_front,
-    read_swept_points,
-)
+from experiments.report.data.sweep_points import SweptMetric, SweptPoints, heat, pareto_front, read_swept_points
 from experiments.report.html.sweep_page import write_sweep_page
 from tests.helpers.processes.command import ropebridge
 from traces.common.errors import InputError

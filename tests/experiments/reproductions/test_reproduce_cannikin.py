@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.reproductions.architectures import (
-    MODELS,
-)
+from experiments.reproductions.architectures import MODELS
 from experiments.reproductions.cannikin.clusters import MACHINES, base_scenario, cluster, with_batch
 from experiments.reproductions.cannikin.learner import LearnedModel
 from experiments.reproductions.cannikin.training import (

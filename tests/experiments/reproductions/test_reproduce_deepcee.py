@@ -3,13 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.reproductions.deepcee.scenarios import (
-    CLUSTERS,
-    GPT_SIZES,
-    MODELS,
-    deepcee_scenario,
-    model_profile,
-)
+from experiments.reproductions.deepcee.scenarios import CLUSTERS, GPT_SIZES, MODELS, deepcee_scenario, model_profile
 from tests.helpers.processes.command import ropebridge
 
 

@@ -19,10 +19,7 @@ from experiments.runs.scenario import READY_FOLDER
 from experiments.sweep.folder import check_folder, read_sweep_json, write_sweep_json
 from experiments.sweep.outcomes import read_outcomes
 from experiments.sweep.sweep_file import read_sweep
-from experiments.sweep.table import (
-    RUN_METRICS,
-    read_table,
-)
+from experiments.sweep.table import RUN_METRICS, read_table
 from tests.helpers.processes.command import COMMAND, ropebridge
 from tests.helpers.processes.process_watch import marked_processes, started, wait_until
 from traces.common.errors import InputError

@@ -10,23 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.runs.scenario import READY_FOLDER, choose_scenario
-from experiments.sweep.overrides import (
-    altered_plan,
-    parse_path,
-    with_value,
-)
+from experiments.sweep.overrides import altered_plan, parse_path, with_value
 from experiments.sweep.points import points_of
 from experiments.sweep.sweep_file import read_sweep
-from experiments.sweep.worker import (
-    PointTask,
-    carry_out,
-    scenario_of,
-)
+from experiments.sweep.worker import PointTask, carry_out, scenario_of
 from planner.files.plan import plan_json, write_plan
 from planner.files.resolved_scenario import write_resolved_scenario
-from planner.files.scenario import (
-    read_scenario,
-)
+from planner.files.scenario import read_scenario
 from planner.systems.strategies import make_plan
 from traces.common.errors import InputError
 

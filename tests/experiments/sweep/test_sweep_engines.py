@@ -11,9 +11,7 @@ import pytest
 
 from experiments.runs.progress import LINE_EVERY_S, Lines, duration_text
 from experiments.sweep.driver import carry_out_sweep
-from experiments.sweep.engines.slurm import (
-    SlurmJobs,
-)
+from experiments.sweep.engines.slurm import SlurmJobs
 from experiments.sweep.points import points_of
 from experiments.sweep.sweep_file import read_sweep
 from experiments.sweep.table import read_table

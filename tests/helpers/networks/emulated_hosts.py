@@ -18,25 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from executor.core.clock import (
-    announce_origin,
-    create_origin,
-)
+from executor.core.clock import announce_origin, create_origin
 from executor.core.job import JobFolder, RunConfig
-from executor.core.subprocesses import (
-    die_with_parent,
-)
-from executor.wan.linux import (
-    enter_network,
-)
-from executor.wan.testbed import (
-    TestBed,
-    device_address,
-    missing,
-)
-from planner.files.scenario import (
-    read_scenario,
-)
+from executor.core.subprocesses import die_with_parent
+from executor.wan.linux import enter_network
+from executor.wan.testbed import TestBed, device_address, missing
+from planner.files.scenario import read_scenario
 from planner.systems.strategies import make_plan
 
 CGROUPS = Path("/sys/fs/cgroup/cpu")

@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from executor.core.clock import (
-    create_origin,
-)
+from executor.core.clock import create_origin
 from executor.core.job import JobFolder, RunConfig
 from planner.scenario.scenario import Scenario
 from tests.helpers.scenarios.builders import chain_plan

@@ -16,19 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from executor.core.clock import (
-    announce_origin,
-)
+from executor.core.clock import announce_origin
 from executor.core.job import JobFolder
-from executor.core.subprocesses import (
-    die_with_parent,
-)
+from executor.core.subprocesses import die_with_parent
 from executor.wan.tcp_settings import set_tcp
-from executor.wan.testbed import (
-    TestBed,
-    device_address,
-    enter_device_network,
-)
+from executor.wan.testbed import TestBed, device_address, enter_device_network
 
 PORT = 7117
 

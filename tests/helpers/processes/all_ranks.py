@@ -6,11 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from executor.core.clock import RunClock
-from executor.core.step_program import (
-    DeviceProgram,
-    Transfer,
-    compile_plan,
-)
+from executor.core.step_program import DeviceProgram, Transfer, compile_plan
 from executor.training.models.loading import load_with_sizes
 from executor.training.real_compute import RealCompute
 from planner.check.check import check_plan

@@ -5,9 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from executor.core.liveness import (
-    beat_path,
-)
+from executor.core.liveness import beat_path
 from executor.rank.resources import read_samples
 
 

@@ -17,22 +17,13 @@ from safetensors.torch import load_file
 from torch.distributed import PrefixStore
 
 from executor.control.launcher import run_job
-from executor.core.clock import (
-    create_origin,
-)
-from executor.core.failures import (
-    give_up,
-    read_cause,
-)
+from executor.core.clock import create_origin
+from executor.core.failures import give_up, read_cause
 from executor.core.job import JobFolder, RunConfig
-from executor.core.subprocesses import (
-    die_with_parent,
-)
+from executor.core.subprocesses import die_with_parent
 from executor.rank.worker import run_rank
 from executor.transport.rendezvous import reach_store
-from executor.validate import (
-    check_supported,
-)
+from executor.validate import check_supported
 from planner.check.check import check_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario

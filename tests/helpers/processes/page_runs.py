@@ -3,15 +3,9 @@
 from dataclasses import replace
 from functools import cache
 
-from planner.events.event import (
-    Event,
-    EventKind,
-    fault_event,
-)
+from planner.events.event import Event, EventKind, fault_event
 from planner.runs.record import RunRecord
-from planner.systems.deepcee.policy import (
-    DepthPolicy,
-)
+from planner.systems.deepcee.policy import DepthPolicy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.trace import LinkTrace

@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from planner.events.event import (
-    EventKind,
-)
+from planner.events.event import EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device, Link

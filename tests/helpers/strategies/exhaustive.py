@@ -6,16 +6,12 @@ from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from planner.cost.in_flight import fitting_depths, plain_depths
-from planner.cost.network import (
-    nominal_path,
-)
+from planner.cost.network import nominal_path
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.step.orders import (
-    hiding_depths,
-)
+from planner.step.orders import hiding_depths
 
 Groups = tuple[tuple[str, ...], ...]
 

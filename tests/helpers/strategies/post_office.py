@@ -7,13 +7,8 @@ from typing import cast
 import torch
 
 from executor.core.clock import RunClock
-from executor.core.events import (
-    EventRecorder,
-)
-from executor.core.step_program import (
-    StepProgram,
-    compile_plan,
-)
+from executor.core.events import EventRecorder
+from executor.core.step_program import StepProgram, compile_plan
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.interpreter import Interpreter
 from executor.training.compute import Compute
@@ -21,13 +16,9 @@ from executor.training.models.loading import load_with_sizes
 from executor.training.real_compute import RealCompute
 from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
-from executor.transport.wire_format import (
-    AsItIs,
-)
+from executor.transport.wire_format import AsItIs
 from planner.cost.async_updates import update_edges
-from planner.events.event import (
-    Event,
-)
+from planner.events.event import Event
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 

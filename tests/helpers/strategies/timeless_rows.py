@@ -2,9 +2,7 @@
 
 from collections import Counter
 
-from planner.events.event import (
-    EventKind,
-)
+from planner.events.event import EventKind
 from planner.runs.record import RunRecord
 
 

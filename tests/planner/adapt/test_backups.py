@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.adapt.migration import (
-    backup_holders,
-    migration_between,
-)
+from planner.adapt.migration import backup_holders, migration_between
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario

@@ -2,10 +2,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.adapt.observation import PathObservation, observe
-from planner.events.event import (
-    Event,
-    EventKind,
-)
+from planner.events.event import Event, EventKind
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 
 SCENARIO = chain_scenario([1.0, 1.0], [1.0, 1.0])

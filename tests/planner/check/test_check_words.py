@@ -11,13 +11,7 @@ from planner.check.placement import check_placement
 from planner.plan.actions import parse_action
 from planner.plan.plan import COMPRESSIONS, Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario.cluster import Cluster
-from planner.scenario.effects import (
-    ComputeEffects,
-    Effects,
-    MemoryEffects,
-    Slowdown,
-    Straggler,
-)
+from planner.scenario.effects import ComputeEffects, Effects, MemoryEffects, Slowdown, Straggler
 from planner.scenario.faults import Absence, Fault, Hang, LinkOutage
 from planner.scenario.scenario import Scenario
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario

@@ -5,9 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.check.orders import (
-    find_cycle,
-)
+from planner.check.orders import find_cycle
 from planner.plan.actions import Action, Kind, parse_action
 from planner.plan.plan import Pipeline, Replica, Stage
 

@@ -7,22 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.network import (
-    wire_bytes,
-)
+from planner.cost.network import wire_bytes
 from planner.cost.stage import scheduling_problem
-from planner.events.event import (
-    SYNC_ACTION,
-    UPDATE_ACTION,
-    Event,
-    EventKind,
-)
+from planner.events.event import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.plan.plan import COMPRESSIONS, Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.step.orders import (
-    with_schedule,
-)
+from planner.step.orders import with_schedule
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from tests.helpers.strategies.run_strategies import on_shared_links, replicated, without_waiting

@@ -5,9 +5,7 @@ import pytest
 from planner.cost.memory import stage_bytes, state_bytes
 from planner.plan.actions import parse_action
 from planner.plan.plan import EXPLICIT, Replica
-from planner.scenario.effects import (
-    MemoryEffects,
-)
+from planner.scenario.effects import MemoryEffects
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Optimizer
 from planner.step.memory import peak_bytes

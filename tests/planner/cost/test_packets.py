@@ -7,11 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.cost.network import (
-    PAYLOAD_BYTES,
-    jitter_delay_s,
-    loss_ceiling_bps,
-)
+from planner.cost.network import PAYLOAD_BYTES, jitter_delay_s, loss_ceiling_bps
 
 
 @given(st.integers(1, 60), st.floats(1e-4, 1))

@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.events.event import (
-    Event,
-    EventKind,
-    in_order,
-    read_events,
-    to_table,
-    write_events,
-)
+from planner.events.event import Event, EventKind, in_order, read_events, to_table, write_events
 from planner.events.log import FIELDS, TEXTS, TIMES, EventLog, as_log
 
 NAMES = st.sampled_from(["", "a", "b", "Zürich", "compute", "device-10", "device-9", "F"])

@@ -4,13 +4,7 @@ from typing import Any
 
 import pytest
 
-from planner.files.importers.sailor import (
-    KINDS,
-    measured_layers,
-    profiled_models,
-    read_sailor,
-    updates_s,
-)
+from planner.files.importers.sailor import KINDS, measured_layers, profiled_models, read_sailor, updates_s
 from planner.scenario.profile import ComputeTimes
 from traces.common.errors import InputError
 

@@ -10,10 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
-from planner.files.scenario import (
-    read_scenario,
-    scenario_schema,
-)
+from planner.files.scenario import read_scenario, scenario_schema
 from planner.scenario.cluster import Device, Link
 from planner.scenario.effects import (
     TCP,

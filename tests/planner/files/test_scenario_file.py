@@ -6,10 +6,7 @@ import pytest
 import yaml
 
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
-from planner.files.scenario import (
-    read_scenario,
-    scenario_schema,
-)
+from planner.files.scenario import read_scenario, scenario_schema
 from planner.scenario.cluster import Link
 from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import ModelCode, Optimizer, Scenario, Training

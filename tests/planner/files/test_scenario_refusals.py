@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.files.scenario import (
-    read_scenario,
-)
+from planner.files.scenario import read_scenario
 from traces.common.errors import InputError
 
 GOOD = """\

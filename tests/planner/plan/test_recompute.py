@@ -7,26 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.core.step_program import (
-    compile_plan,
-)
+from executor.core.step_program import compile_plan
 from planner.check.check import check_plan
 from planner.cost.in_flight import fitting_depths
 from planner.plan.plan import Plan
 from planner.runs.memory_timeline import memory_timelines, peak_memory_bytes
 from planner.scenario.cluster import Cluster
-from planner.scenario.effects import (
-    ComputeEffects,
-    Effects,
-    MemoryEffects,
-)
+from planner.scenario.effects import ComputeEffects, Effects, MemoryEffects
 from planner.scenario.scenario import Scenario
 from planner.step.compile import compile_step
 from planner.step.evaluate import step_time_s
 from planner.step.memory import peak_bytes
-from planner.step.orders import (
-    with_schedule,
-)
+from planner.step.orders import with_schedule
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
 from traces.common.errors import InputError

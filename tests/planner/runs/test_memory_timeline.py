@@ -10,24 +10,17 @@ from hypothesis import strategies as st
 
 from planner.adapt.policy import Decision
 from planner.check.check import check_plan
-from planner.events.event import (
-    EventKind,
-)
+from planner.events.event import EventKind
 from planner.plan.plan import ORDERS, Pipeline, Plan, Replica, Stage
 from planner.runs.memory_timeline import leaders, memory_timelines, peak_memory_bytes
 from planner.runs.metrics import step_ends_s
 from planner.runs.record import RunRecord
-from planner.scenario.effects import (
-    Effects,
-    MemoryEffects,
-)
+from planner.scenario.effects import Effects, MemoryEffects
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Scenario
 from planner.schedules import SCHEDULES
 from planner.step.memory import peak_bytes
-from planner.step.orders import (
-    with_schedule,
-)
+from planner.step.orders import with_schedule
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
 from tests.helpers.strategies.run_strategies import TIMES_S, chains, replicated

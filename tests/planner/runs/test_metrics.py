@@ -1,9 +1,6 @@
 import pytest
 
-from planner.events.event import (
-    Event,
-    EventKind,
-)
+from planner.events.event import Event, EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.metrics import measure, step_ends_s, wan_bytes
 from planner.runs.record import RunRecord

@@ -7,13 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from planner.runs.gradient_noise import (
-    ESTIMATORS,
-    NoiseEstimate,
-    NormWeights,
-    SmoothedNoise,
-    estimate_noise,
-)
+from planner.runs.gradient_noise import ESTIMATORS, NoiseEstimate, NormWeights, SmoothedNoise, estimate_noise
 from traces.common.errors import InputError
 
 Array = NDArray[np.float64]

@@ -3,9 +3,7 @@ from pathlib import Path
 import pytest
 
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
-from planner.files.scenario import (
-    read_scenario,
-)
+from planner.files.scenario import read_scenario
 from traces.common.errors import InputError
 
 SCENARIO = """\

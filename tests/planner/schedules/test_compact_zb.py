@@ -8,12 +8,7 @@ import pytest
 from experiments.benches.planning.pipeline_families import FAMILIES, Times, family, problem_of
 from planner.schedules import SCHEDULES, WHOLE
 from planner.schedules.kernel.bounds import lower_bound_s
-from planner.schedules.kernel.problem import (
-    BACKWARD,
-    BACKWARD_WEIGHT,
-    Orders,
-    SchedulingProblem,
-)
+from planner.schedules.kernel.problem import BACKWARD, BACKWARD_WEIGHT, Orders, SchedulingProblem
 from planner.schedules.kernel.timing import finish_s
 
 

@@ -5,10 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.plan.actions import Action, Kind
-from planner.schedules.dynamic import (
-    DynamicChoice,
-    dynamic_orders,
-)
+from planner.schedules.dynamic import DynamicChoice, dynamic_orders
 from planner.schedules.kernel.problem import SchedulingProblem
 
 

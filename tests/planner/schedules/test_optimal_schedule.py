@@ -13,10 +13,7 @@ from planner.plan.actions import Action, Kind
 from planner.schedules import SCHEDULES
 from planner.schedules.kernel.bounds import lower_bound_s
 from planner.schedules.kernel.limits import is_within_limits
-from planner.schedules.kernel.problem import (
-    Orders,
-    SchedulingProblem,
-)
+from planner.schedules.kernel.problem import Orders, SchedulingProblem
 from planner.schedules.kernel.timing import finish_s
 from planner.schedules.optimal import solve
 from traces.common.errors import InputError

@@ -5,14 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.check.check import check_plan
-from planner.cost.network import (
-    ConstantRatePath,
-)
+from planner.cost.network import ConstantRatePath
 from planner.scenario.effects import ComputeEffects, Effects
 from planner.step.evaluate import step_time_s, step_times_s
-from planner.step.orders import (
-    with_schedule,
-)
+from planner.step.orders import with_schedule
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
 

@@ -5,21 +5,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from executor.core.step_program import (
-    Completed,
-    compile_plan,
-)
+from executor.core.step_program import Completed, compile_plan
 from planner.cost.allreduce import gradient_syncs
-from planner.events.event import (
-    EventKind,
-)
+from planner.events.event import EventKind
 from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.step.memory import peak_bytes
-from planner.step.orders import (
-    with_schedule,
-)
+from planner.step.orders import with_schedule
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import layered_plan, makespan_s, mesh_scenario
 from tests.helpers.strategies.run_strategies import replicated

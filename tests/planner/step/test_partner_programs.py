@@ -5,10 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.core.step_program import (
-    compile_plan,
-    device_program,
-)
+from executor.core.step_program import compile_plan, device_program
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 from tests.helpers.scenarios.builders import mesh_scenario

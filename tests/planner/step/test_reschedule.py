@@ -9,25 +9,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from executor.core.step_program import (
-    compile_plan,
-)
+from executor.core.step_program import compile_plan
 from planner.adapt.observation import Observation, PathObservation
 from planner.check.check import check_plan
 from planner.plan.actions import Kind
 from planner.plan.plan import EXPLICIT, ORDERS, Plan
 from planner.scenario.scenario import Scenario
 from planner.schedules import SCHEDULES, WHOLE
-from planner.step.orders import (
-    SEARCHING,
-    TWO_ROUNDS,
-    plan_orders,
-    with_orders,
-    with_schedule,
-)
-from planner.systems.deepcee.policy import (
-    DepthPolicy,
-)
+from planner.step.orders import SEARCHING, TWO_ROUNDS, plan_orders, with_orders, with_schedule
+from planner.systems.deepcee.policy import DepthPolicy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
 from tests.helpers.strategies.run_strategies import chains, in_order, replicated

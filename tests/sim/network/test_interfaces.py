@@ -10,18 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.events.event import (
-    EventKind,
-)
+from planner.events.event import EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from sim.epoch import (
-    Epoch,
-    EpochRun,
-)
+from sim.epoch import Epoch, EpochRun
 from sim.kernel.advance import SHARED
 from sim.recorder import Recorder
 from sim.simulator import Simulator

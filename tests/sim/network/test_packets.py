@@ -8,14 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.network import (
-    jitter_delay_s,
-    loss_ceiling_bps,
-)
-from planner.events.event import (
-    Event,
-    EventKind,
-)
+from planner.cost.network import jitter_delay_s, loss_ceiling_bps
+from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Link
 from planner.scenario.effects import Effects, NetworkEffects

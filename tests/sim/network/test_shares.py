@@ -4,11 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.network.flow import (
-    Flow,
-    first_come_rates,
-    max_min_rates,
-)
+from sim.network.flow import Flow, first_come_rates, max_min_rates
 
 LINKS = "abcde"
 SLACK = 1e-9

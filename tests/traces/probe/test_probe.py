@@ -20,12 +20,7 @@ from tests.helpers.strategies.trace_strategies import link_traces
 from traces.common.errors import InputError
 from traces.probe.address import DEFAULT_PORT, Address, parse_address
 from traces.probe.arrivals import Arrivals, arrivals_of
-from traces.probe.bursts import (
-    MOST_BYTES,
-    BurstOrder,
-    message_of,
-    order_of,
-)
+from traces.probe.bursts import MOST_BYTES, BurstOrder, message_of, order_of
 from traces.probe.conversation import GREETING, Conversation, PeerError
 from traces.probe.interval import Interval, interval_of
 from traces.probe.path_profile import DirectionProfile

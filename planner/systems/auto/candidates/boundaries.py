@@ -6,16 +6,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.cost.network import (
-    ConstantRatePath,
-    nominal_path,
-)
+from planner.cost.network import ConstantRatePath, nominal_path
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.chain_split import Floats
-from planner.systems.auto.candidates.device_classes import (
-    DeviceClass,
-    StageOption,
-)
+from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
 
 
 def crossings(

@@ -7,15 +7,9 @@ from planner.cost.in_flight import fitting_depths, plain_depths
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
-from planner.step.orders import (
-    hiding_depths,
-)
-from planner.systems.auto.candidates.device_classes import (
-    DeviceClass,
-)
-from planner.systems.auto.candidates.uniform import (
-    PipelineTemplate,
-)
+from planner.step.orders import hiding_depths
+from planner.systems.auto.candidates.device_classes import DeviceClass
+from planner.systems.auto.candidates.uniform import PipelineTemplate
 
 # Of each stage, the devices of each replica.
 Places = tuple[tuple[tuple[str, ...], ...], ...]

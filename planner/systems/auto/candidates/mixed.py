@@ -5,21 +5,11 @@ from dataclasses import dataclass
 from itertools import product
 from math import inf
 
-from planner.cost.network import (
-    nominal_path,
-)
+from planner.cost.network import nominal_path
 from planner.scenario.scenario import Scenario
-from planner.systems.auto.candidates.device_classes import (
-    DeviceClass,
-)
+from planner.systems.auto.candidates.device_classes import DeviceClass
 from planner.systems.auto.candidates.retiming import INFEASIBLE_S, retimed
-from planner.systems.auto.candidates.uniform import (
-    KEPT,
-    SLACK,
-    PipelineTemplate,
-    find_skeletons,
-    sum_of_gradients_s,
-)
+from planner.systems.auto.candidates.uniform import KEPT, SLACK, PipelineTemplate, find_skeletons, sum_of_gradients_s
 
 # All partitions of so many pools are tried; of more, only those into regions, into pools, and the whole; a chain may
 # leave pools out.

@@ -8,14 +8,9 @@ import numpy as np
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.boundaries import crossings
 from planner.systems.auto.candidates.chain_split import Floats
-from planner.systems.auto.candidates.device_classes import (
-    StageOption,
-)
+from planner.systems.auto.candidates.device_classes import StageOption
 from planner.systems.auto.candidates.stage_options import layer_costs
-from planner.systems.auto.candidates.uniform import (
-    PipelineTemplate,
-    SkeletonStage,
-)
+from planner.systems.auto.candidates.uniform import PipelineTemplate, SkeletonStage
 
 # Sizes up to so many times that for which the skeleton was found, and down to that part of it.
 _WIDEST = 2.0

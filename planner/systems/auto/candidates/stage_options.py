@@ -7,17 +7,11 @@ from functools import lru_cache
 import numpy as np
 
 from planner.cost.memory import state_bytes
-from planner.cost.network import (
-    ConstantRatePath,
-    nominal_path,
-)
+from planner.cost.network import ConstantRatePath, nominal_path
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.boundaries import crossings
 from planner.systems.auto.candidates.chain_split import Floats, Options
-from planner.systems.auto.candidates.device_classes import (
-    DeviceClass,
-    StageOption,
-)
+from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
 from traces.common.errors import InputError
 
 # Replicas of a stage that are tried. More pipelines side by side do the same as more replicas, but for unlike pools:

@@ -5,10 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.cost.memory import state_bytes
-from planner.cost.network import (
-    ConstantRatePath,
-    nominal_path,
-)
+from planner.cost.network import ConstantRatePath, nominal_path
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.subset_split import Floats, Groups, Ints

@@ -15,10 +15,7 @@ import numpy as np
 
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.chain_split import Chain, best_chain
-from planner.systems.auto.candidates.device_classes import (
-    DeviceClass,
-    StageOption,
-)
+from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
 from planner.systems.auto.candidates.stage_options import least_times_s, ring_s, tabulate, ways_to_use
 
 

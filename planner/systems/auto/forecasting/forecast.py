@@ -12,10 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.adapt.observation import Observation
-from planner.cost.network import (
-    ConstantRatePath,
-    Paths,
-)
+from planner.cost.network import ConstantRatePath, Paths
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.contention import contention_factors

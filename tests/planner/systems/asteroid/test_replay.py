@@ -5,24 +5,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.adapt.migration import (
-    backup_holders,
-    migration_between,
-    migration_time_s,
-)
+from planner.adapt.migration import backup_holders, migration_between, migration_time_s
 from planner.adapt.observation import Observation
 from planner.check.check import check_plan
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure, step_ends_s
-from planner.scenario.faults import (
-    DETECTION_S,
-    Absence,
-)
+from planner.scenario.faults import DETECTION_S, Absence
 from planner.scenario.scenario import Scenario
-from planner.systems.asteroid.policy import (
-    full_redistribution,
-    replan,
-)
+from planner.systems.asteroid.policy import full_redistribution, replan
 from planner.systems.asteroid.replay import in_proportion, replay, where_they_were
 from planner.systems.policies import make_policy
 from planner.systems.strategies import make_plan

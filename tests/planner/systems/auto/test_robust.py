@@ -6,18 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.network import (
-    ConstantRatePath,
-)
+from planner.cost.network import ConstantRatePath
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.objective import Objective
 from planner.systems.auto.robust import in_window, robust_judge, robust_rate, trace_windows
-from planner.systems.auto.strategy import (
-    plan_for,
-    robust_plan,
-)
+from planner.systems.auto.strategy import plan_for, robust_plan
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.common.errors import InputError
 from traces.trace import LinkTrace

@@ -10,9 +10,7 @@ from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster, Device
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.systems.auto.candidates.device_classes import (
-    pools_of,
-)
+from planner.systems.auto.candidates.device_classes import pools_of
 from planner.systems.auto.judge import MOST_EVALUATED, approximate_step_time_s
 from planner.systems.auto.local_search.improve import improve
 from planner.systems.auto.local_search.neighbours import neighbours

@@ -10,15 +10,11 @@ from planner.check.check import check_plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.candidates.build import plan_of
-from planner.systems.auto.candidates.device_classes import (
-    pools_of,
-)
+from planner.systems.auto.candidates.device_classes import pools_of
 from planner.systems.auto.candidates.mixed import find_layouts
 from planner.systems.auto.candidates.retiming import retimed
 from planner.systems.auto.candidates.stage_options import least_times_s, ways_to_use
-from planner.systems.auto.candidates.uniform import (
-    find_skeletons,
-)
+from planner.systems.auto.candidates.uniform import find_skeletons
 from planner.systems.strategies import STRATEGIES, make_plan
 from tests.helpers.scenarios.pool_scenarios import pool_scenarios
 from traces.common.errors import InputError

@@ -8,13 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planner.systems.cannikin.opt_perf import batch_time_s, device_time_s, opt_perf, real_division
-from planner.systems.cannikin.step_model import (
-    NO_SUMS,
-    NodeSpeed,
-    SumTimes,
-    fit_line,
-    fit_speed,
-)
+from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed, SumTimes, fit_line, fit_speed
 from traces.common.errors import InputError
 
 SLOPES_S = st.floats(1e-4, 5e-3)

@@ -21,11 +21,7 @@ from planner.systems.cannikin.speed_learning import (
     measured_sums,
     samples_per_microbatch,
 )
-from planner.systems.cannikin.step_model import (
-    NO_SUMS,
-    NodeSpeed,
-    SumTimes,
-)
+from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed, SumTimes
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import mesh_scenario
 

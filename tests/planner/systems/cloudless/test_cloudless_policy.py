@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.core.step_program import (
-    compile_plan,
-)
+from executor.core.step_program import compile_plan
 from planner.adapt.observation import Observation
 from planner.check.check import check_plan
 from planner.plan.plan import Plan, Synchronisation

@@ -6,26 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.core.step_program import (
-    compile_plan,
-)
+from executor.core.step_program import compile_plan
 from planner.adapt.observation import Observation, PathObservation
 from planner.check.check import check_plan
-from planner.cost.network import (
-    ConstantRatePath,
-    nominal_path,
-)
+from planner.cost.network import ConstantRatePath, nominal_path
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario
-from planner.systems.deepcee.observed_paths import (
-    ObservedPaths,
-    with_observed_links,
-)
-from planner.systems.deepcee.policy import (
-    DeepceePolicy,
-)
+from planner.systems.deepcee.observed_paths import ObservedPaths, with_observed_links
+from planner.systems.deepcee.policy import DeepceePolicy
 from planner.systems.policies import make_policy
 from planner.systems.strategies import make_plan
 from sim.simulator import Simulator

@@ -5,17 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.core.step_program import (
-    compile_plan,
-)
+from executor.core.step_program import compile_plan
 from planner.adapt.observation import Observation, PathObservation
 from planner.check.check import check_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.systems.deepcee.policy import (
-    MOST_MICROBATCHES_PER_STAGE,
-    DepthPolicy,
-)
+from planner.systems.deepcee.policy import MOST_MICROBATCHES_PER_STAGE, DepthPolicy
 from planner.systems.policies import POLICIES, make_policy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
