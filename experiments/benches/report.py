@@ -11,7 +11,7 @@ from experiments.benches.cases import wide_area_scenario
 from experiments.benches.result import BenchResult, Check, Row
 from experiments.report.html.run_page import write_run_page
 from planner.runs.record import RunRecord
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan
 from sim.simulator import Simulator
 
 # Devices, steps, samples a step: eight and thirty-two microbatches a pipeline.

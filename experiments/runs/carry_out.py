@@ -12,7 +12,7 @@ from experiments.runs.folder import new_folder, summarise, write_record
 from planner.plan.plan import Plan
 from planner.runs.record import Backend, RunRecord
 from planner.scenario.scenario import Scenario
-from planner.systems.policies import make_policy
+from planner.systems.registry import make_policy
 from traces.common.errors import InputError
 from traces.common.units import parse_duration_s
 

@@ -14,7 +14,7 @@ from planner.plan.plan import EXPLICIT, Plan
 from planner.scenario.scenario import Scenario
 from planner.schedules import SCHEDULES
 from planner.step.orders import with_orders, with_schedule
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan
 from traces.common.errors import InputError
 from traces.common.names import find_by_name
 

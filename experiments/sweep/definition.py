@@ -10,8 +10,7 @@ from experiments.runs.scenario import READY_FOLDER, ready_scenarios
 from experiments.sweep.parameters import Parameter
 from planner.files.parsing import STRICT, Positive
 from planner.schedules import SCHEDULES
-from planner.systems.policies import POLICIES
-from planner.systems.strategies import STRATEGIES
+from planner.systems.registry import POLICIES, STRATEGIES
 from traces.common.errors import InputError
 from traces.common.names import find_by_name
 

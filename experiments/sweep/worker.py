@@ -23,7 +23,7 @@ from planner.files.documents import Document
 from planner.files.scenario import scenario_in
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.systems.policies import make_policy
+from planner.systems.registry import make_policy
 from sim.simulator import Simulator
 from traces.common.errors import RopebridgeError
 

@@ -16,8 +16,7 @@ from experiments.verbs.plan import describe_plan
 from experiments.verbs.report import compare
 from planner.files.plan import write_plan
 from planner.scenario.effects import WIDE_AREA_TCP, Effects
-from planner.systems.policies import make_policy
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan, make_policy
 from sim.simulator import Simulator
 
 SCENARIO = "cloud-edge-end-small"

@@ -26,7 +26,7 @@ from experiments.runs.scenario import Ordering
 from experiments.verbs.resume import checkpoint_orders, resumed_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.systems.policies import make_policy
+from planner.systems.registry import make_policy
 from traces.common.errors import InputError
 from traces.common.names import find_by_name
 

@@ -34,7 +34,6 @@ ROOMS = [
     "planner/systems/cannikin",
     "planner/systems/cloudless",
     "planner/systems/auto/candidates",
-    "planner/systems/auto/local_search",
     "planner/systems/auto/forecasting",
     "planner/systems/auto",
     "planner/systems",

@@ -15,7 +15,7 @@ from planner.scenario.cluster import Cluster, Link
 from planner.scenario.effects import TCP, ComputeEffects, Effects, Slowdown, Straggler
 from planner.scenario.faults import Absence, Hang, LinkOutage
 from planner.scenario.scenario import Scenario
-from planner.systems.policies import make_policy
+from planner.systems.registry import make_policy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 from tests.helpers.strategies.scripted_policy import Scripted

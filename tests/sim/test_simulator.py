@@ -10,7 +10,7 @@ from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.systems.policies import make_policy
+from planner.systems.registry import make_policy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
 from traces.common.errors import InputError, RunError

@@ -27,7 +27,7 @@ from planner.runs.metrics import step_ends_s
 from planner.runs.record import RunRecord
 from planner.scenario.faults import Absence, Fault, Hang
 from planner.scenario.scenario import Scenario
-from planner.systems.policies import make_policy
+from planner.systems.registry import make_policy
 
 TRIALS, QUICK_TRIALS = 50, 5
 LAUNCHERS, QUICK_LAUNCHERS = 5, 1

@@ -12,8 +12,7 @@ from experiments.benches.result import Check
 from experiments.runs.scenario import choose_scenario
 from planner.runs.metrics import measure
 from planner.runs.record import Backend
-from planner.systems.policies import make_policy
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan, make_policy
 from sim.simulator import Simulator
 
 SCENARIO = "two-regions"

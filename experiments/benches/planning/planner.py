@@ -35,7 +35,7 @@ from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.objective import Objective
 from planner.systems.auto.strategy import plan_for
-from planner.systems.strategies import STRATEGIES, make_plan
+from planner.systems.registry import STRATEGIES, make_plan
 from traces.common.errors import InputError
 
 OURS = "auto"

@@ -14,7 +14,7 @@ from experiments.benches.result import BenchResult, Check, Row
 from experiments.benches.simulation.fidelity_cases import Case, fidelity_cases
 from experiments.benches.simulation.predicted import ROUNDS, predict_real_compute
 from planner.runs.metrics import measure
-from planner.systems.policies import make_policy
+from planner.systems.registry import make_policy
 from sim.simulator import Simulator
 
 # Of all cases, every so many-th with --quick.

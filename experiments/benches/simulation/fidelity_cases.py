@@ -11,8 +11,7 @@ from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.effects import WIDE_AREA_TCP, Effects
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Scenario, Training
-from planner.systems.policies import POLICIES
-from planner.systems.strategies import STRATEGIES, make_plan
+from planner.systems.registry import POLICIES, STRATEGIES, make_plan
 from traces.formats.files import read_trace
 from traces.generators.presets import preset
 from traces.trace import LinkTrace

@@ -25,7 +25,7 @@ from planner.schedules.kernel.problem import Orders
 from planner.step.compile import compile_step
 from planner.step.evaluate import step_time_s
 from planner.step.graph import longest_path
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan
 from sim.epoch import Epoch, EpochRun
 from sim.recorder import Recorder
 from sim.simulator import Simulator

@@ -13,8 +13,8 @@ import numpy as np
 from experiments.benches.planning.pipeline_families import Times, problem_of
 from planner.schedules.kernel.timing import finish_s
 from planner.schedules.one_f_one_b import one_f_one_b
-from planner.systems.asteroid.hybrid_pipeline import asteroid_depth, plain_depth
 from planner.systems.asteroid.round_latency import RoundStep, dominant_step, round_latency_s
+from planner.systems.asteroid.strategy import asteroid_depth, plain_depth
 
 
 @dataclass(frozen=True, slots=True)

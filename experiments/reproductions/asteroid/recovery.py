@@ -15,8 +15,7 @@ from planner.plan.plan import Plan
 from planner.runs.metrics import step_ends_s
 from planner.scenario.faults import DETECTION_S
 from planner.scenario.scenario import Scenario
-from planner.systems.asteroid.policy import full_redistribution, replan
-from planner.systems.asteroid.replay import in_proportion, replay, where_they_were
+from planner.systems.asteroid.policy import full_redistribution, in_proportion, replan, replay, where_they_were
 from sim.migration import travel_s
 from sim.simulator import Simulator
 from traces.common.errors import InputError

@@ -22,7 +22,7 @@ from experiments.reproductions.asteroid.throughput import (
 from experiments.reproductions.claims import Claim, Reproduction
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan
 
 QUICK_CLUSTERS = ("4 boards",)
 QUICK_BATCHES = (32,)

@@ -7,11 +7,10 @@ from planner.cost.in_flight import fitting_depths
 from planner.plan.plan import Pipeline, Plan
 from planner.runs.metrics import measure, step_ends_s
 from planner.scenario.scenario import Scenario
-from planner.systems.asteroid.hybrid_pipeline import HybridRules, hybrid_plan, plain_depth
 from planner.systems.asteroid.round_latency import round_latency_s, round_steps
 from planner.systems.asteroid.stage_costs import levelled
-from planner.systems.asteroid.strategy import by_memory
-from planner.systems.strategies import make_plan
+from planner.systems.asteroid.strategy import HybridRules, by_memory, hybrid_plan, plain_depth
+from planner.systems.registry import make_plan
 from sim.simulator import Simulator
 from traces.common.errors import InputError
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from experiments.reproductions.cannikin.clusters import with_batch
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.systems.cannikin.data_parallel import data_parallel_plan, even_plan, update_s
 from planner.systems.cannikin.opt_perf import batch_time_s, opt_perf
 from planner.systems.cannikin.speed_learning import SpeedLearner, SumLearner, measured_nodes, measured_sums
 from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed
+from planner.systems.cannikin.strategy import data_parallel_plan, even_plan, update_s
 from sim.simulator import Simulator
 
 

@@ -11,8 +11,8 @@ from experiments.reproductions.cannikin.clusters import MACHINES, base_scenario
 from experiments.reproductions.cannikin.figure import Panel, draw_training
 from experiments.reproductions.cannikin.training import NOISE_CURVES, SYSTEMS, Setting, Trained, adaptive_learned, fixed
 from experiments.reproductions.claims import Claim, Reproduction
-from planner.systems.cannikin.data_parallel import balanced_plan
 from planner.systems.cannikin.goodput import CANDIDATES
+from planner.systems.cannikin.strategy import balanced_plan
 
 # Assumed: what connects the machines; the first one is that of the ablations and of the figure.
 NETWORKS_BPS = (10e9, 25e9)

@@ -14,8 +14,8 @@ from experiments.reproductions.cannikin.learner import LearnedModel
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.systems.cannikin.data_parallel import balanced_plan, even_plan
 from planner.systems.cannikin.goodput import candidate_batches, choose_batch, goodput_per_s
+from planner.systems.cannikin.strategy import balanced_plan, even_plan
 
 # Assumed: the parts of a run, and how far a batch may grow.
 EPOCHS = 100

@@ -16,7 +16,7 @@ from executor.training.models.loading import load_model
 from experiments.benches.result import Row
 from experiments.runs.scenario import choose_scenario
 from planner.plan.plan import Synchronisation
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan
 
 # Forty-five times through the data. Before, the accuracy of any training jumps by points from step to step.
 STEPS = 1000

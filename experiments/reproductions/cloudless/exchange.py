@@ -1,7 +1,7 @@
 """What rarer exchanges gain on a slow WAN: ASGD-GA and MA against ASGD, in the simulator.
 
 Asynchronous pipelines wait for the WAN only at the bound on their staleness. Two bounds are measured: one exchange may
-be under way while the next steps are done, as `planner.systems.cloudless.region_pipelines` has it; and none, where
+be under way while the next steps are done, as `planner.systems.cloudless.strategy` has it; and none, where
 nobody begins a step before the last exchange has arrived. For the second one, with T_c the compute of a step and tau
 the time of an exchange::
 
@@ -19,8 +19,8 @@ from planner.plan.plan import Plan, Synchronisation
 from planner.runs.metrics import Metrics
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.systems.cloudless.region_pipelines import EXCHANGE_STEPS, longest_exchange_s, with_exchanges
-from planner.systems.strategies import make_plan
+from planner.systems.cloudless.strategy import EXCHANGE_STEPS, longest_exchange_s, with_exchanges
+from planner.systems.registry import make_plan
 
 # A multiple of every number of steps between exchanges.
 STEPS = 256

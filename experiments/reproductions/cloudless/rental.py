@@ -9,8 +9,8 @@ from planner.plan.plan import Plan
 from planner.runs.metrics import Metrics, measure
 from planner.scenario.scenario import Scenario
 from planner.systems.cloudless.elastic_scheduling import elastic_schedule, greedy_schedule
-from planner.systems.cloudless.region_pipelines import region_offers
-from planner.systems.strategies import make_plan
+from planner.systems.cloudless.strategy import region_offers
+from planner.systems.registry import make_plan
 from sim.simulator import Simulator
 
 # Data of the older generation's region and of the newer one's.

@@ -10,8 +10,8 @@ from experiments.reproductions.claims import Claim, Reproduction
 from experiments.reproductions.cloudless.exchange import exchange_rows
 from experiments.reproductions.cloudless.rental import QUICK_STEPS, STEPS, rental_rows, run_for
 from experiments.reproductions.cloudless.settings import GENERATIONS, rental_scenario
-from planner.systems.cloudless.region_pipelines import with_exchanges
-from planner.systems.strategies import make_plan
+from planner.systems.cloudless.strategy import with_exchanges
+from planner.systems.registry import make_plan
 
 # As published: the range of the cost saved, and the largest speed-up.
 PAPER_SAVINGS = (0.092, 0.24)

@@ -8,7 +8,7 @@ from planner.plan.microbatches import even_cut, even_microbatches
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.metrics import measure
 from planner.scenario.scenario import Scenario
-from planner.systems.strategies import STRATEGIES, make_plan
+from planner.systems.registry import STRATEGIES, make_plan
 from sim.simulator import Simulator
 from traces.common.errors import InputError
 

@@ -18,7 +18,7 @@ from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.scenario import Scenario
 from planner.systems.deepcee.strategy import Mechanisms, deepcee_with
-from planner.systems.policies import make_policy
+from planner.systems.registry import make_policy
 from sim.simulator import Simulator
 from traces.common.errors import InputError
 from traces.generators.presets import preset

@@ -21,8 +21,8 @@ from experiments.reproductions.deepcee.scenarios import deepcee_scenario
 from experiments.reproductions.executed.execution import Contender, Contest
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.systems.cloudless.region_pipelines import with_exchanges
-from planner.systems.strategies import make_plan
+from planner.systems.cloudless.strategy import with_exchanges
+from planner.systems.registry import make_plan
 from traces.trace import LinkTrace
 
 STEPS = 4

@@ -16,7 +16,7 @@ from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.effects import WIDE_AREA_TCP, Effects
 from planner.scenario.scenario import Scenario
-from planner.systems.policies import make_policy
+from planner.systems.registry import make_policy
 from sim.simulator import Simulator
 
 MOST_POINTS = 10.0

@@ -5,16 +5,165 @@ left, and the model is redistributed. `full_redistribution` says what travels th
 devices of the new plan lack, which is less.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 from planner.adapt.migration import Migration, migration_between
 from planner.adapt.observation import Observation
+from planner.cost.in_flight import fitting_depths
+from planner.cost.infeasible import no_split_fits
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
-from planner.systems.asteroid.hybrid_pipeline import HybridRules, hybrid_plan
-from planner.systems.asteroid.replay import replay
-from planner.systems.asteroid.strategy import by_memory
+from planner.systems.asteroid.round_latency import round_latency_s, round_steps
+from planner.systems.asteroid.strategy import HybridRules, asteroid_depth, by_memory, hybrid_plan
+from traces.common.errors import InputError
+
+# Stages that are left, work of all layers before each, and capacities, to where each stage but the last should end.
+Boundaries = Callable[[Sequence[Stage], Sequence[float], Sequence[float]], list[int]]
+
+
+def in_proportion(stages: Sequence[Stage], until_s: Sequence[float], capacities: Sequence[float]) -> list[int]:
+    """Return where stages end if all work is in proportion to capacity and layers go no further than a neighbour.
+
+    Args:
+        stages: Those that are left; layers of lost ones lie between them.
+        until_s: Work of all layers before each, in seconds of a mean device.
+        capacities: Of the stages, in samples per second.
+    """
+    shares = list(accumulate(capacities))
+    ends = []
+    for index, (left, right) in enumerate(pairwise(stages)):
+        wanted_s = until_s[-1] * shares[index] / shares[-1]
+        ends.append(_nearest(until_s, wanted_s, left.first_layer + 1, right.end_layer - 1))
+    return ends
+
+
+def where_they_were(stages: Sequence[Stage], until_s: Sequence[float], capacities: Sequence[float]) -> list[int]:
+    """Return where stages end if only lost layers change hands, shared out between the two neighbours by capacity.
+
+    Arguments are those of `in_proportion`: stages, work before each layer, and capacities in samples per second.
+    """
+    ends = []
+    for (left, right), (own, other) in zip(pairwise(stages), pairwise(capacities), strict=True):
+        first_s, end_s = until_s[left.end_layer], until_s[right.first_layer]
+        wanted_s = first_s + (end_s - first_s) * own / (own + other)
+        ends.append(_nearest(until_s, wanted_s, left.end_layer, right.first_layer))
+    return ends
+
+
+def replay(
+    plan: Plan, scenario: Scenario, gone: Collection[str], ways: Sequence[Boundaries] = (in_proportion, where_they_were)
+) -> Plan:
+    """Return the plan without these devices.
+
+    Args:
+        plan: Until now.
+        scenario: What it is for.
+        gone: Devices.
+        ways: How boundaries may shift; the way with the shortest round is taken.
+
+    Raises:
+        InputError: A pipeline has lost all devices, or its layers do not fit where they would go.
+    """
+    return replace(
+        plan, pipelines=tuple(_without(each, scenario, gone, ways, plan.strategy) for each in plan.pipelines)
+    )
+
+
+def _without(
+    pipeline: Pipeline, scenario: Scenario, gone: Collection[str], ways: Sequence[Boundaries], strategy: str
+) -> Pipeline:
+    left = [
+        replace(stage, replicas=tuple(each for each in stage.replicas if not set(each.devices) & set(gone)))
+        for stage in pipeline.stages
+    ]
+    if left == list(pipeline.stages):
+        return pipeline
+    stages = [stage for stage in left if stage.replicas]
+    if not stages:
+        raise InputError(
+            "a pipeline has lost all of its devices",
+            where="replay",
+            valid="layers move between stages of one pipeline: at least one of its devices is left",
+        )
+    samples = max(pipeline.microbatches)
+    until_s = _work_until_s(scenario, samples)
+    capacities = [_capacity(stage, scenario, samples) for stage in stages]
+    wanted = [way(stages, until_s, capacities) for way in ways]
+    fitted = [_fitted(stages, ends, scenario, pipeline.microbatches) for ends in wanted]
+    found = [replace(pipeline, stages=each) for each in fitted if each is not None]
+    if not found:
+        names = [device for stage in stages for replica in stage.replicas for device in replica.devices]
+        raise no_split_fits(scenario, strategy, [scenario.cluster.by_name[name] for name in names])
+    count = len(pipeline.microbatches)
+    return min(found, key=lambda each: round_latency_s(round_steps(each, scenario), count, duplex=True))
+
+
+def _nearest(until_s: Sequence[float], wanted_s: float, first: int, last: int) -> int:
+    return min(range(first, last + 1), key=lambda layer: abs(until_s[layer] - wanted_s))
+
+
+def _work_until_s(scenario: Scenario, samples: int) -> list[float]:
+    kinds = [device.kind for device in scenario.cluster.devices]
+    layers = range(len(scenario.model.layers))
+    each_s = (sum(scenario.model.times(j, j + 1, kind, samples).total_s for kind in kinds) / len(kinds) for j in layers)
+    return list(accumulate(each_s, initial=0.0))
+
+
+def _capacity(stage: Stage, scenario: Scenario, samples: int) -> float:
+    speeds = []
+    for replica in stage.replicas:
+        model, kind = scenario.model.at_degree(replica.tensor_parallel), scenario.cluster.by_name[replica.device].kind
+        speeds.append(samples / model.times(0, len(model.layers), kind, samples).total_s)
+    return sum(speeds)
+
+
+def _fitted(
+    stages: Sequence[Stage], wanted: Sequence[int], scenario: Scenario, microbatches: Sequence[int]
+) -> tuple[Stage, ...] | None:
+    """The stages with the ends nearest to those wanted that fit into memory, at Asteroid's depths or less."""
+    layers = len(scenario.model.layers)
+    fitted = _with_ends(stages, (*wanted, layers), scenario, microbatches)
+    if fitted is None:
+        ends = _nearest_that_fit(stages, wanted, scenario, microbatches)
+        fitted = _with_ends(stages, ends, scenario, microbatches) if ends is not None else None
+    return fitted
+
+
+def _with_ends(
+    stages: Sequence[Stage], ends: Sequence[int], scenario: Scenario, microbatches: Sequence[int]
+) -> tuple[Stage, ...] | None:
+    edges = list(pairwise((0, *ends)))
+    if any(end <= first for first, end in edges):
+        return None
+    moved = [replace(s, first_layer=first, end_layer=end) for s, (first, end) in zip(stages, edges, strict=True)]
+    wanted_depths = [asteroid_depth(len(stages) - index) for index in range(len(stages))]
+    depths = fitting_depths(wanted_depths, moved, scenario, microbatches)
+    if depths is None:
+        return None
+    return tuple(replace(stage, in_flight=depth) for stage, depth in zip(moved, depths, strict=True))
+
+
+def _nearest_that_fit(
+    stages: Sequence[Stage], wanted: Sequence[int], scenario: Scenario, microbatches: Sequence[int]
+) -> tuple[int, ...] | None:
+    """The ends that all fit into memory with one microbatch in flight and are off by the fewest layers in all."""
+    layers = len(scenario.model.layers)
+    # End of the stages so far to how many layers it is off in all, and all ends.
+    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
+    for stage, target in zip(stages, [*wanted, layers], strict=True):
+        longer: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for first, (off, ends) in best.items():
+            for end in range(first + 1, layers + 1):
+                moved = replace(stage, first_layer=first, end_layer=end)
+                choice = (off + abs(end - target), (*ends, end))
+                if (end not in longer or choice < longer[end]) and fitting_depths(
+                    (1,), (moved,), scenario, microbatches
+                ):
+                    longer[end] = choice
+        best = longer
+    return best[layers][1] if layers in best else None
 
 
 class AsteroidReplay:

@@ -13,8 +13,47 @@ from planner.plan.plan import Replica, Stage
 from planner.scenario.cluster import Device
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Scenario
-from planner.systems.asteroid.allocation import allocate
 from planner.systems.asteroid.round_latency import RoundStep
+
+
+def allocate(samples: int, times_s: Sequence[Sequence[float]], most: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the samples of each device, or None if they do not fit.
+
+    Args:
+        samples: Of a microbatch.
+        times_s: For each device the seconds of forward and backward with 0, 1, ... ``samples`` samples.
+        most: What each device's memory holds.
+    """
+    if sum(most) < samples:
+        return None
+    return _balanced(_in_proportion(samples, times_s, most), times_s, most)
+
+
+def _in_proportion(samples: int, times_s: Sequence[Sequence[float]], most: Sequence[int]) -> list[int]:
+    # A device that takes no time at all is as fast as can be told.
+    speeds = [1 / max(column[samples], 1e-12) for column in times_s]
+    placed = [0] * len(most)
+    while left := samples - sum(placed):
+        open_devices = [device for device, limit in enumerate(most) if placed[device] < limit]
+        total = sum(speeds[device] for device in open_devices)
+        given = {d: min(int(left * speeds[d] / total), most[d] - placed[d]) for d in open_devices}
+        if not any(given.values()):
+            given = {min(open_devices, key=lambda device: times_s[device][placed[device] + 1]): 1}
+        for device, count in given.items():
+            placed[device] += count
+    return placed
+
+
+def _balanced(placed: list[int], times_s: Sequence[Sequence[float]], most: Sequence[int]) -> tuple[int, ...]:
+    devices = range(len(placed))
+    while True:
+        slowest = max(devices, key=lambda device: times_s[device][placed[device]])
+        takers = [device for device in devices if device != slowest and placed[device] < most[device]]
+        taker = min(takers, key=lambda device: times_s[device][placed[device] + 1], default=None)
+        if taker is None or times_s[taker][placed[taker] + 1] >= times_s[slowest][placed[slowest]]:
+            return tuple(placed)
+        placed[slowest] -= 1
+        placed[taker] += 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from planner.systems.auto.forecasting.forecast import (
     observed_links,
 )
 from planner.systems.auto.forecasting.prediction_error import PredictionBias
-from planner.systems.auto.forecasting.probing import scouting_plan
+from planner.systems.auto.forecasting.probing import probing_plan
 from planner.systems.auto.portfolio import MOST_STEPS_DOWN, MOST_STEPS_UP, RATE_STEP, Portfolio
 
 # Plans are scored so often, seconds, and on so many samples of each link.
@@ -227,7 +227,7 @@ class AutoPolicy:
         own_s = float(self._times_s(plan).mean())
         others = [each for each in portfolio.plans if not away.intersection(each.devices)]
         hoped_s = min(float(self._times_s(each, hopeful=True).mean()) for each in others)
-        scouting = scouting_plan(plan, self._scenario, stale, away)
+        scouting = probing_plan(plan, self._scenario, stale, away)
         if scouting is None or hoped_s > own_s * (1 - LEAST_GAIN_OF_MOVE):
             return None
         observed = self._observed()

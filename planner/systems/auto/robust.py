@@ -74,7 +74,7 @@ def window_steps_s(plan: Plan, scenario: Scenario, windows: Sequence[Scenario]) 
     return step_times_s(plan, scenario, [nominal_paths(plan, window) for window in windows])
 
 
-def robust_judge(scenario: Scenario, quantile: float, window_s: float = WINDOW_S) -> CostModel:
+def robust_cost_model(scenario: Scenario, quantile: float, window_s: float = WINDOW_S) -> CostModel:
     """Return a judge of plans: the seconds of a step that only a share ``quantile`` of the windows exceeds.
 
     Raises:
@@ -95,7 +95,7 @@ def robust_rate(plan: Plan, scenario: Scenario, quantile: float, window_s: float
     Raises:
         InputError: The quantile is not a share below 1.
     """
-    step_s = robust_judge(scenario, quantile, window_s)(plan)
+    step_s = robust_cost_model(scenario, quantile, window_s)(plan)
     windows = trace_windows(scenario, window_s)
     start_s, end_s = windows[0]
     return RobustRate(quantile, len(windows), end_s - start_s, plan.global_batch / step_s if step_s else np.inf)

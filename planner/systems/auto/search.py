@@ -10,12 +10,11 @@ from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.orders import with_schedule
 from planner.systems.auto.candidates.build import plan_of
-from planner.systems.auto.candidates.device_classes import pools_of
-from planner.systems.auto.candidates.mixed import find_layouts
-from planner.systems.auto.candidates.small_cluster import MOST_DEVICES, few_devices_plans
-from planner.systems.auto.judge import approximate_step_time_s, contended_step_time_s
-from planner.systems.auto.local_search.improve import improve
-from planner.systems.auto.objective import CostModel, Objective
+from planner.systems.auto.candidates.device_classes import device_classes_of
+from planner.systems.auto.candidates.mixed import find_mixes
+from planner.systems.auto.candidates.small_cluster import MOST_DEVICES, small_cluster_plans
+from planner.systems.auto.local_search import improve
+from planner.systems.auto.objective import CostModel, Objective, approximate_step_time_s, contended_step_time_s
 from traces.common.errors import InputError
 
 # So many of the candidates go through the local search, which may ask the judge so many times for each, and so many of
@@ -84,9 +83,9 @@ def candidates(scenario: Scenario, without: frozenset[str] = frozenset()) -> Ite
     """Give the plans of the best skeletons."""
     devices = [device for device in scenario.cluster.devices if device.name not in without]
     if len(devices) <= MOST_DEVICES:
-        yield from few_devices_plans(devices, scenario, _NAME)
-    for layout in find_layouts(pools_of(scenario.cluster, without), scenario):
-        plan = plan_of(layout.blocks, scenario, _NAME)
+        yield from small_cluster_plans(devices, scenario, _NAME)
+    for mix in find_mixes(device_classes_of(scenario.cluster, without), scenario):
+        plan = plan_of(mix.templates, scenario, _NAME)
         if plan is not None:
             yield plan
 

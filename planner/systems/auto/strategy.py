@@ -6,7 +6,7 @@ from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.strategy import asteroid
 from planner.systems.auto.objective import CostModel, Objective
-from planner.systems.auto.robust import in_bad_windows, robust_judge
+from planner.systems.auto.robust import in_bad_windows, robust_cost_model
 from planner.systems.auto.search import search
 from planner.systems.cannikin.strategy import cannikin, lb_bsp
 from planner.systems.deepcee.strategy import deepcee
@@ -59,6 +59,6 @@ def robust_plan(scenario: Scenario, objective: Objective, quantile: float) -> Pl
     Raises:
         InputError: The quantile is not a share below 1, or no plan fits or keeps within the limits.
     """
-    judge = robust_judge(scenario, quantile)
+    judge = robust_cost_model(scenario, quantile)
     plans = [plan_for(each, objective, judge) for each in (scenario, in_bad_windows(scenario, quantile))]
     return min(plans, key=lambda plan: objective.score(plan, judge(plan), scenario))

@@ -6,6 +6,7 @@ Assumed: one pipeline; where there are more devices than layers, neighbours shar
 
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from math import ceil
 
 from planner.cost.in_flight import fitting_depths, plain_depths
 from planner.cost.infeasible import no_split_fits
@@ -87,3 +88,22 @@ def zb_equal(scenario: Scenario) -> Plan:
     )
     microbatches = even_microbatches(scenario, scenario.training.global_batch, count)
     return Plan(scenario.name, scenario.model.name, "zb-h1-equal", "zb-h1", (Pipeline(stages, microbatches),))
+
+
+def ddp(scenario: Scenario) -> Plan:
+    """Return one stage with every device as a replica."""
+    replicas = tuple(Replica(device.name) for device in scenario.cluster.devices)
+    stage = Stage(0, len(scenario.model.layers), replicas, in_flight=1)
+    batch = scenario.training.global_batch
+    # One sample per device and microbatch is the finest cut; if even that does not fit, the plan's check says so.
+    finest = ceil(batch / len(replicas))
+    microbatches = next(
+        (
+            even
+            for count in range(1, finest)
+            if fitting_depths((1,), (stage,), scenario, even := even_cut(batch, count))
+        ),
+        even_cut(batch, finest),
+    )
+    pipeline = Pipeline((stage,), microbatches)
+    return Plan(scenario.name, scenario.model.name, "ddp", "1f1b", (pipeline,))

@@ -19,10 +19,10 @@ from planner.cost.network import ConstantRatePath, nominal_path
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
-from planner.systems.cannikin.data_parallel import fitting_samples, profiled_speed, update_s
 from planner.systems.cannikin.opt_perf import batch_time_s, opt_perf
 from planner.systems.cannikin.speed_learning import NodeTimes, SpeedLearner, SumLearner, samples_per_microbatch
 from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed, sum_times
+from planner.systems.cannikin.strategy import fitting_samples, profiled_speed, update_s
 
 # A step must become shorter by so much, as published.
 LEAST_GAIN = 0.05

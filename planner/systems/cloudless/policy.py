@@ -19,7 +19,7 @@ from planner.scenario.scenario import Scenario
 from planner.step.compile import planned_compute_s
 from planner.step.evaluate import step_time_s
 from planner.systems.cloudless.elastic_scheduling import Offers, Schedule, greedy_schedule, schedule_within
-from planner.systems.cloudless.region_pipelines import region_offers, regional_plan
+from planner.systems.cloudless.strategy import region_offers, regional_plan
 from traces.common.errors import InputError
 
 # Weight of the newest observation: the mean follows a sudden change to within 10 % in two observations.

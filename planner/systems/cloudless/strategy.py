@@ -4,10 +4,156 @@ All else is as in `planner.systems.cloudless.strategy`: data stay in their regio
 there.
 """
 
-from planner.plan.plan import Plan
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from math import floor
+
+from planner.cost.async_updates import update_edges
+from planner.cost.in_flight import fitting_depths
+from planner.cost.infeasible import no_split_fits
+from planner.cost.network import nominal_path
+from planner.cost.stage import replica_times
+from planner.plan.microbatches import even_cut
+from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario.scenario import Scenario
-from planner.systems.cloudless.elastic_scheduling import elastic_schedule, greedy_schedule
-from planner.systems.cloudless.region_pipelines import region_offers, regional_plan
+from planner.systems.cloudless.elastic_scheduling import (
+    Offers,
+    RegionOffer,
+    Schedule,
+    Unit,
+    elastic_schedule,
+    greedy_schedule,
+)
+
+# Steps between two exchanges that are tried, the fewest first.
+EXCHANGE_STEPS = (1, 2, 4, 8, 16)
+
+
+def region_offers(
+    scenario: Scenario,
+    strategy: str,
+    slowdown: Mapping[str, float] | None = None,
+    gone: Collection[str] = (),
+) -> Offers:
+    """Return each region's part of a step's samples and the devices that it may rent, in the order of the cluster.
+
+    A region has a part of the global batch that is in proportion to its data, or to the speed of all its devices where
+    data are everywhere. Assumed: a device is as fast as the profile says for the samples that it has when the batch is
+    spread evenly over all devices. Devices that do not hold the model are left out, and so are regions without data;
+    where the batch has fewer samples than there are regions, those with the smallest parts.
+
+    Args:
+        scenario: Gives devices, data and batch.
+        strategy: For whom, in the message.
+        slowdown: Device to the factor by which it takes longer than profiled.
+        gone: Devices that are not there.
+
+    Raises:
+        InputError: The model fits on no device of a region that has data.
+    """
+    units = _units(scenario, slowdown or {}, gone)
+    if scenario.data:
+        weights = {region: float(scenario.data[region]) for region in units if region in scenario.data}
+    else:
+        weights = {region: sum(unit.samples_per_s for unit in offered) for region, offered in units.items()}
+    batch = scenario.training.global_batch
+    largest = sorted(weights, key=lambda region: -weights[region])[:batch]
+    kept = [region for region in weights if region in largest]
+    if not kept:
+        places = [d for d in scenario.cluster.devices if d.region in scenario.data or not scenario.data]
+        raise no_split_fits(scenario, strategy, [device for device in places if device.name not in gone])
+    whole = sum(weights[region] for region in kept)
+    return {region: RegionOffer(batch * weights[region] / whole, units[region]) for region in kept}
+
+
+def proportional_parts(total: int, weights: Sequence[float]) -> list[int]:
+    """Return ``total`` in whole parts, one or more each, as close to the weights' proportions as that allows.
+
+    Args:
+        total: As many as there are weights, or more.
+        weights: Above zero.
+    """
+    exact = [total * weight / sum(weights) for weight in weights]
+    parts = [max(1, floor(each)) for each in exact]
+    while sum(parts) < total:
+        parts[max(range(len(parts)), key=lambda index: exact[index] - parts[index])] += 1
+    while sum(parts) > total:
+        several = [index for index, part in enumerate(parts) if part > 1]
+        parts[max(several, key=lambda index: parts[index] - exact[index])] -= 1
+    return parts
+
+
+def regional_plan(scenario: Scenario, strategy: str, offers: Offers, schedule: Schedule) -> Plan:
+    """Return the plan in which each region trains its part of the batch on what it rents, by the units' speeds.
+
+    Parts become whole samples only here: a schedule for these would rent a unit for the sake of a fraction. They are
+    one microbatch where memory allows it, otherwise the fewest equal ones that fit. Regions exchange by ASGD-GA over
+    the fewest steps that the WAN keeps up with: assumed to be those of `EXCHANGE_STEPS` in which an exchange is over
+    before the next one begins, and the most where none of them is. A single region has nobody to exchange with, and
+    sums its gradients.
+
+    Raises:
+        InputError: There is no microbatch that fits, or no link between two regions.
+    """
+    samples = proportional_parts(scenario.training.global_batch, [offer.samples for offer in offers.values()])
+    pipelines = tuple(
+        _region_pipeline(scenario, strategy, own, schedule.units[region])
+        for region, own in zip(offers, samples, strict=True)
+    )
+    plan = Plan(scenario.name, scenario.model.name, strategy, "1f1b", pipelines)
+    if len(pipelines) == 1:
+        return plan
+    exchange_s = longest_exchange_s(with_exchanges(plan, "asgd-ga", 1), scenario)
+    enough = (steps for steps in EXCHANGE_STEPS if exchange_s <= steps * schedule.run_time_s)
+    return with_exchanges(plan, "asgd-ga", next(enough, EXCHANGE_STEPS[-1]))
+
+
+def with_exchanges(plan: Plan, method: str, every: int) -> Plan:
+    """Return the plan with updates by a method every so many steps.
+
+    Assumed: a staleness bound of as many steps, so that one exchange may be under way while the next steps are done.
+    """
+    return replace(plan, synchronisation=Synchronisation(method, interval_steps=every, staleness_bound=every))
+
+
+def longest_exchange_s(plan: Plan, scenario: Scenario) -> float:
+    """Return until when the last update of one exchange has arrived, in seconds, at the declared rates."""
+    longest_s = 0.0
+    for edge in update_edges(plan, scenario):
+        path = nominal_path(scenario, edge.sender, edge.receiver, plan.connections)
+        longest_s = max(longest_s, path.transmission_s(edge.size_bytes) + path.propagation_s(edge.size_bytes))
+    return longest_s
+
+
+def _units(scenario: Scenario, slowdown: Mapping[str, float], gone: Collection[str]) -> Mapping[str, tuple[Unit, ...]]:
+    samples = max(1, scenario.training.global_batch // len(scenario.cluster.devices))
+    units: dict[str, tuple[Unit, ...]] = {}
+    for device in scenario.cluster.devices:
+        stage = _whole_model(scenario, (Replica(device.name),))
+        if device.name in gone or fitting_depths((1,), (stage,), scenario, (1,)) is None:
+            continue
+        step_s = replica_times(scenario, stage, stage.replicas[0], samples).total_s
+        step_s += scenario.model.update_s(0, len(scenario.model.layers), device.kind)
+        speed = samples / (step_s * slowdown.get(device.name, 1.0))
+        unit = Unit(device.name, speed, device.price_per_hour)
+        units[device.region] = (*units.get(device.region, ()), unit)
+    return units
+
+
+def _region_pipeline(scenario: Scenario, strategy: str, samples: int, units: Sequence[Unit]) -> Pipeline:
+    fastest = max(unit.samples_per_s for unit in units)
+    replicas = tuple(Replica(unit.name, unit.samples_per_s / fastest) for unit in units)
+    stage = _whole_model(scenario, replicas)
+    for count in range(1, samples + 1):
+        # Sizes differ by one at most: there are two of them, however many microbatches.
+        sizes = {samples // count, -(-samples // count)}
+        if fitting_depths((1,), (stage,), scenario, tuple(sizes)) is not None:
+            return Pipeline((stage,), even_cut(samples, count))
+    raise no_split_fits(scenario, strategy, [scenario.cluster.by_name[unit.name] for unit in units])
+
+
+def _whole_model(scenario: Scenario, replicas: tuple[Replica, ...]) -> Stage:
+    return Stage(0, len(scenario.model.layers), replicas, in_flight=1)
 
 
 def cloudless(scenario: Scenario) -> Plan:

@@ -20,8 +20,14 @@ from planner.plan.plan import Pipeline, Stage
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 from planner.systems.deepcee.device_groups import Group, model_time_s
-from planner.systems.deepcee.layer_split import Depth, SplitProblem, split_layers
-from planner.systems.deepcee.split_costs import Replicas, relative_shares, split_problem
+from planner.systems.deepcee.layer_split import (
+    Depth,
+    Replicas,
+    SplitProblem,
+    relative_shares,
+    split_layers,
+    split_problem,
+)
 
 # What a search for an order can take in tenths of a second, and all that filling and draining a pipeline lets pay.
 MOST_MICROBATCHES = 64

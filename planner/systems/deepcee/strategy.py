@@ -1,7 +1,7 @@
 """DeepCEE (also SpanTrain; arXiv 2505.15536): one pipeline across regions, built around what passes between them.
 
 Devices are grouped by network and by speed (`planner.systems.deepcee.device_groups`), groups are put in the order that
-keeps the worst crossing small (`planner.systems.deepcee.group_order`), layers are cut to finish soonest
+keeps the worst crossing small (`planner.systems.deepcee.device_groups`), layers are cut to finish soonest
 (`planner.systems.deepcee.layer_split`), with as many microbatches in flight as hide the round trips, in an order
 without idle slots that could be avoided (schedule ``compact-zb``). Links between areas carry activations and their
 gradients only: replicas of a stage are of one group.
@@ -23,8 +23,7 @@ from planner.plan.microbatches import even_cut
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.systems.deepcee.device_groups import Area, Group, device_areas, packet_times_s
-from planner.systems.deepcee.group_order import best_order
+from planner.systems.deepcee.device_groups import Area, Group, best_order, device_areas, packet_times_s
 from planner.systems.deepcee.pipeline_search import Candidate, PipelineSearch
 
 # Starts that are improved, and improved pipelines that are timed step by step.

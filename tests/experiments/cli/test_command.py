@@ -9,8 +9,7 @@ import pytest
 
 from experiments.verbs.bench import BENCHES
 from planner.plan.actions import from_torch_csv
-from planner.systems.policies import POLICIES
-from planner.systems.strategies import STRATEGIES
+from planner.systems.registry import POLICIES, STRATEGIES
 from tests.helpers.processes.command import ropebridge
 from traces.formats import FORMATS
 

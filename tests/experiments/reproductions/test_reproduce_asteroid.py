@@ -8,7 +8,7 @@ from experiments.reproductions.asteroid.closed_form import closed_form_errors
 from experiments.reproductions.asteroid.settings import CLUSTERS, edge_models, edge_scenario
 from planner.scenario.roofline import LayerWork
 from planner.systems.asteroid.round_latency import round_latency_s, round_steps
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan
 from tests.helpers.processes.command import ropebridge
 
 

@@ -21,9 +21,9 @@ from experiments.reproductions.cannikin.training import (
 from planner.check.check import check_plan
 from planner.runs.metrics import measure
 from planner.step.evaluate import step_time_s
-from planner.systems.cannikin.data_parallel import even_plan
 from planner.systems.cannikin.goodput import goodput_per_s
-from planner.systems.strategies import make_plan
+from planner.systems.cannikin.strategy import even_plan
+from planner.systems.registry import make_plan
 from sim.simulator import Simulator
 from tests.helpers.processes.command import ropebridge
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from experiments.reproductions.executed.scaling import scaled
 from planner.runs.metrics import measure
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.generators.presets import preset

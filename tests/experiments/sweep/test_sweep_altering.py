@@ -17,7 +17,7 @@ from experiments.sweep.worker import PointTask, carry_out, scenario_of
 from planner.files.plan import plan_json, write_plan
 from planner.files.resolved_scenario import write_resolved_scenario
 from planner.files.scenario import read_scenario
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan
 from traces.common.errors import InputError
 
 plain = st.recursive(

@@ -24,7 +24,7 @@ from executor.core.subprocesses import die_with_parent
 from executor.wan.linux import enter_network
 from executor.wan.testbed import TestBed, device_address, missing
 from planner.files.scenario import read_scenario
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan
 
 CGROUPS = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 100_000

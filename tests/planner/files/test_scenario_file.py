@@ -11,7 +11,7 @@ from planner.scenario.cluster import Link
 from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import ModelCode, Optimizer, Scenario, Training
 from planner.scenario.training import LearningRateSchedule
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan
 from traces.common.errors import InputError
 from traces.trace import LinkTrace
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from planner.check.check import check_plan
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.stage_costs import levelled
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan
 from tests.helpers.scenarios.builders import mesh_scenario
 from tests.helpers.scenarios.hybrid_scenarios import roomy, unlike_scenarios
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planner.check.check import check_plan
 from planner.scenario.scenario import Scenario
-from planner.systems.strategies import STRATEGIES, make_plan
+from planner.systems.registry import STRATEGIES, make_plan
 from tests.helpers.scenarios.builders import chain_scenario, mesh_scenario
 from traces.common.errors import InputError
 

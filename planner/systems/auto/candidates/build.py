@@ -18,21 +18,21 @@ Places = tuple[tuple[tuple[str, ...], ...], ...]
 QUICK_ORDER = ("compact-zb", "dynamic")
 
 
-def plan_of(skeletons: Sequence[PipelineTemplate], scenario: Scenario, strategy: str) -> Plan | None:
+def plan_of(templates: Sequence[PipelineTemplate], scenario: Scenario, strategy: str) -> Plan | None:
     """Return the plan of skeletons side by side, in the quick order; None where its microbatches do not fit.
 
     Args:
-        skeletons: On different pools; their samples add up to the global batch.
+        templates: On different device classes; their samples add up to the global batch.
         scenario: What it is for.
         strategy: Its name in the plan.
     """
     pipelines: list[Pipeline] = []
-    for skeleton in skeletons:
+    for template in templates:
         made: dict[int, Pipeline] = {}
-        places = _places(skeleton)
-        for samples, devices in zip(even_cut(skeleton.samples, skeleton.pipelines), places, strict=True):
+        places = _places(template)
+        for samples, devices in zip(even_cut(template.samples, template.pipelines), places, strict=True):
             if samples not in made:
-                first = with_hiding_depths(_pipeline(skeleton, samples, devices), scenario)
+                first = with_hiding_depths(_pipeline(template, samples, devices), scenario)
                 if first is None:
                     return None
                 made[samples] = first
@@ -61,21 +61,21 @@ def places_of(pipeline: Pipeline) -> Places:
     return tuple(tuple(replica.devices for replica in stage.replicas) for stage in pipeline.stages)
 
 
-def _places(skeleton: PipelineTemplate) -> list[Places]:
+def _places(template: PipelineTemplate) -> list[Places]:
     """The devices of each pipeline. The same stages of all pipelines are neighbours, and sum gradients within hosts."""
-    groups = {(stage.pool, stage.degree): stage.pool.groups(stage.degree) for stage in skeleton.stages}
-    rows: list[list[tuple[tuple[str, ...], ...]]] = [[] for _ in range(skeleton.pipelines)]
+    groups = {(stage.device_class, stage.degree): stage.device_class.groups(stage.degree) for stage in template.stages}
+    rows: list[list[tuple[tuple[str, ...], ...]]] = [[] for _ in range(template.pipelines)]
     used: dict[DeviceClass, int] = {}
-    for stage in skeleton.stages:
-        first, own = used.get(stage.pool, 0), groups[stage.pool, stage.degree]
-        used[stage.pool] = first + skeleton.pipelines * stage.width
+    for stage in template.stages:
+        first, own = used.get(stage.device_class, 0), groups[stage.device_class, stage.degree]
+        used[stage.device_class] = first + template.pipelines * stage.width
         for number, row in enumerate(rows):
             at = first + number * stage.width
             row.append(tuple(own[at : at + stage.width]))
     return [tuple(row) for row in rows]
 
 
-def _pipeline(skeleton: PipelineTemplate, samples: int, places: Places) -> Pipeline:
+def _pipeline(template: PipelineTemplate, samples: int, places: Places) -> Pipeline:
     stages = tuple(
         Stage(
             stage.first_layer,
@@ -84,9 +84,9 @@ def _pipeline(skeleton: PipelineTemplate, samples: int, places: Places) -> Pipel
             in_flight=1,
             recompute=stage.recompute,
         )
-        for stage, groups in zip(skeleton.stages, places, strict=True)
+        for stage, groups in zip(template.stages, places, strict=True)
     )
-    return Pipeline(stages, even_cut(samples, -(-samples // skeleton.microbatch)))
+    return Pipeline(stages, even_cut(samples, -(-samples // template.microbatch)))
 
 
 def with_hiding_depths(pipeline: Pipeline, scenario: Scenario) -> Pipeline | None:

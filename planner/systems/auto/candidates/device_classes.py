@@ -53,7 +53,7 @@ class DeviceClass:
         ]
 
 
-def pools_of(cluster: Cluster, without: frozenset[str] = frozenset()) -> tuple[DeviceClass, ...]:
+def device_classes_of(cluster: Cluster, without: frozenset[str] = frozenset()) -> tuple[DeviceClass, ...]:
     """Return the pools of a cluster in the order in which devices name them.
 
     Args:
@@ -88,7 +88,7 @@ class StageOption:
         most_stages: As many as one pipeline's part of the pool has devices for.
     """
 
-    pool: DeviceClass
+    device_class: DeviceClass
     degree: int
     width: int
     recompute: bool

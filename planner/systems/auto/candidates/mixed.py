@@ -9,7 +9,7 @@ from planner.cost.network import nominal_path
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.device_classes import DeviceClass
 from planner.systems.auto.candidates.retiming import INFEASIBLE_S, retimed
-from planner.systems.auto.candidates.uniform import KEPT, SLACK, PipelineTemplate, find_skeletons, sum_of_gradients_s
+from planner.systems.auto.candidates.uniform import KEPT, SLACK, PipelineTemplate, find_templates, sum_of_gradients_s
 
 # All partitions of so many pools are tried; of more, only those into regions, into pools, and the whole; a chain may
 # leave pools out.
@@ -43,18 +43,18 @@ class PipelineMix:
         step_s: By the closed form, sums of gradients over all of them included.
     """
 
-    blocks: tuple[PipelineTemplate, ...]
+    templates: tuple[PipelineTemplate, ...]
     step_s: float
 
 
-def find_layouts(pools: Sequence[DeviceClass], scenario: Scenario) -> list[PipelineMix]:
+def find_mixes(device_classes: Sequence[DeviceClass], scenario: Scenario) -> list[PipelineMix]:
     """Return the best layouts, the best first; none if nothing fits."""
     batch = scenario.training.global_batch
     found: list[PipelineMix] = []
-    for parts in sorted(_partitions(pools, scenario), key=len):
+    for parts in sorted(_partitions(device_classes, scenario), key=len):
         limit_s = SLACK * min((each.step_s for each in found), default=inf)
         if len(parts) == 1:
-            alone = [retimed(each, scenario, batch) for each in find_skeletons(parts[0], scenario, batch)]
+            alone = [retimed(each, scenario, batch) for each in find_templates(parts[0], scenario, batch)]
             found += [PipelineMix((each,), each.step_s) for each in alone]
         elif len(parts) <= batch:
             found += _side_by_side(parts, scenario, limit_s)
@@ -63,42 +63,50 @@ def find_layouts(pools: Sequence[DeviceClass], scenario: Scenario) -> list[Pipel
     return [each for each in ranked if each.step_s <= WORST_KEPT * ranked[0].step_s]
 
 
-def _partitions(pools: Sequence[DeviceClass], scenario: Scenario) -> Iterator[list[list[DeviceClass]]]:
-    if len(pools) <= MOST_PARTED:
-        yield from _all_partitions(list(pools))
+def _partitions(device_classes: Sequence[DeviceClass], scenario: Scenario) -> Iterator[list[list[DeviceClass]]]:
+    if len(device_classes) <= MOST_PARTED:
+        yield from _all_partitions(list(device_classes))
         return
-    yield [list(pools)]
-    regions = {pool.region: [other for other in pools if other.region == pool.region] for pool in pools}
-    if 1 < len(regions) < len(pools):
+    yield [list(device_classes)]
+    regions = {
+        device_class.region: [other for other in device_classes if other.region == device_class.region]
+        for device_class in device_classes
+    }
+    if 1 < len(regions) < len(device_classes):
         yield list(regions.values())
-    yield [[pool] for pool in pools]
-    fastest = sorted(pools, key=_speed_of(scenario), reverse=True)
-    yield from ([[pool] for pool in fastest[:count]] for count in range(2, min(MOST_FASTEST, len(pools) - 1) + 1))
+    yield [[device_class] for device_class in device_classes]
+    fastest = sorted(device_classes, key=_speed_of(scenario), reverse=True)
+    yield from (
+        [[device_class] for device_class in fastest[:count]]
+        for count in range(2, min(MOST_FASTEST, len(device_classes) - 1) + 1)
+    )
 
 
-def _all_partitions(pools: list[DeviceClass]) -> Iterator[list[list[DeviceClass]]]:
-    if not pools:
+def _all_partitions(device_classes: list[DeviceClass]) -> Iterator[list[list[DeviceClass]]]:
+    if not device_classes:
         yield []
         return
-    for rest in _all_partitions(pools[1:]):
-        yield [[pools[0]], *rest]
-        for index, block in enumerate(rest):
-            yield [*rest[:index], [pools[0], *block], *rest[index + 1 :]]
+    for rest in _all_partitions(device_classes[1:]):
+        yield [[device_classes[0]], *rest]
+        for index, part in enumerate(rest):
+            yield [*rest[:index], [device_classes[0], *part], *rest[index + 1 :]]
 
 
 def _side_by_side(parts: Sequence[Sequence[DeviceClass]], scenario: Scenario, limit_s: float) -> Iterator[PipelineMix]:
     """Layouts with a skeleton for each part; parts on which nothing fits are left out."""
     batch = scenario.training.global_batch
     shares = _shared(batch, [sum(map(_speed_of(scenario), part)) for part in parts])
-    devices = sum(pool.size for part in parts for pool in part)
+    devices = sum(device_class.size for part in parts for device_class in part)
     each = [
-        find_skeletons(part, scenario, share, devices / sum(pool.size for pool in part), limit_s)[:_OF_EACH]
+        find_templates(part, scenario, share, devices / sum(device_class.size for device_class in part), limit_s)[
+            :_OF_EACH
+        ]
         for part, share in zip(parts, shares, strict=True)
     ]
     able = [found for found in each if found]
     if len(able) > 1:
-        for blocks in _combined(able):
-            yield _balanced(blocks, scenario)
+        for templates in _combined(able):
+            yield _balanced(templates, scenario)
 
 
 def _combined(each: Sequence[Sequence[PipelineTemplate]]) -> Iterator[tuple[PipelineTemplate, ...]]:
@@ -117,9 +125,9 @@ def _speed_of(scenario: Scenario) -> Callable[[DeviceClass], float]:
     """How many samples a second a pool would do if every device were always busy."""
     layers = len(scenario.model.layers)
 
-    def speed(pool: DeviceClass) -> float:
-        time_s = scenario.model.times(0, layers, pool.kind, _SAMPLES).total_s
-        return pool.size * _SAMPLES / time_s if time_s else inf
+    def speed(device_class: DeviceClass) -> float:
+        time_s = scenario.model.times(0, layers, device_class.kind, _SAMPLES).total_s
+        return device_class.size * _SAMPLES / time_s if time_s else inf
 
     return speed
 
@@ -133,48 +141,48 @@ def _shared(samples: int, speeds: Sequence[float]) -> list[int]:
     return shares
 
 
-def _balanced(blocks: Sequence[PipelineTemplate], scenario: Scenario) -> PipelineMix:
+def _balanced(templates: Sequence[PipelineTemplate], scenario: Scenario) -> PipelineMix:
     """The skeletons with samples shared so that the slowest is quickest, as many for each of a block's pipelines.
 
     What remains goes to the last.
     """
     batch = scenario.training.global_batch
-    shares = _shared(batch, [block.samples / block.chain_s for block in blocks])
-    best = _with_samples(blocks, shares, scenario)
-    for index, block in enumerate(blocks[:-1]):
-        step = block.pipelines
+    shares = _shared(batch, [template.samples / template.chain_s for template in templates])
+    best = _with_samples(templates, shares, scenario)
+    for index, template in enumerate(templates[:-1]):
+        step = template.pipelines
         around = [
             number * step for number in range(1, batch // step) if abs(number * step / shares[index] - 1) < _AROUND
         ]
         for samples in around:
             rest = batch - samples - sum(each.samples for at, each in enumerate(best[:-1]) if at != index)
-            if rest >= blocks[-1].pipelines:
+            if rest >= templates[-1].pipelines:
                 own = [each.samples for each in best]
                 own[index], own[-1] = samples, rest
-                best = min(best, _with_samples(blocks, own, scenario), key=_slowest_s)
+                best = min(best, _with_samples(templates, own, scenario), key=_slowest_s)
     return PipelineMix(best, _slowest_s(best) + _sum_over_blocks_s(best, scenario))
 
 
 def _with_samples(
-    blocks: Sequence[PipelineTemplate], samples: Sequence[int], scenario: Scenario
+    templates: Sequence[PipelineTemplate], samples: Sequence[int], scenario: Scenario
 ) -> tuple[PipelineTemplate, ...]:
-    return tuple(retimed(block, scenario, share) for block, share in zip(blocks, samples, strict=True))
+    return tuple(retimed(template, scenario, share) for template, share in zip(templates, samples, strict=True))
 
 
-def _slowest_s(blocks: Sequence[PipelineTemplate]) -> float:
-    return max(block.chain_s for block in blocks)
+def _slowest_s(templates: Sequence[PipelineTemplate]) -> float:
+    return max(template.chain_s for template in templates)
 
 
-def _sum_over_blocks_s(blocks: Sequence[PipelineTemplate], scenario: Scenario) -> float:
+def _sum_over_blocks_s(templates: Sequence[PipelineTemplate], scenario: Scenario) -> float:
     """Seconds of the slowest sum: as if all holders of a stage's layers stood where the worst of them do."""
-    holders = sum(block.pipelines * min(stage.width for stage in block.stages) for block in blocks)
-    slowest_s = max(sum_of_gradients_s(stage, scenario, holders) for block in blocks for stage in block.stages)
-    ends = [block.stages[0].pool.ends[0] for block in blocks]
+    holders = sum(template.pipelines * min(stage.width for stage in template.stages) for template in templates)
+    slowest_s = max(sum_of_gradients_s(stage, scenario, holders) for template in templates for stage in template.stages)
+    ends = [template.stages[0].device_class.ends[0] for template in templates]
     paths = [nominal_path(scenario, one, other) for one, other in zip(ends, [*ends[1:], ends[0]], strict=True)]
     largest = max(
         scenario.model.at_degree(stage.degree).parameter_bytes(stage.first_layer, stage.end_layer)
-        for block in blocks
-        for stage in block.stages
+        for template in templates
+        for stage in template.stages
     )
     crossing_s = max(path.latency_s + path.transmission_s(max(1.0, largest / holders)) for path in paths)
     return max(slowest_s, 2 * (holders - 1) * crossing_s)

@@ -92,7 +92,7 @@ class _Block(NamedTuple):
 _Timed = tuple[float, _Block]
 
 
-def few_devices_plans(devices: Sequence[Device], scenario: Scenario, strategy: str) -> Iterator[Plan]:
+def small_cluster_plans(devices: Sequence[Device], scenario: Scenario, strategy: str) -> Iterator[Plan]:
     """Give the plans of the best chains on the best sets of devices, and of pairs of them side by side.
 
     Args:

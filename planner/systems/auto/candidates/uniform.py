@@ -16,11 +16,11 @@ import numpy as np
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.chain_split import Chain, best_chain
 from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
-from planner.systems.auto.candidates.stage_options import least_times_s, ring_s, tabulate, ways_to_use
+from planner.systems.auto.candidates.stage_options import lower_bounds_s, option_costs, ring_s, stage_options
 
 
 @dataclass(frozen=True, slots=True)
-class SkeletonStage:
+class TemplateStage:
     """Layers on a part of a pool, in every one of the pipelines.
 
     Attributes:
@@ -32,7 +32,7 @@ class SkeletonStage:
         recompute: Whether only its input is kept.
     """
 
-    pool: DeviceClass
+    device_class: DeviceClass
     degree: int
     width: int
     first_layer: int
@@ -57,7 +57,7 @@ class PipelineTemplate:
     pipelines: int
     samples: int
     microbatch: int
-    stages: tuple[SkeletonStage, ...]
+    stages: tuple[TemplateStage, ...]
     bottleneck_s: float
     round_trip_s: float
     sum_s: float
@@ -95,13 +95,17 @@ _SHORT_SUM = 0.1
 _MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
-def find_skeletons(
-    pools: Sequence[DeviceClass], scenario: Scenario, samples: int, holders_each: float = 1.0, limit_s: float = inf
+def find_templates(
+    device_classes: Sequence[DeviceClass],
+    scenario: Scenario,
+    samples: int,
+    holders_each: float = 1.0,
+    limit_s: float = inf,
 ) -> list[PipelineTemplate]:
     """Return the best skeletons over some pools, the best first; none if nothing fits.
 
     Args:
-        pools: What may be used, all or part of it.
+        device_classes: What may be used, all or part of it.
         scenario: Gives model and links.
         samples: Of a step.
         holders_each: For each device that holds a layer here so many do altogether, with the other pools' pipelines.
@@ -109,7 +113,7 @@ def find_skeletons(
     """
     for recompute in (False, True):
         found: list[PipelineTemplate] = []
-        for shape in sorted(_shapes(pools, scenario, samples, recompute), key=lambda each: each.least_s):
+        for shape in sorted(_shapes(device_classes, scenario, samples, recompute), key=lambda each: each.least_s):
             most_s = min(limit_s, SLACK * found[0].step_s if found else inf)
             if shape.least_s > most_s:
                 break
@@ -145,29 +149,31 @@ class _Shape:
     pipelines: int
     microbatch: int
     microbatches: int
-    ways: Sequence[StageOption]
+    options: Sequence[StageOption]
     bottleneck_s: float
     least_s: float
 
 
-def _shapes(pools: Sequence[DeviceClass], scenario: Scenario, samples: int, recompute: bool) -> Iterator[_Shape]:
-    counts = {pool.size // part for pool in pools for part in range(1, pool.size + 1)}
+def _shapes(
+    device_classes: Sequence[DeviceClass], scenario: Scenario, samples: int, recompute: bool
+) -> Iterator[_Shape]:
+    counts = {device_class.size // part for device_class in device_classes for part in range(1, device_class.size + 1)}
     for pipelines in (count for count in counts if count <= samples):
         share = -(-samples // pipelines)
         for microbatch in (*(size for size in _MICROBATCHES if size < share), share):
-            ways = ways_to_use(pools, scenario, pipelines, microbatch, recompute)
-            if ways:
+            options = stage_options(device_classes, scenario, pipelines, microbatch, recompute)
+            if options:
                 microbatches = -(-share // microbatch)
-                bottleneck_s, alone_s = least_times_s(ways, scenario, pipelines, microbatch)
+                bottleneck_s, alone_s = lower_bounds_s(options, scenario, pipelines, microbatch)
                 least_s = (microbatches - 1) * bottleneck_s + alone_s
-                yield _Shape(pipelines, microbatch, microbatches, ways, bottleneck_s, least_s)
+                yield _Shape(pipelines, microbatch, microbatches, options, bottleneck_s, least_s)
 
 
 def _chains(
     shape: _Shape, scenario: Scenario, samples: int, holders_each: float, limit_s: float
 ) -> Iterator[PipelineTemplate]:
     """The best chains of each order of the pools, where their steps are within the limit."""
-    options = tabulate(shape.ways, scenario, shape.pipelines, shape.microbatch, holders_each)
+    options = option_costs(shape.options, scenario, shape.pipelines, shape.microbatch, holders_each)
     limit_s = min(limit_s, _serial_s(options.compute_s.max(), shape.microbatches))
     layers = len(scenario.model.layers)
     for order in _orders(int(options.pool.max()) + 1):
@@ -179,7 +185,7 @@ def _chains(
             )
             if not chain.option.size:
                 break
-            stages = tuple(_stages(chain, shape.ways, layers))
+            stages = tuple(_stages(chain, shape.options, layers))
             holders = shape.pipelines * holders_each
             sum_s = max(sum_of_gradients_s(stage, scenario, round(holders * stage.width)) for stage in stages)
             yield _narrowed(
@@ -193,22 +199,22 @@ def _chains(
                 break
 
 
-def _narrowed(skeleton: PipelineTemplate) -> PipelineTemplate:
+def _narrowed(template: PipelineTemplate) -> PipelineTemplate:
     """The same with more pipelines in place of replicas that all stages have, so that equals look equal."""
-    times = gcd(*(stage.width for stage in skeleton.stages))
-    if times == 1 or skeleton.microbatch % times or skeleton.pipelines * times > skeleton.samples:
-        return skeleton
-    stages = tuple(replace(stage, width=stage.width // times) for stage in skeleton.stages)
+    times = gcd(*(stage.width for stage in template.stages))
+    if times == 1 or template.microbatch % times or template.pipelines * times > template.samples:
+        return template
+    stages = tuple(replace(stage, width=stage.width // times) for stage in template.stages)
     return replace(
-        skeleton, pipelines=skeleton.pipelines * times, microbatch=skeleton.microbatch // times, stages=stages
+        template, pipelines=template.pipelines * times, microbatch=template.microbatch // times, stages=stages
     )
 
 
-def _stages(chain: Chain, ways: Sequence[StageOption], layers: int) -> Iterator[SkeletonStage]:
+def _stages(chain: Chain, options: Sequence[StageOption], layers: int) -> Iterator[TemplateStage]:
     ends = [*chain.first_layer[1:].tolist(), layers]
     for option, first, end in zip(chain.option.tolist(), chain.first_layer.tolist(), ends, strict=True):
-        way = ways[option]
-        yield SkeletonStage(way.pool, way.degree, way.width, first, end, way.recompute)
+        option = options[option]
+        yield TemplateStage(option.device_class, option.degree, option.width, first, end, option.recompute)
 
 
 def _serial_s(slowest_s: float, microbatches: int) -> float:
@@ -216,7 +222,7 @@ def _serial_s(slowest_s: float, microbatches: int) -> float:
     return 4 * slowest_s * microbatches
 
 
-def sum_of_gradients_s(stage: SkeletonStage, scenario: Scenario, holders: int) -> float:
+def sum_of_gradients_s(stage: TemplateStage, scenario: Scenario, holders: int) -> float:
     """Return how long a ring takes to sum the gradients of a stage over so many devices like its own, seconds."""
     model = scenario.model.at_degree(stage.degree)
-    return ring_s(scenario, stage.pool, model.parameter_bytes(stage.first_layer, stage.end_layer), holders)
+    return ring_s(scenario, stage.device_class, model.parameter_bytes(stage.first_layer, stage.end_layer), holders)

@@ -17,7 +17,7 @@ from traces.common.errors import InputError
 MICROBATCHES = 16
 
 
-def scouting_plan(plan: Plan, scenario: Scenario, links: Collection[str], away: Collection[str]) -> Plan | None:
+def probing_plan(plan: Plan, scenario: Scenario, links: Collection[str], away: Collection[str]) -> Plan | None:
     """Return the plan with an end layer beyond each of two of these links at most; None where that cannot be.
 
     Args:

@@ -10,7 +10,7 @@ from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.asteroid.round_latency import round_latency_s, round_steps
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan
 from tests.helpers.scenarios.builders import GIB, chain_scenario, mesh_scenario
 from tests.helpers.scenarios.hybrid_scenarios import roomy, unlike_scenarios
 from traces.common.errors import InputError

@@ -3,7 +3,7 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.systems.asteroid.allocation import allocate
+from planner.systems.asteroid.stage_costs import allocate
 
 
 def linear(seconds_per_sample: float, samples: int) -> list[float]:

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
-from planner.systems.asteroid.hybrid_pipeline import HybridRules, asteroid_depth, best_split, plain_depth
 from planner.systems.asteroid.round_latency import RoundStep, round_latency_s
 from planner.systems.asteroid.stage_costs import StageCosts
+from planner.systems.asteroid.strategy import HybridRules, asteroid_depth, best_split, plain_depth
 from tests.helpers.scenarios.hybrid_scenarios import unlike_scenarios
 
 

@@ -12,10 +12,8 @@ from planner.plan.plan import Plan
 from planner.runs.metrics import measure, step_ends_s
 from planner.scenario.faults import DETECTION_S, Absence
 from planner.scenario.scenario import Scenario
-from planner.systems.asteroid.policy import full_redistribution, replan
-from planner.systems.asteroid.replay import in_proportion, replay, where_they_were
-from planner.systems.policies import make_policy
-from planner.systems.strategies import make_plan
+from planner.systems.asteroid.policy import full_redistribution, in_proportion, replan, replay, where_they_were
+from planner.systems.registry import make_plan, make_policy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 from tests.helpers.scenarios.hybrid_scenarios import roomy, unlike_scenarios

@@ -12,7 +12,7 @@ from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.objective import Objective
 from planner.systems.auto.strategy import auto, plan_for
-from planner.systems.strategies import STRATEGIES
+from planner.systems.registry import STRATEGIES
 from tests.helpers.scenarios.unlike_scenarios import unlike_scenario
 from tests.helpers.strategies.exhaustive import best_plan
 from traces.common.errors import InputError

@@ -9,9 +9,9 @@ from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
-from planner.systems.auto.forecasting.probing import scouting_plan
+from planner.systems.auto.forecasting.probing import probing_plan
 from planner.systems.auto.portfolio import planned
-from planner.systems.policies import make_policy
+from planner.systems.registry import make_policy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_scenario
 from traces.trace import LinkTrace
@@ -117,11 +117,11 @@ def test_equal_runs_decide_equally() -> None:
 
 def test_scouting_moves_one_layer_over_the_link() -> None:
     scenario = wide_scenario()
-    scouting = scouting_plan(on_one_device(scenario), scenario, {"region-0->region-1"}, ())
+    scouting = probing_plan(on_one_device(scenario), scenario, {"region-0->region-1"}, ())
     assert scouting is not None
     ends = [(stage.replicas[0].device, stage.end_layer) for stage in scouting.pipelines[0].stages]
     assert ends == [("device-0", LAYERS - 1), ("device-1", LAYERS)]
-    assert scouting_plan(on_one_device(scenario), scenario, {"region-0->region-1"}, ("device-1",)) is None
+    assert probing_plan(on_one_device(scenario), scenario, {"region-0->region-1"}, ("device-1",)) is None
 
 
 @pytest.mark.parametrize("name", ["planned", "one"])

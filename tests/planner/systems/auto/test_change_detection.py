@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.systems.auto.forecasting.change_detection import Cusum, PageHinkley
+from planner.systems.auto.forecasting.forecast import Cusum, PageHinkley
 from traces.common.errors import InputError
 
 Detector = TypeVar("Detector", Cusum, PageHinkley)

@@ -11,7 +11,7 @@ from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.objective import Objective
-from planner.systems.auto.robust import in_window, robust_judge, robust_rate, trace_windows
+from planner.systems.auto.robust import in_window, robust_cost_model, robust_rate, trace_windows
 from planner.systems.auto.strategy import plan_for, robust_plan
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.common.errors import InputError
@@ -46,7 +46,7 @@ def test_a_loop_over_the_windows_finds_the_same(
         piece = np.minimum((moments_s // piece_s).astype(int), len(rates_bps) - 1)
         rate_bps, delay_s = np.array(rates_bps)[piece].mean(), np.array(latencies_s)[piece].mean()
         steps_s.append(step_time_s(plan, scenario, lambda a, b, r=rate_bps, d=delay_s: ConstantRatePath(r, d)))
-    judged_s = robust_judge(scenario, quantile, window_s)(plan)
+    judged_s = robust_cost_model(scenario, quantile, window_s)(plan)
     tolerance_s = 1e-3 * max(steps_s)
     slower = sum(each_s > judged_s + tolerance_s for each_s in steps_s)
     as_slow = sum(each_s >= judged_s - tolerance_s for each_s in steps_s)
@@ -62,7 +62,7 @@ def test_on_a_constant_trace_it_is_the_steady_step(
 ) -> None:
     scenario = swaying([rate_bps] * 3, [latency_s] * 3, 100.0, loops=loops)
     plan = chain_plan(scenario)
-    assert robust_judge(scenario, quantile)(plan) == pytest.approx(step_time_s(plan, scenario), rel=1e-9)
+    assert robust_cost_model(scenario, quantile)(plan) == pytest.approx(step_time_s(plan, scenario), rel=1e-9)
     rate = robust_rate(plan, scenario, quantile)
     assert rate.samples_per_s == pytest.approx(plan.global_batch / step_time_s(plan, scenario), rel=1e-9)
 
@@ -84,7 +84,7 @@ def test_a_window_of_outage_ends() -> None:
     scenario = swaying([1e6, 0.0], [0.0, 0.0], 100.0)
     assert in_window(scenario, 100.0, 200.0).cluster.links[0].bandwidth_bps == 1.0
     plan = chain_plan(scenario)
-    assert robust_judge(scenario, 0.0)(plan) > 1000 * robust_judge(scenario, 0.9)(plan)
+    assert robust_cost_model(scenario, 0.0)(plan) > 1000 * robust_cost_model(scenario, 0.9)(plan)
 
 
 def test_a_plan_for_bad_windows_keeps_off_a_link_that_mostly_fails() -> None:
@@ -93,7 +93,7 @@ def test_a_plan_for_bad_windows_keeps_off_a_link_that_mostly_fails() -> None:
     scenario = one_kind(outage)
     steady = plan_for(scenario, Objective())
     robust = robust_plan(scenario, Objective(), 0.1)
-    judge = robust_judge(scenario, 0.1)
+    judge = robust_cost_model(scenario, 0.1)
     assert len(steady.devices) > 1
     assert len(robust.devices) == 1
     assert judge(robust) < judge(steady)
@@ -113,4 +113,4 @@ def one_kind(scenario: Scenario) -> Scenario:
 @pytest.mark.parametrize("quantile", [-0.1, 1.0, float("nan")])
 def test_a_quantile_is_a_share_below_one(quantile: float) -> None:
     with pytest.raises(InputError, match="a share of 0 or more and below 1"):
-        robust_judge(swaying([1e6], [0.0], 10.0), quantile)
+        robust_cost_model(swaying([1e6], [0.0], 10.0), quantile)

@@ -10,7 +10,7 @@ from planner.plan.plan import Plan
 from planner.systems.auto.candidates.small_cluster import count_chains, every_chain
 from planner.systems.auto.candidates.subset_costs import bounds_of, groups_of
 from planner.systems.auto.candidates.subset_split import Chains, best_chains, timed_chains
-from planner.systems.auto.local_search.stage_moves import stage_moves
+from planner.systems.auto.device_moves import stage_moves
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 from tests.helpers.scenarios.unlike_scenarios import unlike_scenario
 

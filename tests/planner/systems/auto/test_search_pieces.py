@@ -10,10 +10,9 @@ from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster, Device
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.systems.auto.candidates.device_classes import pools_of
-from planner.systems.auto.judge import MOST_EVALUATED, approximate_step_time_s
-from planner.systems.auto.local_search.improve import improve
-from planner.systems.auto.local_search.neighbours import neighbours
+from planner.systems.auto.candidates.device_classes import device_classes_of
+from planner.systems.auto.local_search import improve, neighbours
+from planner.systems.auto.objective import MOST_EVALUATED, approximate_step_time_s
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 
 TWO = [(2, 1, 2), (4, 1, 1)]
@@ -112,10 +111,10 @@ def test_groups_of_a_pool_stay_within_hosts(sizes: list[int], degree: int) -> No
         for host, size in enumerate(sizes)
         for index in range(size)
     )
-    (pool,) = pools_of(Cluster(devices, ()))
-    groups = pool.groups(degree)
+    (device_class,) = device_classes_of(Cluster(devices, ()))
+    groups = device_class.groups(degree)
     by_name = {device.name: device for device in devices}
-    assert len(groups) == pool.group_count(degree) == sum(size // degree for size in sizes)
+    assert len(groups) == device_class.group_count(degree) == sum(size // degree for size in sizes)
     assert all(len(group) == degree and len({by_name[name].host for name in group}) == 1 for group in groups)
     assert len({name for group in groups for name in group}) == degree * len(groups)
-    assert pool.size == sum(sizes)
+    assert device_class.size == sum(sizes)

@@ -10,12 +10,12 @@ from planner.check.check import check_plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.candidates.build import plan_of
-from planner.systems.auto.candidates.device_classes import pools_of
-from planner.systems.auto.candidates.mixed import find_layouts
+from planner.systems.auto.candidates.device_classes import device_classes_of
+from planner.systems.auto.candidates.mixed import find_mixes
 from planner.systems.auto.candidates.retiming import retimed
-from planner.systems.auto.candidates.stage_options import least_times_s, ways_to_use
-from planner.systems.auto.candidates.uniform import find_skeletons
-from planner.systems.strategies import STRATEGIES, make_plan
+from planner.systems.auto.candidates.stage_options import lower_bounds_s, stage_options
+from planner.systems.auto.candidates.uniform import find_templates
+from planner.systems.registry import STRATEGIES, make_plan
 from tests.helpers.scenarios.pool_scenarios import pool_scenarios
 from traces.common.errors import InputError
 
@@ -26,23 +26,25 @@ GENERATE = [Phase.explicit, Phase.reuse, Phase.generate]
 @settings(deadline=None, max_examples=40)
 @given(pool_scenarios())
 def test_pools_hold_every_device_once_and_groups_stay_within_hosts(scenario: Scenario) -> None:
-    pools = pools_of(scenario.cluster)
-    devices = [device for pool in pools for device in pool.devices]
+    device_classes = device_classes_of(scenario.cluster)
+    devices = [device for device_class in device_classes for device in device_class.devices]
     assert sorted(devices) == sorted(scenario.cluster.by_name)
-    for pool in pools:
-        for group in pool.groups(2):
+    for device_class in device_classes:
+        for group in device_class.groups(2):
             assert len({scenario.cluster.by_name[device].machine for device in group}) == 1
-        assert len(pool.groups(2)) == pool.group_count(2)
+        assert len(device_class.groups(2)) == device_class.group_count(2)
     left_out = frozenset(devices[:2])
-    assert not left_out & {device for pool in pools_of(scenario.cluster, left_out) for device in pool.devices}
+    assert not left_out & {
+        device for device_class in device_classes_of(scenario.cluster, left_out) for device in device_class.devices
+    }
 
 
 @settings(deadline=None, max_examples=30, phases=GENERATE)
 @given(pool_scenarios())
 def test_layouts_take_every_sample_and_no_device_two_times(scenario: Scenario) -> None:
-    for layout in find_layouts(pools_of(scenario.cluster), scenario):
-        assert sum(block.samples for block in layout.blocks) == scenario.training.global_batch
-        plan = plan_of(layout.blocks, scenario, "auto")
+    for mix in find_mixes(device_classes_of(scenario.cluster), scenario):
+        assert sum(template.samples for template in mix.templates) == scenario.training.global_batch
+        plan = plan_of(mix.templates, scenario, "auto")
         if plan is None:
             continue
         devices = [
@@ -59,8 +61,8 @@ def test_layouts_take_every_sample_and_no_device_two_times(scenario: Scenario) -
 @settings(deadline=None, max_examples=30)
 @given(pool_scenarios(), st.integers(1, 96))
 def test_another_number_of_microbatches_is_taken_only_if_it_helps(scenario: Scenario, samples: int) -> None:
-    for skeleton in find_skeletons(pools_of(scenario.cluster), scenario, scenario.training.global_batch):
-        best = retimed(skeleton, scenario, samples)
+    for template in find_templates(device_classes_of(scenario.cluster), scenario, scenario.training.global_batch):
+        best = retimed(template, scenario, samples)
         assert best.samples == samples
         # Taken from there the search begins at its own size, so that it cannot end with a longer chain.
         assert retimed(best, scenario, samples).chain_s <= best.chain_s * (1 + 1e-9)
@@ -69,14 +71,14 @@ def test_another_number_of_microbatches_is_taken_only_if_it_helps(scenario: Scen
 @settings(deadline=None, max_examples=40)
 @given(pool_scenarios(), st.integers(1, 4), st.integers(1, 16))
 def test_no_skeleton_is_below_the_bounds(scenario: Scenario, pipelines: int, microbatch: int) -> None:
-    pools = pools_of(scenario.cluster)
-    ways = ways_to_use(pools, scenario, pipelines, microbatch, recompute=False)
-    assume(ways)
-    bottleneck_s, alone_s = least_times_s(ways, scenario, pipelines, microbatch)
-    for skeleton in find_skeletons(pools, scenario, scenario.training.global_batch):
-        if (skeleton.pipelines, skeleton.microbatch) == (pipelines, microbatch) and not skeleton.stages[0].recompute:
-            assert skeleton.bottleneck_s >= bottleneck_s * (1 - 1e-9)
-            assert skeleton.round_trip_s >= alone_s * (1 - 1e-9)
+    device_classes = device_classes_of(scenario.cluster)
+    options = stage_options(device_classes, scenario, pipelines, microbatch, recompute=False)
+    assume(options)
+    bottleneck_s, alone_s = lower_bounds_s(options, scenario, pipelines, microbatch)
+    for template in find_templates(device_classes, scenario, scenario.training.global_batch):
+        if (template.pipelines, template.microbatch) == (pipelines, microbatch) and not template.stages[0].recompute:
+            assert template.bottleneck_s >= bottleneck_s * (1 - 1e-9)
+            assert template.round_trip_s >= alone_s * (1 - 1e-9)
 
 
 @settings(deadline=None, max_examples=6, phases=GENERATE)

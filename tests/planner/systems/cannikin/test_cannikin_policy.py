@@ -13,10 +13,9 @@ from planner.plan.plan import Plan
 from planner.runs.metrics import step_ends_s
 from planner.scenario.effects import ComputeEffects, Effects, Slowdown, Straggler
 from planner.scenario.scenario import Scenario
-from planner.systems.cannikin.data_parallel import even_plan
 from planner.systems.cannikin.policy import LEAST_GAIN, CannikinPolicy
-from planner.systems.policies import make_policy
-from planner.systems.strategies import make_plan
+from planner.systems.cannikin.strategy import even_plan
+from planner.systems.registry import make_plan, make_policy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, mesh_scenario
 

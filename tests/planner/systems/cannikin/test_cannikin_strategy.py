@@ -11,15 +11,15 @@ from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.systems.cannikin.data_parallel import (
+from planner.systems.cannikin.opt_perf import batch_time_s
+from planner.systems.cannikin.strategy import (
     BUCKET_BYTES,
     fitting_samples,
     nominal_sums,
     plan_of_samples,
     profiled_speed,
 )
-from planner.systems.cannikin.opt_perf import batch_time_s
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_scenario, mesh_scenario
 from traces.common.errors import InputError

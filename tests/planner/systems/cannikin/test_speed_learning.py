@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.systems.cannikin.data_parallel import nominal_sums, plan_of_samples
 from planner.systems.cannikin.opt_perf import batch_time_s
 from planner.systems.cannikin.speed_learning import (
     CHANGED,
@@ -22,6 +21,7 @@ from planner.systems.cannikin.speed_learning import (
     samples_per_microbatch,
 )
 from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed, SumTimes
+from planner.systems.cannikin.strategy import nominal_sums, plan_of_samples
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import mesh_scenario
 

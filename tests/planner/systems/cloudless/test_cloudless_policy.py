@@ -13,8 +13,7 @@ from planner.runs.metrics import measure
 from planner.scenario.effects import ComputeEffects, Effects, Slowdown
 from planner.scenario.scenario import Scenario
 from planner.systems.cloudless.policy import CloudlessPolicy
-from planner.systems.policies import make_policy
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan, make_policy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import mesh_scenario
 

@@ -8,13 +8,8 @@ from hypothesis import strategies as st
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.scenario import Scenario
-from planner.systems.cloudless.region_pipelines import (
-    EXCHANGE_STEPS,
-    longest_exchange_s,
-    proportional_parts,
-    with_exchanges,
-)
-from planner.systems.strategies import make_plan
+from planner.systems.cloudless.strategy import EXCHANGE_STEPS, longest_exchange_s, proportional_parts, with_exchanges
+from planner.systems.registry import make_plan
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import mesh_scenario
 from traces.common.errors import InputError

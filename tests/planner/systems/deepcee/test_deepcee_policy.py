@@ -16,8 +16,7 @@ from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario
 from planner.systems.deepcee.observed_paths import ObservedPaths, with_observed_links
 from planner.systems.deepcee.policy import DeepceePolicy
-from planner.systems.policies import make_policy
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan, make_policy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.trace import LinkTrace

@@ -11,7 +11,7 @@ from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Optimizer, Scenario, Training
 from planner.systems.deepcee.strategy import Mechanisms, approximate_step_time_s, deepcee_with
-from planner.systems.strategies import make_plan
+from planner.systems.registry import make_plan
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_scenario, mesh_scenario
 from traces.common.errors import InputError

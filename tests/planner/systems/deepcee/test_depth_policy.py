@@ -11,7 +11,7 @@ from planner.check.check import check_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.deepcee.policy import MOST_MICROBATCHES_PER_STAGE, DepthPolicy
-from planner.systems.policies import POLICIES, make_policy
+from planner.systems.registry import POLICIES, make_policy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
 from traces.common.errors import InputError

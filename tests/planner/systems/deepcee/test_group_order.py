@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.systems.deepcee.group_order import MOST_EXACT, best_order, path_cost
+from planner.systems.deepcee.device_groups import MOST_EXACT, best_order, path_cost
 
 
 @st.composite

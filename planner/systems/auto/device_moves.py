@@ -1,10 +1,12 @@
 """Moves of single devices: of few, each of which may be unlike the others."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
 
-from planner.plan.plan import Pipeline, Plan, Replica
+from planner.plan.microbatches import even_cut
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.scenario.cluster import Device
 
 # Of more devices there are too many pairs; they are in pools, within which they are alike.
 FEW_DEVICES = 8
@@ -84,3 +86,74 @@ def _with_replicas(plan: Plan, replicas: Mapping[tuple[int, int], tuple[Replica,
         for number, pipeline in enumerate(plan.pipelines)
     ]
     return replace(plan, pipelines=tuple(pipelines))
+
+
+def stage_moves(plan: Plan, devices: Sequence[Device]) -> Iterator[Plan]:
+    """Give the plans in which a stage is split in two, two become one, or a device that has no part takes one.
+
+    The depths stay as they are; who takes such a plan fits them.
+
+    Args:
+        plan: To change.
+        devices: That may be used.
+    """
+    idle = [device.name for device in devices if device.name not in plan.devices]
+    for number, pipeline in enumerate(plan.pipelines):
+        for stages in (*_split(pipeline.stages), *_merged(pipeline.stages), *_joined(pipeline, idle)):
+            for sizes in _cuts(pipeline, len(stages)):
+                changed = Pipeline(stages, sizes)
+                yield replace(plan, pipelines=(*plan.pipelines[:number], changed, *plan.pipelines[number + 1 :]))
+
+
+def _split(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
+    """One replica of a stage takes its first or its last layers for itself."""
+    for at, stage in enumerate(stages):
+        if len(stage.replicas) < 2:
+            continue
+        for index, replica in enumerate(stage.replicas):
+            others = (*stage.replicas[:index], *stage.replicas[index + 1 :])
+            if not sum(each.share for each in others):
+                continue
+            for cut in range(stage.first_layer + 1, stage.end_layer):
+                for front, back in (((replica,), others), (others, (replica,))):
+                    pair = (
+                        replace(stage, end_layer=cut, replicas=front),
+                        replace(stage, first_layer=cut, replicas=back),
+                    )
+                    yield (*stages[:at], *pair, *stages[at + 1 :])
+
+
+def _merged(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
+    """Two stages that follow each other share their layers and their work."""
+    for at in range(len(stages) - 1):
+        one, other = stages[at], stages[at + 1]
+        if one.replicas[0].tensor_parallel == other.replicas[0].tensor_parallel:
+            whole = replace(one, end_layer=other.end_layer, replicas=(*one.replicas, *other.replicas))
+            yield (*stages[:at], whole, *stages[at + 2 :])
+
+
+def _joined(pipeline: Pipeline, idle: Sequence[str]) -> Iterator[tuple[Stage, ...]]:
+    """A device becomes a replica, with one sample of the largest microbatch or a part like the others'."""
+    largest = max(pipeline.microbatches)
+    for at, stage in enumerate(pipeline.stages):
+        given = [float(end - first) for first, end in stage.intervals(largest)]
+        if any(replica.partners for replica in stage.replicas):
+            continue
+        for name in idle:
+            for share in sorted({1.0, sum(given) / len(given)}):
+                left = list(given)
+                left[left.index(max(left))] -= share
+                kept = [
+                    replace(replica, share=part) for replica, part in zip(stage.replicas, left, strict=True) if part > 0
+                ]
+                joined = replace(stage, replicas=(*kept, Replica(name, share)))
+                yield (*pipeline.stages[:at], joined, *pipeline.stages[at + 1 :])
+
+
+def _cuts(pipeline: Pipeline, stages: int) -> list[tuple[int, ...]]:
+    """Microbatches as before, and where the number of stages changes other numbers of them."""
+    count, most = len(pipeline.microbatches), pipeline.samples
+    if stages == len(pipeline.stages):
+        return [pipeline.microbatches]
+    counts = sorted({count, min(most, 2 * count), -(-count // 2)})
+    return [even_cut(most, each) for each in counts]

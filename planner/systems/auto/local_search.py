@@ -1,6 +1,6 @@
 """Small changes of a plan, one at a time: what a local search tries."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from planner.plan.equivalence import alike_pipelines, change_alike
@@ -8,8 +8,7 @@ from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.build import on_devices, places_of, with_hiding_depths
-from planner.systems.auto.local_search.device_moves import FEW_DEVICES, device_moves
-from planner.systems.auto.local_search.stage_moves import stage_moves
+from planner.systems.auto.device_moves import FEW_DEVICES, device_moves, stage_moves
 
 
 def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
@@ -99,3 +98,31 @@ def _resized(pipeline: Pipeline, samples: int) -> Pipeline:
     """The same with another number of samples in microbatches of about the same size."""
     count = max(1, round(samples / max(pipeline.microbatches)))
     return replace(pipeline, microbatches=even_cut(samples, min(count, samples)))
+
+
+# A change must gain this share, so that the search does not wander on rounding.
+LEAST_GAIN = 1e-4
+
+
+def improve(plan: Plan, scenario: Scenario, judge: Callable[[Plan], float], evaluations: int) -> tuple[Plan, float]:
+    """Return the best plan that is found, and its judgement.
+
+    Args:
+        plan: Where to start.
+        scenario: What it is for.
+        judge: What is to be small.
+        evaluations: How often the judge may be asked.
+    """
+    best, best_score = plan, judge(plan)
+    left, improved = evaluations - 1, True
+    while improved and left > 0:
+        improved = False
+        for other in neighbours(best, scenario):
+            score = judge(other)
+            left -= 1
+            if score < best_score * (1 - LEAST_GAIN):
+                best, best_score, improved = other, score, True
+                break
+            if left <= 0:
+                break
+    return best, best_score

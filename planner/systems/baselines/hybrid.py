@@ -16,7 +16,17 @@ from planner.plan.plan import Pipeline, Plan
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.systems.asteroid.hybrid_pipeline import HybridRules, hybrid_pipeline, plain_depth
+from planner.systems.asteroid.stage_costs import levelled
+from planner.systems.asteroid.strategy import HybridRules, hybrid_pipeline, hybrid_plan, plain_depth
+
+
+def dapple(scenario: Scenario) -> Plan:
+    """Return one pipeline of groups, planned for mean devices.
+
+    Raises:
+        InputError: No split fits into memory.
+    """
+    return hybrid_plan(levelled(scenario), scenario.cluster.devices, "dapple", HybridRules(depth=plain_depth))
 
 
 def hetpipe(scenario: Scenario) -> Plan:

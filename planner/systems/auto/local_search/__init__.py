@@ -1,1 +1,0 @@
-"""Local search: changes of a plan that may make its step shorter."""
