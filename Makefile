@@ -17,12 +17,11 @@ demo: $(INSTALLED)
 	$(BIN)/ropebridge demo
 
 test: $(INSTALLED)
-	$(BIN)/pytest -n auto -m 'not slow and not real'
-	$(BIN)/pytest -m 'real and not slow'
+	$(BIN)/pytest -n auto
 
-# Longer proofs, kept out of `make test`.
+# Longer proofs, kept out of `make test`, and every example of each property.
 test-slow: $(INSTALLED)
-	$(BIN)/pytest -m slow
+	ROPEBRIDGE_TEST_EXAMPLES=all $(BIN)/pytest -m 'slow or hypothesis'
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

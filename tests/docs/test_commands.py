@@ -78,7 +78,7 @@ def test_guides_do_what_they_say(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.real
+@pytest.mark.timed
 @pytest.mark.slow
 def test_the_readme_s_ten_lines(tmp_path: Path) -> None:
     """With its scenario and a trace; only the editor is not opened."""

@@ -10,7 +10,7 @@ import pytest
 from executor.wan.testbed import INTERFACE, device_address
 from tests.helpers.networks.emulated_hosts import EmulatedHost, EmulatedHosts, lacking
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 

@@ -13,7 +13,7 @@ from tests.helpers.processes.command import COMMAND, ropebridge
 from tests.helpers.processes.process_watch import started, wait_until
 from tests.helpers.processes.slurm_daemons import Slurm, lacking
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ENTRY = {"interface": "lo", "command": COMMAND[0]}
 HOSTS = {"hosts": {"north-worker": {**ENTRY, "address": "127.0.0.1"}, "south-worker": ENTRY}}

@@ -23,8 +23,6 @@ from tests.helpers.processes.command import COMMAND, ropebridge
 from tests.helpers.processes.training import assert_trained, chain, train_in_one_process
 from traces.common.errors import InputError, RunError
 
-pytestmark = pytest.mark.real
-
 STEPS = 12
 
 

@@ -25,7 +25,7 @@ def test_every_example_is_a_case() -> None:
     assert RANKS == 2
 
 
-@pytest.mark.real
+@pytest.mark.timed
 @pytest.mark.slow
 def test_a_profile_becomes_a_prediction_beside_a_run() -> None:
     told: list[str] = []

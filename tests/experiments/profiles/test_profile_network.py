@@ -106,7 +106,7 @@ def assert_rate(interval: dict[str, float], truth_bps: float) -> None:
     assert interval["median"] >= 0.8 * truth_bps
 
 
-@pytest.mark.real
+@pytest.mark.timed
 def test_latency_and_bandwidth_are_the_links(measured: dict[str, Any]) -> None:
     found = result(measured["steady"])
     latency_s = found["round_trip_s"]["median"] / 2
@@ -117,7 +117,7 @@ def test_latency_and_bandwidth_are_the_links(measured: dict[str, Any]) -> None:
         assert direction["window_bytes"] is None
 
 
-@pytest.mark.real
+@pytest.mark.timed
 def test_several_connections_show_the_window_of_one(measured: dict[str, Any]) -> None:
     found = result(measured["window"])
     for direction in found["directions"].values():
@@ -130,7 +130,7 @@ def test_several_connections_show_the_window_of_one(measured: dict[str, Any]) ->
     assert any("base: tcp, window: 0." in note for note in found["notes"])
 
 
-@pytest.mark.real
+@pytest.mark.timed
 def test_the_ready_notice_takes_the_way_back(measured: dict[str, Any]) -> None:
     messages = result(measured["steady"])["messages"]
     assert messages["ready_notice_s"]["median"] == pytest.approx(STEADY_S, abs=5e-3)
@@ -140,7 +140,7 @@ def test_the_ready_notice_takes_the_way_back(measured: dict[str, Any]) -> None:
         assert 0.99 * least_s <= arrival["median"] <= 1.2 * least_s + 5e-3
 
 
-@pytest.mark.real
+@pytest.mark.timed
 def test_the_cluster_file_simulates_what_was_measured(measured: dict[str, Any]) -> None:
     found, folder = result(measured["steady"]), measured["folder"]
     text = (folder / "cluster.yaml").read_text()
@@ -158,7 +158,7 @@ def test_the_cluster_file_simulates_what_was_measured(measured: dict[str, Any]) 
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.real
+@pytest.mark.timed
 def test_a_recording_shows_both_rates_of_a_step(measured: dict[str, Any]) -> None:
     near, far = measured["stepped"]
     assert near.returncode == 0, near.stderr
@@ -176,7 +176,7 @@ def test_a_recording_shows_both_rates_of_a_step(measured: dict[str, Any]) -> Non
 QUICK = ["--connections", "1,2", "--traffic", "40 MB"]
 
 
-@pytest.mark.real
+@pytest.mark.timed
 def test_a_table_and_a_new_cluster_file(tmp_path: Path) -> None:
     with responder(tmp_path / "far") as (address, process):
         done = ropebridge("profile", "network", address, *QUICK, *NAMES, "-o", tmp_path / "cluster.yaml")
@@ -191,7 +191,7 @@ def test_a_table_and_a_new_cluster_file(tmp_path: Path) -> None:
         scenario(tmp_path)
 
 
-@pytest.mark.real
+@pytest.mark.timed
 def test_without_gloo_at_the_other_end_the_rest_is_measured() -> None:
     address = Address("127.0.0.1", free_port())
     with Responder(address, {}, [].append) as there:
@@ -204,7 +204,7 @@ def test_without_gloo_at_the_other_end_the_rest_is_measured() -> None:
     assert [(link["source"], link["target"]) for link in found["links"]] == [("here", "there"), ("there", "here")]
 
 
-@pytest.mark.real
+@pytest.mark.timed
 def test_gloo_that_finds_no_way_is_not_the_end() -> None:
     def fails(own: str, peer: str, message: dict[str, Any]) -> dict[str, Any]:
         assert (own, peer, set(message)) == ("127.0.0.1", "127.0.0.1", {"do", "port"})
@@ -217,7 +217,7 @@ def test_gloo_that_finds_no_way_is_not_the_end() -> None:
             measure_messages(peer, [1], [1])
 
 
-@pytest.mark.real
+@pytest.mark.timed
 def test_either_end_can_be_interrupted(tmp_path: Path) -> None:
     with responder(tmp_path / "far") as (address, far):
         (tmp_path / "near").mkdir()

@@ -33,7 +33,7 @@ def test_bars_are_as_high_as_their_values() -> None:
     assert sparkline([0.0]) == " "
 
 
-@pytest.mark.real
+@pytest.mark.timed
 def test_a_run_is_shown_in_a_terminal() -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen([*COMMAND, *RUN, "--steps", "4", "--live"], stdout=subprocess.DEVNULL, stderr=theirs)
@@ -47,7 +47,7 @@ def test_a_run_is_shown_in_a_terminal() -> None:
     assert "step 4 of 4" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
 
 
-@pytest.mark.real
+@pytest.mark.timed
 def test_other_tools_can_watch(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     pytest.importorskip("tensorboard")

@@ -1,7 +1,7 @@
 """Many jobs, one after the other in the same processes: starting those takes seconds.
 
-Ranks run it as ``python -m many_jobs AGENT_PID FOLDER``, by the list of jobs in the folder. Each job is carried out as
-the executor does it, from the handshake to the end of its process groups.
+Ranks run it as ``python -m tests.helpers.processes.many_jobs AGENT_PID FOLDER``, by the list of jobs in the folder.
+Each job is carried out as the executor does it, from the handshake to the end of its process groups.
 """
 
 import json
@@ -77,7 +77,7 @@ def _start(jobs: Sequence[JobFolder], folder: Path) -> Exception | None:
     started.write(scenario, plan, orders)
     (folder / _JOBS).write_text(json.dumps([str(job.path) for job in jobs]))
     try:
-        run_job(started, plan.devices, module="many_jobs")
+        run_job(started, plan.devices, module="tests.helpers.processes.many_jobs")
     except (RunError, InputError) as error:
         return error
     return None

@@ -160,7 +160,7 @@ def record(address: str, path: Path, *options: str) -> "subprocess.CompletedProc
     return ropebridge("traces", "record", address, "-o", path, *QUICK, *options)
 
 
-@pytest.mark.real
+@pytest.mark.timed
 def test_a_recording_shows_and_simulates(tmp_path: Path) -> None:
     path = tmp_path / "link.csv"
     with responder(tmp_path / "far") as (address, process):
@@ -199,7 +199,7 @@ training: {{global_batch: 4}}
 """
 
 
-@pytest.mark.real
+@pytest.mark.timed
 def test_a_killed_recorder_loses_nothing_and_the_next_one_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "link.csv"
     with responder(tmp_path / "far") as (address, _):
@@ -219,7 +219,7 @@ def test_a_killed_recorder_loses_nothing_and_the_next_one_goes_on(tmp_path: Path
     assert len(after.times_s) == len(times_s) + 2
 
 
-@pytest.mark.real
+@pytest.mark.timed
 def test_ctrl_c_ends_a_recording_that_has_no_end(tmp_path: Path) -> None:
     path = tmp_path / "link.csv"
     with responder(tmp_path / "far") as (address, far):
@@ -236,7 +236,7 @@ def test_ctrl_c_ends_a_recording_that_has_no_end(tmp_path: Path) -> None:
         assert record(address, path, "--duration", "100 ms").returncode == 0
 
 
-@pytest.mark.real
+@pytest.mark.timed
 def test_a_peer_that_goes_away_is_an_outage_until_it_is_back(tmp_path: Path) -> None:
     path, port = tmp_path / "link.csv", free_port()
     address = f"127.0.0.1:{port}"
@@ -346,7 +346,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.real
+@pytest.mark.timed
 def test_a_disk_that_takes_nothing_ends_the_recording_with_one_line(tmp_path: Path) -> None:
     path = tmp_path / "link.csv"
     with responder(tmp_path / "far") as (address, _):
