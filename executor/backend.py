@@ -21,7 +21,7 @@ from executor.core.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, 
 from executor.recovery.checkpoints import CheckpointConfig, CheckpointFolder
 from executor.training.models.loading import check_model
 from executor.training.noise_scale import gather_norms
-from executor.training.tensor_parallel.layout import check_layouts
+from executor.training.parallel_layout import check_layouts
 from executor.validate import check_decision, check_spread, check_supported, too_fast
 from executor.wan.report import read_report
 from executor.wan.tcp_settings import read_tcp

@@ -98,7 +98,7 @@ def _command(job: JobFolder, module: str, telemetry: int, plans: int) -> list[st
     _, _, orders = job.read()
     me = str(os.getpid())
     agent = [sys.executable, "-m", "executor.control.node_agent", me, str(job.path), module, str(telemetry), str(plans)]
-    isolated = [sys.executable, "-m", "executor.wan.isolated", me]
+    isolated = [sys.executable, "-m", "executor.wan.linux", "run", me]
     return [*isolated, *agent] if orders.emulator == "relay" else agent
 
 

@@ -1,1 +1,1 @@
-"""Bringing a job to the hosts that shall run it; nothing here loads torch."""
+"""Bring a job to the hosts that run it. Nothing here loads torch, except a rank that torchrun starts."""

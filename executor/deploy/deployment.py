@@ -1,32 +1,122 @@
-"""A job on its way to its hosts: what a target needs to know, kept beside what it has written."""
+"""A job on its way to its hosts: the folder that each host gets, and what a target needs to know of the hosts."""
 
 import json
+import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from executor.core.hosts import Hosts, read_hosts
+from executor.core.job import ComputeMode
 from executor.deploy.hosts_file import HostEntry
+from planner.files.plan import read_plan, write_plan
+from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError
 
+_CODE = "model.py"
+_POLICY = "policy.py"
 _FILE = "deployment.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
-    """A job and its hosts.
+class HostedRun:
+    """How a job runs on its hosts.
 
     Attributes:
-        name: The job's: letters, digits and dashes, as batch systems and clouds want it.
-        target: What it is brought to its hosts with.
-        hosts: Where it runs.
-        entries: What is said of each host that takes part.
-        environment: Variables for all processes.
-        secrets: Names of variables whose values are written nowhere.
-        ssh_options: Of ``ssh`` and ``scp``.
-        setup: Shell commands for hosts that a cloud has just made.
+        compute: Whether the model is trained, ``real``, or its bytes are moved at the profile's pace, ``paced``.
+        steps: Number of training steps.
+        policy: Name of the policy, or path of a Python file with one.
+        backup_every: Steps from one copy of the state to the next; 0 if a lost host ends the run.
+        checkpoint: Folder for checkpoints, which all hosts can access; empty for none.
+        checkpoint_every: Steps from one checkpoint to the next.
+    """
+
+    compute: ComputeMode
+    steps: int
+    policy: str
+    backup_every: int
+    checkpoint: str
+    checkpoint_every: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The contents of the job's folder, a copy of which goes to each host.
+
+    Attributes:
+        scenario: The scenario to train; once read, the path of its code is in the folder.
+        plan: The plan of the first step.
+        run: How the job runs.
+        hosts: The hosts of the job.
+    """
+
+    scenario: Scenario
+    plan: Plan
+    run: HostedRun
+    hosts: Hosts
+
+    @property
+    def code(self) -> Path | None:
+        """The model's file; None for paced compute."""
+        return self.scenario.code.path if self.scenario.code is not None and self.run.compute == "real" else None
+
+    def write(self, folder: Path) -> None:
+        """Write the job into a new folder."""
+        folder.mkdir(parents=True)
+        write_resolved_scenario(self.scenario, folder / "scenario.json")
+        write_plan(self.plan, folder / "plan.json")
+        (folder / "run.json").write_text(json.dumps(asdict(self.run), indent=1) + "\n")
+        self.hosts.write(folder / "hosts.json")
+        if self.code is not None:
+            shutil.copy(self.code, folder / _CODE)
+        if self.run.policy.endswith(".py"):
+            shutil.copy(self.run.policy, folder / _POLICY)
+
+
+def read_bundle(folder: Path) -> Bundle:
+    """Return the job in a folder.
+
+    Raises:
+        InputError: The folder does not hold a job.
+    """
+    scenario = read_resolved_scenario(folder / "scenario.json")
+    try:
+        run = HostedRun(**json.loads((folder / "run.json").read_text()))
+        hosts = _read_hosts(folder)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        valid = "name the folder 'job' that 'ropebridge deploy' wrote"
+        raise InputError(f"the folder does not hold a job: {error}", where=str(folder), valid=valid) from None
+    if run.policy.endswith(".py"):
+        run = replace(run, policy=str(folder.resolve() / _POLICY))
+    if scenario.code is not None:
+        scenario = replace(scenario, code=replace(scenario.code, path=folder.resolve() / _CODE))
+    return Bundle(scenario, read_plan(folder / "plan.json"), run, hosts)
+
+
+def _read_hosts(folder: Path) -> Hosts:
+    hosts = read_hosts(folder / "hosts.json")
+    if hosts is None:
+        raise ValueError("hosts.json is missing")
+    return hosts
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A job and its hosts, as a target sees them.
+
+    Attributes:
+        name: Name of the job: lower-case letters, digits and dashes, as batch systems and clouds demand.
+        target: Name of the target.
+        hosts: The hosts of the job.
+        entries: The hosts file's entry of each host that takes part.
+        environment: Environment variables for all processes.
+        secrets: Names of environment variables whose values are not written to any file.
+        ssh_options: Further options of ``ssh`` and ``scp``.
+        setup: Shell commands that prepare hosts which a cloud has just made.
     """
 
     name: str
@@ -40,22 +130,22 @@ class Deployment:
 
     @property
     def others(self) -> list[str]:
-        """The hosts besides the head."""
+        """Names of the hosts besides the head."""
         return [part.name for part in self.hosts.parts if part.name != self.hosts.head]
 
     def command(self, host: str, job: str, *, head: str | None = None) -> str:
         """Return the shell command that runs a host's part.
 
         Args:
-            host: Its name.
+            host: Name of the host.
             job: Path of the job's folder there.
-            head: Shell words for the head's address, where it is known only then.
+            head: Shell words that give the head's address, where it is not in the job's folder.
         """
-        at = f" --head {head}" if head is not None else ""
-        return f"{self.entries[host].command} host {job} {host}{at}"
+        option = f" --head {head}" if head is not None else ""
+        return f"{self.entries[host].command} host {job} {host}{option}"
 
     def write(self, folder: Path) -> None:
-        """Write what `read_deployment` reads."""
+        """Write the file that `read_deployment` reads."""
         (folder / _FILE).write_text(json.dumps(asdict(self), indent=1) + "\n")
 
 
@@ -63,17 +153,15 @@ def read_deployment(folder: Path) -> Deployment:
     """Return the deployment in a folder.
 
     Raises:
-        InputError: There is none.
+        InputError: The folder holds none.
     """
     valid = "name a folder that 'ropebridge deploy' wrote"
     try:
-        hosts = read_hosts(folder / "job" / "hosts.json")
         data = json.loads((folder / _FILE).read_text())
         entries = TypeAdapter(dict[str, HostEntry]).validate_json(json.dumps(data["entries"]))
         tuples = {key: tuple(data[key]) for key in ("secrets", "ssh_options")}
-        assert hosts is not None
-        return Deployment(**{**data, **tuples, "hosts": hosts, "entries": entries})
+        return Deployment(**{**data, **tuples, "hosts": _read_hosts(folder / "job"), "entries": entries})
     except FileNotFoundError:
         raise InputError("there is no deployment", where=str(folder), valid=valid) from None
-    except (OSError, ValueError, KeyError, TypeError, AssertionError, ValidationError) as error:
-        raise InputError(f"this is no deployment: {error}", where=str(folder), valid=valid) from None
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        raise InputError(f"the deployment cannot be read: {error}", where=str(folder), valid=valid) from None

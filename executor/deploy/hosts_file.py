@@ -1,4 +1,4 @@
-"""What a person says of the hosts of a job: the file of ``ropebridge deploy --hosts``."""
+"""The file of ``ropebridge deploy --hosts``, which describes the hosts of a job."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from traces.common.errors import InputError
 from traces.common.names import find_by_name
 
 Port = Annotated[int, Field(ge=1, le=65534)]
-# A word in scripts and names of files.
+# Used as a word of scripts and in file names.
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=40)]
 Folder = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/~@%+=:-]+$")]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -24,18 +24,18 @@ EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class HostEntry:
-    """One host.
+    """The description of one host.
 
     Attributes:
-        interface: The network interface over which it reaches the others, such as ``wg0``.
-        address: Its address there; the head's must be given, except where a batch system chooses the head.
-        ssh: What ``ssh`` calls it; its own name if absent.
-        folder: Where jobs go on it; relative to the home folder.
-        command: What ``ropebridge`` is called there.
-        slurm: Options of ``sbatch`` for it, such as ``--gres=gpu:1``.
-        kubernetes: Fields of its TrainJob's trainer, such as ``image`` and ``resourcesPerNode``; ``pod``, what else its
-            pod has; ``claim``, a PersistentVolumeClaim in which what the run writes outlives the pod.
-        skypilot: Its ``resources``, as in a task of SkyPilot.
+        interface: The network interface over which the host reaches the others, such as ``wg0``.
+        address: The host's address on that interface; the head's is required unless a batch system chooses the head.
+        ssh: The host's name for ``ssh``; by default its own name.
+        folder: The folder for jobs on the host, relative to the home folder.
+        command: The command that runs ``ropebridge`` there.
+        slurm: Options of ``sbatch`` for the host, such as ``--gres=gpu:1``.
+        kubernetes: Fields of its TrainJob's trainer, such as ``image`` and ``resourcesPerNode``; ``pod``, further
+            fields of its pod; ``claim``, a PersistentVolumeClaim in which the run's files outlive the pod.
+        skypilot: The ``resources`` of its task, as SkyPilot defines them.
     """
 
     interface: Name
@@ -50,18 +50,19 @@ class HostEntry:
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class HostsFile:
-    """All hosts.
+    """The hosts file.
 
     Attributes:
-        hosts: By the names that the scenario's devices have as ``host``; a device without one is a host of its name.
-        head: Which has the policy, the store and the run folder; the first if absent.
-        port: Of the head, which listens there and at the next one.
-        arrival: How long hosts wait for each other at the start.
-        silence: A host that answers nothing for so long is lost.
-        environment: Variables for all processes.
-        secrets: Names of variables whose values are taken from the environment of who deploys, and written nowhere.
-        ssh_options: Of ``ssh`` and ``scp``, such as ``[-F, my-ssh-config]``.
-        setup: Shell commands for hosts that a cloud has just made, such as those that install ropebridge.
+        hosts: The hosts by the name that the scenario's devices give as ``host``; a device without one is a host of
+            its own name.
+        head: The host that has the policy, the store and the run folder; by default the first one.
+        port: The port at which the head listens; it also listens at the next one.
+        arrival: How long hosts wait for each other at the start, seconds.
+        silence: How long a host may be silent before it counts as lost, seconds.
+        environment: Environment variables for all processes.
+        secrets: Names of variables whose values are taken from the submitting environment and written nowhere.
+        ssh_options: Further options of ``ssh`` and ``scp``, such as ``[-F, my-ssh-config]``.
+        setup: Shell commands that prepare hosts which a cloud has just made, such as those that install ropebridge.
     """
 
     hosts: Mapping[HostName, HostEntry]
@@ -74,17 +75,12 @@ class HostsFile:
     ssh_options: tuple[str, ...] = ()
     setup: str = ""
 
-    @property
-    def head_name(self) -> str:
-        """The head."""
-        return self.head or next(iter(self.hosts))
-
 
 def read_hosts_file(path: Path) -> HostsFile:
-    """Return what a file says.
+    """Return the contents of a hosts file.
 
     Raises:
-        InputError: The first thing in it that is wrong.
+        InputError: The file is wrong; names the first place.
     """
     document = Document(path)
     found = parse(HostsFile, document, document.value)
@@ -96,28 +92,28 @@ def read_hosts_file(path: Path) -> HostsFile:
 
 
 def hosts_of(described: HostsFile, cluster: Cluster, devices: Sequence[str], where: str) -> Hosts:
-    """Return the hosts of a job whose devices are in rank order.
+    """Return the hosts of a job.
 
     Args:
-        described: What a person says of them.
-        cluster: Has the devices.
-        devices: In rank order.
-        where: The file, for messages.
+        described: The hosts file.
+        cluster: The cluster that the devices belong to.
+        devices: Names of the job's devices, in rank order.
+        where: Path of the hosts file, for messages.
 
     Raises:
-        InputError: A device's host is not described.
+        InputError: The file does not describe a device's host.
     """
     ranks = ranks_by_host(cluster, devices)
     for host in ranks:
         if host not in described.hosts:
             names = ", ".join(device for device in devices if cluster.by_name[device].machine == host)
             raise InputError(
-                f"nothing is said of host '{host}', which has the device {names}",
+                f"host '{host}', which has the device {names}, is not described",
                 where=f"{where}: hosts",
                 valid=f"add '{host}:' there; described are {', '.join(described.hosts)}",
             )
-    head = described.head_name
-    # What is described and not needed is left alone, except a head that only steers.
+    head = described.head or next(iter(described.hosts))
+    # A described host without ranks takes part only as the head.
     taking_part = [head, *(host for host in ranks if host != head)]
     parts = tuple(HostPart(name, ranks.get(name, ()), described.hosts[name].interface) for name in taking_part)
     address = described.hosts[head].address or ""

@@ -1,137 +1,105 @@
-"""Over ssh: the job's folder is copied to each host and started there; ``submit.sh`` does it, for people to read.
+"""Deployment over ssh: ``submit.sh`` copies the job's folder to each host and starts the host's part.
 
-A host is started alone by ``submit.sh HOST``, as when it has come back. Values of secrets go over the connection's
-standard input: neither files nor command lines have them.
+``submit.sh HOST`` starts one host alone, for example one that has come back. Values of secrets go over the
+connection's standard input: neither files nor command lines have them.
 """
 
-import shlex
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from executor.deploy.deployment import Deployment
-from executor.deploy.target import Target, asked, check_script
+from executor.deploy.target import Target, check_program, check_secrets, render, run_program
 from traces.common.errors import RunError
 
 _SCRIPT = "submit.sh"
 
-_HEAD = """\
-#!/usr/bin/env bash
-# Copies the job '{name}' to its hosts and starts it there; with names of hosts, to these alone.
-set -euo pipefail
-here="$(cd "$(dirname "$0")" && pwd)"
-options=(-o BatchMode=yes{options})
-
-# On the host: its part of the job in a session of its own, which outlives this connection.
-start() {{ # HOST ADDRESS FOLDER COMMAND
-  local values state
-  values="$(secrets)"
-  state="$(ssh "${{options[@]}}" "$2" "mkdir -p $3 && cd $3 && if {alive}; then echo running; fi")"
-  if [ "$state" = running ]; then echo "$1: runs already" >&2; return 1; fi
-  scp -q -r "${{options[@]}}" "$here/job" "$2:$3/"
-  printf '%s\\n' "$values" | ssh "${{options[@]}}" "$2" "cd $3 &&
-    . job/environment.sh && set -a && . /dev/stdin && set +a &&
-    {{ setsid nohup $4 > $1.log 2>&1 < /dev/null & echo \\$! > $1.pid; }}"
-  echo "$1: started"
-}}
-
-secrets() {{
-  :
-{secrets}}}
-
-wanted() {{ # HOST ASKED...
-  local host="$1"; shift
-  [ "$#" -eq 0 ] && return 0
-  for each in "$@"; do [ "$each" = "$host" ] && return 0; done
-  return 1
-}}
-
-"""
-
 
 def files(deployment: Deployment) -> Mapping[str, str]:
-    """Return the script."""
-    text = _HEAD.format(
-        name=deployment.name,
-        alive=_alive("$1").replace("$(", "\\$("),
-        options="".join(f" {shlex.quote(option)}" for option in deployment.ssh_options),
-        secrets="".join(f"""  printf '{name}=%q\\n' "${{{name}?}}"\n""" for name in deployment.secrets),
-    )
-    for part in deployment.hosts.parts:
-        words = (part.name, _ssh_name(deployment, part.name), _folder(deployment, part.name))
-        command = deployment.command(part.name, "job")
-        start = " ".join(map(shlex.quote, (*words, command)))
-        text += f'if wanted {shlex.quote(part.name)} "$@"; then start {start}; fi\n'
-    return {_SCRIPT: text}
+    """Return the script that starts the job."""
+    names = [part.name for part in deployment.hosts.parts]
+    hosts = [
+        (name, _address(deployment, name), _folder(deployment, name), deployment.command(name, "job")) for name in names
+    ]
+    # The substitution is for the host's shell.
+    running = _running("$1").replace("$(", "\\$(")
+    return {_SCRIPT: render("ssh.sh", deployment, hosts=hosts, running=running)}
 
 
 def submit(deployment: Deployment, folder: Path) -> str:
     """Run the script."""
-    check_script(("ssh", "scp"), deployment.secrets)
+    for program in ("ssh", "scp", "bash"):
+        check_program(program)
+    check_secrets(deployment.secrets)
     done = subprocess.run(
         ["bash", str(folder / _SCRIPT)], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        raise RunError(f"{folder / _SCRIPT}: {said[-1]}; {done.stdout.strip() or 'no host'} until then")
+        output = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise RunError(f"{folder / _SCRIPT}: {output[-1]}; {done.stdout.strip() or 'no host'} until then")
     return done.stdout.strip()
 
 
 def status(deployment: Deployment, folder: Path) -> Mapping[str, str]:
-    """Ask each host whether its part goes on, and for the last thing that it said."""
-    found = {}
+    """Return whether each host's part runs, and the last line of its log."""
+    states = {}
     for part in deployment.hosts.parts:
         name = part.name
-        script = (
-            f"cd {_folder(deployment, name)} 2>/dev/null && [ -e {name}.pid ] || {{ echo 'not started'; exit; }}; "
-            f"if {_alive(name)}; then echo running; else echo ended; fi; tail -n 1 {name}.log"
-        )
+        script = f"if {_running(name)}; then echo running; else echo ended; fi; tail -n 1 {name}.log"
         try:
-            state, _, said = asked(_ssh(deployment, name, script), f"host {name}").strip().partition("\n")
-            found[name] = f"{state}: {said}" if said else state
+            state, _, line = _run_in_folder(deployment, name, script).partition("\n")
+            states[name] = f"{state}: {line}" if line else state
         except RunError as error:
-            found[name] = f"out of reach ({error})"
-    return found
+            states[name] = f"out of reach ({error})"
+    return states
 
 
-def logs(deployment: Deployment, folder: Path, host: str, lines: int, follows: bool) -> list[str]:
+def logs(deployment: Deployment, folder: Path, host: str, lines: int, follow: bool) -> list[str]:
     """Return the command that shows a host's log."""
-    follow = "-F " if follows else ""
-    return _ssh(deployment, host, f"tail {follow}-n {lines} {_folder(deployment, host)}/{host}.log")
+    option = "-F " if follow else ""
+    return _ssh(deployment, host, f"tail {option}-n {lines} {_folder(deployment, host)}/{host}.log")
 
 
 def stop(deployment: Deployment, folder: Path) -> str:
-    """End each host's part as Ctrl-C would; what has not ended after 10 s is killed with all that it started."""
-    found, missed = [], 0
+    """End each host's part by SIGTERM; after 10 s, kill it and all that it started.
+
+    Raises:
+        RunError: A host could not be reached.
+    """
+    results, unreachable = [], 0
     for part in deployment.hosts.parts:
-        pid = f"{part.name}.pid"
         script = (
-            f"cd {_folder(deployment, part.name)} 2>/dev/null && [ -e {pid} ] || {{ echo 'not started'; exit; }}; "
-            f"{_alive(part.name)} || {{ echo 'had ended'; exit; }}; p=$(cat {pid}); "
+            f"{_running(part.name)} || {{ echo 'had ended'; exit; }}; p=$(cat {part.name}.pid); "
             "kill -TERM $p; for i in $(seq 100); do "
             "kill -0 $p 2>/dev/null || { echo stopped; exit; }; sleep 0.1; done; "
             "kill -KILL -- -$p; echo killed"
         )
         try:
-            found.append(f"{part.name}: {asked(_ssh(deployment, part.name, script), part.name).strip()}")
+            results.append(f"{part.name}: {_run_in_folder(deployment, part.name, script)}")
         except RunError as error:
-            found.append(f"{part.name}: out of reach ({error})")
-            missed += 1
-    if missed:
-        raise RunError("\n".join(["not everything could be stopped:", *found, "next: the same command again"]))
-    return "\n".join(found)
+            results.append(f"{part.name}: out of reach ({error})")
+            unreachable += 1
+    if unreachable:
+        raise RunError("\n".join(["some hosts could not be stopped:", *results, "next: run the same command again"]))
+    return "\n".join(results)
 
 
-def _alive(host: str) -> str:
-    """A shell's question, in the job's folder, whether a host's part runs: after a boot its number may be another's."""
+def _running(host: str) -> str:
+    """A shell condition, in the job's folder: the host's part runs, and its process id is not reused after a reboot."""
     return f"tr '\\0' ' ' 2>/dev/null < /proc/$(cat {host}.pid 2>/dev/null)/cmdline | grep -q 'host job {host} '"
 
 
+def _run_in_folder(deployment: Deployment, host: str, script: str) -> str:
+    """Run a shell script in the job's folder on a host; return what it prints, or 'not started'."""
+    enter = f"cd {_folder(deployment, host)} 2>/dev/null && [ -e {host}.pid ] || {{ echo 'not started'; exit; }}; "
+    return run_program(_ssh(deployment, host, enter + script), f"host {host}").strip()
+
+
 def _ssh(deployment: Deployment, host: str, script: str) -> list[str]:
-    return ["ssh", "-o", "BatchMode=yes", *deployment.ssh_options, _ssh_name(deployment, host), script]
+    return ["ssh", "-o", "BatchMode=yes", *deployment.ssh_options, _address(deployment, host), script]
 
 
-def _ssh_name(deployment: Deployment, host: str) -> str:
+def _address(deployment: Deployment, host: str) -> str:
     return deployment.entries[host].ssh or host
 
 
@@ -139,4 +107,4 @@ def _folder(deployment: Deployment, host: str) -> str:
     return f"{deployment.entries[host].folder}/{deployment.name}"
 
 
-SSH = Target("ssh", files, submit, status, logs, stop)
+TARGET = Target("ssh", files, submit, status, logs, stop)

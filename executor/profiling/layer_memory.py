@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from executor.training.device import settle
-from executor.training.models.data_order import DataOrder
 from executor.training.models.loading import LoadedModel, SampleShape
+from executor.training.models.trainable import DataOrder
 from executor.training.stage_module import Loss, StageModule
 from planner.scenario.scenario import Training
 

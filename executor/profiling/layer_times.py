@@ -4,22 +4,38 @@ The layers take turns, as they do in a step: one that is repeated by itself find
 that it has just let go.
 """
 
+import json
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from statistics import fmean, median
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from executor.training.device import CPU, settle
-from executor.training.models.data_order import DataOrder
-from executor.training.models.loading import LoadedModel, SampleShape
+from executor.core.job import JobFolder
+from executor.core.subprocesses import die_with_parent
+from executor.training.device import (
+    CPU,
+    compute_device,
+    from_payloads,
+    keep_freed_memory,
+    settle,
+    threads_of_a_rank,
+    to_payload,
+)
+from executor.training.models.loading import LoadedModel, SampleShape, load_with_sizes
+from executor.training.models.trainable import DataOrder
 from executor.training.optimizer import UpdateRule
 from executor.training.stage_module import Loss, StageModule
-from executor.training.tensors import from_payloads, to_payload
+from executor.wan.testbed import enter_device_network
 from planner.scenario.scenario import Training
 
 _MICROBATCH = 0
@@ -221,3 +237,38 @@ def _seconds(work: Callable[[], Result], device: torch.device) -> tuple[float, R
     result = work()
     settle(device)
     return time.perf_counter() - start_s, result
+
+
+REPEATS = 15
+_PATIENCE = timedelta(minutes=10)
+
+
+def main(agent: str, folder: str) -> None:
+    """Measure this rank's layers with each size of its microbatches."""
+    die_with_parent(int(agent))
+    keep_freed_memory()
+    enter_device_network()
+    job, rank = JobFolder(Path(folder)), int(os.environ["RANK"])
+    scenario, plan, _ = job.read()
+    torch.set_num_threads(threads_of_a_rank(len(plan.devices)))
+    dist.init_process_group("gloo", timeout=_PATIENCE)
+    assert scenario.code is not None, "there is something to measure"
+    loaded = load_with_sizes(scenario.code, scenario.training.seed)
+    device = plan.devices[rank]
+    where = compute_device(scenario.cluster.by_name[device].kind, "real")
+    measured = []
+    # Together, so that each measures while the others compute, as they will.
+    dist.barrier()
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            for replica, samples in zip(stage.replicas, stage.most_samples(pipeline.microbatches), strict=True):
+                if replica.device == device:
+                    layers = stage.layers
+                    measured += measure_layers(loaded, layers, samples, scenario.training, REPEATS, where)
+    dist.barrier()
+    (job.path / f"layers-{rank}.json").write_text(json.dumps([asdict(each) for each in measured]))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

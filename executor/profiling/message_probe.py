@@ -29,8 +29,7 @@ from executor.core.clock import RunClock
 from executor.core.control_store import open_store
 from executor.core.failures import first_line
 from executor.core.subprocesses import die_with_parent
-from executor.transport.connection import Connection, Message
-from executor.transport.receive import RecvHandle
+from executor.transport.connection import Connection, Message, RecvHandle
 from traces.common.errors import RopebridgeError
 from traces.probe.interval import ROUNDS
 

@@ -11,7 +11,7 @@ from executor.rank.resources import SampleFile
 from executor.recovery.backups import StateBackups
 from executor.recovery.checkpoint_writer import Checkpointing
 from executor.training.compute import Compute
-from executor.training.tensor_parallel.layers import RankGroup
+from executor.training.tensor_parallel import TensorGroup
 from executor.transport.link_shaper import LinkShaper
 from executor.transport.wire_format import AsItIs, CheckedWire, Compressing, Wire
 from planner.events.event import EventWriter
@@ -38,7 +38,7 @@ class RankContext:
     compute: Compute
     clock: RunClock
     shaper: LinkShaper | None
-    group: RankGroup | None
+    group: TensorGroup | None
     file: EventWriter
     samples: SampleFile
     safekeeping: StateBackups | None

@@ -27,7 +27,6 @@ from executor.core.control_store import (
 )
 from executor.core.failures import SharedInputError
 from executor.core.messages import SessionSpec
-from executor.core.step_program import compile_plan
 from executor.rank.context import RankConfig, RankContext
 from executor.rank.control_client import GenerationEndedError
 from executor.rank.handshake import Handshake, model_facts
@@ -44,7 +43,7 @@ from executor.training.flat_state import model_state
 from executor.training.models.loading import LoadedModel, load_with_sizes
 from executor.training.noise_scale import NoiseMeasuringCompute, write_norms
 from executor.training.real_compute import RealCompute
-from executor.training.tensor_parallel.layers import RankGroup
+from executor.training.tensor_parallel import TensorGroup, form_group
 from executor.transport.connection import RECV_TIMEOUT
 from executor.transport.link_shaper import LinkShaper, measure_local_delivery_s
 from executor.transport.rendezvous import CONNECT_S, ProcessGroups, connect, try_connections
@@ -95,7 +94,7 @@ class Rank:
         if orders.emulator == "shaper":
             local_delivery_s = measure_local_delivery_s(part.rank, len(part.devices))
         where = compute_device(part.scenario.cluster.by_name[part.device].kind, orders.compute)
-        group = _tensor_group(part, where) if model else None
+        group = form_group(part.plan, part.device, RECV_TIMEOUT) if model else None
         groups = ProcessGroups(part.plan.connections, RECV_TIMEOUT)
         clock = RunClock()
         held = self._hold(model, clock, local_delivery_s, where, group)
@@ -146,7 +145,7 @@ class Rank:
         clock: RunClock,
         local_delivery_s: float,
         where: torch.device,
-        group: RankGroup | None,
+        group: TensorGroup | None,
     ) -> RankContext:
         part, training = self._part, self._part.scenario.training
         if model is not None:
@@ -249,15 +248,6 @@ def _connect(part: RankConfig, handshake: Handshake) -> None:
     trial = handshake.agree("connections", lambda: (try_connections(store, part.rank, ranks), {}), 2 * CONNECT_S)
     connect(store, part.rank, ranks, RECV_TIMEOUT, "world")
     del trial
-
-
-def _tensor_group(part: RankConfig, where: torch.device) -> RankGroup | None:
-    if all(device in compile_plan(part.plan, part.scenario) for device in part.plan.devices):
-        return None
-    # Loading torch's DTensor takes a second or two, which other plans need not wait for.
-    from executor.training.tensor_parallel.group import form_group
-
-    return form_group(part.plan, part.device, where.type, RECV_TIMEOUT)
 
 
 def _agreed_origin_s(rank: int, offset_s: float, cluster: Cluster, head_start_s: float) -> float:

@@ -11,9 +11,9 @@ import torch
 from executor.core.events import EventRecorder
 from executor.core.messages import Reconfiguration
 from executor.training.compute import Compute
-from executor.transport.receive import RecvHandle
-from executor.transport.tags import move_tag
+from executor.transport.connection import RecvHandle
 from executor.transport.transport import Transport
+from executor.transport.wire_format import move_tag
 from planner.adapt.migration import LayerTransfer
 from planner.events.event import MIGRATE_ACTION, Event, EventKind
 

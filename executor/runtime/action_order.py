@@ -6,8 +6,8 @@ from typing import Protocol
 
 from executor.core.clock import RunClock
 from executor.core.step_program import StepProgram, Work
-from executor.training.tensor_parallel.layers import RankGroup
-from executor.transport.receive import RecvHandle
+from executor.training.tensor_parallel import TensorGroup
+from executor.transport.connection import RecvHandle
 from planner.cost.stage import scheduling_problems
 from planner.plan.actions import Action
 from planner.scenario.scenario import Scenario
@@ -102,7 +102,7 @@ def action_order(current: StepProgram, scenario: Scenario, clock: RunClock) -> A
 class AnnouncedOrder:
     """The first device's order; it says each choice to its partners."""
 
-    def __init__(self, order: ActionOrder, current: StepProgram, group: RankGroup) -> None:
+    def __init__(self, order: ActionOrder, current: StepProgram, group: TensorGroup) -> None:
         self._order = order
         self._number = {work.action: number for number, work in enumerate(current.program.work)}
         self._group = group
@@ -111,7 +111,7 @@ class AnnouncedOrder:
         """Return what comes next, when the partners have heard of it."""
         upcoming = self._order.next()
         if upcoming is not None:
-            self._group.announce(self._number[upcoming[0].action])
+            self._group.broadcast_number(self._number[upcoming[0].action])
         return upcoming
 
     def arrival(self, work: Work) -> Callable[[RecvHandle], None] | None:
@@ -126,7 +126,7 @@ class AnnouncedOrder:
 class FollowedOrder:
     """A partner's order: what the first device says."""
 
-    def __init__(self, current: StepProgram, clock: RunClock, group: RankGroup) -> None:
+    def __init__(self, current: StepProgram, clock: RunClock, group: TensorGroup) -> None:
         self._work = current.program.work
         self._left = len(self._work)
         self._clock = clock
@@ -138,7 +138,7 @@ class FollowedOrder:
             return None
         self._left -= 1
         idle_since_s = self._clock.now_s()
-        return self._work[self._group.announce(0)], idle_since_s
+        return self._work[self._group.broadcast_number(0)], idle_since_s
 
     def arrival(self, work: Work) -> Callable[[RecvHandle], None] | None:
         """The first device receives for its partners."""
@@ -148,7 +148,7 @@ class FollowedOrder:
         """Nothing follows from it."""
 
 
-def group_order(current: StepProgram, scenario: Scenario, clock: RunClock, group: RankGroup | None) -> ActionOrder:
+def group_order(current: StepProgram, scenario: Scenario, clock: RunClock, group: TensorGroup | None) -> ActionOrder:
     """Return the order that the step's plan asks for, the same one in all of a tensor-parallel group."""
     if group is None or current.plan.order != "dynamic":
         return action_order(current, scenario, clock)

@@ -10,8 +10,8 @@ from executor.core.events import EventRecorder
 from executor.core.step_program import StepProgram
 from executor.runtime.posted_receives import PostedStep
 from executor.training.compute import Compute
-from executor.transport.tags import sync_tag
 from executor.transport.transport import Transport
+from executor.transport.wire_format import sync_tag
 from planner.cost.allreduce import GradientSync
 from planner.events.event import EventKind
 

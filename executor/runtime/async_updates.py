@@ -21,11 +21,11 @@ import torch
 
 from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
-from executor.runtime.incoming_updates import HEADER, IncomingUpdates, Update
+from executor.runtime.posted_receives import HEADER, IncomingUpdates, Update
 from executor.training.compute import Compute, Rows
-from executor.transport.receive import RecvHandle
-from executor.transport.tags import update_tag
+from executor.transport.connection import RecvHandle
 from executor.transport.transport import Transport
+from executor.transport.wire_format import update_tag
 from planner.cost.async_updates import UpdateEdge
 from planner.events.event import UPDATE_ACTION, Event, EventKind
 from planner.plan.plan import Plan, Stage

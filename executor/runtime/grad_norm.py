@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 
 from executor.core.step_program import StepProgram
-from executor.transport.receive import RecvHandle
-from executor.transport.tags import norm_tag
+from executor.transport.connection import RecvHandle
 from executor.transport.transport import Transport
+from executor.transport.wire_format import norm_tag
 
 _SIZE_BYTES = 8
 

@@ -15,10 +15,9 @@ from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.grad_norm import NormChain
 from executor.runtime.posted_receives import PostedStep
 from executor.training.compute import Compute
-from executor.training.tensor_parallel.layers import RankGroup
-from executor.transport.tags import transfer_tag
+from executor.training.tensor_parallel import TensorGroup
 from executor.transport.transport import Transport
-from executor.transport.wire_format import Wire
+from executor.transport.wire_format import Wire, transfer_tag
 from planner.events.event import Event, EventKind
 from planner.scenario.scenario import Scenario
 
@@ -51,7 +50,7 @@ class Interpreter:
         rows: EventRecorder,
         updates: PipelineUpdates | None,
         finished: Callable[[int, float], None],
-        group: RankGroup | None = None,
+        group: TensorGroup | None = None,
         begun: Callable[[StepProgram], None] = lambda step: None,
         ended: Callable[[int], None] = lambda step: None,
     ) -> None:

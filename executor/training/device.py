@@ -6,6 +6,7 @@ has to clear page by page: where several microbatches are in flight, in every st
 
 import ctypes
 import os
+from collections.abc import Sequence
 
 import torch
 
@@ -75,3 +76,27 @@ def keep_freed_memory() -> None:
     # Never, however much is free at the end of the heap. Blocks outside of it go when they are free: have fewer.
     tell(_TRIM_THRESHOLD, -1)
     tell(_MMAP_THRESHOLD, _LARGEST_BYTES)
+
+
+def to_payload(samples: torch.Tensor) -> torch.Tensor:
+    """Return the samples as a one-dimensional uint8 tensor on the CPU, which shares memory where it can."""
+    row = samples.contiguous().view(-1).view(torch.uint8)
+    if row.device.type != "cuda":
+        return row.cpu()
+    # Page-locked memory, which a GPU writes to directly and torch keeps for the next payload; the copy is waited for.
+    return torch.empty(row.numel(), dtype=torch.uint8, pin_memory=True).copy_(row)
+
+
+def from_payloads(
+    parts: Sequence[torch.Tensor], sizes: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return one tensor of the samples of consecutive payloads.
+
+    Args:
+        parts: In the order of the samples.
+        sizes: Shape of a sample.
+        dtype: Of its numbers.
+        device: Where the tensor is wanted.
+    """
+    row = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    return row.view(dtype).view(-1, *sizes).to(device)

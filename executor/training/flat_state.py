@@ -106,7 +106,7 @@ class LayerState:
         """Of the row."""
         parameters = [each for layer in self._layers for each in layer.parameters()]
         buffers = sum(each.nbytes for layer in self._layers for each in layer.buffers())
-        return sum(each.nbytes + self._rule.kept_bytes(each) for each in parameters) + buffers
+        return sum(each.nbytes + self._rule.state_bytes(each) for each in parameters) + buffers
 
     def pack(self) -> torch.Tensor:
         """Return a copy of the state."""
@@ -127,7 +127,7 @@ class LayerState:
         tensors: list[torch.Tensor] = []
         for layer in self._layers:
             for parameter in layer.parameters():
-                tensors += [parameter, *self._rule.kept(parameter)]
+                tensors += [parameter, *self._rule.state(parameter)]
             tensors += layer.buffers()
         return tensors
 

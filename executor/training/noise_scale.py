@@ -13,7 +13,7 @@ from executor.core.job import JobFolder
 from executor.core.step_program import DeviceProgram
 from executor.training.models.loading import LoadedModel
 from executor.training.real_compute import RealCompute
-from executor.training.tensor_parallel.layers import RankGroup
+from executor.training.tensor_parallel import TensorGroup
 from planner.cost.allreduce import GradientSync
 from planner.plan.actions import Kind
 from planner.plan.plan import Plan
@@ -85,7 +85,7 @@ class NoiseMeasuringCompute(RealCompute):
         training: Training,
         clock: RunClock,
         device: torch.device,
-        group: RankGroup | None,
+        group: TensorGroup | None,
     ) -> None:
         super().__init__(loaded, plan, program, training, clock, device, group)
         self._leads = group is None or group.leads

@@ -1,59 +1,60 @@
 """The optimizer's update of one rank's parameters: learning rate by the step, gradients clipped by the whole norm."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
 
-from executor.training.tensor_parallel.gradient_norm import squared_norm
+from executor.training.tensor_parallel import TensorGroup, parameter_parts
 from planner.scenario.scenario import Optimizer, Training
 
-# What torch's optimizers keep of a parameter: arrays of its shape, and a number of steps.
+# What torch's optimizers keep of a parameter: arrays of its shape, and step counters.
 _ARRAYS = {"sgd": (), "momentum": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}
-_COUNTS = {"sgd": (), "momentum": (), "adamw": ("step",)}
-_COUNT_BYTES = 4
+_COUNTERS = {"sgd": (), "momentum": (), "adamw": ("step",)}
+_COUNTER_BYTES = 4
 
-# As in torch.nn.utils.clip_grad_norm_: clipping stops short of dividing by zero.
+# As in torch.nn.utils.clip_grad_norm_: keeps clipping from dividing by zero.
 _SMALLEST_NORM = 1e-6
 
 
 class UpdateRule:
-    """The scenario's optimizer over parameters.
+    """The scenario's optimizer over some parameters.
 
     Args:
-        parameters: Of this rank.
-        training: Has the optimizer, its schedule, and the norm to clip to.
+        parameters: This rank's parameters.
+        training: The optimizer, its learning-rate schedule, and the norm to clip gradients to.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], training: Training) -> None:
         self._parameters = parameters
-        self._rule = training.optimizer
+        self._settings = training.optimizer
         self._clip_norm = training.clip_norm
         self._optimizer = _make_optimizer(training.optimizer, parameters)
 
     def adopt(self, other: "UpdateRule") -> None:
-        """Go on with what another rule of the same kind has kept of parameters that are this one's too."""
+        """Copy the optimizer state of the parameters that another rule of the same kind shares with this one."""
         known = other._optimizer.state
         self._optimizer.state.update({each: known[each] for each in self._parameters if each in known})
 
-    def kept_bytes(self, parameter: nn.Parameter) -> int:
-        """Return the bytes of what `kept` returns."""
-        return len(_ARRAYS[self._rule.name]) * parameter.nbytes + len(_COUNTS[self._rule.name]) * _COUNT_BYTES
+    def state_bytes(self, parameter: nn.Parameter) -> int:
+        """Return the bytes of the optimizer state of a parameter."""
+        name = self._settings.name
+        return len(_ARRAYS[name]) * parameter.nbytes + len(_COUNTERS[name]) * _COUNTER_BYTES
 
-    def kept(self, parameter: nn.Parameter) -> list[torch.Tensor]:
-        """Return what the optimizer keeps of a parameter, not copied; of one without an update yet it is zero."""
-        state = self._optimizer.state[parameter]
-        for name in _ARRAYS[self._rule.name]:
-            if name not in state:
-                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        for name in _COUNTS[self._rule.name]:
-            if name not in state:
-                state[name] = torch.zeros((), dtype=torch.float32)
-        return [state[name] for name in (*_ARRAYS[self._rule.name], *_COUNTS[self._rule.name])]
+    def state(self, parameter: nn.Parameter) -> list[torch.Tensor]:
+        """Return the optimizer state of a parameter, not copied; zeros before its first update."""
+        state, name = self._optimizer.state[parameter], self._settings.name
+        for array in _ARRAYS[name]:
+            if array not in state:
+                state[array] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        for counter in _COUNTERS[name]:
+            if counter not in state:
+                state[counter] = torch.zeros((), dtype=torch.float32)
+        return [state[each] for each in (*_ARRAYS[name], *_COUNTERS[name])]
 
     def clear_gradients(self) -> None:
-        """Let go of all gradients."""
+        """Drop all gradients."""
         self._optimizer.zero_grad(set_to_none=True)
 
     def squared_norm(self) -> float:
@@ -61,31 +62,52 @@ class UpdateRule:
         return squared_norm(self._gradients())
 
     def update(self, step: int, squared_norm: float | None) -> None:
-        """Update the parameters from their gradients, which are scaled first if the scenario clips them.
+        """Update the parameters from their gradients, which are first scaled if the scenario clips them.
 
         Args:
-            step: Counts from 0; the learning rate follows from it alone.
-            squared_norm: Of the gradients of all layers of the model; needed only for clipping.
+            step: Index of the step from 0, which determines the learning rate.
+            squared_norm: Squared norm of the gradients of all layers of the model; needed only for clipping.
         """
         if self._clip_norm is not None:
             assert squared_norm is not None, "clipping needs the norm over all stages"
-            self._scale_gradients(min(self._clip_norm / (math.sqrt(squared_norm) + _SMALLEST_NORM), 1.0))
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._rule.learning_rate * self._rule.schedule.factor(step)
-        self._optimizer.step()
-
-    def _scale_gradients(self, factor: float) -> None:
-        # A norm that is no number makes every gradient none, as in torch.
-        if factor != 1:
-            for gradient in self._gradients():
+            factor = min(self._clip_norm / (math.sqrt(squared_norm) + _SMALLEST_NORM), 1.0)
+            # A NaN norm makes every gradient NaN, as in torch.
+            for gradient in self._gradients() if factor != 1 else ():
                 gradient.mul_(factor)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._settings.learning_rate * self._settings.schedule.factor(step)
+        self._optimizer.step()
 
     def _gradients(self) -> list[torch.Tensor]:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
 
+def squared_norm(gradients: Sequence[torch.Tensor]) -> float:
+    """Return the squared Euclidean norm of gradients, practically the same for any grouping of layers into stages.
+
+    Squares and their sums are float64: another grouping changes the result by about 1e-16 of it, and the factor by
+    which float32 gradients are scaled, which is rounded to float32, almost never.
+    """
+    if not gradients:
+        return 0.0
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+    # Copies one number from the device instead of one for each parameter.
+    return float(torch.stack(norms).square().sum())
+
+
+def group_squared_norm(layers: Iterable[nn.Module], group: TensorGroup) -> float:
+    """Return the squared norm of the gradients of sharded layers: of all ranks' shards, and once of what is whole."""
+    whole: list[torch.Tensor] = []
+    shards: list[torch.Tensor] = []
+    for layer in layers:
+        for part in parameter_parts(layer):
+            if part.parameter.grad is not None:
+                (whole if part.dimension is None else shards).append(part.parameter.grad)
+    return group.sum_number(squared_norm(shards)) + squared_norm(whole)
+
+
 def _make_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    # torch refuses an empty list; a rank of layers without parameters still takes steps.
+    # torch refuses an empty list, and a rank whose layers have no parameters still takes steps.
     parameters = parameters or [nn.Parameter(torch.zeros(0))]
     if optimizer.name == "adamw":
         return torch.optim.AdamW(parameters, lr=optimizer.learning_rate, weight_decay=optimizer.weight_decay)

@@ -11,16 +11,14 @@ from torch import nn
 from executor.core.clock import RunClock
 from executor.core.step_program import DeviceProgram, Work
 from executor.training.compute import Performed
-from executor.training.device import CPU, seed_random, settle
+from executor.training.device import CPU, from_payloads, seed_random, settle, to_payload
 from executor.training.flat_state import FlatParameters, LayerState
 from executor.training.grad_buckets import GradBucketHooks
-from executor.training.models.data_order import DataOrder
 from executor.training.models.loading import LoadedModel, SampleShape
-from executor.training.models.protocols import TensorParallelModel
-from executor.training.optimizer import UpdateRule
+from executor.training.models.trainable import DataOrder, TensorParallelModel
+from executor.training.optimizer import UpdateRule, group_squared_norm
 from executor.training.stage_module import Loss, StageModule
-from executor.training.tensor_parallel.layers import RankGroup, cut_layer, squared_norm, whole_parameters
-from executor.training.tensors import from_payloads, to_payload
+from executor.training.tensor_parallel import TensorGroup, shard_layer, whole_parameters
 from planner.adapt.migration import LayerTransfer
 from planner.cost.allreduce import GradientSync
 from planner.cost.async_updates import samples_of_an_update
@@ -65,7 +63,7 @@ class RealCompute:
         training: Training,
         clock: RunClock,
         device: torch.device = CPU,
-        group: RankGroup | None = None,
+        group: TensorGroup | None = None,
     ) -> None:
         self._loaded = loaded
         self._training = training
@@ -132,7 +130,7 @@ class RealCompute:
         model = self._loaded.model
         assert isinstance(model, TensorParallelModel), "the launcher has checked this"
         for index, layer in layers.items():
-            cut_layer(layer, model.parallel_layout(index), self._group)
+            shard_layer(layer, model.parallel_layout(index), self._group)
 
     @property
     def layers(self) -> Mapping[int, nn.Module]:
@@ -255,7 +253,7 @@ class RealCompute:
             entering = from_payloads(payloads, shape.sizes, shape.dtype, CPU)
         else:
             entering = torch.empty(work.end - work.first, *shape.sizes, dtype=shape.dtype)
-        self._group.share(entering)
+        self._group.broadcast(entering)
         return entering.to(self._device)
 
     def _random_seed(self, work: Work) -> int:
@@ -279,7 +277,7 @@ class RealCompute:
     def squared_norm(self) -> float:
         """Return the squared Euclidean norm of this rank's gradients as they are now."""
         if self._group is not None:
-            return squared_norm(self._layers.values(), self._group)
+            return group_squared_norm(self._layers.values(), self._group)
         return self._rule.squared_norm()
 
     def finish_step(self, step: int, squared_norm: float | None) -> float | None:

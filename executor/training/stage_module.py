@@ -1,7 +1,7 @@
 """The layers of one stage: forward, and backward in one part or in two, of several microbatches at a time."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 
 from executor.training.grad_buckets import GradBucketHooks
 from executor.training.split_backward import WeightStore
-from executor.training.tensors import computing_in
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
 
@@ -76,7 +75,7 @@ class StageModule:
             inputs: Requiring a gradient if the stage before wants it. They are kept.
             loss: Of the model, on the last stage.
         """
-        with computing_in(self._precision, self._device):
+        with _computing_in(self._precision, self._device):
             if self._recompute:
                 # Inside the context, so that it computes in the same precision again.
                 outputs: torch.Tensor = checkpoint(self._run, inputs, loss, use_reentrant=False)
@@ -121,3 +120,16 @@ class StageModule:
             outputs: torch.Tensor = self._layers(inputs.clone() if self._copies_inputs else inputs)
             # What leaves a stage is float32, whatever is computed in.
             return outputs.float() if loss is None else loss(outputs).float()
+
+
+def _computing_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context for forward computations of layers and loss.
+
+    Args:
+        precision: One of `planner.scenario.scenario.ELEMENT_BYTES`.
+        device: Where they are computed.
+    """
+    if precision == "fp32":
+        return nullcontext()
+    assert precision == "bf16-mixed", precision
+    return torch.autocast(device.type, torch.bfloat16)

@@ -13,11 +13,10 @@ import torch.distributed as dist
 
 from executor.core.clock import RunClock
 from executor.core.failures import blaming
-from executor.transport.connection import Connection, EmulatedPath, Message
+from executor.transport.connection import Connection, EmulatedPath, Message, RecvHandle
 from executor.transport.link_shaper import LinkShaper
-from executor.transport.receive import RecvHandle
 from executor.transport.rendezvous import ProcessGroups
-from executor.transport.tags import NO_MESSAGE
+from executor.transport.wire_format import NO_MESSAGE
 from planner.scenario.cluster import Cluster
 
 # A smaller message is not worth a second round of headers.

@@ -1,25 +1,68 @@
-"""TUN devices: network interfaces whose packets a process reads and writes.
+"""Network namespaces and TUN devices of Linux.
 
-The constants are those of the kernel's if_tun.h, sockios.h and if.h.
+As a program, ``python -m executor.wan.linux run PARENT_PID COMMAND...`` runs a command in a network namespace of its
+own, and ``python -m executor.wan.linux probe`` prints what this machine lacks for the test bed. Both need a process
+with a single thread, as the kernel demands of a process that makes a user namespace: this module imports nothing that
+starts threads. Constants are those of the kernel's sched.h, if_tun.h, sockios.h and if.h.
 """
 
 import ctypes
 import fcntl
+import json
 import os
 import socket
 import struct
 import sys
 from pathlib import Path
 
+from executor.core.subprocesses import die_with_parent
+from executor.wan.tcp_settings import HOST_TCP, read_tcp
+
+TUN_FILE = Path("/dev/net/tun")
+
+# The MTU of Ethernet.
+MTU_BYTES = 1500
+
+# Every packet read or written starts with a struct virtio_net_hdr of this size.
+HEADER_BYTES = 10
+
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 
+_TUNSETIFF = 0x400454CA
+_TUNSETOFFLOAD = 0x400454D0
+_TUNSETVNETHDRSZ = 0x400454D8
+_IFF_TUN = 0x0001
+_IFF_NO_PI = 0x1000
+_IFF_VNET_HDR = 0x4000
+_TUN_F_CSUM = 0x01
+_TUN_F_TSO4 = 0x02
+_TUN_F_TSO6 = 0x04
+
+_SIOCGIFFLAGS = 0x8913
+_SIOCSIFFLAGS = 0x8914
+_SIOCSIFADDR = 0x8916
+_SIOCSIFNETMASK = 0x891C
+_SIOCSIFMTU = 0x8922
+_IFF_UP = 0x1
+
+# struct ifreq: an interface name, then the argument of the request.
+_NAME_BYTES = 16
+_REQUEST_BYTES = 40
+
+# Settings that can forbid user namespaces to ordinary users: sysctl, the forbidding value, and an allowing one.
+_SYSCTLS = (
+    ("kernel/unprivileged_userns_clone", "0", "1"),
+    ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),
+    ("user/max_user_namespaces", "0", "10000"),
+)
+
 
 def isolate() -> None:
-    """Move this process into a network namespace of its own in which it may do everything.
+    """Move this process into a new network namespace in which it may do everything.
 
-    A process that may not do this as it is does it in a new user namespace, where it is root and its files stay
-    its user's. The process must have a single thread: load nothing that starts one before.
+    A process without the privilege for this also makes a user namespace, in which it is root and its files stay its
+    user's. It must have a single thread.
 
     Raises:
         OSError: The kernel forbids it.
@@ -29,7 +72,7 @@ def isolate() -> None:
     except PermissionError:
         user, group = os.getuid(), os.getgid()
         _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
-        # Without this the kernel lets nobody map a group.
+        # Groups can be mapped only after this.
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {user} 1")
         Path("/proc/self/gid_map").write_text(f"0 {group} 1")
@@ -45,7 +88,7 @@ def enter_network(path: str) -> None:
     """Move this thread, and all that it starts from now on, into the network namespace at ``path``.
 
     Raises:
-        OSError: There is none, or this process may not enter it.
+        OSError: There is no such namespace, or this process may not enter it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -69,49 +112,22 @@ def _check(result: int, call: str) -> None:
         raise OSError(number, f"{call}: {os.strerror(number)}")
 
 
-TUN_FILE = Path("/dev/net/tun")
-
-# What an Ethernet of the internet carries.
-MTU_BYTES = 1500
-
-# Every packet read or written starts with a struct virtio_net_hdr of this size.
-HEADER_BYTES = 10
-
-_TUNSETIFF = 0x400454CA
-_TUNSETOFFLOAD = 0x400454D0
-_TUNSETVNETHDRSZ = 0x400454D8
-_IFF_TUN = 0x0001
-_IFF_NO_PI = 0x1000
-_IFF_VNET_HDR = 0x4000
-_TUN_F_CSUM = 0x01
-_TUN_F_TSO4 = 0x02
-_TUN_F_TSO6 = 0x04
-
-_SIOCGIFFLAGS = 0x8913
-_SIOCSIFFLAGS = 0x8914
-_SIOCSIFADDR = 0x8916
-_SIOCSIFNETMASK = 0x891C
-_SIOCSIFMTU = 0x8922
-_IFF_UP = 0x1
-
-# struct ifreq: a name, then what the call is about.
-_NAME_BYTES = 16
-_REQUEST_BYTES = 40
-
-
 def open_tun(name: str, address: str, netmask: str) -> int:
-    """Make a TUN device in this thread's network namespace and set it up; return its file descriptor, non-blocking.
+    """Make a TUN device in this thread's network namespace and configure it.
 
-    The device goes when the descriptor is closed. TCP hands over up to 64 KiB as one packet, which whoever reads it
-    takes for the segments that it stands for: this is what makes an interpreted relay fast enough.
+    The device disappears when its descriptor is closed. TCP writes up to 64 KiB as one packet, which its reader counts
+    as the segments that it stands for: this makes a relay in Python fast enough.
 
     Args:
-        name: Of the interface.
-        address: IPv4.
-        netmask: Of the network that is reached through it.
+        name: Name of the interface.
+        address: IPv4 address of the interface.
+        netmask: Mask of the network that is reached through it.
+
+    Returns:
+        A non-blocking file descriptor.
 
     Raises:
-        OSError: The device file is not there or not accessible, or the kernel refuses.
+        OSError: The device file is missing or not accessible, or the kernel refuses.
     """
     descriptor = os.open(TUN_FILE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -120,8 +136,8 @@ def open_tun(name: str, address: str, netmask: str) -> int:
         fcntl.ioctl(descriptor, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4 | _TUN_F_TSO6)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
             fcntl.ioctl(control, _SIOCSIFMTU, _request(name, struct.pack("i", MTU_BYTES)))
-            fcntl.ioctl(control, _SIOCSIFADDR, _request(name, _internet_address(address)))
-            fcntl.ioctl(control, _SIOCSIFNETMASK, _request(name, _internet_address(netmask)))
+            fcntl.ioctl(control, _SIOCSIFADDR, _request(name, _socket_address(address)))
+            fcntl.ioctl(control, _SIOCSIFNETMASK, _request(name, _socket_address(netmask)))
             _switch_on(control, name)
     except BaseException:
         os.close(descriptor)
@@ -148,6 +164,53 @@ def _request(name: str, argument: bytes) -> bytes:
     return struct.pack(f"{_NAME_BYTES}s", name.encode()) + argument.ljust(_REQUEST_BYTES - _NAME_BYTES, b"\0")
 
 
-def _internet_address(address: str) -> bytes:
+def _socket_address(address: str) -> bytes:
     """A struct sockaddr_in without a port."""
     return struct.pack("HH4s", socket.AF_INET, 0, socket.inet_aton(address))
+
+
+def run_isolated(parent: str, *command: str) -> None:
+    """Isolate this process and replace it by ``command``, whose environment has this network's TCP settings."""
+    os.environ[HOST_TCP] = json.dumps(read_tcp())
+    isolate()
+    # The kernel may forget this when the namespace changes; it outlives exec.
+    die_with_parent(int(parent))
+    switch_on_loopback()
+    os.execv(command[0], command)
+
+
+def find_missing() -> str | None:
+    """Try what the test bed needs; return what the kernel or its configuration denies, or None if nothing."""
+    try:
+        isolate()
+        switch_on_loopback()
+    except OSError as error:
+        return f"the kernel refuses a user and network namespace ({error.strerror}); {_remedy()}"
+    try:
+        open_tun("tun0", "10.99.0.1", "255.255.0.0")
+        namespace = enter_new_network()
+        open_tun("tun0", "10.99.0.2", "255.255.0.0")
+    except FileNotFoundError:
+        return f"{TUN_FILE} is missing: load the kernel module 'tun', or pass the device file into the container"
+    except OSError as error:
+        return f"no TUN device can be made through {TUN_FILE}: {error.strerror}"
+    try:
+        enter_network(f"/proc/{os.getpid()}/fd/{namespace}")
+    except OSError as error:
+        return f"the kernel does not allow entering an existing network namespace ({error.strerror})"
+    return None
+
+
+def _remedy() -> str:
+    for name, forbidding, allowing in _SYSCTLS:
+        path = Path("/proc/sys") / name
+        if path.exists() and path.read_text().strip() == forbidding:
+            return f"set {name.replace('/', '.')} to {allowing}"
+    return "a container has to allow it, for example by its seccomp profile"
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "run":
+        run_isolated(*sys.argv[2:])
+    else:
+        print(find_missing() or "")

@@ -49,7 +49,7 @@ def missing() -> str | None:
     """Return what this machine lacks for the test bed, in one sentence; None if it lacks nothing."""
     if sys.platform != "linux":
         return f"links are emulated below TCP by namespaces and TUN devices of Linux, and this is {sys.platform}"
-    probe = [sys.executable, "-m", "executor.wan.probe"]
+    probe = [sys.executable, "-m", "executor.wan.linux", "probe"]
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(probe, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -37,7 +37,7 @@ def deploy(
     submit: Annotated[bool, typer.Option("--submit", help="Start it, instead of only showing what would.")] = False,
 ) -> None:
     """Bring a plan to its hosts. Example: ropebridge deploy my.yaml --plan p --target ssh --hosts h.yaml -o job-1."""
-    from executor.deploy.bundle import HostedRun
+    from executor.deploy.deployment import HostedRun
     from experiments.runs.scenario import choose_plan, choose_scenario
     from experiments.verbs.hosts import DeployConfig
     from experiments.verbs.hosts import deploy as verb

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from executor.profiling.background_load import LoadConfig, background_load
-from executor.profiling.flops import count_work
-from executor.profiling.model_profile import LayerCosts, ModelCosts, profile_model, profiling_steps
+from executor.profiling.model_profile import LayerCosts, ModelCosts, count_work, profile_model, profiling_steps
 from executor.training.device import CPU, keep_freed_memory, threads_of_a_rank
 from executor.training.models.loading import LoadedModel, load_with_sizes
 from experiments.profiles.model_file import ModelLayers, add_to_model_file, refuse_another_model

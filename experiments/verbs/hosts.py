@@ -12,11 +12,9 @@ from executor.backend import TorchBackend
 from executor.control.member import run_member
 from executor.core.hosts import Hosts
 from executor.core.job import RunConfig, rank_devices
-from executor.deploy.bundle import Bundle, HostedRun, read_bundle
-from executor.deploy.deployment import Deployment, read_deployment
+from executor.deploy.deployment import Bundle, Deployment, HostedRun, read_bundle, read_deployment
 from executor.deploy.hosts_file import HostsFile, hosts_of, read_hosts_file
-from executor.deploy.target import Target, exports
-from executor.deploy.targets import TARGETS
+from executor.deploy.target import Target, exports, find_target
 from executor.recovery.checkpoints import CheckpointConfig
 from executor.validate import check_spread, check_supported
 from experiments.runs.carry_out import carry_out, present
@@ -65,7 +63,7 @@ def deploy(scenario: Scenario, plan: Plan, orders: DeployConfig, output: Path, s
         InputError: The job cannot run on these hosts, or the target lacks something.
         RunError: What carries it out failed; the folder stays, to see why.
     """
-    target = find_by_name(orders.target, TARGETS, "target", where="--target")
+    target = find_target(orders.target)
     name = output.resolve().name
     if not _NAME.fullmatch(name):
         raise InputError(
@@ -156,7 +154,7 @@ def stop(folder: Path) -> str:
 
 def _submitted(folder: Path) -> tuple[Deployment, Target]:
     deployment = read_deployment(folder)
-    return deployment, TARGETS[deployment.target]
+    return deployment, find_target(deployment.target)
 
 
 def _able(part: Part | None, target: Target) -> Part:

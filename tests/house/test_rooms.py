@@ -47,7 +47,6 @@ ROOMS = [
     "executor/wan",
     "executor/transport",
     "executor/training/models",
-    "executor/training/tensor_parallel",
     "executor/training",
     "executor/recovery",
     "executor/runtime",

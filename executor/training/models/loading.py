@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from executor.training.models.data_order import DataOrder
-from executor.training.models.protocols import MEMBERS, FiniteModel, TrainableModel, check_members
+from executor.training.models.trainable import MEMBERS, DataOrder, FiniteModel, TrainableModel, check_members
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.systems.user_code import load_function

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import torch
 
-from executor.profiling.layer_times import measure_layers
-from executor.profiling.worker import REPEATS
+from executor.profiling.layer_times import REPEATS, measure_layers
 from executor.training.models.loading import load_with_sizes
 from experiments.benches.execution.equal_training import WAYS, TrainingCase, check_training
 from experiments.benches.result import Check, Row

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from executor.training.models.data_order import DataOrder
 from executor.training.models.loading import load_model
+from executor.training.models.trainable import DataOrder
 from planner.scenario.scenario import Scenario
 
 

@@ -114,7 +114,7 @@ def profile_of(code: ModelCode, times: Mapping[str, TimeTable]) -> ModelProfile:
 def measured_profile(scenario: Scenario, plan: Plan) -> ModelProfile:
     """Return the scenario's model with the times that the plan's ranks measure, all at once, on this machine."""
     with prepared_job(scenario, plan, RunConfig("real", 1, "none", adapts=False)) as job:
-        run_job(job, plan.devices, module="executor.profiling.worker")
+        run_job(job, plan.devices, module="executor.profiling.layer_times")
         layers = list(scenario.model.layers)
         for rank, device in enumerate(plan.devices):
             kind = scenario.cluster.by_name[device].kind

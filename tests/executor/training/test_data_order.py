@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor.training.models.data_order import DataOrder, permutation
 from executor.training.models.loading import load_model, load_with_sizes
+from executor.training.models.trainable import DataOrder, permutation
 from planner.scenario.scenario import ModelCode
 from traces.common.errors import InputError
 

@@ -13,8 +13,8 @@ from executor.core.clock import RunClock
 from executor.core.step_program import compile_plan
 from executor.training.flat_state import FlatParameters
 from executor.training.models.loading import load_with_sizes
+from executor.training.optimizer import squared_norm
 from executor.training.real_compute import RealCompute
-from executor.training.tensor_parallel.gradient_norm import squared_norm
 from tests.helpers.processes.training import GPT, placed_plan, train_in_one_process, training_scenario
 
 

@@ -15,9 +15,9 @@ from torch import nn
 
 from executor.backend import TorchBackend
 from executor.training.models.loading import check_model, load_with_sizes
+from executor.training.parallel_layout import check_layouts
 from executor.training.split_backward import splittable
-from executor.training.tensor_parallel.layers import CutLinear, cut_layer, parts
-from executor.training.tensor_parallel.layout import check_layouts
+from executor.training.tensor_parallel import ShardedLinear, parameter_parts, shard_layer
 from executor.validate import check_supported
 from planner.adapt.observation import Observation
 from planner.files.plan import write_plan
@@ -300,8 +300,8 @@ class Halves:
 def test_shards_are_small_plain_parameters_under_the_names_of_the_whole_layer() -> None:
     whole, *halves = (load_with_sizes(GPT, seed=0).model for _ in range(3))
     for place, half in enumerate(halves):
-        cut_layer(half.layers[1], half.parallel_layout(1), Halves(place))
-    held = [{part.name: part for part in parts(half.layers[1])} for half in halves]
+        shard_layer(half.layers[1], half.parallel_layout(1), Halves(place))
+    held = [{part.name: part for part in parameter_parts(half.layers[1])} for half in halves]
     for name, parameter in whole.layers[1].named_parameters():
         found = [each[name] for each in held]
         assert all(type(part.parameter) is nn.Parameter for part in found)
@@ -311,7 +311,7 @@ def test_shards_are_small_plain_parameters_under_the_names_of_the_whole_layer() 
         else:
             assert torch.equal(torch.cat([part.parameter for part in found], dimension), parameter)
             assert found[0].parameter.untyped_storage().nbytes() == parameter.nbytes // 2
-    cut = [module for module in halves[0].layers[1].modules() if isinstance(module, CutLinear)]
+    cut = [module for module in halves[0].layers[1].modules() if isinstance(module, ShardedLinear)]
     # So a backward can be split here too.
     assert [splittable(module.shard) is not None for module in cut] == [True] * 4
     assert [len(each) for each in held] == [len(list(whole.layers[1].parameters()))] * 2

@@ -20,10 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.backend import TorchBackend, choose_emulator
-from executor.wan.emulated_link import EmulatedLink, queue_bytes
-from executor.wan.in_transit import InTransitQueue, Route
-from executor.wan.packet import count_segments, frames_bytes, without_segments
-from executor.wan.rate_curve import RateCurve
+from executor.wan.emulated_link import EmulatedLink, RateCurve, queue_bytes
+from executor.wan.packets import InTransitQueue, Route, count_segments, frames_bytes, without_segments
 from executor.wan.testbed import missing
 from planner.adapt.observation import Observation
 from planner.cost.network import PAYLOAD_BYTES

@@ -55,7 +55,7 @@ settings = Path("/proc/sys/net/ipv4")
 (settings / "tcp_wmem").write_text("4096 20000 3000000")
 (settings / "tcp_congestion_control").write_text("reno")
 python, parent, program = sys.executable, *sys.argv[1:]
-os.execv(python, [python, "-m", "executor.wan.isolated", parent, python, "-c", program])
+os.execv(python, [python, "-m", "executor.wan.linux", "run", parent, python, "-c", program])
 """
 
 COPY = """
@@ -74,7 +74,7 @@ def test_a_new_network_gets_the_settings_of_the_one_that_was_left() -> None:
     if lack is not None:
         pytest.skip(lack)
     me = str(os.getpid())
-    command = [sys.executable, "-m", "executor.wan.isolated", me, sys.executable, "-c", DIFFERENT, me, COPY]
+    command = [sys.executable, "-m", "executor.wan.linux", "run", me, sys.executable, "-c", DIFFERENT, me, COPY]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -97,7 +97,11 @@ def test_secrets_are_written_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({"hosts": {"north-worker": HOSTS["hosts"]["north-worker"]}}, [], "nothing is said of host 'south-worker'"),
+        (
+            {"hosts": {"north-worker": HOSTS["hosts"]["north-worker"]}},
+            [],
+            "host 'south-worker', which has the device south-worker, is not",
+        ),
         ({"hosts": {}}, [], "there is no host"),
         ({"head": "nort-worker"}, [], "did you mean 'north-worker'"),
         ({"prot": 3}, [], "did you mean 'port'"),

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from executor.profiling.background_load import LoadConfig, background_load
-from executor.profiling.flops import count_work
 from executor.profiling.layer_memory import activation_bytes, stage_peak_bytes
 from executor.profiling.layer_times import measure_layers
+from executor.profiling.model_profile import count_work
 from executor.training.models.loading import LayerSize, LoadedModel, SampleShape, load_with_sizes
 from planner.files.importers.transformer import TransformerShape
 from planner.files.scenario import read_scenario

@@ -102,7 +102,8 @@ class EmulatedHosts:
             [
                 sys.executable,
                 "-m",
-                "executor.wan.isolated",
+                "executor.wan.linux",
+                "run",
                 str(os.getpid()),
                 sys.executable,
                 __file__,

@@ -17,7 +17,7 @@ def run_isolated(program: Path, folder: Path, scenario: Scenario, orders: object
     """Return what a program prints, as JSON; its arguments are the job's folder and ``orders``."""
     JobFolder(folder).write(scenario, chain_plan(scenario), RunConfig("paced", 1, "relay", False))
     create_origin(JobFolder(folder).origin)
-    isolated = [sys.executable, "-m", "executor.wan.isolated", str(os.getpid()), sys.executable]
+    isolated = [sys.executable, "-m", "executor.wan.linux", "run", str(os.getpid()), sys.executable]
     done = subprocess.run(
         [*isolated, str(program), str(folder), json.dumps(orders)],
         capture_output=True,

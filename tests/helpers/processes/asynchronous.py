@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from executor.training.models.loading import load_model
-from executor.training.models.protocols import TrainableModel
+from executor.training.models.trainable import TrainableModel
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from tests.helpers.processes.training import batch

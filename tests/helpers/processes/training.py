@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from executor.training.models.loading import load_model, load_with_sizes
-from executor.training.models.protocols import TrainableModel
+from executor.training.models.trainable import TrainableModel
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device, Link

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 from torch.autograd.graph import Node
 
-from executor.training.models.data_order import DataOrder
 from executor.training.models.loading import LoadedModel, load_model, load_with_sizes, user_code
-from executor.training.models.protocols import TensorParallelModel
-from executor.training.tensor_parallel.layers import COLUMN, ROW, cut_layer, parts
+from executor.training.models.trainable import DataOrder, TensorParallelModel
+from executor.training.tensor_parallel import COLUMN, ROW, parameter_parts, shard_layer
 from planner.plan.plan import Plan
 from planner.scenario.scenario import ModelCode, Scenario
 from traces.common.errors import InputError
@@ -94,7 +93,7 @@ def check_layouts(scenario: Scenario, plan: Plan) -> None:
                 layout = dict(model.parallel_layout(index))
             _check_names(model.layers[index], layout, degree, where)
             group = TracingGroup(degree)
-            cut_layer(model.layers[index], layout, group)
+            shard_layer(model.layers[index], layout, group)
             entering = _check_forward(model.layers[index], index, loaded, code, seed, degree)
             _check_gradients(model.layers[index], group, entering, where)
             _check_size(model.layers[index], index, scenario, degree, where)
@@ -169,7 +168,7 @@ def _check_forward(
 def _check_gradients(layer: nn.Module, group: TracingGroup, inputs: torch.Tensor, where: str) -> None:
     """What is whole and is used between a column and a row gets the gradient of one part, and nobody sums those."""
     whole: dict[torch.Tensor, str] = {
-        part.parameter: f"parameter '{part.name}'" for part in parts(layer) if part.dimension is None
+        part.parameter: f"parameter '{part.name}'" for part in parameter_parts(layer) if part.dimension is None
     }
     whole[inputs] = "input"
     for leaf in group.gets_one_part():

@@ -1,0 +1,259 @@
+"""Linear layers sharded over the devices of a tensor-parallel group, in pairs as in Megatron-LM (arXiv 1909.08053).
+
+The outputs of the first layer of a pair are sharded (``column``), and so are the inputs of the second (``row``), whose
+outputs the group sums; what lies between works on a shard. A shard is an ordinary layer with ordinary parameters:
+splitting a backward, updating parameters and summing gradients need not know of it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from executor.core.failures import blaming
+from planner.plan.plan import Plan
+
+COLUMN, ROW = "column", "row"
+
+
+class Group(Protocol):
+    """The devices that compute a layer together, as one of them sees them."""
+
+    def shard(self, whole: torch.Tensor, dimension: int) -> torch.Tensor:
+        """Return this device's part of a tensor that all devices hold, split along a dimension."""
+
+    def enter(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the inputs, which all devices hold; in backward, the sum of the devices' gradients."""
+
+    def total(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return the sum of all devices' outputs; in backward, its gradient."""
+
+
+class TensorGroup:
+    """A tensor-parallel group of ranks, as one of its ranks sees it; all ranks call the same methods in the same order.
+
+    Its messages stay inside a host. Their time is part of a shard's profiled layer times, and they are not logged.
+
+    Args:
+        group: The process group of exactly these ranks, used for nothing else.
+        devices: Names of the group's devices in rank order; the first one leads.
+        device: Name of this rank's device.
+
+    Attributes:
+        leads: Whether this rank sends and receives for the others.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, devices: Sequence[str], device: str) -> None:
+        self._group = group
+        self._degree = len(devices)
+        self._index = devices.index(device)
+        self.leads = device == devices[0]
+        self._peers = ", ".join(name for name in devices if name != device)
+
+    def shard(self, whole: torch.Tensor, dimension: int) -> torch.Tensor:
+        """Return this rank's part of a tensor that all ranks hold, split along a dimension."""
+        # Every rank has built the model from the same seed, so that nothing needs to be sent.
+        return whole.chunk(self._degree, dimension)[self._index]
+
+    def enter(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the inputs, which all ranks hold; in backward, the sum of the ranks' gradients."""
+        entered: torch.Tensor = _SumGradients.apply(inputs, self)  # type: ignore[no-untyped-call]
+        return entered
+
+    def total(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return the sum of all ranks' outputs; in backward, its gradient."""
+        summed: torch.Tensor = _SumOutputs.apply(outputs, self)  # type: ignore[no-untyped-call]
+        return summed
+
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum of all ranks' values, leaving this rank's as they are."""
+        total = values.detach().clone(memory_format=torch.contiguous_format)
+        with blaming(self._peers):
+            dist.all_reduce(total, group=self._group)
+        return total
+
+    def gather(self, shard: torch.Tensor, dimension: int) -> torch.Tensor:
+        """Return the whole tensor of the ranks' shards, on the CPU."""
+        own = shard.detach().cpu().contiguous()
+        shards = [torch.empty_like(own) for _ in range(self._degree)]
+        with blaming(self._peers):
+            dist.all_gather(shards, own, group=self._group)
+        return torch.cat(shards, dimension)
+
+    def broadcast(self, values: torch.Tensor) -> None:
+        """Overwrite every rank's values, which are on the CPU, with the leader's."""
+        with blaming(self._peers):
+            dist.broadcast(values, group=self._group, group_src=0)
+
+    def broadcast_number(self, number: int) -> int:
+        """Return the leader's number."""
+        values = torch.tensor([number])
+        self.broadcast(values)
+        return int(values)
+
+    def sum_number(self, number: float) -> float:
+        """Return the sum of every rank's ``number``."""
+        return float(self.all_reduce(torch.tensor([number], dtype=torch.float64)))
+
+
+def form_group(plan: Plan, device: str, timeout: timedelta) -> TensorGroup | None:
+    """Form all tensor-parallel groups of a plan; every rank must call this.
+
+    Args:
+        plan: The plan, whose devices are in rank order.
+        device: Name of this rank's device.
+        timeout: How long a rank waits for another one of its group.
+
+    Returns:
+        This rank's group, or None if it is in none.
+    """
+    own = None
+    replicas = (replica for each in plan.pipelines for stage in each.stages for replica in stage.replicas)
+    for devices in dict.fromkeys(replica.devices for replica in replicas if replica.partners):
+        ranks = [plan.devices.index(name) for name in devices]
+        formed = dist.new_group(ranks, timeout=timeout, backend="gloo")
+        if device in devices:
+            assert formed is not None
+            own = TensorGroup(formed, devices, device)
+    return own
+
+
+class _SumGradients(torch.autograd.Function):
+    """The operator f of Megatron-LM: the identity in forward, an all-reduce in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+        ctx.group = group
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.group.all_reduce(gradients[0]), None
+
+
+class _SumOutputs(torch.autograd.Function):
+    """The operator g of Megatron-LM: an all-reduce in forward, the identity in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+        return group.all_reduce(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
+class ShardedLinear(nn.Module):
+    """One device's shard of a linear layer.
+
+    Attributes:
+        shard: The layer that this device computes.
+        dimensions: The dimension along which each sharded parameter of the whole layer is split, by its name.
+    """
+
+    dimensions: ClassVar[Mapping[str, int]]
+
+    def __init__(self, shard: nn.Linear, group: Group) -> None:
+        super().__init__()
+        self.shard = shard
+        self._group = group
+
+
+class ColumnLinear(ShardedLinear):
+    """Computes some of the outputs from all inputs."""
+
+    dimensions: ClassVar[Mapping[str, int]] = {"weight": 0, "bias": 0}
+
+    def __init__(self, whole: nn.Linear, group: Group) -> None:
+        bias = None if whole.bias is None else _shard(whole.bias, 0, group)
+        super().__init__(_linear(_shard(whole.weight, 0, group), bias), group)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Turn all inputs, ... x I, into this shard's outputs, ... x O/degree."""
+        outputs: torch.Tensor = self.shard(self._group.enter(inputs))
+        return outputs
+
+
+class RowLinear(ShardedLinear):
+    """Computes all outputs from some of the inputs; the bias is added once, after the sum."""
+
+    dimensions: ClassVar[Mapping[str, int]] = {"weight": 1}
+
+    def __init__(self, whole: nn.Linear, group: Group) -> None:
+        super().__init__(_linear(_shard(whole.weight, 1, group), None), group)
+        self.bias = whole.bias
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Turn this shard's inputs, ... x I/degree, into all outputs, ... x O."""
+        outputs = self._group.total(self.shard(inputs))
+        return outputs if self.bias is None else outputs + self.bias.to(outputs.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterPart:
+    """The part of a parameter that one device holds.
+
+    Attributes:
+        name: Name of the parameter in the whole layer.
+        parameter: This device's parameter.
+        dimension: The dimension along which it is sharded; None if the device holds all of it.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    dimension: int | None
+
+
+def shard_layer(layer: nn.Module, layout: Mapping[str, str], group: Group) -> None:
+    """Replace linear submodules of a layer by this device's shards.
+
+    Args:
+        layer: A layer of the model, which is changed.
+        layout: How each submodule is sharded, `COLUMN` or `ROW`, by its name.
+        group: The devices that compute the layer.
+    """
+    for name, split in layout.items():
+        whole = layer.get_submodule(name)
+        assert isinstance(whole, nn.Linear), "the layout was checked"
+        parent, _, own = name.rpartition(".")
+        setattr(layer.get_submodule(parent), own, (ColumnLinear if split == COLUMN else RowLinear)(whole, group))
+
+
+def parameter_parts(layer: nn.Module) -> Iterator[ParameterPart]:
+    """Yield what one device holds of a layer's parameters, whether the layer is sharded or not."""
+    sharded = {name: module for name, module in layer.named_modules() if isinstance(module, ShardedLinear)}
+    for name, parameter in layer.named_parameters():
+        path, _, own = name.rpartition(".")
+        parent, _, last = path.rpartition(".")
+        if last == "shard" and parent in sharded:
+            yield ParameterPart(f"{parent}.{own}", parameter, sharded[parent].dimensions[own])
+        else:
+            yield ParameterPart(name, parameter, None)
+
+
+def whole_parameters(layer: nn.Module, group: TensorGroup | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the name and the value of each parameter of the whole layer; of a sharded layer, on all ranks together."""
+    for part in parameter_parts(layer):
+        if part.dimension is None:
+            yield part.name, part.parameter.detach()
+        else:
+            assert group is not None, "only a group shards layers"
+            yield part.name, group.gather(part.parameter, part.dimension)
+
+
+def _shard(whole: torch.Tensor, dimension: int, group: Group) -> nn.Parameter:
+    # A view would keep the whole tensor alive.
+    return nn.Parameter(group.shard(whole.detach(), dimension).clone(), requires_grad=whole.requires_grad)
+
+
+def _linear(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:
+    outputs, inputs = weight.shape
+    made = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+    made.weight = weight
+    if bias is not None:
+        made.bias = bias
+    return made

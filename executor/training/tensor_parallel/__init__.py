@@ -1,1 +1,0 @@
-"""Layers that are cut over the devices of a tensor-parallel group."""
