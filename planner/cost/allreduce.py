@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from planner.cost.collectives import Exchange, all_reduce
+from planner.cost.network import ConstantRatePath
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 
@@ -90,6 +91,21 @@ def _buckets(run: Sequence[int], scenario: Scenario, bucket_bytes: int) -> list[
         buckets[0].insert(0, layer)
         room_bytes -= scenario.model.layers[layer].parameter_bytes
     return buckets
+
+
+def ring_s(paths: Iterable[ConstantRatePath], size_bytes: float, holders: int) -> float:
+    """Return how long a ring all-reduce takes, seconds.
+
+    In each of 2 (n - 1) rounds every one of the n holders sends an n-th of the bytes to the next one (Patarasuk and
+    Yuan, 2009), and the slowest hop sets the pace.
+
+    Args:
+        paths: Paths of the hops, at least one; hops over equal paths may be given once.
+        size_bytes: Bytes that each device holds.
+        holders: Number of devices in the ring; one device has nothing to wait for.
+    """
+    part_bytes = size_bytes / holders
+    return 2 * (holders - 1) * max(path.latency_s + path.transmission_s(part_bytes) for path in paths)
 
 
 def holders(pipelines: Iterable[Pipeline], layer: int) -> Iterator[tuple[int, int, Stage, Replica]]:

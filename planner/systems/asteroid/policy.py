@@ -13,6 +13,7 @@ from planner.adapt.migration import Migration, migration_between
 from planner.adapt.observation import Observation
 from planner.cost.in_flight import fitting_depths
 from planner.cost.infeasible import no_split_fits
+from planner.cost.layers import mean_compute_s
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.round_latency import round_latency_s, round_steps
@@ -88,7 +89,7 @@ def _without(
             valid="layers move between stages of one pipeline: at least one of its devices is left",
         )
     samples = max(pipeline.microbatches)
-    until_s = _work_until_s(scenario, samples)
+    until_s = mean_compute_s(scenario, samples).tolist()
     capacities = [_capacity(stage, scenario, samples) for stage in stages]
     wanted = [way(stages, until_s, capacities) for way in ways]
     fitted = [_fitted(stages, ends, scenario, pipeline.microbatches) for ends in wanted]
@@ -102,13 +103,6 @@ def _without(
 
 def _nearest(until_s: Sequence[float], wanted_s: float, first: int, last: int) -> int:
     return min(range(first, last + 1), key=lambda layer: abs(until_s[layer] - wanted_s))
-
-
-def _work_until_s(scenario: Scenario, samples: int) -> list[float]:
-    kinds = [device.kind for device in scenario.cluster.devices]
-    layers = range(len(scenario.model.layers))
-    each_s = (sum(scenario.model.times(j, j + 1, kind, samples).total_s for kind in kinds) / len(kinds) for j in layers)
-    return list(accumulate(each_s, initial=0.0))
 
 
 def _capacity(stage: Stage, scenario: Scenario, samples: int) -> float:

@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.layers import layer_table
 from planner.cost.memory import resident_bytes, saved_activation_bytes
 from planner.cost.network import nominal_path
 from planner.plan.plan import Replica, Stage
@@ -171,15 +172,8 @@ class StageCosts:
 
     def _seconds_until(self, kind: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Forward and backward of all layers before each, [samples + 1, layers + 1] each."""
-        model = self._scenario.model
-        shape = (self._samples + 1, len(model.layers) + 1)
-        forward_s, backward_s = np.zeros(shape), np.zeros(shape)
-        for layer in range(len(model.layers)):
-            for samples in range(1, self._samples + 1):
-                times = model.times(layer, layer + 1, kind, samples)
-                forward_s[samples, layer + 1] = times.forward_s
-                backward_s[samples, layer + 1] = times.backward_s
-        return forward_s.cumsum(axis=1), backward_s.cumsum(axis=1)
+        tables = [layer_table(self._scenario, kind, samples) for samples in range(self._samples + 1)]
+        return np.array([table.forward_s for table in tables]), np.array([table.backward_s for table in tables])
 
 
 def levelled(scenario: Scenario, devices: Sequence[Device] = ()) -> Scenario:

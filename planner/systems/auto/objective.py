@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from planner.cost.allreduce import GradientSync, gradient_syncs
+from planner.cost.allreduce import gradient_syncs, ring_s
 from planner.cost.network import nominal_path
 from planner.plan.equivalence import representatives
 from planner.plan.plan import Plan
@@ -96,20 +96,11 @@ def _sums_s(plan: Plan, scenario: Scenario) -> float:
     """Seconds of the sums of the device that has most of them; each device does one after the other."""
     busy_s = dict.fromkeys(plan.devices, 0.0)
     for sync in gradient_syncs(plan, scenario):
-        time_s = _ring_s(sync, plan, scenario)
+        paths = {nominal_path(scenario, *hop, plan.connections) for hop in _hops(sync.devices, scenario)}
+        time_s = ring_s(paths, sync.elements * scenario.training.element_bytes, len(sync.devices))
         for device in sync.devices:
             busy_s[device] += time_s
     return max(busy_s.values())
-
-
-def _ring_s(sync: GradientSync, plan: Plan, scenario: Scenario) -> float:
-    part_bytes = sync.elements * scenario.training.element_bytes / len(sync.devices)
-    hops = _hops(sync.devices, scenario)
-    slowest_s = max(
-        path.latency_s + path.transmission_s(part_bytes)
-        for path in {nominal_path(scenario, *hop, plan.connections) for hop in hops}
-    )
-    return 2 * (len(sync.devices) - 1) * slowest_s
 
 
 def _hops(devices: Sequence[str], scenario: Scenario) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from math import ceil, inf
 
+from planner.cost.layers import mean_compute_s
 from planner.cost.network import nominal_path
 from planner.plan.microbatches import even_microbatches
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
@@ -54,10 +55,7 @@ def _never_growing(stages: list[Stage]) -> tuple[Stage, ...]:
 def _split(scenario: Scenario, samples: int) -> list[tuple[int, int, int]]:
     """Stages as (first layer, end layer, devices), in order."""
     model, cluster = scenario.model, scenario.cluster
-    kinds = [device.kind for device in cluster.devices]
-    layers = range(len(model.layers))
-    mean_s = [sum(model.times(j, j + 1, kind, samples).total_s for kind in kinds) / len(kinds) for j in layers]
-    time_until_s = [0.0, *accumulate(mean_s)]
+    time_until_s: list[float] = mean_compute_s(scenario, samples).tolist()
     bytes_until = [0, *accumulate(layer.parameter_bytes for layer in model.layers)]
     paths = [nominal_path(scenario, a.name, b.name) for a, b in pairwise(cluster.devices)]
     bytes_per_s = min((path.rate_bps for path in paths), default=inf) / 8
@@ -80,4 +78,4 @@ def _split(scenario: Scenario, samples: int) -> list[tuple[int, int, int]]:
                     choice = (slowest_s, (*before, (cut, end, width)))
         return choice
 
-    return list(best(len(model.layers), len(kinds))[1])
+    return list(best(len(model.layers), len(cluster.devices))[1])

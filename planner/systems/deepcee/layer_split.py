@@ -25,8 +25,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.layers import LayerTable, layer_table
 from planner.cost.link_sharing import crossing_flows, ring_flows, seconds_per_byte
-from planner.cost.memory import state_bytes
 from planner.cost.network import nominal_path
 from planner.plan.plan import Replica, Stage
 from planner.scenario.profile import ModelProfile
@@ -195,7 +195,7 @@ def _compute_s(stage: Stage, samples: int, scenario: Scenario) -> Floats:
     slowest_s = np.zeros(_shape(scenario))
     for replica, (first, end) in zip(stage.replicas, stage.intervals(samples), strict=True):
         kind = scenario.cluster.by_name[replica.device].kind
-        until_s = _time_until_s(scenario.model, kind, end - first)
+        until_s = layer_table(scenario, kind, end - first).compute_s
         slowest_s = np.maximum(slowest_s, until_s[None, :] - until_s[:, None])
     slowest_s += 2 * scenario.effects.compute.launch_overhead_s
     return np.where(_is_range(scenario), slowest_s, np.inf)
@@ -207,22 +207,20 @@ def _sync_s(stage: Stage, scenario: Scenario) -> Floats:
     if not flows:
         return np.zeros(_shape(scenario))
     latency_s = 2 * (len(flows) - 1) * max(nominal_path(scenario, *pair).latency_s for pair in flows)
-    until = _bytes_until(scenario.model)[0]
+    until = _table(stage, scenario).parameter_bytes
     return np.asarray(seconds_per_byte(flows, scenario) * (until[None, :] - until[:, None]) + latency_s, np.float64)
 
 
 def _room(stage: Stage, microbatches: Sequence[int], scenario: Scenario) -> Ints:
-    parameters, activations = _bytes_until(scenario.model)
-    states = state_bytes(scenario, 0, len(scenario.model.layers)) / max(1.0, parameters[-1])
-    effects = scenario.effects.memory
+    table, effects = _table(stage, scenario), scenario.effects.memory
     room = np.full(_shape(scenario), len(microbatches), np.int64)
     for replica, samples in zip(stage.replicas, stage.most_samples(microbatches), strict=True):
         free = np.full(
             room.shape, scenario.cluster.by_name[replica.device].memory_bytes - effects.framework_bytes, float
         )
-        free -= states * (parameters[None, :] - parameters[:, None])
+        free -= table.state_bytes[None, :] - table.state_bytes[:, None]
         free -= np.ceil(effects.workspace_share * samples * _largest_activations(scenario.model))
-        each = samples * (activations[None, :] - activations[:, None])
+        each = samples * (table.activation_bytes[None, :] - table.activation_bytes[:, None])
         fits = np.where(each > 0, free // np.maximum(each, 1.0), len(microbatches))
         room = np.minimum(room, np.where(free >= 0, fits, 0).astype(np.int64))
     return np.where(_is_range(scenario), room, 0)
@@ -236,18 +234,9 @@ def _is_range(scenario: Scenario) -> NDArray[np.bool_]:
     return np.triu(np.ones(_shape(scenario), np.bool_), 1)
 
 
-@lru_cache(maxsize=1024)
-def _time_until_s(model: ModelProfile, kind: str, samples: int) -> Floats:
-    each_s = [model.times(index, index + 1, kind, samples).total_s for index in range(len(model.layers))]
-    return np.concatenate(([0.0], np.cumsum(each_s)))
-
-
-@lru_cache(maxsize=64)
-def _bytes_until(model: ModelProfile) -> tuple[Floats, Floats]:
-    """Bytes of parameters, and of activations of a sample, of the layers before each one."""
-    parameters = [layer.parameter_bytes for layer in model.layers]
-    activations = [layer.activation_bytes for layer in model.layers]
-    return np.cumsum([0.0, *parameters]), np.cumsum([0.0, *activations])
+def _table(stage: Stage, scenario: Scenario) -> LayerTable:
+    """The bytes of layers, which are the same on every device."""
+    return layer_table(scenario, scenario.cluster.by_name[stage.replicas[0].device].kind, 1)
 
 
 @lru_cache(maxsize=64)

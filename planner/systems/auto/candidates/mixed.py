@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import inf
 
+from planner.cost.allreduce import ring_s
 from planner.cost.network import nominal_path
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.device_classes import DeviceClass
@@ -184,5 +185,4 @@ def _sum_over_blocks_s(templates: Sequence[PipelineTemplate], scenario: Scenario
         for template in templates
         for stage in template.stages
     )
-    crossing_s = max(path.latency_s + path.transmission_s(max(1.0, largest / holders)) for path in paths)
-    return max(slowest_s, 2 * (holders - 1) * crossing_s)
+    return max(slowest_s, ring_s(paths, max(holders, largest), holders))

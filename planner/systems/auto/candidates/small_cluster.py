@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.allreduce import ring_s
 from planner.cost.network import nominal_path
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
@@ -171,10 +172,10 @@ def _blocks(chains: Mapping[int, Chains], samples: int, most: int) -> dict[int, 
 
 def _sum_between_s(ones: Sequence[Device], others: Sequence[Device], scenario: Scenario) -> float:
     """Seconds of the sums between two chains, as if each had a stage for every device."""
-    size_bytes = scenario.model.parameter_bytes(0, len(scenario.model.layers)) / min(len(ones), len(others)) / 2
+    size_bytes = scenario.model.parameter_bytes(0, len(scenario.model.layers)) / min(len(ones), len(others))
     ends = [(a.name, b.name) for a in ones for b in others]
     paths = {nominal_path(scenario, *hop) for one, other in ends for hop in ((one, other), (other, one))}
-    return 2 * max(path.latency_s + path.transmission_s(size_bytes) for path in paths)
+    return ring_s(paths, size_bytes, 2)
 
 
 def _plan(

@@ -6,7 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.cost.memory import state_bytes
+from planner.cost.allreduce import ring_s
+from planner.cost.layers import layer_table, running_sums
 from planner.cost.network import ConstantRatePath, nominal_path
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.chain_split import Floats, Options
@@ -194,12 +195,9 @@ def lower_bounds_s(
     return bottleneck_s, float(alone_s.sum())
 
 
-def ring_s(scenario: Scenario, device_class: DeviceClass, size_bytes: float, holders: int) -> float:
-    """Return how long a ring of so many devices like a pool's takes to sum so many bytes of gradients, seconds."""
-    if holders < 2:
-        return 0.0
-    path, part = _ring_path(scenario, device_class), size_bytes / holders
-    return 2 * (holders - 1) * (path.latency_s + (path.transmission_s(part) if part else 0.0))
+def class_ring_s(scenario: Scenario, device_class: DeviceClass, size_bytes: float, holders: int) -> float:
+    """Return how long a ring of devices of a class takes to sum gradients of ``size_bytes``, seconds."""
+    return ring_s([_ring_path(scenario, device_class)], size_bytes, holders) if holders > 1 else 0.0
 
 
 @lru_cache(maxsize=4096)
@@ -212,7 +210,7 @@ def _sums_s(scenario: Scenario, device_class: DeviceClass, degree: int, holders:
     """Seconds of the sum of all layers before one, as if the whole model were summed at once, [layers + 1]."""
     size_bytes = layer_costs(scenario, device_class, degree, 1, False).parameter_bytes
     whole_bytes = float(size_bytes[-1])
-    return np.asarray(size_bytes * (ring_s(scenario, device_class, whole_bytes, holders) / max(whole_bytes, 1.0)))
+    return np.asarray(size_bytes * (class_ring_s(scenario, device_class, whole_bytes, holders) / max(whole_bytes, 1.0)))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -252,27 +250,16 @@ def layer_costs(
     scenario: Scenario, device_class: DeviceClass, degree: int, samples: int, recompute: bool
 ) -> LayerCosts:
     """Return what all layers before one cost on a device of a pool with so many samples of a microbatch."""
+    table = layer_table(scenario, device_class.kind, samples, degree, recompute=recompute)
     model, effects = scenario.model.at_degree(degree), scenario.effects
-    layers = range(len(model.layers))
-    times = [model.times(layer, layer + 1, device_class.kind, samples) for layer in layers]
-    states = [state_bytes(scenario, layer, layer + 1, degree) for layer in layers]
-    parameters = [layer.parameter_bytes for layer in model.layers]
-    activations = [samples * layer.activation_bytes for layer in model.layers]
+    states, activations = table.state_bytes, samples * table.activation_bytes
     capacity = device_class.memory_bytes - effects.memory.framework_bytes
-    capacity -= round(effects.memory.workspace_share * max(activations))
-    launches_s = 3 * effects.compute.launch_overhead_s
-    seconds = [each.total_s + (each.forward_s if recompute else 0.0) + launches_s / len(layers) for each in times]
+    capacity -= round(effects.memory.workspace_share * max(samples * layer.activation_bytes for layer in model.layers))
+    seconds = table.layer_s + 3 * effects.compute.launch_overhead_s / len(model.layers)
     if recompute:
         # All activations of one microbatch are there while its backward runs; of the others, the stage's input.
-        states = [state + activation for state, activation in zip(states, activations, strict=True)]
-        activations = [0] * len(layers)
+        states, activations = states + activations, np.zeros(len(activations))
         capacity -= (
             MOST_STAGES_OF_CLASS * samples * max(layer.output_bytes for layer in model.layers[:-1] or model.layers)
         )
-    return LayerCosts(
-        _until(seconds), _until(states), _until(activations), _until(parameters), float(capacity), np.array(seconds)
-    )
-
-
-def _until(values: Sequence[float]) -> Floats:
-    return np.concatenate(([0.0], np.cumsum(np.array(values, np.float64))))
+    return LayerCosts(running_sums(seconds), states, activations, table.parameter_bytes, float(capacity), seconds)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.cost.memory import state_bytes
+from planner.cost.allreduce import ring_s
+from planner.cost.layers import layer_table, running_sums
 from planner.cost.network import ConstantRatePath, nominal_path
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
@@ -49,16 +50,17 @@ def groups_of(devices: Sequence[Device], scenario: Scenario, microbatch: int) ->
         for number, device in enumerate(devices):
             if device in members:
                 share = samples[group, number] = shares[device.name]
-                compute_s[group, number, 1:] = _compute_s(scenario, device.kind, share)
+                compute_s[group, number] = _compute_s(scenario, device.kind, share)
     effects = scenario.effects.memory
     largest = max(layer.activation_bytes for layer in scenario.model.layers)
     workspace = effects.framework_bytes + round(effects.workspace_share * microbatch * largest)
     busy_s, way_s = _crossings(devices, scenario, microbatch)
+    table = layer_table(scenario, devices[0].kind, microbatch)
     return Groups(
         compute_s,
         samples,
-        _until([state_bytes(scenario, layer, layer + 1) for layer in layers]),
-        _until([layer.activation_bytes for layer in scenario.model.layers]),
+        table.state_bytes,
+        table.activation_bytes,
         np.array([device.memory_bytes - workspace for device in devices], np.float64),
         busy_s,
         way_s,
@@ -68,16 +70,12 @@ def groups_of(devices: Sequence[Device], scenario: Scenario, microbatch: int) ->
 
 
 def _compute_s(scenario: Scenario, kind: str, samples: int) -> Floats:
-    layers = range(len(scenario.model.layers))
+    layers = len(scenario.model.layers)
     if not samples:
         # Without work a device has no place in a group.
-        return _NEVER_S * np.arange(1.0, len(layers) + 1)
-    launches_s = 3 * scenario.effects.compute.launch_overhead_s / len(layers)
-    return np.cumsum([scenario.model.times(at, at + 1, kind, samples).total_s + launches_s for at in layers])
-
-
-def _until(values: Sequence[float]) -> Floats:
-    return np.concatenate(([0.0], np.cumsum(np.array(values, np.float64))))
+        return _NEVER_S * np.arange(layers + 1.0)
+    launches_s = 3 * scenario.effects.compute.launch_overhead_s / layers
+    return running_sums(layer_table(scenario, kind, samples).layer_s + launches_s)
 
 
 def _crossings(devices: Sequence[Device], scenario: Scenario, microbatch: int) -> tuple[Floats, Floats]:
@@ -113,10 +111,9 @@ def _sum_s(members: Sequence[Device], scenario: Scenario) -> float:
     count = len(members)
     if count < 2:
         return 0.0
-    part = scenario.model.parameter_bytes(0, len(scenario.model.layers)) / count
     names = [device.name for device in members]
     paths = [nominal_path(scenario, one, other) for one, other in zip(names, [*names[1:], names[0]], strict=True)]
-    return 2 * (count - 1) * max(path.latency_s + path.transmission_s(part) for path in paths)
+    return ring_s(paths, scenario.model.parameter_bytes(0, len(scenario.model.layers)), count)
 
 
 def bounds_of(groups: Groups) -> Floats:

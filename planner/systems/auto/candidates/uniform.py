@@ -16,7 +16,7 @@ import numpy as np
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.chain_split import Chain, best_chain
 from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
-from planner.systems.auto.candidates.stage_options import lower_bounds_s, option_costs, ring_s, stage_options
+from planner.systems.auto.candidates.stage_options import class_ring_s, lower_bounds_s, option_costs, stage_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,4 +225,6 @@ def _serial_s(slowest_s: float, microbatches: int) -> float:
 def sum_of_gradients_s(stage: TemplateStage, scenario: Scenario, holders: int) -> float:
     """Return how long a ring takes to sum the gradients of a stage over so many devices like its own, seconds."""
     model = scenario.model.at_degree(stage.degree)
-    return ring_s(scenario, stage.device_class, model.parameter_bytes(stage.first_layer, stage.end_layer), holders)
+    return class_ring_s(
+        scenario, stage.device_class, model.parameter_bytes(stage.first_layer, stage.end_layer), holders
+    )

@@ -1,0 +1,88 @@
+"""What the layers of a model cost on one device: running sums, of which two give the cost of a range of layers."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.memory import state_bytes
+from planner.scenario.scenario import Scenario
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LayerTable:
+    """Costs of layers on one device; entry i of an array of shape [layers + 1] covers layers 0 to i - 1.
+
+    Attributes:
+        layer_s: Forward and backward of one microbatch through each layer by itself, seconds, [layers].
+        compute_s: Running sum of `layer_s`, seconds.
+        forward_s: Forward of one microbatch, seconds.
+        backward_s: Backward of one microbatch, weight gradients included, seconds.
+        parameter_bytes: Parameters.
+        state_bytes: Parameters, gradients and optimizer state.
+        activation_bytes: Activations that one sample keeps until its backward.
+    """
+
+    layer_s: Floats
+    compute_s: Floats
+    forward_s: Floats
+    backward_s: Floats
+    parameter_bytes: Floats
+    state_bytes: Floats
+    activation_bytes: Floats
+
+
+@lru_cache(maxsize=4096)
+def layer_table(scenario: Scenario, kind: str, samples: int, degree: int = 1, *, recompute: bool = False) -> LayerTable:
+    """Return the costs of the model's layers.
+
+    Args:
+        scenario: Gives the model and the optimizer.
+        kind: Device kind.
+        samples: Samples of a microbatch on the device.
+        degree: Number of devices that share each layer by tensor parallelism.
+        recompute: Whether a backward begins with another forward.
+
+    Raises:
+        InputError: The profile has no times for the kind, or none for the degree.
+    """
+    model = scenario.model.at_degree(degree)
+    layers = range(len(model.layers))
+    times = [model.times(layer, layer + 1, kind, samples) for layer in layers]
+    layer_s = np.array([each.total_s + (each.forward_s if recompute else 0.0) for each in times])
+    return LayerTable(
+        layer_s,
+        running_sums(layer_s),
+        running_sums(each.forward_s for each in times),
+        running_sums(each.backward_s for each in times),
+        *_layer_bytes(scenario, degree),
+    )
+
+
+@lru_cache(maxsize=256)
+def _layer_bytes(scenario: Scenario, degree: int) -> tuple[Floats, Floats, Floats]:
+    layers = scenario.model.at_degree(degree).layers
+    return (
+        running_sums(layer.parameter_bytes for layer in layers),
+        running_sums(state_bytes(scenario, layer, layer + 1, degree) for layer in range(len(layers))),
+        running_sums(layer.activation_bytes for layer in layers),
+    )
+
+
+def mean_compute_s(scenario: Scenario, samples: int) -> Floats:
+    """Return the running sum of layers' forward and backward, averaged over the cluster's devices, [layers + 1]."""
+    kinds = [device.kind for device in scenario.cluster.devices]
+    layers = range(len(scenario.model.layers))
+    return running_sums(
+        sum(scenario.model.times(layer, layer + 1, kind, samples).total_s for kind in kinds) / len(kinds)
+        for layer in layers
+    )
+
+
+def running_sums(values: Iterable[float]) -> Floats:
+    """Return 0 and the sums of the first one, two and more values, [values + 1]."""
+    return np.concatenate(([0.0], np.cumsum(np.fromiter(values, np.float64))))
