@@ -166,9 +166,8 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run a plan for real, a process per device. Example: ropebridge run two-regions --compute paced --emulate-wan."""
-    from executor.backend import TorchBackend
     from executor.core.job import EmulatorChoice
-    from experiments.runs.carry_out import carry_out, present
+    from experiments.runs.carry_out import carry_out, present, real_backend
     from experiments.runs.live import watching
     from experiments.runs.scenario import Ordering, choose_plan, choose_scenario
     from experiments.verbs.resume import checkpoint_orders, resumed_plan
@@ -179,25 +178,20 @@ def run(
     if emulator is not None:
         chosen = emulator.value
 
-    def backend(folder: Path | None) -> TorchBackend:
-        parameters = folder / "parameters.safetensors" if folder is not None else None
-        return TorchBackend(
-            compute.value,
-            emulator=chosen,
-            parameters=parameters,
-            resources=folder,
-            backup_every=backup_every,
-            checkpoints=checkpoints,
-            watch=watch,
-            tell=tell,
-        )
-
     ordering = Ordering(schedule, dynamic, orders)
     if had is not None and plan is None and strategy is None:
         planned = resumed_plan(had, described, ordering)
     else:
         planned = choose_plan(described, plan, strategy, ordering)
     with watching(live=live, tensorboard=tensorboard, prometheus=prometheus, tell=tell) as watch:
+        backend = real_backend(
+            compute.value,
+            emulator=chosen,
+            backup_every=backup_every,
+            checkpoints=checkpoints,
+            watch=watch,
+            tell=tell,
+        )
         record = carry_out(described, planned, policy, steps, output, backend)
     say(present(record, as_json))
 

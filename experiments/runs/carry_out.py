@@ -6,15 +6,19 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.runs.folder import new_folder, summarise, write_record
+from planner.adapt.policy import Policy
 from planner.plan.plan import Plan
 from planner.runs.record import Backend, RunRecord
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_policy
 from traces.common.errors import InputError
 from traces.common.units import parse_duration_s
+
+if TYPE_CHECKING:
+    from executor.core.job import ComputeMode
 
 # Of a run that is not told how far to go.
 DEFAULT_STEPS = 20
@@ -23,7 +27,7 @@ DEFAULT_STEPS = 20
 def carry_out(
     scenario: Scenario,
     plan: Plan,
-    policy: str,
+    policy: str | Policy | None,
     steps: int,
     output: Path | None,
     make_backend: Callable[[Path | None], Backend],
@@ -33,17 +37,34 @@ def carry_out(
     Args:
         scenario: What is trained, and where.
         plan: Of the first step.
-        policy: Name of a policy.
+        policy: An adaptation policy or its name; None keeps the plan.
         steps: Training steps.
         output: The run folder, or None.
         make_backend: Makes the backend, given the folder that is being filled.
     """
-    chosen_policy = make_policy(policy, scenario)
+    chosen_policy = make_policy(policy, scenario) if isinstance(policy, str) else policy
     with new_folder(output) if output is not None else nullcontext() as folder:
         record = make_backend(folder).run(scenario, plan, chosen_policy, steps)
         if folder is not None:
             write_record(record, folder)
     return record
+
+
+def real_backend(compute: "ComputeMode", **options: Any) -> Callable[[Path | None], Backend]:
+    """Return what makes the backend of a real run, given the run folder: trained parameters go there if there is one.
+
+    Args:
+        compute: ``real`` or ``paced``.
+        options: Further arguments of `executor.backend.TorchBackend`.
+    """
+    # Here and not above: simulations do without torch.
+    from executor.backend import TorchBackend
+
+    def make(folder: Path | None) -> Backend:
+        parameters = folder / "parameters.safetensors" if folder is not None else None
+        return TorchBackend(compute, parameters=parameters, resources=folder, **options)
+
+    return make
 
 
 def bounded(steps: int | None, duration: str | None) -> tuple[int, float]:

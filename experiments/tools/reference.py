@@ -14,6 +14,7 @@ from traces.common.atomic import write_text_atomically
 
 # What people who write strategies, policies or tools import; everything else is a detail of ours.
 PUBLIC = (
+    "ropebridge/__init__.py",
     "traces/trace.py",
     "planner/scenario/scenario.py",
     "planner/scenario/cluster.py",
@@ -66,7 +67,7 @@ def _python() -> str:
     parts = ["# Python\n\nMade by `make reference` from docstrings: what strategies, policies and tools build on.\n"]
     for path in PUBLIC:
         tree = ast.parse((_ROOT / path).read_text())
-        module = path.removesuffix(".py").replace("/", ".")
+        module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         parts.append(f"\n## {module}\n\n{_docstring(tree)}\n")
         for node in tree.body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):

@@ -15,13 +15,14 @@ from traces.common.errors import InputError
 
 def compare(folders: Sequence[Path], as_json: bool) -> str:
     """Return a table of the runs in ``folders``: a row per run."""
-    rows = compare_summaries([(str(folder), summarise(read_record(folder))) for folder in folders])
+    rows = compare_records(list(map(read_record, folders)), list(map(str, folders)))
     return json.dumps(rows) if as_json else _table(rows)
 
 
-def compare_summaries(summaries: Sequence[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return a row for each named summary; ratios are against the first."""
-    first = summaries[0][1]
+def compare_records(records: Sequence[RunRecord], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row for each run, named by ``names``; ratios are against the first run."""
+    summaries = list(map(summarise, records))
+    first = summaries[0]
     return [
         {
             "run": name,
@@ -36,7 +37,7 @@ def compare_summaries(summaries: Sequence[tuple[str, dict[str, Any]]]) -> list[d
             "bubble_ratio": summary["bubble_ratio"],
             "wan_bytes": summary["wan_bytes"],
         }
-        for name, summary in summaries
+        for name, summary in zip(names, summaries, strict=True)
     ]
 
 
@@ -76,12 +77,21 @@ def report(folders: Sequence[Path], outputs: Sequence[Path]) -> str:
         _report_sweep(folders, targets)
     else:
         runs = [run for folder in folders for run in _runs(folder)]
-        records, names = [read_record(run) for run in runs], names_of(runs)
-        for target in targets:
-            check_place(target)
-        for target in targets:
-            _WRITERS[target.suffix](records, names, target)
+        report_records(list(map(read_record, runs)), names_of(runs), targets)
     return "\n".join(map(str, targets))
+
+
+def report_records(records: Sequence[RunRecord], names: Sequence[str], targets: Sequence[Path]) -> None:
+    """Write runs into each of ``targets``, of the kind that its suffix says.
+
+    Raises:
+        InputError: A target is of no known kind, or cannot be written; then nothing is written.
+    """
+    for target in targets:
+        _check_kind(target)
+        check_place(target)
+    for target in targets:
+        _WRITERS[target.suffix](records, names, target)
 
 
 def _report_sweep(folders: Sequence[Path], targets: Sequence[Path]) -> None:
@@ -101,12 +111,14 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     """Return a different name for each run: its folder's, with the folder around it where that is not unique."""
     short = [folder.resolve().name for folder in folders]
     long = ["/".join(folder.resolve().parts[-2:]) for folder in folders]
-    count, counted = Counter(short), Counter(long)
-    names = [own if count[own] == 1 else more for own, more in zip(short, long, strict=True)]
-    return [
-        name if counted[more] == 1 else f"{name} ({number})"
-        for number, (name, more) in enumerate(zip(names, long, strict=True), start=1)
-    ]
+    count = Counter(short)
+    return numbered([own if count[own] == 1 else more for own, more in zip(short, long, strict=True)])
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """Return the names, each one that occurs more than once with its place among all: ``real (2)``."""
+    count = Counter(names)
+    return [name if count[name] == 1 else f"{name} ({number})" for number, name in enumerate(names, start=1)]
 
 
 def _write_sweep(points: SweptPoints, path: Path) -> None:

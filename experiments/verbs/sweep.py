@@ -41,6 +41,19 @@ def sweep(
         InputError: The sweep is wrong, or the folder holds something else.
         RunError: Not one point went well.
     """
+    result = carry_out(path, folder, engine, jobs, failed_again, tell)
+    return json.dumps(_summary(result)) if as_json else _describe(result)
+
+
+def carry_out(
+    path: Path,
+    folder: Path | None,
+    engine: str,
+    jobs: int | None,
+    failed_again: bool,
+    tell: Callable[[str], None],
+) -> Result:
+    """Carry out the sweep in a file, or what is left of it; see `sweep`."""
     chosen = read_sweep(path)
     points = points_of(chosen)
     _refuse_hopeless(chosen, points)
@@ -54,7 +67,7 @@ def sweep(
         raise
     if result.failed == result.points:
         raise RunError(f"none of {result.points} points could be carried out; the first: {result.first_error}")
-    return json.dumps(_summary(result)) if as_json else _describe(result)
+    return result
 
 
 def _refuse_hopeless(sweep: Sweep, points: Sequence[Point]) -> None:

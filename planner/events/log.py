@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.events.event import Event, EventKind
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +79,13 @@ class EventLog(Sequence[Event]):
     def texts(self, field: str) -> NDArray[np.str_]:
         """Return a column of texts as texts."""
         return np.array(self.names)[self.columns[field]] if self.names else np.empty(0, np.str_)
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the events as a pandas table: a row per event, a column per field."""
+        # Here and not above: pandas takes longer to load than the planner.
+        import pandas as pd
+
+        return pd.DataFrame({name: self.texts(name) if name in TEXTS else self.columns[name] for name in FIELDS})
 
     def is_a(self, *kinds: EventKind) -> NDArray[np.bool_]:
         """Return which rows are of one of these kinds, [events]."""

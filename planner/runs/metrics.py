@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,9 @@ from planner.events.log import EventLog, as_log
 from planner.runs.plan_intervals import PlanInterval, plan_spells
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,31 @@ def measure(record: RunRecord) -> Metrics:
         wan_bytes=wan_bytes(log, record.scenario.cluster),
         cost_usd=_cost_usd(log, record.scenario.cluster, device_s),
         staleness=float(stale.mean()) if len(stale) else 0.0,
+    )
+
+
+def step_metrics(record: RunRecord) -> "pd.DataFrame":
+    """Return the metrics of each step of a run; `planner.runs.record.RunRecord.metrics` lists the columns."""
+    # Here and not above: pandas takes longer to load than the planner.
+    import pandas as pd
+
+    log = as_log(record.events)
+    work = log.is_a(EventKind.COMPUTE, EventKind.SYNC)
+    steps = np.unique(log.columns["step"][work])
+    ends_s = np.array(step_ends_s(log))
+    step_s = np.diff(ends_s, prepend=log.columns["start_s"][work].min())
+    changes: dict[int, list[str]] = {}
+    for decision in record.decisions:
+        changes.setdefault(decision.first_step, []).append(decision.change)
+    return pd.DataFrame(
+        {
+            "end_s": ends_s,
+            "step_s": step_s,
+            "samples_per_s": record.plan.global_batch / step_s,
+            "loss": record.losses or np.nan,
+            "decision": ["; ".join(changes.get(step, ())) for step in steps.tolist()],
+        },
+        index=pd.Index(steps, name="step"),
     )
 
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from planner.adapt.policy import Decision, Policy
 from planner.events.event import Event
 from planner.plan.plan import Plan
 from planner.runs.gradient_noise import GradientNorms
 from planner.scenario.scenario import Scenario
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,25 @@ class RunRecord:
     losses: tuple[float, ...] = ()
     gradient_norms: tuple[GradientNorms, ...] = ()
     network: RealNetwork | None = None
+
+    @property
+    def metrics(self) -> "pd.DataFrame":
+        """The metrics of each step: a row per step, indexed by ``step``.
+
+        Columns: ``end_s``, seconds from the start of the run; ``step_s``, seconds since the step before ended;
+        ``samples_per_s``; ``loss``, NaN where nothing was trained; and ``decision``, the change of the plan that the
+        policy made for this step, empty if it made none. `planner.runs.metrics.measure` sums the run up.
+        """
+        from planner.runs.metrics import step_metrics
+
+        return step_metrics(self)
+
+    @property
+    def event_frame(self) -> "pd.DataFrame":
+        """The events as a table: a row per event in order of time, a column per field of `Event`."""
+        from planner.events.log import as_log
+
+        return as_log(self.events).frame()
 
 
 class Backend(Protocol):

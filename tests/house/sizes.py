@@ -5,7 +5,7 @@ from statistics import median
 
 ROOT = Path(__file__).parents[2]
 
-for folder in ("traces", "planner", "sim", "executor", "experiments", "tests"):
+for folder in ("traces", "planner", "sim", "executor", "experiments", "ropebridge", "tests"):
     lines = {path: len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py")}
     longest = max(lines, key=lambda path: lines[path])
     print(

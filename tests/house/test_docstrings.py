@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("traces", "planner", "sim", "executor", "experiments")
+PACKAGES = ("traces", "planner", "sim", "executor", "experiments", "ropebridge")
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 # Endings of a name that say its unit.

@@ -18,6 +18,7 @@ BELOW = {
     "sim": {"planner", "traces"},
     "executor": {"planner", "traces"},
     "experiments": {"sim", "executor", "planner", "traces"},
+    "ropebridge": {"experiments", "sim", "executor", "planner", "traces"},
 }
 TORCH_FREE = ("traces", "planner", "sim")
 HEAVY = {"torch", "matplotlib", "bokeh"}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("traces", "planner", "sim", "executor", "experiments")
+PACKAGES = ("traces", "planner", "sim", "executor", "experiments", "ropebridge")
 MOST_ENTRIES = 12
 
 # Every room, lowest first. A module imports from its own room and from those before it.
@@ -79,6 +79,7 @@ ROOMS = [
     "experiments/cli",
     "experiments",
     "experiments/tools",
+    "ropebridge",
 ]
 
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]

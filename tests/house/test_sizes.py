@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("traces", "planner", "sim", "executor", "experiments", "tests")
+FOLDERS = ("traces", "planner", "sim", "executor", "experiments", "ropebridge", "tests")
 MOST_LINES = 500
 
 # A longer file says why in a comment among its first lines: ``# size: <reason>``.

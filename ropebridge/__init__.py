@@ -1,0 +1,378 @@
+"""The verbs of the command `ropebridge` as functions, for scripts and notebooks.
+
+Every function takes a scenario as an object, as the path of a file or a run folder, or by the name of a ready one
+(``"two-regions"``), and a plan as an object, as the path of a ``.json`` file or by the name of the strategy that makes
+it. ``import ropebridge`` is quick: what a function needs is loaded when it is called.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from planner.adapt.policy import Policy
+    from planner.explain.explanation import Explanation
+    from planner.plan.plan import Plan
+    from planner.runs.record import RunRecord
+    from planner.scenario.scenario import Scenario
+    from traces.common.errors import RopebridgeError
+    from traces.trace import LinkTrace
+
+__all__ = [
+    "LinkTrace",
+    "Plan",
+    "RopebridgeError",
+    "RunRecord",
+    "Scenario",
+    "compare",
+    "explain",
+    "make_plan",
+    "make_policy",
+    "read_plan",
+    "read_run",
+    "read_scenario",
+    "read_trace",
+    "report",
+    "run",
+    "simulate",
+    "sweep",
+    "write_plan",
+]
+
+_CLASSES = {
+    "LinkTrace": "traces.trace",
+    "Plan": "planner.plan.plan",
+    "RopebridgeError": "traces.common.errors",
+    "RunRecord": "planner.runs.record",
+    "Scenario": "planner.scenario.scenario",
+}
+
+AnyPath = str | PathLike[str]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a class when it is first asked for."""
+    if name not in _CLASSES:
+        raise AttributeError(f"module 'ropebridge' has no attribute '{name}'; it has {', '.join(__all__)}")
+    return getattr(import_module(_CLASSES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, for completion."""
+    return __all__
+
+
+def read_scenario(name: AnyPath, *, network: Literal["ideal", "tcp", "tcp-wide-area"] | None = None) -> "Scenario":
+    """Return the scenario in a YAML file or a run folder, or the ready one of that name.
+
+    Args:
+        name: A path or a ready scenario's name.
+        network: What TCP does to transfers in a simulation, in place of what the scenario says of its network:
+            nothing, what hosts do as they come, or what hosts do that are set for wide-area links, as those that
+            `run` emulates are.
+
+    Raises:
+        RopebridgeError: There is no such scenario, or it is wrong; the message says where and what would be valid.
+
+    >>> scenario = rb.read_scenario("two-regions")
+    >>> [device.name for device in scenario.cluster.devices]
+    ['west-gpu', 'east-gpu']
+    """
+    from dataclasses import replace
+
+    from experiments.runs.scenario import choose_scenario
+    from planner.files.effects import BASES
+    from traces.common.names import find_by_name
+
+    scenario = choose_scenario(fspath(name))
+    if network is None:
+        return scenario
+    effects = replace(scenario.effects, network=find_by_name(network, BASES, "network", where="network"))
+    return replace(scenario, effects=effects)
+
+
+def read_trace(path: AnyPath, *, loops: bool = True) -> "LinkTrace":
+    r"""Return the bandwidth trace in a file: CSV with units, Mahimahi, cooked or ``iperf3 --json``.
+
+    Args:
+        path: A file in any of these formats.
+        loops: Whether the trace starts again after its end; else its last rate holds.
+
+    Raises:
+        RopebridgeError: The file is no trace; the message names file and line.
+
+    >>> _ = Path("link.csv").write_text("time_s,bandwidth_mbps\n0,100\n10,40\n20,\n")
+    >>> rb.read_trace("link.csv").mean_bps / 1e6
+    70.0
+    """
+    from traces.formats.files import read_trace as read
+
+    return read(Path(path), loops=loops)
+
+
+def make_plan(strategy: str, scenario: "Scenario | AnyPath") -> "Plan":
+    """Return the plan that a strategy makes, checked against the scenario.
+
+    Args:
+        strategy: A strategy's name, such as ``"auto"``, or a Python file with a function ``plan(scenario)``.
+        scenario: The model and the cluster to plan for.
+
+    Raises:
+        RopebridgeError: There is no such strategy, or it finds no plan.
+
+    >>> plan = rb.make_plan("megatron", "two-regions")
+    >>> plan.schedule, len(plan.pipelines[0].stages)
+    ('1f1b', 2)
+    """
+    from planner.systems.strategies import make_plan as make
+
+    return make(strategy, _scenario(scenario))
+
+
+def make_policy(name: str, scenario: "Scenario | AnyPath") -> "Policy | None":
+    """Return a new adaptation policy for one run; None for ``"none"``.
+
+    Args:
+        name: A policy's name, such as ``"depth"``, or a Python file with a function or class ``policy(scenario)``.
+        scenario: What the run trains, and where.
+
+    Raises:
+        RopebridgeError: There is no such policy.
+
+    >>> type(rb.make_policy("depth", "two-regions")).__name__
+    'DepthPolicy'
+    """
+    from planner.systems.policies import make_policy as make
+
+    return make(name, _scenario(scenario))
+
+
+def read_plan(path: AnyPath) -> "Plan":
+    """Return the plan in a JSON file.
+
+    Raises:
+        RopebridgeError: The file holds no plan.
+
+    >>> rb.write_plan(rb.make_plan("gpipe", "two-regions"), "plan.json")
+    >>> rb.read_plan("plan.json").strategy
+    'gpipe'
+    """
+    from planner.files.plan import read_plan as read
+
+    return read(Path(path))
+
+
+def write_plan(plan: "Plan", path: AnyPath) -> None:
+    """Write a plan into a JSON file, which `read_plan` and the command's option ``--plan`` read.
+
+    Raises:
+        RopebridgeError: The file cannot be written.
+
+    >>> rb.write_plan(rb.make_plan("megatron", "two-regions"), "plan.json")
+    """
+    from planner.files.plan import write_plan as write
+
+    write(plan, Path(path))
+
+
+def explain(plan: "Plan | AnyPath", scenario: "Scenario | AnyPath") -> "Explanation":
+    """Return what binds a plan and what would help: an object that prints as a few lines.
+
+    Args:
+        plan: A plan, its file, or the name of the strategy that makes it.
+        scenario: What the plan is for.
+
+    Raises:
+        RopebridgeError: The plan does not fit the scenario.
+
+    >>> found = rb.explain("megatron", "two-regions")
+    >>> f"{found.step_s:.1f} s", found.verdict.cause
+    ('0.6 s', 'latency')
+    """
+    from planner.explain.explanation import explain as explanation_of
+
+    chosen = _scenario(scenario)
+    return explanation_of(_plan(plan, chosen), chosen)
+
+
+def simulate(
+    scenario: "Scenario | AnyPath",
+    plan: "Plan | AnyPath" = "auto",
+    policy: "Policy | str | None" = None,
+    steps: int | None = None,
+    *,
+    duration: str | None = None,
+    folder: AnyPath | None = None,
+) -> "RunRecord":
+    """Run a plan in the model of its cluster, over the links' traces.
+
+    Args:
+        scenario: What is trained, and where.
+        plan: A plan, its file, or the name of the strategy that makes it.
+        policy: An adaptation policy or its name; None keeps the plan.
+        steps: Training steps; 20 if neither this nor a duration is given.
+        duration: Simulated time after which no step starts, with its unit: ``"60 min"``.
+        folder: A new run folder to write, which `read_run` and the command read; None writes nothing.
+
+    Raises:
+        RopebridgeError: An argument is wrong, or the plan does not fit the scenario.
+
+    >>> record = rb.simulate("two-regions", "megatron", policy="depth", steps=4)
+    >>> record.metrics.step_s.round(1).tolist()
+    [0.5, 0.5, 0.3, 0.3]
+    >>> (record.event_frame.kind == "send").sum().item()
+    96
+    """
+    from experiments.runs.carry_out import bounded, carry_out
+    from sim.simulator import Simulator
+
+    count, duration_s = bounded(steps, duration)
+    chosen = _scenario(scenario)
+    return carry_out(chosen, _plan(plan, chosen), policy, count, _path(folder), lambda _: Simulator(duration_s))
+
+
+def run(
+    scenario: "Scenario | AnyPath",
+    plan: "Plan | AnyPath" = "auto",
+    policy: "Policy | str | None" = None,
+    steps: int = 20,
+    *,
+    compute: Literal["real", "paced"] = "real",
+    emulate_wan: bool = False,
+    folder: AnyPath | None = None,
+) -> "RunRecord":
+    """Run a plan for real on this machine, a process per device.
+
+    Args:
+        scenario: What is trained, and where.
+        plan: A plan, its file, or the name of the strategy that makes it.
+        policy: An adaptation policy or its name; None keeps the plan.
+        steps: Training steps.
+        compute: ``"real"`` trains the model whose code the scenario names; ``"paced"`` moves tensors of the true sizes
+            and takes the profiled times.
+        emulate_wan: Whether this machine's network behaves as the links and their traces say.
+        folder: A new run folder to write, which `read_run` and the command read; None writes nothing.
+
+    Raises:
+        RopebridgeError: An argument is wrong, the executor cannot run the plan, or a process failed.
+
+    >>> record = rb.run("two-regions", "megatron", steps=2, compute="paced")
+    >>> record.backend, len(record.metrics)
+    ('paced', 2)
+    """
+    from experiments.runs.carry_out import carry_out, real_backend
+
+    chosen = _scenario(scenario)
+    backend = real_backend(compute, emulator="auto" if emulate_wan else "none")
+    return carry_out(chosen, _plan(plan, chosen), policy, steps, _path(folder), backend)
+
+
+def read_run(folder: AnyPath) -> "RunRecord":
+    """Return the run in a folder that `simulate`, `run` or the command wrote.
+
+    Raises:
+        RopebridgeError: The folder holds no run.
+
+    >>> written = rb.simulate("two-regions", "megatron", steps=2, folder="runs/short")
+    >>> rb.read_run("runs/short").event_frame.equals(written.event_frame)
+    True
+    """
+    from experiments.runs.folder import read_record
+
+    return read_record(Path(folder))
+
+
+def compare(*records: "RunRecord") -> "pd.DataFrame":
+    """Return a table of runs: a row per run; the ratios are against the first.
+
+    >>> plain, adapted = (rb.simulate("two-regions", "megatron", policy, steps=6) for policy in (None, "depth"))
+    >>> rb.compare(plain, adapted)[["step_s", "step_ratio"]].round(2)
+                   step_s  step_ratio
+    run
+    simulated (1)    0.53        1.00
+    simulated (2)    0.32        0.61
+    """
+    import pandas as pd
+
+    from experiments.verbs.report import compare_records
+
+    return pd.DataFrame(compare_records(records, _names(records))).set_index("run")
+
+
+def report(records: "RunRecord | Sequence[RunRecord]", path: AnyPath) -> None:
+    """Show runs side by side in a file, of the kind that its suffix says.
+
+    Args:
+        records: The runs, the first on top.
+        path: A file to write: ``.html`` (a page), ``.png`` or ``.svg`` (a figure), ``.json`` (for ui.perfetto.dev).
+
+    Raises:
+        RopebridgeError: The suffix is none of these, or the file cannot be written.
+
+    >>> rb.report(rb.simulate("two-regions", "megatron", steps=2), "run.json")
+    """
+    from experiments.verbs.report import report_records
+
+    shown = records if isinstance(records, Sequence) else [records]
+    report_records(shown, _names(shown), [Path(path)])
+
+
+def sweep(path: AnyPath, *, folder: AnyPath | None = None, jobs: int | None = None) -> "pd.DataFrame":
+    r"""Simulate over the parameters in a sweep file; return a row per point, with its parameters and metrics.
+
+    What is done is kept in the folder: a sweep that was interrupted goes on from there. The points run in processes of
+    their own, so that a script must call this below ``if __name__ == "__main__":``; a notebook need not.
+
+    Args:
+        path: A YAML file: a scenario, and what differs.
+        folder: Where table and logs go; ``sweeps/NAME`` if absent.
+        jobs: Points at a time; as many as this machine has cores if absent.
+
+    Raises:
+        RopebridgeError: The sweep is wrong, or every point failed.
+
+    >>> _ = Path("depths.yaml").write_text(
+    ...     "scenario: two-regions\nstrategy: megatron\nsteps: 2\nparameters: {schedule: {grid: [gpipe, 1f1b]}}\n"
+    ... )
+    >>> rb.sweep("depths.yaml", folder="depths")[["schedule", "step_s"]].round(2)
+      schedule  step_s
+    0    gpipe    0.38
+    1     1f1b    0.53
+    """
+    import pandas as pd
+
+    from experiments.runs.console import tell
+    from experiments.verbs.sweep import carry_out
+
+    result = carry_out(Path(path), _path(folder), "local", jobs, False, tell)
+    return pd.read_parquet(result.table)
+
+
+def _path(path: AnyPath | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def _scenario(scenario: "Scenario | AnyPath") -> "Scenario":
+    return read_scenario(scenario) if isinstance(scenario, str | PathLike) else scenario
+
+
+def _plan(plan: "Plan | AnyPath", scenario: "Scenario") -> "Plan":
+    from experiments.runs.scenario import choose_plan
+    from planner.check.check import check_plan
+
+    if not isinstance(plan, str | PathLike):
+        check_plan(plan, scenario)
+        return plan
+    if (path := Path(plan)).suffix == ".json":
+        return choose_plan(scenario, path, None)
+    return choose_plan(scenario, None, fspath(plan))
+
+
+def _names(records: Sequence["RunRecord"]) -> list[str]:
+    from experiments.verbs.report import numbered
+
+    return numbered([record.backend for record in records])

@@ -1,0 +1,93 @@
+"""The module `ropebridge`: its examples run, its names are there, and loading it is quick."""
+
+import doctest
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import ropebridge
+
+README = Path(__file__).parents[2] / "README.md"
+HEAVY = ("torch", "matplotlib", "bokeh", "numba", "llvmlite", "numpy", "pandas", "pyarrow", "pydantic")
+EXAMPLES = {
+    test.name.removeprefix("ropebridge."): test
+    for test in doctest.DocTestFinder().find(ropebridge, extraglobs={"rb": ropebridge, "Path": Path})
+    if test.examples
+}
+FUNCTIONS = [name for name in ropebridge.__all__ if name[0].islower()]
+
+
+def run_example(name: str) -> None:
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    runner.run(EXAMPLES[name])
+    assert runner.summarize(verbose=False).failed == 0
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "run"])
+def test_the_example_of_a_function_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_example(name)
+
+
+@pytest.mark.real
+def test_the_example_of_run_runs() -> None:
+    run_example("run")
+
+
+def test_every_name_is_there() -> None:
+    assert dir(ropebridge) == sorted(ropebridge.__all__)
+    for name in ropebridge.__all__:
+        assert getattr(ropebridge, name).__doc__
+
+
+def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'simulator'; it has .*simulate"):
+        _ = ropebridge.simulator
+
+
+def test_loading_it_loads_nothing_that_takes_time() -> None:
+    program = f"import sys, ropebridge; print(sorted(set({HEAVY}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ropebridge.simulate("two-region", steps=1),
+        lambda: ropebridge.simulate("two-regions", "megatronn", steps=1),
+        lambda: ropebridge.simulate("two-regions", "megatron", policy="dept", steps=1),
+        lambda: ropebridge.read_scenario("two-regions", network="tpc"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_the_nearest(call: Callable[[], object]) -> None:
+    with pytest.raises(ropebridge.RopebridgeError, match="did you mean"):
+        call()
+
+
+def test_a_plan_of_another_scenario_is_refused() -> None:
+    plan = ropebridge.make_plan("megatron", "two-regions")
+    with pytest.raises(ropebridge.RopebridgeError, match="west-gpu"):
+        ropebridge.simulate("cloud-edge-end-small", plan, steps=1)
+
+
+@pytest.mark.real
+def test_the_readme_s_ten_lines_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In few steps; the block's last expression is the table that a notebook shows."""
+    section = README.read_text().partition("## Ten lines in Python")[2]
+    (block,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    lines = block.replace("steps=30", "steps=3").splitlines()
+    assert len(lines) <= 10
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec("\n".join(lines[:-1]), names)
+    table = eval(lines[-1], names)
+    assert isinstance(table, pd.DataFrame)
+    assert table.index.tolist() == ["simulated", "paced"]
+    assert table.wan_bytes.nunique() == 1
+    assert (tmp_path / "both.html").stat().st_size > 1e6
