@@ -128,7 +128,7 @@ def make_plan(strategy: str, scenario: "Scenario | AnyPath") -> "Plan":
     >>> plan.schedule, len(plan.pipelines[0].stages)
     ('1f1b', 2)
     """
-    from planner.systems.strategies import make_plan as make
+    from planner.systems.registry import make_plan as make
 
     return make(strategy, _scenario(scenario))
 
@@ -146,7 +146,7 @@ def make_policy(name: str, scenario: "Scenario | AnyPath") -> "Policy | None":
     >>> type(rb.make_policy("depth", "two-regions")).__name__
     'DepthPolicy'
     """
-    from planner.systems.policies import make_policy as make
+    from planner.systems.registry import make_policy as make
 
     return make(name, _scenario(scenario))
 
