@@ -28,11 +28,10 @@ from executor.wan.tcp_settings import read_tcp
 from executor.wan.testbed import missing
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import Policy
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.events.event import Event, EventWriter, fault_events, in_order, read_events
 from planner.plan.plan import Plan
-from planner.runs.progress import Watch
-from planner.runs.record import RealNetwork, RunRecord
+from planner.runs.record import RealNetwork, RunRecord, Watch
 from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError

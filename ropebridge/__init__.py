@@ -362,7 +362,7 @@ def _scenario(scenario: "Scenario | AnyPath") -> "Scenario":
 
 def _plan(plan: "Plan | AnyPath", scenario: "Scenario") -> "Plan":
     from experiments.runs.scenario import choose_plan
-    from planner.check.check import check_plan
+    from planner.check import check_plan
 
     if not isinstance(plan, str | PathLike):
         check_plan(plan, scenario)

@@ -4,8 +4,8 @@ import math
 
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import Policy
-from planner.check.check import check_plan
-from planner.check.trace_length import check_traces_last
+from planner.check import check_plan
+from planner.check.paths import check_traces_last
 from planner.plan.plan import Plan
 from planner.runs.record import RunRecord
 from planner.scenario.scenario import Scenario

@@ -9,7 +9,7 @@ from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import DECISION_LAG_STEPS, Decision
 from planner.events.event import ABSENT, UPDATE_ACTION, Event, EventKind, fault_event
 from planner.plan.plan import Plan
-from planner.runs.progress import Progress, Watch
+from planner.runs.record import Progress, Watch
 
 
 class Absences:

@@ -171,7 +171,7 @@ class DeviceProgram:
 def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
     """Return the program of every device that sends and receives, in rank order: the compiled step as objects.
 
-    The plan must have passed `planner.check.check.check_plan` for this scenario.
+    The plan must have passed `planner.check.check_plan` for this scenario.
     """
     step, syncs = compile_step(plan.without_overlap, scenario), gradient_syncs(plan, scenario)
     partners = {replica.device: replica.partners for replica in _replicas(plan)}
@@ -192,7 +192,7 @@ def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
 
 @lru_cache(maxsize=32)
 def device_program(plan: Plan, scenario: Scenario, device: str) -> DeviceProgram:
-    """Return the program of any device of a plan that passes `planner.check.check.check_plan` for the scenario.
+    """Return the program of any device of a plan that passes `planner.check.check_plan` for the scenario.
 
     A partner does what the first device of its group does, but for sending and receiving between stages; its gradients
     are summed with those of its like in the other groups, of which only the first ones' sums are in the rows.

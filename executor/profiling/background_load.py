@@ -20,7 +20,8 @@ from executor.core.subprocesses import die_with_parent, python_environment
 from executor.profiling.layer_times import measure_layers
 from executor.training.device import keep_freed_memory
 from executor.training.models.loading import load_with_sizes
-from planner.scenario.scenario import ModelCode, Optimizer, Training
+from planner.scenario.scenario import ModelCode
+from planner.scenario.training import Optimizer, Training
 from traces.common.errors import RunError
 
 _READY = "ready"

@@ -11,7 +11,7 @@ from executor.training.device import settle
 from executor.training.models.loading import LoadedModel, SampleShape
 from executor.training.models.trainable import DataOrder
 from executor.training.stage_module import Loss, StageModule
-from planner.scenario.scenario import Training
+from planner.scenario.training import Training
 
 # What a sample keeps is the difference of what two numbers of samples keep: more than one, for layers that need a few.
 _FEW, _MORE = 2, 4

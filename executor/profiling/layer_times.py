@@ -36,7 +36,7 @@ from executor.training.models.trainable import DataOrder
 from executor.training.optimizer import UpdateRule
 from executor.training.stage_module import Loss, StageModule
 from executor.wan.testbed import enter_device_network
-from planner.scenario.scenario import Training
+from planner.scenario.training import Training
 
 _MICROBATCH = 0
 

@@ -12,7 +12,8 @@ from executor.training.device import CPU
 from executor.training.models.loading import LoadedModel, load_model, user_code
 from executor.training.models.trainable import DataOrder
 from planner.scenario.roofline import LayerWork
-from planner.scenario.scenario import ModelCode, Training
+from planner.scenario.scenario import ModelCode
+from planner.scenario.training import Training
 from traces.probe.interval import ROUNDS, Interval, interval_of
 
 

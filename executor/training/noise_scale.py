@@ -18,7 +18,7 @@ from planner.cost.allreduce import GradientSync
 from planner.plan.actions import Kind
 from planner.plan.plan import Plan
 from planner.runs.gradient_noise import GradientNorms
-from planner.scenario.scenario import Training
+from planner.scenario.training import Training
 
 # One device alone has nobody to compare with.
 _FEWEST_DEVICES = 2

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from executor.training.tensor_parallel import TensorGroup, parameter_parts
-from planner.scenario.scenario import Optimizer, Training
+from planner.scenario.training import Optimizer, Training
 
 # What torch's optimizers keep of a parameter: arrays of its shape, and step counters.
 _ARRAYS = {"sgd": (), "momentum": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}

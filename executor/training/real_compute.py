@@ -24,7 +24,7 @@ from planner.cost.allreduce import GradientSync
 from planner.cost.async_updates import samples_of_an_update
 from planner.plan.actions import Kind
 from planner.plan.plan import Plan, Stage
-from planner.scenario.scenario import Training
+from planner.scenario.training import Training
 
 
 @dataclass(frozen=True, slots=True)

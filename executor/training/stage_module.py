@@ -36,7 +36,7 @@ class StageModule:
     Args:
         layers: In order.
         device: Where they are computed.
-        precision: One of `planner.scenario.scenario.ELEMENT_BYTES`.
+        precision: One of `planner.scenario.training.ELEMENT_BYTES`.
         copies_inputs: Whether a layer changes its inputs in place, so that the first one must get a copy.
     """
 

@@ -7,7 +7,8 @@ import numpy as np
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario.scenario import ModelCode, Optimizer, Scenario, Training
+from planner.scenario.scenario import ModelCode, Scenario
+from planner.scenario.training import Optimizer, Training
 from traces.trace import LinkTrace
 
 TWO_DEVICES = ("west", "east")

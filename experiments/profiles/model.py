@@ -18,7 +18,8 @@ from experiments.profiles.orders import META, ProfileConfig, arguments_of, sampl
 from experiments.runs.profile_progress import progress
 from planner.scenario.profile import LayerProfile, TimeTable
 from planner.scenario.roofline import LayerWork
-from planner.scenario.scenario import ModelCode, Optimizer, Training
+from planner.scenario.scenario import ModelCode
+from planner.scenario.training import Optimizer, Training
 from traces.common.errors import InputError
 from traces.common.units import size_text
 from traces.probe.interval import CONFIDENCE, Interval

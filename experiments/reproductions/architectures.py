@@ -188,7 +188,7 @@ class TrainedModel:
     Attributes:
         name: With its data.
         layers: In order.
-        optimizer: One of `planner.scenario.scenario.OPTIMIZER_STATES`.
+        optimizer: One of `planner.scenario.training.OPTIMIZER_STATES`.
         first_batch: B_0: the batch of the paper that published the model.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from planner.runs.progress import Progress, Watch
+from planner.runs.record import Progress, Watch
 from traces.common.errors import InputError
 
 _LINES_EVERY_S = 1.0

@@ -4,7 +4,7 @@ import os.path
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.files.documents import read_text
 from planner.files.plan import read_plan
 from planner.files.resolved_scenario import read_resolved_scenario

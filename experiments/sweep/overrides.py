@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.files.documents import Document, Location
 from planner.files.effects import BASES
 from planner.files.parsing import (

@@ -22,14 +22,14 @@ PUBLIC = (
     "planner/plan/plan.py",
     "planner/step/evaluate.py",
     "planner/cost/in_flight.py",
-    "planner/check/check.py",
+    "planner/check/__init__.py",
     "planner/adapt/policy.py",
-    "planner/adapt/observation.py",
+    "planner/adapt/policy.py",
     "planner/systems/deepcee/observed_paths.py",
     "planner/events/event.py",
     "planner/runs/metrics.py",
     "planner/runs/record.py",
-    "planner/runs/progress.py",
+    "planner/runs/record.py",
 )
 _ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.runs.console import check_targets
 from experiments.runs.scenario import Ordering, choose_plan, choose_scenario, with_ordering
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.explain.explanation import Explanation, explain
 from planner.files.plan import plan_json, write_plan
 from planner.plan.actions import to_torch_csv

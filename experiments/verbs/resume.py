@@ -5,7 +5,7 @@ from pathlib import Path
 
 from executor.recovery.checkpoints import CheckpointConfig, refuse_used, resumption
 from experiments.runs.scenario import Ordering, with_ordering
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError

@@ -4,9 +4,8 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 
 from planner.adapt.migration import NO_MIGRATION, Migration, backup_holders, migration_between
-from planner.adapt.observation import observe
-from planner.adapt.policy import DECISION_LAG_STEPS, Decision, Policy, describe_change
-from planner.check.check import check_plan
+from planner.adapt.policy import DECISION_LAG_STEPS, Decision, Policy, describe_change, observe
+from planner.check import check_plan
 from planner.events.event import Event
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario

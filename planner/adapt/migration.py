@@ -12,7 +12,8 @@ from itertools import groupby
 
 from planner.cost.network import nominal_path
 from planner.plan.plan import Plan
-from planner.scenario.scenario import OPTIMIZER_STATES, Scenario
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import OPTIMIZER_STATES
 from traces.common.errors import InputError
 
 

@@ -1,1 +1,84 @@
-"""What a plan must hold to be carried out, one concern a file; `planner.check.check.check_plan` asks them all."""
+"""A plan held against its scenario, with messages a person can act on."""
+
+from planner.check.memory import check_memory, check_peaks
+from planner.check.orders import check_orders
+from planner.check.paths import check_paths
+from planner.check.stages import check_devices, check_layers, check_microbatches, check_placement
+from planner.check.synchronisation import check_synchronisation
+from planner.plan.plan import COMPRESSIONS, EXPLICIT, ORDERS, Plan
+from planner.scenario.faults import LinkOutage, find_overlap, place_of
+from planner.scenario.scenario import Scenario
+from planner.schedules import SCHEDULES
+from traces.common.errors import InputError
+from traces.common.names import find_by_name
+
+
+def check_foreseen(scenario: Scenario) -> None:
+    """Refuse effects and faults of devices and links that are not there, and faults that overlap.
+
+    Raises:
+        InputError: With the place and the name.
+    """
+    devices = scenario.cluster.by_name
+    links = {link.name: link for link in scenario.cluster.links}
+    compute = scenario.effects.compute
+    named = {
+        "stragglers": [straggler.device for straggler in compute.stragglers],
+        "slowdowns": [slowdown.device for slowdown in compute.slowdowns],
+    }
+    for key, names in named.items():
+        for number, name in enumerate(names):
+            find_by_name(name, devices, "device", where=f"effects.compute.{key}[{number}].device")
+    for number, fault in enumerate(scenario.faults):
+        where = f"faults[{number}]"
+        if isinstance(fault, LinkOutage):
+            find_by_name(fault.link, links, "link", where=f"{where}.link")
+        else:
+            find_by_name(fault.device, devices, "device", where=f"{where}.device")
+    overlap = find_overlap(scenario.faults)
+    if overlap is not None:
+        earlier, later = overlap
+        raise InputError(
+            f"{place_of(scenario.faults[later])} has two faults at the same time",
+            where=f"faults[{later}]",
+            valid=f"the other one is faults[{earlier}]: let one end before the other starts",
+        )
+
+
+def check_plan(plan: Plan, scenario: Scenario) -> None:
+    """Refuse a plan that the scenario cannot carry out.
+
+    Raises:
+        InputError: It was made for another model, names what does not exist or one device two times, leaves layers
+            out, changes the global batch, cannot be scheduled, waits for itself, does not fit into memory, or needs a
+            link that is not there; or the scenario foresees what cannot happen in it.
+    """
+    if plan.model != scenario.model.name:
+        raise InputError(
+            f"the plan is for model '{plan.model}'",
+            where="model",
+            valid=f"scenario '{scenario.name}' trains '{scenario.model.name}': make a plan with 'ropebridge plan'",
+        )
+    find_by_name(plan.schedule, {**SCHEDULES, EXPLICIT: None}, "schedule", where="schedule")
+    find_by_name(plan.order, dict.fromkeys(ORDERS), "order", where="order")
+    find_by_name(plan.compression, dict.fromkeys(COMPRESSIONS), "compression", where="compression")
+    if not plan.pipelines:
+        raise InputError("the plan has no pipelines", where="pipelines", valid="give at least one")
+    check_devices(plan, scenario.cluster)
+    check_synchronisation(plan)
+    for index, pipeline in enumerate(plan.pipelines):
+        where = f"pipelines[{index}]"
+        check_layers(pipeline, scenario.model, where)
+        check_microbatches(pipeline, plan, where)
+        check_placement(pipeline, plan, where)
+        check_orders(pipeline, plan, where)
+        check_memory(pipeline, plan, scenario, where)
+    check_paths(plan, scenario)
+    if plan.global_batch != scenario.training.global_batch:
+        raise InputError(
+            f"the microbatches add up to {plan.global_batch} samples",
+            where="pipelines",
+            valid=f"scenario '{scenario.name}' trains with a global batch of {scenario.training.global_batch}",
+        )
+    check_foreseen(scenario)
+    check_peaks(plan, scenario)

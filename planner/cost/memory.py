@@ -20,7 +20,8 @@ profiles do not know it. What its forward holds while it runs, one layer's activ
 """
 
 from planner.plan.plan import Replica, Stage
-from planner.scenario.scenario import OPTIMIZER_STATES, Scenario
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import OPTIMIZER_STATES
 
 
 def state_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: int = 1) -> int:

@@ -9,8 +9,16 @@ from pydantic import Field
 
 from planner.files.parsing import STRICT, Part, Seconds
 from planner.scenario.cluster import Cluster
-from planner.scenario.faults import Absence, Fault, Hang, LinkOutage, find_overlap, place_of
-from planner.scenario.preemption import absences_in_order, absences_of_nodes
+from planner.scenario.faults import (
+    Absence,
+    Fault,
+    Hang,
+    LinkOutage,
+    absences_in_order,
+    absences_of_nodes,
+    find_overlap,
+    place_of,
+)
 from traces.common.errors import InputError
 from traces.common.names import find_by_name, unknown_name
 from traces.preemption.files import PREEMPTION_FORMATS, read_preemption

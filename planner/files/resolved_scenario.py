@@ -17,9 +17,9 @@ from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.effects import ComputeEffects, Effects, MemoryEffects, NetworkEffects, Slowdown, Straggler
 from planner.scenario.faults import Absence, Fault, Hang, LinkOutage
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario.scenario import ModelCode, Optimizer, Scenario, Training
+from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.size_curve import SizeCurve
-from planner.scenario.training import LearningRateSchedule
+from planner.scenario.training import LearningRateSchedule, Optimizer, Training
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 from traces.trace import LinkTrace

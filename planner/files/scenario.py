@@ -15,8 +15,8 @@ from planner.files.parsing import STRICT, Name, NotNegative, Number, Part, Posit
 from planner.scenario.cluster import Cluster
 from planner.scenario.effects import Effects
 from planner.scenario.profile import ModelProfile
-from planner.scenario.scenario import Optimizer, Scenario, Training
-from planner.scenario.training import SHAPES, LearningRateSchedule
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import SHAPES, LearningRateSchedule, Optimizer, Training
 from traces.common.errors import InputError
 from traces.common.names import find_by_name, unknown_name
 

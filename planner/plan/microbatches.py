@@ -1,5 +1,8 @@
 """Samples cut into microbatches, by strategies that have no method of their own for it."""
 
+from collections.abc import Sequence
+from math import floor
+
 from planner.scenario.scenario import Scenario
 
 
@@ -18,3 +21,20 @@ def even_cut(samples: int, count: int) -> tuple[int, ...]:
     """Return ``samples`` in ``count`` microbatches whose sizes differ by one at most, the largest first."""
     whole, rest = divmod(samples, count)
     return tuple(whole + (index < rest) for index in range(count))
+
+
+def proportional_parts(total: int, weights: Sequence[float]) -> list[int]:
+    """Return ``total`` in whole parts, one or more each, as close to the weights' proportions as that allows.
+
+    Args:
+        total: As many as there are weights, or more.
+        weights: Above zero.
+    """
+    exact = [total * weight / sum(weights) for weight in weights]
+    parts = [max(1, floor(each)) for each in exact]
+    while sum(parts) < total:
+        parts[max(range(len(parts)), key=lambda index: exact[index] - parts[index])] += 1
+    while sum(parts) > total:
+        several = [index for index, part in enumerate(parts) if part > 1]
+        parts[max(several, key=lambda index: parts[index] - exact[index])] -= 1
+    return parts

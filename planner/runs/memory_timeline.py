@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from planner.events.event import EventKind
 from planner.events.log import EventLog, as_log
 from planner.plan.plan import Plan
-from planner.runs.metrics import step_ends_s
-from planner.runs.plan_intervals import answer_times_s, plan_spells
+from planner.runs.metrics import answer_times_s, plan_spells, step_ends_s
 from planner.runs.record import RunRecord
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.problem import BACKWARD_WEIGHT, KINDS

@@ -5,9 +5,13 @@ from dataclasses import replace
 
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.scenario import Scenario
+from traces.trace import LinkTrace
 
 # More than any plan needs.
 _ENDLESS_BYTES = 2**60
+
+# The rate of a link in a window of nothing but outage: a step must have an end.
+_LEAST_BPS = 1.0
 
 # The ends of a link, whichever way it leads.
 Ends = frozenset[str]
@@ -66,3 +70,22 @@ def _better(link: Link, rate_ratio: float, latency_ratio: float) -> Link:
         size_curve=curve,
         trace=None,
     )
+
+
+def in_window(scenario: Scenario, start_s: float, end_s: float) -> Scenario:
+    """Return the scenario with links as steady as they are in the mean from one time to another, in seconds."""
+    links = tuple(_steady(link, start_s, end_s) for link in scenario.cluster.links)
+    return replace(scenario, cluster=Cluster(scenario.cluster.devices, links))
+
+
+def _steady(link: Link, start_s: float, end_s: float) -> Link:
+    trace = link.trace
+    if trace is None:
+        return link
+    rate_bps = float(trace.bits_between(start_s, end_s)) / (end_s - start_s)
+    latency_s = link.latency_s
+    if trace.latency_s is not None:
+        # The mean of a piecewise constant function is taken in the same way, whatever it counts.
+        as_rate = LinkTrace(trace.times_s, trace.latency_s, trace.duration_s, loops=trace.loops)
+        latency_s = float(as_rate.bits_between(start_s, end_s)) / (end_s - start_s)
+    return replace(link, bandwidth_bps=max(rate_bps, _LEAST_BPS), latency_s=latency_s, trace=None)

@@ -3,13 +3,10 @@
 from collections.abc import Callable, Mapping
 
 from planner.schedules.compact_zb import compact_zb, portfolio
-from planner.schedules.gpipe import gpipe
-from planner.schedules.interleaved import interleaved_one_f_one_b
 from planner.schedules.kernel.problem import Orders, SchedulingProblem
-from planner.schedules.one_f_one_b import one_f_one_b
+from planner.schedules.one_f_one_b import gpipe, interleaved_one_f_one_b, one_f_one_b
 from planner.schedules.optimal import optimal
-from planner.schedules.zb_h import zb_h1, zb_h2
-from planner.schedules.zb_v import zb_v
+from planner.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 
 Schedule = Callable[[SchedulingProblem], Orders]
 

@@ -12,7 +12,7 @@ There is no formula; the order is searched in three steps, all with fixed seeds,
 
 1. rules of list scheduling, stage by stage (`planner.schedules.kernel.rule_search`), beside the published schedules;
 2. moves of actions along the critical path of the best (`planner.schedules.kernel.annealing`);
-3. B in place of I and W where nothing is lost (`planner.schedules.kernel.merge_backwards`).
+3. B in place of I and W where nothing is lost (`planner.schedules.kernel.annealing`).
 
 Never later than 1F1B, ZB-H1 or any other published schedule within the same limits; on the instances of the bench
 `schedules` 0.04 % above the proved optimum on average, 2.2 % at worst. Where microbatches are unlike, they may be taken
@@ -25,19 +25,14 @@ from dataclasses import replace
 import numpy as np
 
 from planner.schedules.dynamic import dynamic_orders, no_room
-from planner.schedules.gpipe import gpipe
-from planner.schedules.interleaved import interleaved_one_f_one_b
-from planner.schedules.kernel.annealing import anneal
-from planner.schedules.kernel.arrays import GRACE, Ints, first_actions, tables_of, to_orders, to_sequence
+from planner.schedules.kernel.annealing import anneal, join_backwards, split_backwards
+from planner.schedules.kernel.arrays import first_actions, tables_of, to_orders, to_sequence
 from planner.schedules.kernel.bounds import lower_bound_s
-from planner.schedules.kernel.limits import is_within_limits
-from planner.schedules.kernel.merge_backwards import join_backwards, split_backwards
-from planner.schedules.kernel.problem import BACKWARD_WEIGHT, Orders, SchedulingProblem
+from planner.schedules.kernel.problem import BACKWARD_WEIGHT, GRACE, Ints, Orders, SchedulingProblem, is_within_limits
 from planner.schedules.kernel.rule_search import search_rules
 from planner.schedules.kernel.timing import finish_s
-from planner.schedules.one_f_one_b import one_f_one_b
-from planner.schedules.zb_h import zb_h1, zb_h2
-from planner.schedules.zb_v import zb_v
+from planner.schedules.one_f_one_b import gpipe, interleaved_one_f_one_b, one_f_one_b
+from planner.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from traces.common.errors import InputError
 
 # What a search may cost, in actions that are scheduled or timed: tenths of a second.

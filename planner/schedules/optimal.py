@@ -16,11 +16,10 @@ from typing import Any
 
 from planner.plan.actions import Action
 from planner.schedules.compact_zb import compact_zb
+from planner.schedules.kernel.annealing import split_backwards
 from planner.schedules.kernel.bounds import lower_bound_s
 from planner.schedules.kernel.cp_sat import ScheduleModel, tick_s
-from planner.schedules.kernel.limits import is_within_limits
-from planner.schedules.kernel.merge_backwards import split_backwards
-from planner.schedules.kernel.problem import KINDS, Orders, SchedulingProblem
+from planner.schedules.kernel.problem import KINDS, Orders, SchedulingProblem, is_within_limits
 from planner.schedules.kernel.timing import finish_s, start_times_s
 from traces.common.errors import InputError
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from planner.plan.actions import Action, Kind
-from planner.schedules.kernel.arrays import GRACE
-from planner.schedules.kernel.problem import Floats, Orders, SchedulingProblem
+from planner.schedules.kernel.problem import GRACE, Floats, Orders, SchedulingProblem
 from traces.common.errors import InputError
 
 

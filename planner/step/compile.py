@@ -49,7 +49,7 @@ class CompiledStep:
 
 @lru_cache(maxsize=32)
 def compile_step(plan: Plan, scenario: Scenario) -> CompiledStep:
-    """Return one step of a plan that passes `planner.check.check.check_plan` for the scenario.
+    """Return one step of a plan that passes `planner.check.check_plan` for the scenario.
 
     Remembered for the last plans: a step asks for its plan, a policy for its candidates at every step.
     """

@@ -7,9 +7,8 @@ files of the user.
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from planner.adapt.observation import Observation
-from planner.adapt.policy import Policy
-from planner.check.check import check_plan
+from planner.adapt.policy import Observation, Policy
+from planner.check import check_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.policy import AsteroidReplay, HeavyRescheduling

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from planner.adapt.adaptation import Adaptation
-from planner.adapt.observation import Observation
-from planner.adapt.policy import DECISION_LAG_STEPS
+from planner.adapt.policy import DECISION_LAG_STEPS, Observation
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.cost.async_updates import UpdateEdge, update_edges
 from planner.events.event import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.plan.plan import ORDERS, Pipeline, Plan, Replica, Stage, Synchronisation

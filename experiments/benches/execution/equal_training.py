@@ -13,7 +13,7 @@ from experiments.benches.execution.one_process import Trained, train_in_one_proc
 from experiments.benches.result import Check
 from experiments.benches.simulation.predicted import TrainedCase
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
-from planner.scenario.scenario import Optimizer
+from planner.scenario.training import Optimizer
 
 # Both in float32: what is left is the order of sums, over microbatches and inside a GPU's own kernels.
 MOST_FLOAT32 = 1e-5

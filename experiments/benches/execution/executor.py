@@ -27,7 +27,8 @@ from experiments.benches.simulation.predicted import profile_of
 from experiments.models import gpt
 from planner.runs.metrics import measure
 from planner.scenario.profile import TimeTable
-from planner.scenario.scenario import ModelCode, Optimizer
+from planner.scenario.scenario import ModelCode
+from planner.scenario.training import Optimizer
 
 MICROBATCHES = 8
 TRANSFER_BYTES = 1_000_000

@@ -37,7 +37,7 @@ def problem_of(stages: Sequence[Times], sizes: Sequence[float], memory: Sequence
         return np.outer([getattr(stage, name) for stage in stages[:count]], sizes)
 
     latency_s = np.array([stage.latency_s for stage in stages[:-1]])
-    transmission_s = scaled("occupancy_s", len(stages) - 1)
+    transmission_s = scaled("transmission_s", len(stages) - 1)
     held_bytes = np.tile(np.asarray(sizes, dtype=np.float64), (len(stages), 1))
     return SchedulingProblem(
         tuple(range(len(stages))),

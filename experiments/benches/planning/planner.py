@@ -29,7 +29,7 @@ from experiments.benches.result import BenchResult, Check, Row
 from experiments.benches.sailor.closed_form import judge
 from experiments.benches.sailor.closed_form_tables import JudgeTables, read_judge_tables
 from experiments.benches.sailor.measured_files import MeasuredFiles, find_measured_files
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s

@@ -13,7 +13,8 @@ from planner.files.importers.sailor import read_sailor
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.datasheet import find_kind
 from planner.scenario.effects import ComputeEffects, Effects, MemoryEffects
-from planner.scenario.scenario import Optimizer, Scenario, Training
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Optimizer, Training
 
 ZONE = "us-central1-a"
 

@@ -22,7 +22,7 @@ from planner.schedules.kernel.problem import Floats, Orders, SchedulingProblem
 from planner.schedules.kernel.timing import finish_s
 from planner.schedules.one_f_one_b import one_f_one_b
 from planner.schedules.optimal import solve
-from planner.schedules.zb_h import zb_h1, zb_h2
+from planner.schedules.zero_bubble import zb_h1, zb_h2
 
 # Stages, microbatches, and how many microbatches a stage's memory holds.
 SHAPES = (

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from experiments.benches.sailor.network import Node, SailorNetwork
-from planner.files.importers.json_file import pick, read_file
+from planner.files.importers import pick, read_file
 from planner.files.importers.sailor import KINDS
 from planner.scenario.profile import TimeTable
 from traces.common.names import find_by_name

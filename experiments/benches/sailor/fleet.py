@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 
 from experiments.benches.sailor.network import Node, SailorNetwork, read_inside
-from planner.files.importers.json_file import pick
+from planner.files.importers import pick
 from planner.files.importers.sailor import KINDS
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.datasheet import find_kind

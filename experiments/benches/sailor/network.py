@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from planner.files.importers.json_file import Value, pick, read_file
+from planner.files.importers import Value, pick, read_file
 from planner.scenario.size_curve import SizeCurve
 
 _Curve = tuple[tuple[float, float, float], float]

@@ -10,12 +10,13 @@ import pydantic.dataclasses
 from pydantic import PositiveFloat, PositiveInt, TypeAdapter
 
 from experiments.benches.sailor.network import Node, SailorNetwork
-from planner.files.importers.json_file import pick, read_file
+from planner.files.importers import pick, read_file
 from planner.files.importers.sailor import KINDS
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import ModelProfile
-from planner.scenario.scenario import Optimizer, Scenario, Training
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Optimizer, Training
 from traces.common.errors import InputError
 
 # What ran did fit, whatever a model of memory says.

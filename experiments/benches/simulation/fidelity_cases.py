@@ -10,7 +10,8 @@ from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.effects import WIDE_AREA_TCP, Effects
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario.scenario import Scenario, Training
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Training
 from planner.systems.registry import POLICIES, STRATEGIES, make_plan
 from traces.formats.files import read_trace
 from traces.generators.presets import preset

@@ -17,7 +17,8 @@ from experiments.models import gpt
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario.scenario import ModelCode, Optimizer, Scenario
+from planner.scenario.scenario import ModelCode, Scenario
+from planner.scenario.training import Optimizer
 from planner.schedules import WHOLE
 from sim.simulator import Simulator
 

@@ -20,7 +20,8 @@ from planner.runs.metrics import step_ends_s
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.effects import ComputeEffects, Effects
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario.scenario import Scenario, Training
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Training
 from planner.schedules.kernel.problem import Orders
 from planner.step.compile import compile_step
 from planner.step.evaluate import step_time_s

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from experiments.report.data.labels import plan_at, rate_text
-from planner.adapt.observation import Observation, observe
+from planner.adapt.policy import Observation, observe
 from planner.cost.network import nominal_path
 from planner.events.event import OUT, EventKind
 from planner.events.log import EventLog, as_log

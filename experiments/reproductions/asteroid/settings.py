@@ -17,7 +17,8 @@ from planner.scenario.datasheet import find_kind
 from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY, Effects, MemoryEffects, NetworkEffects
 from planner.scenario.profile import ModelProfile
 from planner.scenario.roofline import LayerWork, roofline_layer
-from planner.scenario.scenario import Optimizer, Scenario, Training
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Optimizer, Training
 
 LAN_BPS = 100e6
 LATENCY_S = 0.5e-3

@@ -12,7 +12,8 @@ from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.datasheet import find_kind
 from planner.scenario.profile import ModelProfile
 from planner.scenario.roofline import roofline_layer
-from planner.scenario.scenario import Optimizer, Scenario, Training
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Optimizer, Training
 
 # Cluster to its machines, each as kind and number of GPUs. Assumed: workstations of one GPU in A; in B one machine of
 # four A100, one of four V100, and one RTX 6000 a machine.

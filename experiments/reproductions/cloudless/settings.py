@@ -11,7 +11,8 @@ from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.datasheet import DeviceKind, find_kind
 from planner.scenario.profile import ModelProfile
 from planner.scenario.roofline import LayerWork, roofline_layer
-from planner.scenario.scenario import Scenario, Training
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Training
 from traces.generators.presets import preset
 from traces.trace import LinkTrace
 

@@ -14,7 +14,8 @@ from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.datasheet import find_kind
 from planner.scenario.profile import LayerProfile, ModelProfile
 from planner.scenario.roofline import LayerWork, roofline_layer
-from planner.scenario.scenario import Optimizer, Scenario, Training
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Optimizer, Training
 from traces.trace import LinkTrace
 
 PRECISION = "tf32"

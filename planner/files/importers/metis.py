@@ -18,7 +18,7 @@ from pathlib import Path
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from planner.files.importers.json_file import read_file
+from planner.files.importers import read_file
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from traces.common.errors import InputError
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from planner.files.importers.json_file import pick, read_file
+from planner.files.importers import pick, read_file
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from traces.common.errors import InputError
 

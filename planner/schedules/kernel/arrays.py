@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-from planner.schedules.kernel.problem import Floats, Orders, SchedulingProblem
+from planner.schedules.kernel.problem import GRACE, Floats, Ints, Orders, SchedulingProblem
 
 Function = TypeVar("Function")
 
@@ -29,13 +28,8 @@ def inner(function: Function) -> Function:
     return compiled
 
 
-Ints = NDArray[np.int64]
-
 # Directions of a transfer: activations go down the pipeline, gradients up.
 DOWN, UP = 0, 1
-
-# Bytes and limits are compared with this much grace, for sums of floats in another order.
-GRACE = 1e-9
 
 
 class Tables(NamedTuple):

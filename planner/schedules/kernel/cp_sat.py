@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.schedules.kernel.arrays import DOWN, GRACE, UP, Tables, tables_of
-from planner.schedules.kernel.problem import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats, SchedulingProblem
+from planner.schedules.kernel.arrays import DOWN, UP, Tables, tables_of
+from planner.schedules.kernel.problem import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, GRACE, Floats, SchedulingProblem
 
 Key = tuple[int, int, int]
 

@@ -14,8 +14,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from planner.schedules.kernel.arrays import DOWN, KIND_COUNT, UP, Ints, Tables, encode, inner
-from planner.schedules.kernel.problem import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats
+from planner.schedules.kernel.arrays import DOWN, KIND_COUNT, UP, Tables, encode, inner
+from planner.schedules.kernel.problem import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats, Ints
 from planner.schedules.kernel.timing import arrive_s
 
 _NONE = -1

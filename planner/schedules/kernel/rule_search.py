@@ -8,8 +8,9 @@ import numpy as np
 from numba import njit
 from numpy.random import Generator
 
-from planner.schedules.kernel.arrays import Ints, Tables
+from planner.schedules.kernel.arrays import Tables
 from planner.schedules.kernel.list_scheduling import Rules, list_schedule
+from planner.schedules.kernel.problem import Ints
 
 # The first rules go through at most this many depths.
 _DEPTHS = 12

@@ -3,8 +3,8 @@
 import numpy as np
 from numba import njit
 
-from planner.schedules.kernel.arrays import DOWN, NOTHING, UP, Ints, Tables, decode, inner, tables_of, to_sequence
-from planner.schedules.kernel.problem import BACKWARD_WEIGHT, FORWARD, Floats, Orders, SchedulingProblem
+from planner.schedules.kernel.arrays import DOWN, NOTHING, UP, Tables, decode, inner, tables_of, to_sequence
+from planner.schedules.kernel.problem import BACKWARD_WEIGHT, FORWARD, Floats, Ints, Orders, SchedulingProblem
 from traces.common.errors import InputError
 
 

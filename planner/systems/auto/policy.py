@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.adapt.migration import migration_between, migration_time_s
-from planner.adapt.observation import Observation
+from planner.adapt.policy import Observation
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario

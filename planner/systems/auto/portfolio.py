@@ -3,13 +3,14 @@
 from dataclasses import replace
 from functools import lru_cache
 
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.cost.infeasible import no_split_fits
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.effects import Effects
 from planner.scenario.profile import ModelProfile
-from planner.scenario.scenario import Scenario, Training
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Training
 from planner.systems.auto.objective import Objective
 from planner.systems.auto.search import search
 from traces.common.errors import InputError

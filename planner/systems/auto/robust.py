@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.plan.plan import Plan
-from planner.scenario.cluster import Cluster, Link
+from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
+from planner.scenario.variants import in_window
 from planner.step.evaluate import nominal_paths, step_times_s
 from planner.step.graph import Floats
 from planner.systems.auto.objective import CostModel
 from traces.common.errors import InputError
-from traces.trace import LinkTrace
 
 # Assumed: longer than most steps, shorter than what a run lasts.
 WINDOW_S = 60.0
@@ -25,9 +25,6 @@ WINDOW_S = 60.0
 # A shorter trace is cut into so many windows all the same, since one window has no quantiles; of a longer one so many
 # are looked at, evenly apart.
 LEAST_WINDOWS, MOST_WINDOWS = 10, 240
-
-# What a link carries in a window of nothing but outage: a step must have an end.
-_LEAST_BPS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +58,6 @@ def trace_windows(scenario: Scenario, window_s: float = WINDOW_S) -> list[tuple[
     count = max(LEAST_WINDOWS, round(horizon_s / window_s))
     chosen = np.unique(np.linspace(0, count - 1, min(count, MOST_WINDOWS)).round())
     return [(start_s, start_s + horizon_s / count) for start_s in (chosen * horizon_s / count).tolist()]
-
-
-def in_window(scenario: Scenario, start_s: float, end_s: float) -> Scenario:
-    """Return the scenario with links as steady as they are in the mean from one time to another, in seconds."""
-    links = tuple(_steady(link, start_s, end_s) for link in scenario.cluster.links)
-    return replace(scenario, cluster=Cluster(scenario.cluster.devices, links))
 
 
 def window_steps_s(plan: Plan, scenario: Scenario, windows: Sequence[Scenario]) -> Floats:
@@ -127,16 +118,3 @@ def _exceeded_by(times_s: Floats, quantile: float) -> float:
     longest_first = np.sort(times_s)[::-1]
     # A share such as 0.29 of 100 windows rounds to a little less than 29.
     return float(longest_first[min(len(times_s) - 1, int(quantile * len(times_s) + 1e-9))])
-
-
-def _steady(link: Link, start_s: float, end_s: float) -> Link:
-    trace = link.trace
-    if trace is None:
-        return link
-    rate_bps = float(trace.bits_between(start_s, end_s)) / (end_s - start_s)
-    latency_s = link.latency_s
-    if trace.latency_s is not None:
-        # The mean of a piecewise constant function is taken in the same way, whatever it counts.
-        as_rate = LinkTrace(trace.times_s, trace.latency_s, trace.duration_s, loops=trace.loops)
-        latency_s = float(as_rate.bits_between(start_s, end_s)) / (end_s - start_s)
-    return replace(link, bandwidth_bps=max(rate_bps, _LEAST_BPS), latency_s=latency_s, trace=None)

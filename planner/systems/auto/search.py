@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.cost.infeasible import no_split_fits
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario

@@ -13,7 +13,7 @@ again.
 
 from dataclasses import replace
 
-from planner.adapt.observation import Observation
+from planner.adapt.policy import Observation
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.compile import planned_compute_s

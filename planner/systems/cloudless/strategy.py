@@ -6,14 +6,13 @@ there.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from math import floor
 
 from planner.cost.async_updates import update_edges
 from planner.cost.in_flight import fitting_depths
 from planner.cost.infeasible import no_split_fits
 from planner.cost.network import nominal_path
 from planner.cost.stage import replica_times
-from planner.plan.microbatches import even_cut
+from planner.plan.microbatches import even_cut, proportional_parts
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario.scenario import Scenario
 from planner.systems.cloudless.elastic_scheduling import (
@@ -64,23 +63,6 @@ def region_offers(
         raise no_split_fits(scenario, strategy, [device for device in places if device.name not in gone])
     whole = sum(weights[region] for region in kept)
     return {region: RegionOffer(batch * weights[region] / whole, units[region]) for region in kept}
-
-
-def proportional_parts(total: int, weights: Sequence[float]) -> list[int]:
-    """Return ``total`` in whole parts, one or more each, as close to the weights' proportions as that allows.
-
-    Args:
-        total: As many as there are weights, or more.
-        weights: Above zero.
-    """
-    exact = [total * weight / sum(weights) for weight in weights]
-    parts = [max(1, floor(each)) for each in exact]
-    while sum(parts) < total:
-        parts[max(range(len(parts)), key=lambda index: exact[index] - parts[index])] += 1
-    while sum(parts) > total:
-        several = [index for index, part in enumerate(parts) if part > 1]
-        parts[max(several, key=lambda index: parts[index] - exact[index])] -= 1
-    return parts
 
 
 def regional_plan(scenario: Scenario, strategy: str, offers: Offers, schedule: Schedule) -> Plan:

@@ -7,7 +7,7 @@ as far as memory allows, is judged on what was observed. The layers stay where t
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.cost.in_flight import fitting_depths, latency_aware_depths, plain_depths
 from planner.cost.network import compression_between, wire_bytes
 from planner.cost.stage import replica_times

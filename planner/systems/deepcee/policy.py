@@ -8,7 +8,7 @@ batch never changes.
 from dataclasses import replace
 
 from planner.adapt.migration import migration_between, migration_time_s
-from planner.adapt.observation import Observation
+from planner.adapt.policy import Observation
 from planner.cost.link_sharing import shared_paths
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster

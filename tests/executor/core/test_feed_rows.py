@@ -13,8 +13,7 @@ from executor.core.control_store import reach_control_store
 from executor.core.job import RunConfig
 from executor.core.messages import FINISHED, NewPlan, SessionSpec
 from executor.rank.control_client import PlanFeed
-from planner.adapt.observation import Observation
-from planner.adapt.policy import DECISION_LAG_STEPS
+from planner.adapt.policy import DECISION_LAG_STEPS, Observation
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from executor.backend import TorchBackend
 from planner.events.event import EventKind
 from planner.plan.plan import Plan
-from planner.scenario.scenario import ModelCode, Optimizer, Scenario
+from planner.scenario.scenario import ModelCode, Scenario
+from planner.scenario.training import Optimizer
 from sim.simulator import Simulator
 from tests.helpers.processes.training import CONVOLUTIONAL, GPT, hybrid_plan, train_in_one_process, training_scenario
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario

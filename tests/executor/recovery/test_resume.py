@@ -13,7 +13,8 @@ from executor.backend import TorchBackend
 from executor.recovery.checkpoints import CheckpointConfig, resumption
 from planner.plan.plan import Plan
 from planner.scenario.faults import Absence
-from planner.scenario.scenario import ModelCode, Optimizer, Scenario
+from planner.scenario.scenario import ModelCode, Scenario
+from planner.scenario.training import Optimizer
 from tests.helpers.processes.command import COMMAND, ropebridge
 from tests.helpers.processes.process_watch import started, wait_until
 from tests.helpers.processes.training import (

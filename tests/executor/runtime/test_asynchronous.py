@@ -17,14 +17,15 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from executor.training.models.loading import load_model
-from planner.adapt.observation import Observation
-from planner.check.check import check_plan
+from planner.adapt.policy import Observation
+from planner.check import check_plan
 from planner.events.event import Event, EventKind
 from planner.files.scenario import read_scenario
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.metrics import measure
 from planner.runs.record import Backend, RunRecord
-from planner.scenario.scenario import ModelCode, Optimizer, Scenario
+from planner.scenario.scenario import ModelCode, Scenario
+from planner.scenario.training import Optimizer
 from sim.simulator import Simulator
 from tests.helpers.processes.asynchronous import Recursion, in_step
 from tests.helpers.processes.training import hybrid_plan, train_in_one_process, training_scenario

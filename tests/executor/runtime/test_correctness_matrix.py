@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from planner.plan.actions import parse_action
 from planner.plan.plan import EXPLICIT, Plan, Synchronisation
-from planner.scenario.scenario import ModelCode, Optimizer, Scenario
+from planner.scenario.scenario import ModelCode, Scenario
+from planner.scenario.training import Optimizer
 from tests.helpers.processes.many_jobs import Outcome, train_one_by_one
 from tests.helpers.processes.training import (
     CONVOLUTIONAL,

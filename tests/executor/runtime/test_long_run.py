@@ -17,7 +17,8 @@ from executor.core.job import ComputeMode, EmulatorChoice
 from executor.rank.resources import ResourceSample, read_samples
 from executor.wan.testbed import missing
 from planner.plan.plan import Plan, Synchronisation
-from planner.scenario.scenario import Optimizer, Scenario
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Optimizer
 from tests.helpers.processes.process_watch import MARK, left_behind, marked_processes, wait_until
 from tests.helpers.processes.training import GPT, hybrid_plan, training_scenario
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario

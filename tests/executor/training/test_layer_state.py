@@ -8,7 +8,7 @@ from torch import nn
 
 from executor.training.flat_state import LayerState
 from executor.training.optimizer import UpdateRule
-from planner.scenario.scenario import Optimizer, Training
+from planner.scenario.training import Optimizer, Training
 
 RULES = ["sgd", "momentum", "adamw"]
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from planner.plan.actions import parse_action
 from planner.plan.plan import EXPLICIT, Plan
-from planner.scenario.scenario import ModelCode, Optimizer, Scenario
-from planner.scenario.training import LearningRateSchedule
+from planner.scenario.scenario import ModelCode, Scenario
+from planner.scenario.training import LearningRateSchedule, Optimizer
 from tests.helpers.processes.all_ranks import train_on_all_ranks
 from tests.helpers.processes.training import (
     CONVOLUTIONAL,

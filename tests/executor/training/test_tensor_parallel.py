@@ -19,13 +19,14 @@ from executor.training.parallel_layout import check_layouts
 from executor.training.split_backward import splittable
 from executor.training.tensor_parallel import ShardedLinear, parameter_parts, shard_layer
 from executor.validate import check_supported
-from planner.adapt.observation import Observation
+from planner.adapt.policy import Observation
 from planner.files.plan import write_plan
 from planner.files.resolved_scenario import write_resolved_scenario
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario.cluster import Cluster
 from planner.scenario.profile import ModelProfile
-from planner.scenario.scenario import ModelCode, Optimizer, Scenario
+from planner.scenario.scenario import ModelCode, Scenario
+from planner.scenario.training import Optimizer
 from tests.helpers.processes.command import ropebridge
 from tests.helpers.processes.training import CONVOLUTIONAL, GPT, Trained, train_in_one_process, training_scenario
 from traces.common.errors import InputError

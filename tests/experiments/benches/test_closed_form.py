@@ -13,7 +13,7 @@ from experiments.benches.planning.planner_fleets import PUBLISHED_FLEETS, ZONE, 
 from experiments.benches.sailor.closed_form import judge
 from experiments.benches.sailor.closed_form_tables import JudgeTables, read_judge_tables
 from experiments.benches.sailor.measured_files import MeasuredFiles
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 from tests.helpers.scenarios.fleet_files import (

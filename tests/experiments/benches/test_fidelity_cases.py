@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments.benches.simulation.fidelity_cases import BROADBAND, VARIABLE, Case, fidelity_cases
-from planner.check.check import check_plan
+from planner.check import check_plan
 
 
 def be_quiet(_: str) -> None:

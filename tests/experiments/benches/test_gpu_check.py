@@ -15,7 +15,8 @@ from experiments.benches.execution.equal_training import WAYS, largest_differenc
 from experiments.benches.execution.gpu_check import FULL, GpuCheck, main, run_gpu_check
 from experiments.benches.execution.one_process import Trained, train_in_one_process
 from experiments.benches.simulation.predicted import TrainedCase
-from planner.scenario.scenario import ModelCode, Optimizer
+from planner.scenario.scenario import ModelCode
+from planner.scenario.training import Optimizer
 
 
 def tiny(case: TrainedCase, **arguments: int) -> TrainedCase:

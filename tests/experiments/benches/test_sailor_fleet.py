@@ -7,7 +7,8 @@ from experiments.benches.sailor.network import SailorNetwork
 from planner.cost.network import nominal_path
 from planner.scenario.cluster import Cluster
 from planner.scenario.profile import ModelProfile
-from planner.scenario.scenario import Scenario, Training
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Training
 from tests.helpers.scenarios.fleet_files import write_fleet_files
 from traces.common.errors import InputError
 

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.benches.sailor.network import SailorNetwork
 from experiments.benches.sailor.runs import MeasuredRun, read_sailor_run, read_sailor_runs
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.files.importers.sailor import read_sailor
 from planner.plan.plan import Replica, Stage
 from planner.scenario.profile import LayerProfile, ModelProfile

@@ -19,7 +19,8 @@ from executor.profiling.model_profile import count_work
 from executor.training.models.loading import LayerSize, LoadedModel, SampleShape, load_with_sizes
 from planner.files.importers.transformer import TransformerShape
 from planner.files.scenario import read_scenario
-from planner.scenario.scenario import ModelCode, Training
+from planner.scenario.scenario import ModelCode
+from planner.scenario.training import Training
 from tests.helpers.processes.command import ropebridge
 from traces.common.errors import InputError, RunError
 

@@ -25,7 +25,7 @@ from experiments.report.html.run_page import write_run_page
 from experiments.report.html.tables import decision_rows, run_rows, verdict
 from experiments.runs.folder import write_record
 from experiments.verbs.report import names_of
-from planner.adapt.observation import observe
+from planner.adapt.policy import observe
 from planner.events.event import EventKind
 from planner.runs.memory_timeline import MemoryTimeline
 from planner.runs.record import RunRecord

@@ -18,7 +18,7 @@ from experiments.reproductions.cannikin.training import (
     adaptive_learned,
     fixed,
 )
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.runs.metrics import measure
 from planner.step.evaluate import step_time_s
 from planner.systems.cannikin.goodput import goodput_per_s

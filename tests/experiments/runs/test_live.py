@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from experiments.runs.live import sparkline, telling
-from planner.runs.progress import Progress
+from planner.runs.record import Progress
 from tests.helpers.processes.command import COMMAND, ropebridge
 
 RUN = ("run", "two-regions", "--compute", "paced", "--policy", "depth")

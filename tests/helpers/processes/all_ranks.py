@@ -9,7 +9,7 @@ from executor.core.clock import RunClock
 from executor.core.step_program import DeviceProgram, Transfer, compile_plan
 from executor.training.models.loading import load_with_sizes
 from executor.training.real_compute import RealCompute
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from tests.helpers.processes.training import Trained

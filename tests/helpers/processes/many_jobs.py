@@ -24,7 +24,7 @@ from executor.core.subprocesses import die_with_parent
 from executor.rank.worker import run_rank
 from executor.transport.rendezvous import reach_store
 from executor.validate import check_supported
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from tests.helpers.processes.training import Trained

@@ -16,7 +16,8 @@ from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario.scenario import ModelCode, Optimizer, Scenario, Training
+from planner.scenario.scenario import ModelCode, Scenario
+from planner.scenario.training import Optimizer, Training
 
 MODELS = Path(__file__).parents[3] / "experiments" / "models"
 GPT = ModelCode(MODELS / "gpt.py", {"vocabulary": 32, "width": 32, "heads": 2, "blocks": 4, "length": 16})

@@ -7,7 +7,8 @@ from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario.scenario import Optimizer, Scenario, Training
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Optimizer, Training
 from traces.trace import LinkTrace
 
 GIB = 2**30

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario.scenario import Optimizer, Scenario, Training
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Optimizer, Training
 from tests.helpers.scenarios.builders import GIB
 
 

@@ -4,7 +4,8 @@ from random import Random
 
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario.scenario import Optimizer, Scenario, Training
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Optimizer, Training
 
 
 def unlike_scenario(seed: int, devices: tuple[int, int], layers: tuple[int, int], most_samples: int = 12) -> Scenario:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from planner.adapt.migration import LayerTransfer, Migration, migration_between, migration_time_s
 from planner.plan.plan import Plan, Replica, Stage
-from planner.scenario.scenario import Optimizer, Scenario
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Optimizer
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 from traces.common.errors import InputError
 

@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.adapt.observation import PathObservation, observe
+from planner.adapt.policy import PathObservation, observe
 from planner.events.event import Event, EventKind
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import ModelProfile

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.check.memory import microbatches_held
-from planner.check.placement import check_placement
+from planner.check.stages import check_placement
 from planner.plan.actions import parse_action
 from planner.plan.plan import COMPRESSIONS, Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario.cluster import Cluster

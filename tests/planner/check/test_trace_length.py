@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.check.trace_length import check_traces_last, step_at_least_s
+from planner.check.paths import check_traces_last, step_at_least_s
 from planner.scenario.effects import ComputeEffects, Effects, Slowdown, Straggler
 from planner.scenario.scenario import Scenario
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.cost.allreduce import GradientSync, gradient_syncs
 from planner.cost.collectives import all_reduce
 from planner.plan.plan import Plan, Synchronisation

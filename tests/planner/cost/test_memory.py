@@ -7,7 +7,7 @@ from planner.plan.actions import parse_action
 from planner.plan.plan import EXPLICIT, Replica
 from planner.scenario.effects import MemoryEffects
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario.scenario import Optimizer
+from planner.scenario.training import Optimizer
 from planner.step.memory import peak_bytes
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
 

@@ -24,9 +24,9 @@ from planner.scenario.effects import (
 )
 from planner.scenario.faults import Absence, Fault, Hang, LinkOutage
 from planner.scenario.profile import ModelProfile
-from planner.scenario.scenario import ELEMENT_BYTES, OPTIMIZER_STATES, Optimizer, Scenario, Training
+from planner.scenario.scenario import Scenario
 from planner.scenario.size_curve import SizeCurve
-from planner.scenario.training import SHAPES, LearningRateSchedule
+from planner.scenario.training import ELEMENT_BYTES, OPTIMIZER_STATES, SHAPES, LearningRateSchedule, Optimizer, Training
 from tests.helpers.scenarios.builders import chain_scenario
 from traces.common.errors import InputError
 

@@ -9,8 +9,8 @@ from planner.files.resolved_scenario import read_resolved_scenario, write_resolv
 from planner.files.scenario import read_scenario, scenario_schema
 from planner.scenario.cluster import Link
 from planner.scenario.profile import TimeTable
-from planner.scenario.scenario import ModelCode, Optimizer, Scenario, Training
-from planner.scenario.training import LearningRateSchedule
+from planner.scenario.scenario import ModelCode, Scenario
+from planner.scenario.training import LearningRateSchedule, Optimizer, Training
 from planner.systems.registry import make_plan
 from traces.common.errors import InputError
 from traces.trace import LinkTrace

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.core.step_program import compile_plan
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.cost.in_flight import fitting_depths
 from planner.plan.plan import Plan
 from planner.runs.memory_timeline import memory_timelines, peak_memory_bytes

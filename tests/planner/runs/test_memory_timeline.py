@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planner.adapt.policy import Decision
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.events.event import EventKind
 from planner.plan.plan import ORDERS, Pipeline, Plan, Replica, Stage
 from planner.runs.memory_timeline import leaders, memory_timelines, peak_memory_bytes

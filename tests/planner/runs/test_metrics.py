@@ -6,7 +6,8 @@ from planner.runs.metrics import measure, step_ends_s, wan_bytes
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import ModelProfile
-from planner.scenario.scenario import Scenario, Training
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Training
 
 NEAR, FAR = "near", "far"
 

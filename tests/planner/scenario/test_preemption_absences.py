@@ -5,8 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.scenario.faults import Absence, find_overlap
-from planner.scenario.preemption import absences_in_order, absences_of_nodes
+from planner.scenario.faults import Absence, absences_in_order, absences_of_nodes, find_overlap
 from traces.preemption.trace import NodeChange, PreemptionTrace, trace_of_counts
 
 # Node b leaves at 10 s; d comes at 12 s, when c is there already, and e at 20 s.

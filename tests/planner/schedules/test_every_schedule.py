@@ -14,7 +14,6 @@ from experiments.benches.simulation.longest_path import makespan_s
 from planner.schedules import HOLD_ALL, SCHEDULES, WHOLE
 from planner.schedules.dynamic import dynamic_orders
 from planner.schedules.kernel.bounds import lower_bound_s
-from planner.schedules.kernel.limits import is_within_limits, peak_bytes
 from planner.schedules.kernel.problem import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -22,6 +21,8 @@ from planner.schedules.kernel.problem import (
     FORWARD,
     Orders,
     SchedulingProblem,
+    is_within_limits,
+    peak_bytes,
 )
 from planner.schedules.kernel.timing import finish_s
 from traces.common.errors import InputError

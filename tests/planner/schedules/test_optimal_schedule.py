@@ -12,8 +12,7 @@ from experiments.benches.planning.pipeline_families import FAMILIES, Times, fami
 from planner.plan.actions import Action, Kind
 from planner.schedules import SCHEDULES
 from planner.schedules.kernel.bounds import lower_bound_s
-from planner.schedules.kernel.limits import is_within_limits
-from planner.schedules.kernel.problem import Orders, SchedulingProblem
+from planner.schedules.kernel.problem import Orders, SchedulingProblem, is_within_limits
 from planner.schedules.kernel.timing import finish_s
 from planner.schedules.optimal import solve
 from traces.common.errors import InputError

@@ -9,8 +9,7 @@ import pytest
 
 from experiments.benches.planning.pipeline_families import Times, problem_of
 from planner.schedules import SCHEDULES
-from planner.schedules.kernel.limits import peak_bytes, peak_live
-from planner.schedules.kernel.problem import KINDS, Orders, SchedulingProblem
+from planner.schedules.kernel.problem import KINDS, Orders, SchedulingProblem, peak_bytes, peak_live
 from planner.schedules.kernel.timing import finish_s, start_times_s
 from traces.common.errors import InputError
 

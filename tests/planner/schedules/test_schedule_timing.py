@@ -7,7 +7,7 @@ import pytest
 
 from experiments.benches.planning.pipeline_families import Times, problem_of
 from planner.plan.actions import parse_action
-from planner.schedules.kernel.merge_backwards import split_backwards
+from planner.schedules.kernel.annealing import split_backwards
 from planner.schedules.kernel.problem import Orders
 from planner.schedules.kernel.timing import finish_s, start_times_s
 from traces.common.errors import InputError

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.cost.network import ConstantRatePath
 from planner.scenario.effects import ComputeEffects, Effects
 from planner.step.evaluate import step_time_s, step_times_s

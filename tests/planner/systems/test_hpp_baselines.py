@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.stage_costs import levelled
 from planner.systems.registry import make_plan

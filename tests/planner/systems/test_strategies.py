@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import STRATEGIES, make_plan
 from tests.helpers.scenarios.builders import chain_scenario, mesh_scenario

@@ -13,8 +13,8 @@ from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Link
 from planner.scenario.effects import Effects, NetworkEffects
-from planner.scenario.scenario import Optimizer, Scenario
-from planner.scenario.training import LearningRateSchedule
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import LearningRateSchedule, Optimizer
 from planner.step.evaluate import step_time_s
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario

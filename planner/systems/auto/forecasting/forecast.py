@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
-from planner.adapt.observation import Observation
+from planner.adapt.policy import Observation
 from planner.cost.network import ConstantRatePath, Paths
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario

@@ -7,7 +7,7 @@ moving it for good, both ways; the first and the last layer of most models are s
 from collections.abc import Collection
 from dataclasses import replace
 
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.cost.in_flight import fitting_depths, latency_aware_depths
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario

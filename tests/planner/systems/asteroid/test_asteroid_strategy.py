@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.cost.in_flight import fitting_depths
 from planner.plan.plan import Replica, Stage
 from planner.scenario.cluster import Cluster

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from planner.cost.network import ConstantRatePath
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
+from planner.scenario.variants import in_window
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.objective import Objective
-from planner.systems.auto.robust import in_window, robust_cost_model, robust_rate, trace_windows
+from planner.systems.auto.robust import robust_cost_model, robust_rate, trace_windows
 from planner.systems.auto.strategy import plan_for, robust_plan
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.common.errors import InputError

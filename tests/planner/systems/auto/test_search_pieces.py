@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.plan.equivalence import alike_pipelines, change_alike, representatives
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster, Device

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.adapt.adaptation import Adaptation
-from planner.adapt.observation import Observation, observe
-from planner.check.check import check_plan
+from planner.adapt.policy import Observation, observe
+from planner.check import check_plan
 from planner.plan.plan import Plan
 from planner.runs.metrics import step_ends_s
 from planner.scenario.effects import ComputeEffects, Effects, Slowdown, Straggler

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.plan.microbatches import proportional_parts
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.scenario import Scenario
-from planner.systems.cloudless.strategy import EXCHANGE_STEPS, longest_exchange_s, proportional_parts, with_exchanges
+from planner.systems.cloudless.strategy import EXCHANGE_STEPS, longest_exchange_s, with_exchanges
 from planner.systems.registry import make_plan
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import mesh_scenario

@@ -3,13 +3,14 @@ from itertools import permutations, product
 
 import pytest
 
-from planner.check.check import check_plan
+from planner.check import check_plan
 from planner.cost.in_flight import plain_depths
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario.scenario import Optimizer, Scenario, Training
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Optimizer, Training
 from planner.systems.deepcee.strategy import Mechanisms, approximate_step_time_s, deepcee_with
 from planner.systems.registry import make_plan
 from sim.simulator import Simulator

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario.scenario import Scenario, Training
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import Training
 from planner.systems.deepcee.device_groups import PACKET_BYTES, device_areas, packet_times_s
 from tests.helpers.scenarios.builders import chain_scenario
 

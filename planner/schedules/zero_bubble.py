@@ -16,9 +16,32 @@ from collections import Counter
 
 from planner.plan.actions import Action, Kind
 from planner.schedules.dynamic import dynamic_orders
-from planner.schedules.kernel.limits import is_v_shaped, is_within_limits
-from planner.schedules.kernel.problem import Orders, SchedulingProblem
+from planner.schedules.kernel.problem import Orders, SchedulingProblem, is_v_shaped, is_within_limits, require_straight
+from planner.schedules.steady_state import take_turns
 from traces.common.errors import InputError
+
+
+def zb_h1(problem: SchedulingProblem) -> Orders:
+    """Return every worker's F, I and W.
+
+    Raises:
+        InputError: A worker holds several stages, or a microbatch does not fit into its memory.
+    """
+    require_straight(problem, "zb-h1")
+    depths = [min(problem.stages - stage, limit) for stage, limit in enumerate(problem.in_flight)]
+    return take_turns(problem, depths, range(problem.stages))
+
+
+def zb_h2(problem: SchedulingProblem) -> Orders:
+    """Return every worker's F, I and W.
+
+    Raises:
+        InputError: A worker holds several stages, or a microbatch does not fit into its memory.
+    """
+    require_straight(problem, "zb-h2")
+    stages = range(problem.stages)
+    depths = [min(2 * (problem.stages - stage) - 1, problem.in_flight[stage]) for stage in stages]
+    return take_turns(problem, depths, [2 * stage for stage in stages])
 
 
 def zb_v(problem: SchedulingProblem) -> Orders:
