@@ -1,23 +1,4 @@
-"""Compact zero bubble: no idle slot that can be avoided, over slow links too [assumed: ours, after DeepCEE/SpanTrain].
-
-Zero-bubble schedules know one transfer cost and equal stages. Here every stage has its own F, I and W, every link its
-latency and occupancy, microbatches may be unequal, and memory and ``in_flight`` are kept. With P = 3 stages, M = 4
-microbatches, F = I = W = 1 (B takes two slots), a latency of 1 on both links and room for 4::
-
-    stage 0  F0 F1 F2 F3 .. .. .. .. .. B0 .. B1 .. B2 .. B3 ..
-    stage 1  .. .. F0 F1 F2 .. .. I0 F3 I1 .. I2 W0 I3 W1 W2 W3
-    stage 2  .. .. .. .. F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3 ..
-
-There is no formula; the order is searched in three steps, all with fixed seeds, so that it is always the same:
-
-1. rules of list scheduling, stage by stage (`planner.schedules.kernel.rule_search`), beside the published schedules;
-2. moves of actions along the critical path of the best (`planner.schedules.kernel.annealing`);
-3. B in place of I and W where nothing is lost (`planner.schedules.kernel.annealing`).
-
-Never later than 1F1B, ZB-H1 or any other published schedule within the same limits; on the instances of the bench
-`schedules` 0.04 % above the proved optimum on average, 2.2 % at worst. Where microbatches are unlike, they may be taken
-in another order.
-"""
+"""Compact zero bubble and the portfolio of all schedules: orders that are searched for."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,7 +26,26 @@ _PUBLISHED = (one_f_one_b, zb_h1, zb_h2, interleaved_one_f_one_b, zb_v)
 
 
 def compact_zb(problem: SchedulingProblem) -> Orders:
-    """Return every worker's F, and I and W or B.
+    """Return orders that idle as little as possible, over slow links too [assumed: ours, after DeepCEE/SpanTrain].
+
+    Zero-bubble schedules know one transfer cost and equal stages. Here every stage has its own F, I and W, every link
+    its latency and transmission time, microbatches may be unequal, and memory and ``in_flight`` are respected. With
+    P = 3 stages, M = 4 microbatches, F = I = W = 1 (B takes two slots), a latency of 1 on both links and memory for 4::
+
+        stage 0  F0 F1 F2 F3 .. .. .. .. .. B0 .. B1 .. B2 .. B3 ..
+        stage 1  .. .. F0 F1 F2 .. .. I0 F3 I1 .. I2 W0 I3 W1 W2 W3
+        stage 2  .. .. .. .. F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3 ..
+
+    There is no formula; the order is searched in three steps, all with fixed seeds, so that it is always the same:
+
+    1. rules of list scheduling, stage by stage (`planner.schedules.kernel.rule_search`), beside the published
+       schedules;
+    2. moves of actions along the critical path of the best (`planner.schedules.kernel.annealing.anneal`);
+    3. B in place of I and W where nothing is lost (`planner.schedules.kernel.annealing.join_backwards`).
+
+    The result is never later than 1F1B, ZB-H1 or any other published schedule within the same limits; on the instances
+    of the bench `schedules` it is 0.04 % above the proved optimum on average, 2.2 % at worst. Where microbatches
+    differ, they may be taken in another order.
 
     Raises:
         InputError: A microbatch does not fit into a worker's memory.
@@ -84,7 +84,7 @@ def compact(problem: SchedulingProblem, starts: Sequence[Orders]) -> Orders:
     tables, first, random = tables_of(problem), first_actions(problem, split=True), np.random.default_rng(_SEED)
     goal_s, actions = lower_bound_s(problem), int(first[-1])
     makespan_s, sequence = _best_start(problem, starts)
-    trials = _RULE_ACTIONS // actions * (1 if tables.alike else 2)
+    trials = _RULE_ACTIONS // actions * (1 if tables.equal_microbatches else 2)
     entry = np.arange(problem.microbatches)
     ruled_s, ruled = search_rules(tables, first, _most_live(problem), entry, True, max(8, trials), goal_s, random)
     if ruled_s < makespan_s:

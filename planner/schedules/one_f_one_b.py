@@ -1,49 +1,72 @@
-"""1F1B: after a warm-up, one forward, one backward in turn (PipeDream-Flush, Narayanan et al., 2021) [paper].
-
-With P = 3 stages, M = 4 microbatches and depths 3, 2, 1::
-
-    stage 0  F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3
-    stage 1  .. F0 F1 .. B0 F2 B1 F3 B2 .. B3 ..
-    stage 2  .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. ..
-
-Makespan of equal stages without transfer time: (M + P - 1)(F + B), as GPipe, but stage s holds only its
-``in_flight`` microbatches, P - s here. Over slow links a greater depth hides the round trip. A stage holds fewer where
-memory ends, or where the stage before it holds fewer.
-"""
+"""GPipe, 1F1B and interleaved 1F1B: schedules whose backwards are whole."""
 
 from collections.abc import Iterator
 
 from planner.plan.actions import Action, Kind
 from planner.schedules.dynamic import dynamic_orders
 from planner.schedules.kernel.problem import Orders, SchedulingProblem, is_looped, is_within_limits, require_straight
-from planner.schedules.steady_state import take_turns
+from planner.schedules.steady_state import steady_state_orders
 from traces.common.errors import InputError
 
 
 def gpipe(problem: SchedulingProblem) -> Orders:
-    """Return every worker's forwards, then its backwards."""
+    """Return the orders of GPipe: all forwards, then all backwards (Huang et al., 2019) [paper].
+
+    With P = 3 stages and M = 4 microbatches::
+
+        stage 0  F0 F1 F2 F3 .. .. .. .. B0 B1 B2 B3
+        stage 1  .. F0 F1 F2 F3 .. .. B0 B1 B2 B3 ..
+        stage 2  .. .. F0 F1 F2 F3 B0 B1 B2 B3 .. ..
+
+    The makespan of equal stages without transfer time is (M + P - 1)(F + B). Every stage holds M microbatches at once,
+    whatever its ``in_flight`` and its worker's memory say. A worker with several stages takes them one after the other,
+    from the first for F and from the last for B (looped, breadth-first: Lamy-Poirier, 2023 [paper]).
+    """
     microbatches = range(problem.microbatches)
     return Orders.from_actions(
         [
-            *(Action(stage, Kind.FORWARD, microbatch) for stage in held for microbatch in microbatches),
-            *(Action(stage, Kind.BACKWARD, microbatch) for stage in reversed(held) for microbatch in microbatches),
+            *(Action(stage, Kind.FORWARD, microbatch) for stage in stages for microbatch in microbatches),
+            *(Action(stage, Kind.BACKWARD, microbatch) for stage in reversed(stages) for microbatch in microbatches),
         ]
-        for held in map(problem.stages_of, range(problem.worker_count))
+        for stages in map(problem.stages_of, range(problem.worker_count))
     )
 
 
 def one_f_one_b(problem: SchedulingProblem) -> Orders:
-    """Return every worker's forwards and backwards in turn.
+    """Return the orders of 1F1B: a warm-up, then forwards and backwards in turn (PipeDream-Flush) [paper].
+
+    With P = 3 stages, M = 4 microbatches and depths 3, 2, 1 (Narayanan et al., 2021)::
+
+        stage 0  F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3
+        stage 1  .. F0 F1 .. B0 F2 B1 F3 B2 .. B3 ..
+        stage 2  .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. ..
+
+    The makespan of equal stages without transfer time is that of GPipe, (M + P - 1)(F + B), but stage s holds only its
+    ``in_flight`` microbatches, P - s here. Over slow links a greater depth hides the round trip. A stage holds fewer
+    where memory ends, or where the stage before it holds fewer.
 
     Raises:
         InputError: A worker holds several stages, or a microbatch does not fit into its memory.
     """
     require_straight(problem, "1f1b")
-    return take_turns(problem, problem.in_flight)
+    return steady_state_orders(problem, problem.in_flight)
 
 
 def interleaved_one_f_one_b(problem: SchedulingProblem) -> Orders:
-    """Return every worker's forwards and backwards in turn.
+    """Return the orders of interleaved 1F1B: several stages a worker shorten the warm-up [paper].
+
+    Worker w of P holds the V stages w, w + P, w + 2P, ... (Narayanan et al., 2021). With P = 2, V = 2 and M = 4
+    microbatches::
+
+        worker 0  0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 ... 2B2 ... 2B3 0B2 0B3
+        worker 1  ... 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3 ...
+
+    Microbatches go in groups of P: each worker does a group's forwards on its first stage, then on its second, and so
+    on; backwards from its last stage to its first. Worker w begins (V - 1)P + 2(P - 1 - w) forwards before its first
+    backward, then takes turns. The makespan of equal stages (a stage's F and B being 1/V of a worker's) without
+    transfer time is MV(F + B) + (P - 1)(F + B): V times less bubble than 1F1B for V times the traffic. These are
+    torch's orders where P divides M; otherwise the last group lacks the microbatches that do not exist. Where a stage's
+    ``in_flight`` or a worker's memory holds less, `planner.schedules.dynamic.dynamic_orders` keeps within these limits.
 
     Raises:
         InputError: Stages do not go round the workers, or a microbatch does not fit into a worker's memory.
@@ -54,27 +77,27 @@ def interleaved_one_f_one_b(problem: SchedulingProblem) -> Orders:
             where="schedule 'interleaved-1f1b'",
             valid="stages go round the workers in turn: 0, 1, 0, 1 for two workers with two stages each",
         )
-    rows: dict[int, list[Action]] = {}
-    for position in range(problem.worker_count):
-        rows[problem.workers[position]] = _row(problem, position)
+    rows = {
+        worker: _interleaved(problem, place) for place, worker in enumerate(problem.workers[: problem.worker_count])
+    }
     orders = Orders.from_actions(rows[worker] for worker in range(problem.worker_count))
     return orders if is_within_limits(problem, orders) else dynamic_orders(problem, split=False)
 
 
-def _row(problem: SchedulingProblem, position: int) -> list[Action]:
-    count, held = problem.worker_count, problem.stages // problem.worker_count
-    ahead = (held - 1) * count + 2 * (count - 1 - position)
-    stages = [position + chunk * count for chunk in range(held)]
+def _interleaved(problem: SchedulingProblem, place: int) -> list[Action]:
+    """Return the actions of the worker that is ``place``-th in the ring."""
+    count, chunks = problem.worker_count, problem.stages // problem.worker_count
+    stages = range(place, problem.stages, count)
     forwards = list(_in_groups(problem, Kind.FORWARD, stages))
     backwards = list(_in_groups(problem, Kind.BACKWARD, stages[::-1]))
-    ahead = min(ahead, len(forwards))
-    turns = (action for pair in zip(forwards[ahead:], backwards, strict=False) for action in pair)
-    row = [*forwards[:ahead], *turns, *backwards[len(forwards) - ahead :]]
+    warm_up = min((chunks - 1) * count + 2 * (count - 1 - place), len(forwards))
+    turns = (action for pair in zip(forwards[warm_up:], backwards, strict=False) for action in pair)
+    row = [*forwards[:warm_up], *turns, *backwards[len(forwards) - warm_up :]]
     return [action for action in row if action.microbatch < problem.microbatches]
 
 
-def _in_groups(problem: SchedulingProblem, kind: Kind, stages: list[int]) -> Iterator[Action]:
-    """All actions of a kind, with microbatches up to a whole number of groups."""
+def _in_groups(problem: SchedulingProblem, kind: Kind, stages: range) -> Iterator[Action]:
+    """Yield all actions of a kind, with microbatches up to a whole number of groups."""
     size = problem.worker_count
     for first in range(0, problem.microbatches, size):
         for stage in stages:

@@ -1,39 +1,49 @@
-"""ZB-V: no bubble within the memory of 1F1B, for twice the traffic (Qi et al., Zero Bubble, 2023) [paper].
-
-2P stages lie in a V: worker w of P holds stage w on the way down and stage 2P - 1 - w on the way up, so that the last
-stage's gradient starts where its activation ends. With P = 2 and M = 4 microbatches::
-
-    worker 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3 ...
-    worker 1  ... 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3
-
-With F = I = W, no transfer time and M >= 2P - 1 no worker idles between its first and its last action: the makespan is
-(P - 1)F + 2M(F + I + W), and every worker holds 2P activations of its (half as large) stages at most. Over a slow link
-each microbatch crosses it twice as often. Where a stage's ``in_flight`` or a worker's memory holds less, workers take
-what is ready within these limits instead, I first and W last.
-"""
+"""ZB-H1, ZB-H2 and ZB-V: zero-bubble schedules, which split backwards into I and W (Qi et al., 2023) [paper]."""
 
 from collections import Counter
 
 from planner.plan.actions import Action, Kind
 from planner.schedules.dynamic import dynamic_orders
 from planner.schedules.kernel.problem import Orders, SchedulingProblem, is_v_shaped, is_within_limits, require_straight
-from planner.schedules.steady_state import take_turns
+from planner.schedules.steady_state import steady_state_orders
 from traces.common.errors import InputError
 
 
 def zb_h1(problem: SchedulingProblem) -> Orders:
-    """Return every worker's F, I and W.
+    """Return the orders of ZB-H1, which stays within the memory of 1F1B.
+
+    With P = 3 stages and M = 4 microbatches::
+
+        stage 0  F0 F1 F2 .. .. I0 W0 F3 I1 W1 I2 W2 I3 W3
+        stage 1  .. F0 F1 .. I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+        stage 2  .. .. F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+
+    Stage s runs P - s microbatches ahead and does W s microbatches later, so that every stage holds P at most, between
+    the start of F and the end of W. The makespan of M >= P microbatches on equal stages without transfer time is
+    M(F + I + W) + (P - 1)(F + I - min(F, I, W)), a third of the bubble of 1F1B where F = I = W. A stage runs less far
+    ahead where its ``in_flight`` or its memory says so.
 
     Raises:
         InputError: A worker holds several stages, or a microbatch does not fit into its memory.
     """
     require_straight(problem, "zb-h1")
     depths = [min(problem.stages - stage, limit) for stage, limit in enumerate(problem.in_flight)]
-    return take_turns(problem, depths, range(problem.stages))
+    return steady_state_orders(problem, depths, range(problem.stages))
 
 
 def zb_h2(problem: SchedulingProblem) -> Orders:
-    """Return every worker's F, I and W.
+    """Return the orders of ZB-H2: no bubble, for about twice the memory of 1F1B.
+
+    With P = 3 stages and M = 6 microbatches::
+
+        stage 0  F0 F1 F2 F3 F4 I0 W0 F5 I1 W1 I2 W2 I3 W3 I4 W4 I5 W5 .. ..
+        stage 1  .. F0 F1 F2 I0 F3 I1 F4 I2 W0 F5 I3 W1 I4 W2 I5 W3 W4 W5 ..
+        stage 2  .. .. F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 F5 I5 W1 W2 W3 W4 W5
+
+    Stage s runs 2P - 2s - 1 microbatches ahead and does W 2s microbatches later, so that every stage holds 2P - 1 at
+    most, between the start of F and the end of W. With F = I = W, no transfer time and M >= 2P - 1 no stage idles
+    between its first and its last action: the makespan is (P - 1)F + M(F + I + W). A stage runs less far ahead where
+    its ``in_flight`` or its memory says so.
 
     Raises:
         InputError: A worker holds several stages, or a microbatch does not fit into its memory.
@@ -41,11 +51,22 @@ def zb_h2(problem: SchedulingProblem) -> Orders:
     require_straight(problem, "zb-h2")
     stages = range(problem.stages)
     depths = [min(2 * (problem.stages - stage) - 1, problem.in_flight[stage]) for stage in stages]
-    return take_turns(problem, depths, [2 * stage for stage in stages])
+    return steady_state_orders(problem, depths, [2 * stage for stage in stages])
 
 
 def zb_v(problem: SchedulingProblem) -> Orders:
-    """Return every worker's F, I and W.
+    """Return the orders of ZB-V: no bubble within the memory of 1F1B, for twice the traffic.
+
+    2P stages lie in a V: worker w of P holds stage w on the way down and stage 2P - 1 - w on the way up, so that the
+    last stage's gradient starts where its activation ends. With P = 2 and M = 4 microbatches::
+
+        worker 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3 ...
+        worker 1  ... 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3
+
+    With F = I = W, no transfer time and M >= 2P - 1 no worker idles between its first and its last action: the makespan
+    is (P - 1)F + 2M(F + I + W), and every worker holds 2P activations of its (half as large) stages at most. Over a
+    slow link each microbatch travels twice as often. Where a stage's ``in_flight`` or a worker's memory holds less,
+    `planner.schedules.dynamic.dynamic_orders` keeps within these limits.
 
     Raises:
         InputError: Stages do not lie in a V, or a microbatch does not fit into a worker's memory.
@@ -56,14 +77,15 @@ def zb_v(problem: SchedulingProblem) -> Orders:
             where="schedule 'zb-v'",
             valid="stages go down the workers and back up: 0, 1, 1, 0 for two workers",
         )
-    rows = {worker: _row(problem, position) for position, worker in enumerate(problem.workers[: problem.worker_count])}
+    rows = {worker: _v_shaped(problem, place) for place, worker in enumerate(problem.workers[: problem.worker_count])}
     orders = Orders.from_actions(rows[worker] for worker in range(problem.worker_count))
     return orders if is_within_limits(problem, orders) else dynamic_orders(problem, split=True)
 
 
-def _row(problem: SchedulingProblem, position: int) -> list[Action]:
-    count, down, up = problem.worker_count, position, problem.stages - 1 - position
-    microbatches = max(problem.microbatches, 2 * count - 1)
+def _v_shaped(problem: SchedulingProblem, place: int) -> list[Action]:
+    """Return the actions of the worker that is ``place``-th on the way down."""
+    down, up, ahead = place, problem.stages - 1 - place, problem.worker_count - place
+    microbatches = max(problem.microbatches, 2 * problem.worker_count - 1)
     row: list[Action] = []
     done: Counter[tuple[int, str]] = Counter()
 
@@ -74,19 +96,19 @@ def _row(problem: SchedulingProblem, position: int) -> list[Action]:
                 row.append(Action(stage, Kind(kind), done[stage, kind]))
                 done[stage, kind] += 1
 
-    add(down, "F" * (2 * (count - position) - 1))
-    for _ in range(position):
+    add(down, "F" * (2 * ahead - 1))
+    for _ in range(place):
         add(up, "F")
         add(down, "F")
-    for _ in range(count - position):
+    for _ in range(ahead):
         add(up, "FIW")
     while done[up, "F"] < microbatches:
         add(down, "FIW")
         add(up, "FIW")
-    for _ in range(position):
+    for _ in range(place):
         add(down, "I")
         add(up, "I")
-    for _ in range(count - position):
+    for _ in range(ahead):
         add(down, "IW")
     add(up, "W" * microbatches)
     add(down, "W" * microbatches)

@@ -45,8 +45,8 @@ def _content(problem: SchedulingProblem) -> tuple[object, ...]:
                 problem.forward_s,
                 problem.backward_input_s,
                 problem.backward_weight_s,
-                problem.forward_occupancy_s,
-                problem.backward_occupancy_s,
+                problem.forward_transmission_s,
+                problem.backward_transmission_s,
                 problem.forward_latency_s,
                 problem.backward_latency_s,
                 problem.activation_bytes,
@@ -136,7 +136,7 @@ def hiding_depths(pipeline: Pipeline, scenario: Scenario, compression: str = "no
     """
     problem = scheduling_problem(pipeline, scenario, compression)
     total_s = problem.forward_s + problem.backward_input_s + problem.backward_weight_s
-    busy_s = (problem.forward_occupancy_s + problem.backward_occupancy_s).max(axis=1) / 2
+    busy_s = (problem.forward_transmission_s + problem.backward_transmission_s).max(axis=1) / 2
     latency_s = (problem.forward_latency_s + problem.backward_latency_s) / 2
     wanted = latency_aware_depths(total_s.max(axis=1).tolist(), busy_s.tolist(), latency_s.tolist())
     fitted = fitting_depths(wanted, pipeline.stages, scenario, pipeline.microbatches)

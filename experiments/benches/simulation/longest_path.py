@@ -59,7 +59,7 @@ def times_of(
     boundary = stage[sender] - ~forward
     carried = microbatch[sender]
     transmission_s = np.where(
-        forward, problem.forward_occupancy_s[boundary, carried], problem.backward_occupancy_s[boundary, carried]
+        forward, problem.forward_transmission_s[boundary, carried], problem.backward_transmission_s[boundary, carried]
     )
     latency_s = np.where(forward, problem.forward_latency_s[boundary], problem.backward_latency_s[boundary])
     return duration_s, transmission_s, latency_s, np.zeros(len(sender), np.bool_)

@@ -65,11 +65,11 @@ class PlainPipeline:
         problem, boundary = self._problem, min(stage, target)
         if way == "forward":
             channel = self._forward[boundary]
-            transmission_s = problem.forward_occupancy_s[boundary, microbatch]
+            transmission_s = problem.forward_transmission_s[boundary, microbatch]
             latency_s = problem.forward_latency_s[boundary]
         else:
             channel = self._backward[boundary]
-            transmission_s = problem.backward_occupancy_s[boundary, microbatch]
+            transmission_s = problem.backward_transmission_s[boundary, microbatch]
             latency_s = problem.backward_latency_s[boundary]
         with channel.request() as turn:
             yield turn

@@ -58,16 +58,18 @@ def anneal(tables: Tables, first: Ints, sequence: Ints, trials: int, goal_s: flo
             moved = False
         origin, target = _propose(path, block_first, block_last, length, random)
         worker = _worker_of(tables, sequence[origin])
-        if not first[worker] <= target < first[worker + 1] or not _shift(sequence, origin, target, tables.alike):
+        if not first[worker] <= target < first[worker + 1] or not _shift(
+            sequence, origin, target, tables.equal_microbatches
+        ):
             continue
         if not _is_feasible(tables, first, sequence, worker):
-            _shift(sequence, target, origin, tables.alike)
+            _shift(sequence, target, origin, tables.equal_microbatches)
             continue
         limit_s = (current_s - temperature_s * np.log(1 - random.random())) * (1 + _SAME)
         makespan_s, new_last = trace(tables, first, sequence, float(limit_s), starts_s, new_causes)
         trial, temperature_s = trial + 1, temperature_s * cooling
         if makespan_s > limit_s:
-            _shift(sequence, target, origin, tables.alike)
+            _shift(sequence, target, origin, tables.equal_microbatches)
             continue
         current_s, last, moved = makespan_s, new_last, True
         causes, new_causes = new_causes, causes

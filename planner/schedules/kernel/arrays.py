@@ -52,7 +52,7 @@ class Tables(NamedTuple):
         capacity_bytes: [workers], a grain above the problem's.
         reserve_bytes: What the backward that recomputes the most takes, [workers].
         in_flight: [stages].
-        alike: Whether microbatches are interchangeable.
+        equal_microbatches: Whether all microbatches take the same times and bytes, so that they are interchangeable.
     """
 
     worker: Ints
@@ -70,7 +70,7 @@ class Tables(NamedTuple):
     capacity_bytes: Floats
     reserve_bytes: Floats
     in_flight: Ints
-    alike: bool
+    equal_microbatches: bool
 
 
 def tables_of(problem: SchedulingProblem) -> Tables:
@@ -80,7 +80,7 @@ def tables_of(problem: SchedulingProblem) -> Tables:
     counts = np.bincount(worker, minlength=problem.worker_count)
     channel, channels = _channels(problem)
     transmission_s, latency_s = np.zeros((2, stages, microbatches)), np.zeros((2, stages))
-    transmission_s[DOWN, :-1], transmission_s[UP, 1:] = problem.forward_occupancy_s, problem.backward_occupancy_s
+    transmission_s[DOWN, :-1], transmission_s[UP, 1:] = problem.forward_transmission_s, problem.backward_transmission_s
     latency_s[DOWN, :-1], latency_s[UP, 1:] = problem.forward_latency_s, problem.backward_latency_s
     inputs_s, weights_s = problem.backward_input_s, problem.backward_weight_s
     duration_s = np.stack([problem.forward_s, inputs_s + weights_s, inputs_s, weights_s])
@@ -100,7 +100,7 @@ def tables_of(problem: SchedulingProblem) -> Tables:
         np.asarray(problem.capacity_bytes, dtype=np.float64) * (1 + GRACE),
         problem.reserve_bytes,
         np.array(problem.in_flight, dtype=np.int64),
-        problem.has_alike_microbatches,
+        problem.has_equal_microbatches,
     )
 
 
@@ -108,7 +108,7 @@ def _channels(problem: SchedulingProblem) -> tuple[Ints, int]:
     """Number the ordered pairs of workers that send to each other."""
     channel = np.full((2, problem.stages), -1, dtype=np.int64)
     numbers: dict[tuple[int, int], int] = {}
-    for stage, crossing in enumerate(problem.crossings()):
+    for stage, crossing in enumerate(problem.between_workers()):
         if crossing:
             left, right = problem.workers[stage], problem.workers[stage + 1]
             channel[DOWN, stage] = numbers.setdefault((left, right), len(numbers))

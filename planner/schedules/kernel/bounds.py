@@ -57,10 +57,10 @@ def lower_bound_s(problem: SchedulingProblem) -> float:
 def _paths(problem: SchedulingProblem) -> _Paths:
     shape = problem.forward_s.shape
     down, up = np.zeros(shape), np.zeros(shape)
-    for stage, crossing in enumerate(problem.crossings()):
+    for stage, crossing in enumerate(problem.between_workers()):
         if crossing:
-            down[stage] = problem.forward_occupancy_s[stage] + problem.forward_latency_s[stage]
-            up[stage + 1] = problem.backward_occupancy_s[stage] + problem.backward_latency_s[stage]
+            down[stage] = problem.forward_transmission_s[stage] + problem.forward_latency_s[stage]
+            up[stage + 1] = problem.backward_transmission_s[stage] + problem.backward_latency_s[stage]
     head, trip, tail, rest = (np.zeros(shape) for _ in range(4))
     tail[0] = problem.backward_weight_s[0]
     for stage in range(1, problem.stages):
@@ -94,16 +94,16 @@ def _window_bound_s(problem: SchedulingProblem, paths: _Paths, stage: int) -> fl
 def _channel_bounds_s(problem: SchedulingProblem, paths: _Paths) -> list[float]:
     """Per channel: the first transfer's start, all occupancies, and the way of the last one to the end."""
     parts: dict[tuple[int, int], list[tuple[float, float, float]]] = defaultdict(list)
-    for stage, crossing in enumerate(problem.crossings()):
+    for stage, crossing in enumerate(problem.between_workers()):
         if not crossing:
             continue
         left, right = problem.workers[stage], problem.workers[stage + 1]
         begin = (paths.head[stage] + problem.forward_s[stage]).min()
         after = problem.forward_latency_s[stage] + paths.rest[stage + 1].min()
-        parts[left, right].append((begin, problem.forward_occupancy_s[stage].sum(), after))
+        parts[left, right].append((begin, problem.forward_transmission_s[stage].sum(), after))
         begin = (paths.head[stage + 1] + paths.trip[stage + 1]).min()
         after = problem.backward_latency_s[stage] + (problem.backward_input_s[stage] + paths.tail[stage]).min()
-        parts[right, left].append((begin, problem.backward_occupancy_s[stage].sum(), after))
+        parts[right, left].append((begin, problem.backward_transmission_s[stage].sum(), after))
     return [
         float(
             min(begin for begin, _, _ in each) + sum(load for _, load, _ in each) + min(after for _, _, after in each)

@@ -82,7 +82,7 @@ class ScheduleModel:
             start, size = self._variable(), int(self.duration[kind, stage, microbatch])
             self.start[kind, stage, microbatch] = start
             intervals[self.problem.workers[stage]].append(self.model.new_fixed_size_interval_var(start, size, ""))
-            if microbatch and self.tables.alike:
+            if microbatch and self.tables.equal_microbatches:
                 self.model.add(start >= self._end(kind, stage, microbatch - 1))
         for own in intervals.values():
             self.model.add_no_overlap(own)
@@ -151,7 +151,7 @@ class ScheduleModel:
 
     def _limit(self, held: list[tuple[Any, Any, int]], capacity: int) -> None:
         sizes = [size for _, _, size in held]
-        if self.tables.alike and len(held) == self.problem.microbatches:
+        if self.tables.equal_microbatches and len(held) == self.problem.microbatches:
             # Alike microbatches begin and end in order: each waits for the one that makes room for it.
             room = capacity // sizes[0] if sizes[0] else len(held)
             for (_, end, _), (begin, _, _) in zip(held, held[room:], strict=False):

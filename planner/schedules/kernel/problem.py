@@ -1,4 +1,4 @@
-"""What a scheduler knows of one pipeline: durations, transfers, memory, and which worker holds which stage."""
+"""One pipeline as a scheduler sees it, the orders of its workers' actions, and whether these keep within its limits."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,29 +21,29 @@ GRACE = 1e-9
 class SchedulingProblem:
     """One step of one pipeline, to be put in order.
 
-    A worker runs its actions in order, one at a time. F of stage s needs the output of F of stage s - 1, I (or B) of
-    stage s the gradient of I (or B) of stage s + 1 and its own F, W its own I. A transfer is handed over when the
-    action that made it ends. The channel from one worker to another carries the activations and gradients of all
-    their stages one at a time, first come, first served: each keeps it busy for its occupancy and arrives one latency
-    later, or with one before it that arrives later. Between stages of one worker nothing takes time. B is I and W in
-    one action; its gradient leaves at its end.
+    A worker runs its actions in order, one at a time. F of stage s needs the output of F of stage s - 1; I (or B) of
+    stage s needs the gradient of I (or B) of stage s + 1 and its own F; W needs its own I. A transfer is sent when the
+    action that made it ends. The channel from one worker to another carries the activations and gradients of all their
+    stages one at a time, first come, first served: a transfer occupies it for its transmission time and arrives one
+    latency later, never before the transfer ahead of it. Between stages of one worker nothing takes time. B is I and W
+    in one action; its gradient leaves at its end.
 
     Attributes:
-        workers: Stage to the worker that holds it; a worker is the replicas that share one order.
-        in_flight: Stage to the most microbatches that it may hold between the start of F and the end of I or B,
-            chosen by the plan; a schedule says whether it heeds them.
+        workers: Number of the worker that holds each stage, [stages]; a worker is the replicas that share one order.
+        in_flight: Most microbatches that a stage may hold between the start of F and the end of I or B, [stages]. The
+            plan chooses them; a schedule says whether it respects them.
         forward_s: Seconds of F, [stages, microbatches].
         backward_input_s: Seconds of I, [stages, microbatches].
         backward_weight_s: Seconds of W, [stages, microbatches].
-        forward_occupancy_s: Seconds for which an activation keeps the channel from stage s to s + 1 busy,
+        forward_transmission_s: Seconds for which an activation occupies the channel from stage s to s + 1,
             [stages - 1, microbatches].
-        backward_occupancy_s: Seconds for which a gradient keeps the channel from stage s + 1 to s busy,
+        backward_transmission_s: Seconds for which a gradient occupies the channel from stage s + 1 to s,
             [stages - 1, microbatches].
-        forward_latency_s: Seconds on the way from stage s to s + 1, [stages - 1].
-        backward_latency_s: Seconds on the way from stage s + 1 to s, [stages - 1].
+        forward_latency_s: Propagation seconds from stage s to s + 1, [stages - 1].
+        backward_latency_s: Propagation seconds from stage s + 1 to s, [stages - 1].
         activation_bytes: Bytes held from the start of F until the end of I or B, [stages, microbatches].
-        weight_bytes: Bytes held from then until the end of W, [stages, microbatches]. Where they are more than those,
-            since the stage recomputes, they are there from the start of I or B on: B holds them while it runs.
+        weight_bytes: Bytes held from then until the end of W, [stages, microbatches]. Where they exceed
+            ``activation_bytes``, since the stage recomputes, they are held from the start of I or B on.
         capacity_bytes: Bytes that activations may fill, [workers]; may be infinite.
     """
 
@@ -52,8 +52,8 @@ class SchedulingProblem:
     forward_s: Floats
     backward_input_s: Floats
     backward_weight_s: Floats
-    forward_occupancy_s: Floats
-    backward_occupancy_s: Floats
+    forward_transmission_s: Floats
+    backward_transmission_s: Floats
     forward_latency_s: Floats
     backward_latency_s: Floats
     activation_bytes: Floats
@@ -76,14 +76,14 @@ class SchedulingProblem:
         return max(self.workers) + 1
 
     @property
-    def has_alike_microbatches(self) -> bool:
+    def has_equal_microbatches(self) -> bool:
         """Whether all microbatches take the same times and bytes."""
         tables = (
             self.forward_s,
             self.backward_input_s,
             self.backward_weight_s,
-            self.forward_occupancy_s,
-            self.backward_occupancy_s,
+            self.forward_transmission_s,
+            self.backward_transmission_s,
             self.activation_bytes,
             self.weight_bytes,
         )
@@ -91,30 +91,34 @@ class SchedulingProblem:
 
     @property
     def recomputed_bytes(self) -> Floats:
-        """Bytes that I or B takes when it starts, beyond those that are held for it, [stages, microbatches]."""
+        """Bytes that I or B allocates at its start beyond the activations held for it, [stages, microbatches]."""
         return np.maximum(self.weight_bytes - self.activation_bytes, 0.0)
 
     @property
     def reserve_bytes(self) -> Floats:
-        """What the backward that recomputes the most takes, [workers]; forwards leave it free."""
+        """Most bytes that any one backward recomputes, [workers]; forwards leave them free."""
         reserve = np.zeros(self.worker_count)
         np.maximum.at(reserve, np.array(self.workers), self.recomputed_bytes.max(axis=1, initial=0.0))
         return reserve
+
+    @property
+    def change_bytes(self) -> Floats:
+        """Bytes by which an action changes what its worker holds, [kind, stages, microbatches]."""
+        activations, weights = self.activation_bytes, self.weight_bytes
+        return np.stack([activations, -activations, weights - activations, -weights])
 
     def stages_of(self, worker: int) -> tuple[int, ...]:
         """Return the stages that a worker holds, in order."""
         return tuple(stage for stage, holder in enumerate(self.workers) if holder == worker)
 
-    def crossings(self) -> tuple[bool, ...]:
+    def between_workers(self) -> tuple[bool, ...]:
         """Return for each boundary between stages s and s + 1 whether it lies between two workers."""
         return tuple(left != right for left, right in pairwise(self.workers))
 
 
-# The number of a kind is its place here.
+# The number of a kind is its index here.
 KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(4)
-
-_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -122,10 +126,10 @@ class Orders:
     """The actions of all workers, one worker after the other, each worker's in the order in which it does them.
 
     Attributes:
-        first_action: Where each worker's actions begin, and after the last one the number of all, int64 [workers + 1].
+        first_action: Index of each worker's first action, then the number of all actions; int64 [workers + 1].
         kind: Number of the kind: 0 is F, 1 is B, 2 is I, 3 is W; int8 [actions].
-        stage: int32 [actions].
-        microbatch: int32 [actions].
+        stage: Index of the action's stage; int32 [actions].
+        microbatch: Index of the action's microbatch; int32 [actions].
     """
 
     first_action: NDArray[np.int64]
@@ -135,14 +139,14 @@ class Orders:
 
     @classmethod
     def from_actions(cls, rows: Iterable[Sequence[Action]]) -> "Orders":
-        """Return the orders that the rows say, one row per worker."""
+        """Return the orders with one row of actions per worker."""
         listed = [tuple(row) for row in rows]
-        every = [action for row in listed for action in row]
+        actions = [action for row in listed for action in row]
         return cls(
             np.cumsum([0, *map(len, listed)], dtype=np.int64),
-            np.array([_NUMBERS[action.kind] for action in every], dtype=np.int8),
-            np.array([action.stage for action in every], dtype=np.int32),
-            np.array([action.microbatch for action in every], dtype=np.int32),
+            np.array([KINDS.index(action.kind) for action in actions], dtype=np.int8),
+            np.array([action.stage for action in actions], dtype=np.int32),
+            np.array([action.microbatch for action in actions], dtype=np.int32),
         )
 
     @property
@@ -159,14 +163,10 @@ class Orders:
 
 def peak_bytes(problem: SchedulingProblem, orders: Orders) -> Floats:
     """Return the most bytes of activations that each worker holds at once, [workers]."""
-    activation_bytes = problem.activation_bytes[orders.stage, orders.microbatch]
-    weight_bytes = problem.weight_bytes[orders.stage, orders.microbatch]
-    change_bytes = np.where(orders.kind == FORWARD, activation_bytes, -activation_bytes)
-    change_bytes = np.where(orders.kind == BACKWARD_INPUT, weight_bytes - activation_bytes, change_bytes)
-    change_bytes = np.where(orders.kind == BACKWARD_WEIGHT, -weight_bytes, change_bytes)
-    # What B recomputes comes and goes with it; of I it is among the weight's bytes.
-    recomputed_bytes = problem.recomputed_bytes[orders.stage, orders.microbatch]
-    within_bytes = np.where(orders.kind == BACKWARD, activation_bytes + recomputed_bytes, 0.0)
+    change_bytes = problem.change_bytes[orders.kind, orders.stage, orders.microbatch]
+    # B holds what it recomputes only while it runs; with I it is among the weight's bytes.
+    during_bytes = (problem.activation_bytes + problem.recomputed_bytes)[orders.stage, orders.microbatch]
+    within_bytes = np.where(orders.kind == BACKWARD, during_bytes, 0.0)
     rows = zip(*(np.split(each, orders.first_action[1:-1]) for each in (change_bytes, within_bytes)), strict=True)
     return np.array([(np.cumsum(change) + within).max(initial=0.0) for change, within in rows])
 
@@ -178,24 +178,19 @@ def peak_live(problem: SchedulingProblem, orders: Orders) -> Ints:
 
 
 def is_within_limits(problem: SchedulingProblem, orders: Orders) -> bool:
-    """Whether orders keep within every worker's memory and every stage's ``in_flight``."""
+    """Return whether orders keep within every worker's memory and every stage's ``in_flight``."""
     fits = np.all(peak_bytes(problem, orders) <= problem.capacity_bytes * (1 + GRACE))
     return bool(fits and np.all(peak_live(problem, orders) <= np.array(problem.in_flight)))
 
 
-def is_straight(workers: tuple[int, ...]) -> bool:
-    """Whether every worker holds one stage."""
-    return len(set(workers)) == len(workers)
-
-
 def is_looped(workers: tuple[int, ...]) -> bool:
-    """Whether stages go round the workers in turn, so that worker 0 of P holds stages 0, P, 2P, ..."""
+    """Return whether stages go round the workers in turn, so that worker 0 of P holds stages 0, P, 2P, ..."""
     count = len(set(workers))
     return len(workers) % count == 0 and all(holder == workers[stage % count] for stage, holder in enumerate(workers))
 
 
 def is_v_shaped(workers: tuple[int, ...]) -> bool:
-    """Whether the worker of stage s holds stage 2P - 1 - s too, of 2P stages on P workers."""
+    """Return whether the worker of stage s also holds stage 2P - 1 - s, of 2P stages on P workers."""
     return len(workers) == 2 * len(set(workers)) and workers == workers[::-1]
 
 
@@ -203,11 +198,11 @@ def require_straight(problem: SchedulingProblem, name: str) -> None:
     """Refuse a pipeline whose workers hold several stages.
 
     Raises:
-        InputError: A worker does, so schedule ``name`` says nothing about its order.
+        InputError: A worker holds several stages, whose order schedule ``name`` does not define.
     """
-    if not is_straight(problem.workers):
+    if len(set(problem.workers)) < problem.stages:
         raise InputError(
-            f"{problem.stages} stages on {problem.worker_count} workers",
+            f"the pipeline has {problem.stages} stages on {problem.worker_count} workers",
             where=f"schedule '{name}'",
             valid="it orders one stage a worker; take interleaved-1f1b, zb-v, compact-zb or portfolio",
         )

@@ -54,7 +54,7 @@ def search_rules(
         else:
             _copy(best, trial)
             for _ in range(random.integers(1, 3)):
-                _change(trial, most_live, tables.alike, random)
+                _change(trial, most_live, tables.equal_microbatches, random)
         count += 1
         makespan_s = list_schedule(tables, trial, first, best_s, sequence)
         if makespan_s < best_s or (makespan_s == best_s and not starting):

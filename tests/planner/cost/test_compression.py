@@ -74,7 +74,7 @@ def test_schedules_and_steps_know_the_smaller_transfers(compression: str, sample
     plan = replace(chain_plan(scenario, microbatches=[2]), compression=compression)
     problem = scheduling_problem(plan.pipelines[0], scenario, compression)
     seconds = 2 * sample_bytes / 1000
-    assert problem.forward_occupancy_s.tolist() == problem.backward_occupancy_s.tolist() == [[seconds]]
+    assert problem.forward_transmission_s.tolist() == problem.backward_transmission_s.tolist() == [[seconds]]
     assert step_time_s(plan, scenario) == pytest.approx(8 + 2 * seconds)
 
 

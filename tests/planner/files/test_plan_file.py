@@ -152,7 +152,7 @@ def test_an_unknown_key_is_answered_with_its_line_and_the_closest(tmp_path: Path
         (
             lambda plan: plan.update(synchronisation={"methd": "ma"}),
             "synchronisation.methd",
-            "did you mean 'method'? valid: method, algorithm, every, staleness_bound",
+            "did you mean 'method'? valid: method, algorithm, interval_steps, staleness_bound",
         ),
     ],
 )

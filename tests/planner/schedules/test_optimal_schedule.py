@@ -63,7 +63,7 @@ def best_of_all_s(problem: SchedulingProblem) -> float:
     for worker in range(problem.worker_count):
         pairs = list(product(problem.stages_of(worker), range(problem.microbatches)))
         chains = [[Action(stage, kind, microbatch) for kind in kinds] for stage, microbatch in pairs]
-        rows.append(list(sequences(chains, problem.has_alike_microbatches)))
+        rows.append(list(sequences(chains, problem.has_equal_microbatches)))
     least_s = np.inf
     for chosen in product(*rows):
         orders = Orders.from_actions(chosen)
@@ -92,7 +92,7 @@ def test_nothing_is_better_than_the_optimum(name: str) -> None:
 @pytest.mark.parametrize("scale", [1e-3, 0.001234567, np.pi])
 def test_times_in_seconds_come_to_whole_ticks(scale: float) -> None:
     problem = family("slow hop", 4, 8, 4)
-    names = ("forward_s", "backward_input_s", "backward_weight_s", "forward_occupancy_s", "backward_occupancy_s")
+    names = ("forward_s", "backward_input_s", "backward_weight_s", "forward_transmission_s", "backward_transmission_s")
     times_s = {name: getattr(problem, name) * scale for name in (*names, "forward_latency_s", "backward_latency_s")}
     solution = solve(replace(problem, **times_s))
     assert solution.is_proved

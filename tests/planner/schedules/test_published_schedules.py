@@ -114,7 +114,7 @@ def test_the_pictures_in_the_docstrings(name: str) -> None:
 
 
 def drawn(name: str) -> list[list[str]]:
-    documentation = inspect.getdoc(inspect.getmodule(SCHEDULES[name])) or ""
+    documentation = inspect.getdoc(SCHEDULES[name]) or ""
     lines = [line.split() for line in documentation.splitlines()]
     return [line[2:] for line in lines if line[:1] in (["stage"], ["worker"]) and line[1].isdigit()]
 
