@@ -26,6 +26,7 @@ class Explanation:
         sums_share: Share of the step that would be saved without sums of gradients.
         gains: What better things would save.
         verdict: What binds.
+        unused_devices: Names of the cluster's devices that the plan gives no layers.
         robust: What the plan reaches in most windows of the links' traces; None if nobody asked.
     """
 
@@ -35,15 +36,21 @@ class Explanation:
     sums_share: float
     gains: Savings
     verdict: Bottleneck
+    unused_devices: tuple[str, ...]
     robust: RobustRate | None = None
 
     def document(self) -> dict[str, Any]:
         """Return everything as JSON has it."""
         return asdict(self)
 
+    def __str__(self) -> str:
+        return self.text()
+
     def text(self) -> str:
         """Return a few lines for people."""
         lines = [line for loads in self.pipelines for line in _pipeline_lines(loads)]
+        if self.unused_devices:
+            lines.append(f"unused devices: {', '.join(self.unused_devices)}")
         lines.append(f"sums of gradients: {self.sums_share:.2f} of the step")
         if self.robust is not None:
             lines.append(_robust_line(self.robust, self.samples_per_s))
@@ -72,6 +79,7 @@ def explain(plan: Plan, scenario: Scenario, quantile: float | None = None) -> Ex
         of.sums_share(),
         gains,
         verdict_of(of, pipelines, gains),
+        tuple(device.name for device in scenario.cluster.devices if device.name not in plan.devices),
         None if quantile is None else robust_rate(plan, scenario, quantile),
     )
 

@@ -163,7 +163,9 @@ def _stage_load(of: Sensitivity, pipeline: int, index: int, deep: Pipeline, peak
 def _crossings(of: Sensitivity, pipeline: int) -> tuple[CrossingLoad, ...]:
     step, messages = of.step, of.step.messages
     transmission_s, latency_s = message_times(step, nominal_paths(of.plan, of.scenario))
-    own = ~of.is_sum & (step.actions.pipeline[messages.sender] == pipeline)
+    # What a stage hands its own sums of gradients stays on its device.
+    between_stages = ~of.is_sum & (step.actions.kind[messages.receiver] != SYNC)
+    own = between_stages & (step.actions.pipeline[messages.sender] == pipeline)
     found: dict[tuple[int, int], CrossingLoad] = {}
     for channel in np.unique(step.graph.channel[own]).tolist():
         ends = [step.actors[int(side[channel])] for side in (step.graph.channel_sender, step.graph.channel_receiver)]

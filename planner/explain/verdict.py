@@ -13,6 +13,9 @@ from traces.common.units import size_text
 
 CAUSES = ("compute", "link", "latency", "memory", "sums of gradients")
 
+# A saving that rounds to no percent is none to a reader.
+_LEAST_SHARE = 0.005
+
 _FIFTH = f"{100 * (BETTER - 1):.0f} %"
 
 
@@ -98,8 +101,8 @@ def _compute(of: Sensitivity, pipelines: Sequence[PipelineLoads]) -> Bottleneck:
     place, there = f"stage {index} of pipeline {number}", of.compute_gain(stage.devices)
     every = of.compute_gain()
     sentence = (
-        f"compute binds: {place} computes for {1 - stage.idle_share:.2f} of every step; devices {_FIFTH} faster there "
-        f"would make the step {_percent(there)} shorter, and everywhere {_percent(every)}"
+        f"compute binds: {place} computes for {1 - stage.idle_share:.2f} of every step; devices {_FIFTH} faster "
+        f"{_effect(there, every)}"
     )
     return Bottleneck("compute", place, every, there, sentence)
 
@@ -109,7 +112,7 @@ def _link(of: Sensitivity, gains: Savings) -> Bottleneck:
     place, there = _between(ends), of.link_gain({ends})
     sentence = (
         f"the link {place} binds: it carries transfers for {busy_share:.2f} of every step; {_FIFTH} more bandwidth "
-        f"there would make the step {_percent(there)} shorter, and everywhere {_percent(gains.link_share)}"
+        f"{_effect(there, gains.link_share)}"
     )
     return Bottleneck("link", place, gains.link_share, there, sentence)
 
@@ -120,14 +123,14 @@ def _latency(of: Sensitivity, gains: Savings) -> Bottleneck:
     place, there = _between(ends), of.latency_gain({ends})
     latency_s = max(link.latency_s for link in of.scenario.cluster.links if {link.source, link.target} == set(ends))
     sentence = (
-        f"latency binds: {1e3 * latency_s:.3g} ms one way {place}; {100 * (1 - 1 / BETTER):.0f} % less there would "
-        f"make the step {_percent(there)} shorter, and everywhere {_percent(gains.latency_share)}"
+        f"latency binds: {1e3 * latency_s:.3g} ms one way {place}; {100 * (1 - 1 / BETTER):.0f} % less "
+        f"{_effect(there, gains.latency_share)}"
     )
     shorter = gains.latency_share
     if gains.depth_share > 0 and not gains.needs_memory:
         sentence += (
-            f", and as many microbatches in flight as hide the round trips, which memory holds, "
-            f"{_percent(gains.depth_share)}"
+            "; as many microbatches in flight as hide the round trips, which memory holds, would make it "
+            f"{_percent(gains.depth_share)} shorter"
         )
         shorter = max(shorter, gains.depth_share)
     return Bottleneck("latency", place, shorter, there, sentence)
@@ -157,8 +160,7 @@ def _sums(of: Sensitivity, gains: Savings) -> Bottleneck:
     place, there = _between(ends), of.sums_gain({ends})
     sentence = (
         f"sums of gradients bind: they take {of.sums_share():.2f} of every step, and keep the link {place} busy for "
-        f"{busy_share:.2f} of it; sums that travel {_FIFTH} faster there would make the step {_percent(there)} "
-        f"shorter, and everywhere {_percent(gains.sums_share)}"
+        f"{busy_share:.2f} of it; sums that travel {_FIFTH} faster {_effect(there, gains.sums_share)}"
     )
     return Bottleneck("sums of gradients", place, gains.sums_share, there, sentence)
 
@@ -186,5 +188,14 @@ def _between(ends: Ends) -> str:
     return f"inside {one}" if one == other else f"between {one} and {other}"
 
 
+def _effect(there_share: float, everywhere_share: float) -> str:
+    """Say what something better would save at one place, and everywhere."""
+    if everywhere_share < _LEAST_SHARE:
+        return "would hardly make the step shorter, there or everywhere"
+    if there_share < _LEAST_SHARE:
+        return f"would hardly help there alone, but everywhere make the step {_percent(everywhere_share)} shorter"
+    return f"there would make the step {_percent(there_share)} shorter, and everywhere {_percent(everywhere_share)}"
+
+
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.005 or share <= 0 else "less than 1 %"
+    return f"{100 * share:.0f} %" if share >= _LEAST_SHARE else "less than 1 %"

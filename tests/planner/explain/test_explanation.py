@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.runs.scenario import choose_scenario
 from planner.explain.explanation import Explanation, explain
 from planner.explain.loads import link_busy_shares
 from planner.explain.sensitivity import BETTER, sensitivity_of
@@ -13,6 +14,7 @@ from planner.scenario.cluster import Cluster, Link
 from planner.scenario.scenario import Scenario
 from planner.scenario.variants import with_better_links
 from planner.step.evaluate import step_time_s
+from planner.systems.registry import make_plan
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
 
 
@@ -200,3 +202,24 @@ def test_what_most_windows_reach_is_told_if_asked_for() -> None:
     assert explanation.robust is not None
     assert explanation.robust.samples_per_s == pytest.approx(explanation.samples_per_s)
     assert "in 90 % of 1 windows" in explanation.text()
+
+
+def test_what_a_stage_gives_its_own_sums_is_no_transfer_between_stages() -> None:
+    scenario = choose_scenario("two-regions")
+    explanation = explain(make_plan("cannikin", scenario), scenario)
+    assert [loads.crossings for loads in explanation.pipelines] == [()]
+
+
+def test_devices_without_layers_are_named() -> None:
+    scenario, plan = bound_by_compute()
+    spare = replace(scenario.cluster.devices[0], name="spare")
+    cluster = replace(scenario.cluster, devices=(*scenario.cluster.devices, spare))
+    explanation = explain(plan, replace(scenario, cluster=cluster))
+    assert explanation.unused_devices == ("spare",)
+    assert "unused devices: spare" in str(explanation)
+
+
+def test_a_saving_of_nothing_is_said_in_words() -> None:
+    scenario = choose_scenario("cloud-edge-end")
+    sentence = explain(make_plan("ddp", scenario), scenario).verdict.sentence
+    assert "would hardly help there alone, but everywhere make the step 13 % shorter" in sentence
