@@ -22,8 +22,7 @@ from traces.probe.peer import await_listener
 from traces.probe.recorder import Recorder, RecordingConfig
 from traces.probe.recording import Recording
 from traces.resample import resampled
-from traces.sparkline import sparkline
-from traces.statistics import TraceStatistics, describe
+from traces.statistics import TraceStatistics, describe, sparkline
 from traces.trace import LinkTrace
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.report.figures.trace_figure import plot_rates
-from traces.sparkline import sparkline
-from traces.statistics import TraceStatistics, describe
+from traces.statistics import TraceStatistics, describe, sparkline
 from traces.trace import LinkTrace
 
 
