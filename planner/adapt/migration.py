@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from planner.cost.network import nominal_path
+from planner.cost.network import nominal_path, payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import OPTIMIZER_STATES
@@ -142,13 +142,12 @@ def migration_time_s(migration: Migration, scenario: Scenario) -> float:
     bits: dict[str, float] = defaultdict(float)
     capacity_bps = {}
     latency_s = 0.0
-    network = scenario.effects.network
     for move in migration.moves:
         links = scenario.cluster.path(move.source, move.target)
         latency_s = max(latency_s, sum(link.latency_s for link in links))
         for link in links:
             bits[link.name] += 8 * move.size_bytes
-            capacity_bps[link.name] = link.bandwidth_bps * network.share * network.payload_efficiency
+            capacity_bps[link.name] = payload_bps(scenario.effects.network, link.bandwidth_bps)
     return latency_s + max((amount / capacity_bps[name] for name, amount in bits.items()), default=0.0)
 
 

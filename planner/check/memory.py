@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from planner.cost.memory import recomputed_bytes, stage_bytes, state_bytes
+from planner.cost.memory import recomputed_bytes, stage_bytes, state_bytes, workspace_bytes
 from planner.plan.actions import Kind
 from planner.plan.plan import Pipeline, Plan
 from planner.scenario.scenario import Scenario
@@ -77,7 +77,6 @@ def microbatches_held(pipeline: Pipeline, plan: Plan, stage: int) -> int:
 def _check_worker(
     pipeline: Pipeline, stages: Sequence[int], held: Sequence[int], scenario: Scenario, where: str
 ) -> None:
-    effects = scenario.effects.memory
     holds = [pipeline.stages[number] for number in stages]
     for index, replica in enumerate(holds[0].replicas):
         degree = replica.tensor_parallel
@@ -91,11 +90,10 @@ def _check_worker(
                 raise error.within(where) from None
             needed += stage_bytes(scenario, stage, samples, in_flight, degree)
             states += state_bytes(scenario, first, end, degree)
-            largest = scenario.model.at_degree(degree).largest_activation_bytes(first, end)
             recomputed = samples * recomputed_bytes(scenario, stage, degree)
-            workspace = max(workspace, recomputed + round(effects.workspace_share * samples * largest))
+            workspace = max(workspace, recomputed + workspace_bytes(scenario, stage, samples, degree))
         device = min((scenario.cluster.by_name[name] for name in replica.devices), key=lambda each: each.memory_bytes)
-        activations, taken = needed - states, effects.framework_bytes + workspace
+        activations, taken = needed - states, scenario.effects.memory.framework_bytes + workspace
         needed += taken
         if needed > device.memory_bytes:
             layers = " and ".join(f"{stage.first_layer} to {stage.end_layer - 1}" for stage in holds)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import ceil
 
-from planner.cost.memory import recomputed_bytes, resident_bytes, saved_activation_bytes
+from planner.cost.memory import most_in_flight
 from planner.plan.plan import Stage
 from planner.scenario.scenario import Scenario
 
@@ -49,12 +49,9 @@ def fitting_depths(
     for depth, stage in zip(depths, stages, strict=True):
         ceiling = min([depth, len(microbatches), *fitted[-1:]])
         for replica, samples in zip(stage.replicas, stage.most_samples(microbatches), strict=True):
-            degree = replica.tensor_parallel
-            free = min(scenario.cluster.by_name[device].memory_bytes for device in replica.devices)
-            free -= resident_bytes(scenario, stage, replica, samples)
-            free -= samples * recomputed_bytes(scenario, stage, degree)
-            each = samples * saved_activation_bytes(scenario, stage, degree)
-            ceiling = min(ceiling, free // each if each else ceiling) if free >= 0 else 0
+            memory_bytes = min(scenario.cluster.by_name[device].memory_bytes for device in replica.devices)
+            held = most_in_flight(scenario, stage, samples, memory_bytes, replica.tensor_parallel)
+            ceiling = int(min(ceiling, held))
         if ceiling < 1:
             return None
         fitted.append(ceiling)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from planner.cost.in_flight import fitting_depths
-from planner.cost.memory import recomputed_bytes, resident_bytes, saved_activation_bytes, stage_bytes
+from planner.cost.memory import needed_bytes, stage_bytes
 from planner.plan.plan import Replica, Stage
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
@@ -27,7 +27,7 @@ def no_split_fits(scenario: Scenario, strategy: str, devices: Sequence[Device] =
     for index, layer in enumerate(scenario.model.layers):
         stage = Stage(index, index + 1, (Replica(largest.name),), in_flight=1)
         if fitting_depths((1,), (stage,), scenario, (1,)) is None:
-            needed = _one_sample_bytes(scenario, stage)
+            needed = needed_bytes(scenario, stage, 1, 1)
             return InputError(
                 f"no split fits into memory: layer {index} ('{layer.name}') alone needs {size_text(needed)} for one "
                 f"sample, and device '{largest.name}', the largest, has {size_text(largest.memory_bytes)}",
@@ -45,8 +45,3 @@ def no_split_fits(scenario: Scenario, strategy: str, devices: Sequence[Device] =
         where=f"strategy '{strategy}'",
         valid=f"{needed - room} bytes more of memory" if needed > room else "smaller microbatches, or other devices",
     )
-
-
-def _one_sample_bytes(scenario: Scenario, stage: Stage) -> int:
-    standing = resident_bytes(scenario, stage, stage.replicas[0], 1)
-    return standing + saved_activation_bytes(scenario, stage) + recomputed_bytes(scenario, stage)

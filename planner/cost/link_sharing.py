@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from planner.cost.network import ConstantRatePath, Paths, nominal_path
+from planner.cost.network import ConstantRatePath, Paths, nominal_path, payload_bps
 from planner.plan.plan import Plan, Stage
 from planner.scenario.scenario import Scenario
 
@@ -38,13 +38,12 @@ def ring_flows(devices: Sequence[str]) -> dict[Pair, float]:
 
 def seconds_per_byte(flows: dict[Pair, float], scenario: Scenario) -> float:
     """Return how long the busiest link or pair takes for each byte of the whole, all flows at once, in seconds."""
-    network = scenario.effects.network
     load_s: defaultdict[str, float] = defaultdict(float)
     slowest_s = 0.0
     for (source, target), share in flows.items():
         slowest_s = max(slowest_s, 8 * share / nominal_path(scenario, source, target).rate_bps)
         for link in scenario.cluster.path(source, target):
-            load_s[link.name] += 8 * share / (link.bandwidth_bps * network.share * network.payload_efficiency)
+            load_s[link.name] += 8 * share / payload_bps(scenario.effects.network, link.bandwidth_bps)
     return max(slowest_s, max(load_s.values(), default=0.0))
 
 

@@ -19,7 +19,10 @@ segment). The input is among the activations; that of the first stage, the model
 profiles do not know it. What its forward holds while it runs, one layer's activations at a time, is not counted.
 """
 
-from planner.plan.plan import Replica, Stage
+from bisect import bisect_right
+from math import inf
+
+from planner.plan.plan import Stage
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import OPTIMIZER_STATES
 
@@ -48,16 +51,36 @@ def recomputed_bytes(scenario: Scenario, stage: Stage, degree: int = 1) -> int:
     return max(0, activations - saved_activation_bytes(scenario, stage, degree))
 
 
-def resident_bytes(scenario: Scenario, stage: Stage, replica: Replica, samples: int) -> int:
-    """Return the bytes that each device of a replica needs for a stage beside the activations it keeps.
-
-    States, what the framework takes, and the workspace of one backward of ``samples``; what that recomputes comes on
-    top.
-    """
-    effects, degree = scenario.effects.memory, replica.tensor_parallel
+def workspace_bytes(scenario: Scenario, stage: Stage, samples: int, degree: int = 1) -> int:
+    """Return the bytes that the backward of a stage's largest layer holds only while it runs, on a device."""
     largest = scenario.model.at_degree(degree).largest_activation_bytes(stage.first_layer, stage.end_layer)
-    workspace = round(effects.workspace_share * samples * largest)
-    return effects.framework_bytes + workspace + state_bytes(scenario, stage.first_layer, stage.end_layer, degree)
+    return round(scenario.effects.memory.workspace_share * samples * largest)
+
+
+def needed_bytes(scenario: Scenario, stage: Stage, samples: int, in_flight: int, degree: int = 1) -> int:
+    """Return the peak bytes of a stage on a device: see the module's description, and `stage_bytes` for arguments."""
+    of_sample = in_flight * saved_activation_bytes(scenario, stage, degree) + recomputed_bytes(scenario, stage, degree)
+    states = state_bytes(scenario, stage.first_layer, stage.end_layer, degree)
+    workspace = workspace_bytes(scenario, stage, samples, degree)
+    return scenario.effects.memory.framework_bytes + states + samples * of_sample + workspace
+
+
+def most_in_flight(scenario: Scenario, stage: Stage, samples: int, memory_bytes: int, degree: int = 1) -> float:
+    """Return how many microbatches of ``samples`` a device of ``memory_bytes`` holds; infinite if they keep nothing."""
+    free = memory_bytes - needed_bytes(scenario, stage, samples, 0, degree)
+    each = samples * saved_activation_bytes(scenario, stage, degree)
+    if free < 0:
+        return 0
+    return free // each if each else inf
+
+
+def most_samples(scenario: Scenario, stage: Stage, most: int, in_flight: int, memory_bytes: int) -> int:
+    """Return how many samples of a microbatch, ``most`` at most, a device of ``memory_bytes`` can hold; 0 if none."""
+
+    def needed(samples: int) -> int:
+        return needed_bytes(scenario, stage, samples, in_flight)
+
+    return most if needed(most) <= memory_bytes else bisect_right(range(1, most), memory_bytes, key=needed)
 
 
 def stage_bytes(scenario: Scenario, stage: Stage, samples: int, in_flight: int, degree: int = 1) -> int:

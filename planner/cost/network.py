@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from planner.scenario.cluster import Cluster
+from planner.scenario.effects import NetworkEffects
 from planner.scenario.scenario import Scenario
 from planner.scenario.size_curve import SizeCurve
 
@@ -43,6 +44,11 @@ def loss_ceiling_bps(loss_share: float, round_trip_s: float) -> float:
     if not loss_share or not round_trip_s:
         return math.inf
     return 8 * PAYLOAD_BYTES / round_trip_s * math.sqrt(1.5 / loss_share)
+
+
+def payload_bps(effects: NetworkEffects, wire_bps: float) -> float:
+    """Return the payload bits per second of training messages on a link that carries ``wire_bps`` bits per second."""
+    return effects.share * effects.payload_efficiency * wire_bps
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +96,7 @@ def nominal_path(scenario: Scenario, source: str, target: str, connections: int 
     links = scenario.cluster.path(source, target)
     latency_s = sum(link.latency_s for link in links)
     network = scenario.effects.network
-    slowest_bps = min((link.bandwidth_bps for link in links), default=math.inf)
-    rate_bps = network.share * network.payload_efficiency * slowest_bps
+    rate_bps = payload_bps(network, min((link.bandwidth_bps for link in links), default=math.inf))
     ceiling_bps = connections_ceiling_bps(scenario, source, target, connections)
     curves = tuple(link.size_curve for link in links if link.size_curve is not None)
     jitter_s = sum(link.jitter_s for link in links)

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.memory import recomputed_bytes, resident_bytes, saved_activation_bytes, state_bytes
+from planner.cost.memory import recomputed_bytes, saved_activation_bytes, state_bytes, workspace_bytes
 from planner.cost.network import ConstantRatePath, compression_between, nominal_path, wire_bytes
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.profile import ComputeTimes
@@ -150,14 +150,11 @@ def _capacity_bytes(pipeline: Pipeline, scenario: Scenario) -> Floats:
         for index, samples in enumerate(stages[0].most_samples(pipeline.microbatches)):
             replica = stages[0].replicas[index]
             free = min(scenario.cluster.by_name[device].memory_bytes for device in replica.devices)
-            states = [_states(scenario, stage, replica) for stage in stages]
-            standing = [resident_bytes(scenario, stage, replica, samples) for stage in stages]
+            degree = replica.tensor_parallel
+            free -= sum(state_bytes(scenario, stage.first_layer, stage.end_layer, degree) for stage in stages)
             # Framework and workspace are there once, whatever the number of stages.
-            free -= sum(states) + max(every - own for every, own in zip(standing, states, strict=True))
+            free -= scenario.effects.memory.framework_bytes
+            free -= max(workspace_bytes(scenario, stage, samples, degree) for stage in stages)
             if samples:
                 capacity[worker] = min(capacity[worker], free * largest / samples)
     return capacity
-
-
-def _states(scenario: Scenario, stage: Stage, replica: Replica) -> int:
-    return state_bytes(scenario, stage.first_layer, stage.end_layer, replica.tensor_parallel)

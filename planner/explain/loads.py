@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from planner.cost.network import payload_bps
 from planner.explain.sensitivity import Sensitivity
 from planner.plan.equivalence import alike_pipelines
 from planner.plan.plan import Pipeline
@@ -104,7 +105,7 @@ def link_busy_shares(of: Sensitivity, sums: bool) -> dict[Ends, float]:
         of: The step.
         sums: Whether to count what sums gradients, or what passes between stages.
     """
-    step, network = of.step, of.scenario.effects.network
+    step = of.step
     own = of.is_sum == sums
     size_bytes = np.bincount(
         step.graph.channel[own], step.messages.size_bytes[own], minlength=len(step.graph.channel_sender)
@@ -113,7 +114,7 @@ def link_busy_shares(of: Sensitivity, sums: bool) -> dict[Ends, float]:
     for channel in np.flatnonzero(size_bytes).tolist():
         ends = (step.actors[int(side[channel])] for side in (step.graph.channel_sender, step.graph.channel_receiver))
         for link in of.scenario.cluster.path(*ends):
-            rate_bps = link.bandwidth_bps * network.share * network.payload_efficiency
+            rate_bps = payload_bps(of.scenario.effects.network, link.bandwidth_bps)
             busy_s[link.source, link.target] += 8 * float(size_bytes[channel]) / rate_bps
     shares: dict[Ends, float] = {}
     for (source, target), each_s in busy_s.items():

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from planner.cost.link_sharing import Pair, sharers, slowed_paths
-from planner.cost.network import Paths
+from planner.cost.network import Paths, payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.compile import CompiledStep, compile_step
@@ -58,8 +58,7 @@ class _Flows:
                 for other in self.busy
                 if other != pair and link in self.scenario.cluster.path(*other)
             ]
-            network = self.scenario.effects.network
-            whole_bps = link.bandwidth_bps * network.share * network.payload_efficiency
+            whole_bps = payload_bps(self.scenario.effects.network, link.bandwidth_bps)
             own_bps = self.paths(*pair).rate_bps
             # Who gets less elsewhere leaves the rest; nobody gets less than an equal part.
             wanted_bps = sum(share * rate_bps for share, rate_bps in others)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import simpy
 
-from planner.cost.network import jitter_delay_s
+from planner.cost.network import jitter_delay_s, payload_bps
 from planner.scenario.effects import NetworkEffects
 from sim.kernel.timer import Timer
 from sim.network.flow import Flow
@@ -141,14 +141,11 @@ class Connection:
 
     def _payload_bps(self, now_s: float) -> float:
         """Return what the path carries of payload if nothing else is on it, bits per second."""
-        return (
-            self._effects.share
-            * self._effects.payload_efficiency
-            * min(
-                link.bandwidth_bps if link.trace is None else float(link.trace.bandwidth_at(now_s))
-                for link in self._route.path
-            )
+        slowest_bps = min(
+            link.bandwidth_bps if link.trace is None else float(link.trace.bandwidth_at(now_s))
+            for link in self._route.path
         )
+        return payload_bps(self._effects, slowest_bps)
 
     def _departed(self, now_s: float) -> None:
         parcel = self._queue.popleft()

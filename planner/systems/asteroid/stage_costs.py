@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.layers import layer_table
-from planner.cost.memory import resident_bytes, saved_activation_bytes
+from planner.cost.memory import most_samples
 from planner.cost.network import nominal_path
 from planner.plan.plan import Replica, Stage
 from planner.scenario.cluster import Device
@@ -91,15 +91,14 @@ class StageCosts:
         self.choose = cache(self._choose)
         self.transfer = cache(self._transfer)
         self.least_rate_bps = cache(self._least_rate_bps)
-        self._kept = cache(self._kept_bytes)
-        self._standing = cache(self._standing_bytes)
+        self._most = cache(self._most_samples)
         self._until_s = cache(self._seconds_until)
         self._times_s = cache(self._range_times_s)
         self._allocated = cache(self._allocate)
 
     def _choose(self, first_layer: int, end_layer: int, group: tuple[Device, ...], depth: int) -> StageChoice | None:
         """Layers on a group as Algorithm 1 shares out the samples; None if they do not fit with that depth."""
-        most = tuple(self._most_samples(first_layer, end_layer, device, depth) for device in group)
+        most = tuple(self._most(first_layer, end_layer, device.memory_bytes, depth) for device in group)
         counts = self._allocated(first_layer, end_layer, tuple(device.kind for device in group), most)
         if counts is None:
             return None
@@ -135,29 +134,10 @@ class StageCosts:
         bits = 8 * self._scenario.model.parameter_bytes(first_layer, end_layer)
         return 2 * (len(group) - 1) / len(group) * bits / self.least_rate_bps(group, group)
 
-    def _most_samples(self, first_layer: int, end_layer: int, device: Device, depth: int) -> int:
+    def _most_samples(self, first_layer: int, end_layer: int, memory_bytes: int, depth: int) -> int:
         """Samples of each microbatch that a device's memory holds, no more than a microbatch has."""
-        each = depth * self._kept(first_layer, end_layer)
-
-        def fits(samples: int) -> bool:
-            return self._standing(first_layer, end_layer, samples) + samples * each <= device.memory_bytes
-
-        if fits(self._samples):
-            return self._samples
-        # Both terms grow with samples.
-        least, beyond = -1, self._samples
-        while beyond - least > 1:
-            middle = (least + beyond) // 2
-            least, beyond = (middle, beyond) if fits(middle) else (least, middle)
-        return max(0, least)
-
-    def _kept_bytes(self, first_layer: int, end_layer: int) -> int:
-        """What a sample keeps until its backward; the same on every device."""
-        return saved_activation_bytes(self._scenario, Stage(first_layer, end_layer, (), 1))
-
-    def _standing_bytes(self, first_layer: int, end_layer: int, samples: int) -> int:
-        """What the layers need besides, with so many samples; the same on every device."""
-        return resident_bytes(self._scenario, Stage(first_layer, end_layer, (), 1), Replica(""), samples)
+        stage = Stage(first_layer, end_layer, (), depth)
+        return most_samples(self._scenario, stage, self._samples, depth, memory_bytes)
 
     def _allocate(
         self, first_layer: int, end_layer: int, kinds: tuple[str, ...], most: tuple[int, ...]

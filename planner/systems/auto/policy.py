@@ -19,6 +19,7 @@ import numpy as np
 
 from planner.adapt.migration import migration_between, migration_time_s
 from planner.adapt.policy import Observation
+from planner.cost.network import payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
@@ -62,11 +63,9 @@ class AutoPolicy:
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        network = scenario.effects.network
-        efficiency = network.share * network.payload_efficiency
         regions = set(scenario.cluster.regions)
         self._links = {
-            link.name: LinkForecast(efficiency * link.bandwidth_bps, link.latency_s)
+            link.name: LinkForecast(payload_bps(scenario.effects.network, link.bandwidth_bps), link.latency_s)
             for link in scenario.cluster.links
             if link.source != link.target and {link.source, link.target} <= regions
         }

@@ -13,7 +13,7 @@ from functools import partial
 from math import ceil
 
 from planner.cost.in_flight import fitting_depths
-from planner.cost.memory import recomputed_bytes, resident_bytes, saved_activation_bytes
+from planner.cost.memory import most_samples, needed_bytes
 from planner.cost.network import nominal_path
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
@@ -150,26 +150,17 @@ def fitting_samples(scenario: Scenario, device: str) -> int:
 
     The global batch at most, which is all that anyone asks for.
     """
-    few, many = 0, scenario.training.global_batch + 1
-    while many - few > 1:
-        middle = (few + many) // 2
-        if _needed_bytes(scenario, device, middle) <= scenario.cluster.by_name[device].memory_bytes:
-            few = middle
-        else:
-            many = middle
-    return few
+    memory_bytes = scenario.cluster.by_name[device].memory_bytes
+    return most_samples(scenario, _whole_model(scenario), scenario.training.global_batch, 1, memory_bytes)
 
 
-def _needed_bytes(scenario: Scenario, device: str, samples: int) -> int:
-    replica = Replica(device)
-    stage = Stage(0, len(scenario.model.layers), (replica,), in_flight=1)
-    each = saved_activation_bytes(scenario, stage) + recomputed_bytes(scenario, stage)
-    return resident_bytes(scenario, stage, replica, samples) + samples * each
+def _whole_model(scenario: Scenario) -> Stage:
+    return Stage(0, len(scenario.model.layers), (), in_flight=1)
 
 
 def _holds_nothing(scenario: Scenario, strategy: str, devices: Sequence[str]) -> InputError:
     largest = max((scenario.cluster.by_name[name] for name in devices), key=lambda device: device.memory_bytes)
-    needed = _needed_bytes(scenario, largest.name, 1)
+    needed = needed_bytes(scenario, _whole_model(scenario), 1, 1)
     return InputError(
         f"the whole model needs {size_text(needed)} for one sample, and device '{largest.name}', the largest, has "
         f"{size_text(largest.memory_bytes)}",

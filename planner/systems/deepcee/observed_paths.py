@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from planner.adapt.policy import Observation, PathObservation
 from planner.cost.link_sharing import sharers
-from planner.cost.network import ConstantRatePath, nominal_path
+from planner.cost.network import ConstantRatePath, nominal_path, payload_bps
 from planner.scenario.cluster import Cluster, Link
 from planner.scenario.scenario import Scenario
 from planner.step.compile import planned_compute_s
@@ -101,14 +101,13 @@ def with_observed_links(scenario: Scenario, paths: Mapping[tuple[str, str], Cons
         paths: (source, target) device to the path as it would be with nothing else on it, in bits of payload per second
             and seconds.
     """
-    network = scenario.effects.network
     rates_bps: defaultdict[str, list[float]] = defaultdict(list)
     latencies_s: defaultdict[str, list[float]] = defaultdict(list)
     for pair, seen in paths.items():
         links = scenario.cluster.path(*pair)
         if not links:
             continue
-        rate_bps = seen.rate_bps / (network.share * network.payload_efficiency)
+        rate_bps = seen.rate_bps / payload_bps(scenario.effects.network, 1.0)
         narrowest = min(links, key=lambda link: link.bandwidth_bps)
         declared_s = sum(link.latency_s for link in links)
         for link in links:

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.cost.allreduce import ring_s
 from planner.cost.layers import layer_table, running_sums
-from planner.cost.network import ConstantRatePath, nominal_path
+from planner.cost.network import ConstantRatePath, nominal_path, payload_bps
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.chain_split import Floats, Options
 from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
@@ -72,11 +72,11 @@ class _Between:
 @lru_cache(maxsize=4096)
 def _between(scenario: Scenario, one: DeviceClass, other: DeviceClass) -> _Between:
     source, target = one.ends[0], other.ends[1]
-    cluster, network = scenario.cluster, scenario.effects.network
+    cluster = scenario.cluster
     bits = 8 * np.array([layer.output_bytes for layer in scenario.model.layers], np.float64)
     host_s, region_s = np.zeros(len(bits)), np.zeros(len(bits))
     for link in cluster.path(source, target):
-        seconds = bits / (link.bandwidth_bps * network.share * network.payload_efficiency)
+        seconds = bits / payload_bps(scenario.effects.network, link.bandwidth_bps)
         if "network" in (link.source, link.target):
             host_s = np.maximum(host_s, seconds)
         elif link.source in cluster.regions:

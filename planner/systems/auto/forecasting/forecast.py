@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from planner.adapt.policy import Observation
-from planner.cost.network import ConstantRatePath, Paths
+from planner.cost.network import ConstantRatePath, Paths, payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.contention import contention_factors
@@ -221,14 +221,16 @@ def observed_links(observation: Observation, scenario: Scenario) -> dict[str, tu
 def forecast_paths(plan: Plan, scenario: Scenario, states: Mapping[str, LinkSample]) -> Paths:
     """Return the plan's paths where links are as in ``states``, by name, each flow with its share of them."""
     factors = contention_factors(plan, scenario)
-    network = scenario.effects.network
-    efficiency = network.share * network.payload_efficiency
 
     def path(source: str, target: str) -> ConstantRatePath:
         links = scenario.cluster.path(source, target)
         seen = [(states.get(link.name), link) for link in links]
         rate_bps = min(
-            (state.rate_bps if state else efficiency * link.bandwidth_bps for state, link in seen), default=math.inf
+            (
+                state.rate_bps if state else payload_bps(scenario.effects.network, link.bandwidth_bps)
+                for state, link in seen
+            ),
+            default=math.inf,
         )
         latency_s = sum(state.latency_s if state else link.latency_s for state, link in seen)
         return ConstantRatePath(max(rate_bps, LEAST_BPS) / factors.get((source, target), 1.0), latency_s)
