@@ -9,6 +9,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from planner.schedules.kernel.timing import transmit_fifo
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -140,13 +142,9 @@ def longest_path(
         now_s += duration_s[action]
         clock_s[actor] = now_s
         for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
-            channel = graph.channel[message]
-            departed_s = free_s[channel] if free_s[channel] > now_s else now_s
-            departed_s += transmission_s[message]
-            free_s[channel] = departed_s
-            # Nothing overtakes, also where a large message has more jitter than a small one behind it.
-            arrived_s[channel] = max(arrived_s[channel], departed_s + latency_s[message])
-            arrival_s[message] = arrived_s[channel]
+            departed_s, arrival_s[message] = transmit_fifo(
+                graph.channel[message], now_s, transmission_s[message], latency_s[message], free_s, arrived_s
+            )
             sent_s[message] = now_s
             if blocking[message]:
                 clock_s[actor] = max(clock_s[actor], departed_s)

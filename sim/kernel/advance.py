@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit
 
 from planner.schedules.kernel.arrays import inner
+from planner.schedules.kernel.timing import transmit_fifo
 from planner.step.graph import Flags, Floats, Ints, StepGraph
 from sim.kernel.piecewise import RateTables, rate_at, resumes_s, time_of
 
@@ -175,11 +176,9 @@ def _hand_over(graph: StepGraph, times: StepTimes, lines: Lines, state: StepStat
     latency_s = times.latency_s[message]
     if lines.latency_table[line] >= 0:
         latency_s = rate_at(lines.tables, lines.latency_table[line], departed_s) + times.jitter_s[message]
-    lines.free_s[line] = departed_s
-    # Nothing overtakes, also where the latency falls or a smaller message follows.
-    lines.arrived_s[line] = max(lines.arrived_s[line], departed_s + latency_s)
-    state.departed_s[message] = departed_s
-    state.arrival_s[message] = lines.arrived_s[line]
+    state.departed_s[message], state.arrival_s[message] = transmit_fifo(
+        line, departed_s, 0.0, latency_s, lines.free_s, lines.arrived_s
+    )
     return True
 
 

@@ -9,6 +9,29 @@ from traces.common.errors import InputError
 
 
 @inner
+def transmit_fifo(
+    channel: int, sent_s: float, transmission_s: float, latency_s: float, free_s: Floats, arrived_s: Floats
+) -> tuple[float, float]:
+    """Return when a message departs and when it arrives, seconds; a channel delivers first in, first out.
+
+    A message waits until the channel is free, and arrives no earlier than the one before it: also where a large
+    message has more jitter than a small one behind it, or where the latency falls.
+
+    Args:
+        channel: Index of the channel.
+        sent_s: When the message is ready to be sent, seconds.
+        transmission_s: Time for which it keeps the channel busy, seconds.
+        latency_s: Time from departure to arrival, seconds.
+        free_s: When the last message on each channel departed, seconds, [channels]; is updated.
+        arrived_s: When the last message on each channel arrived, seconds, [channels]; is updated.
+    """
+    departed_s = max(sent_s, free_s[channel]) + transmission_s
+    free_s[channel] = departed_s
+    arrived_s[channel] = max(arrived_s[channel], departed_s + latency_s)
+    return departed_s, arrived_s[channel]
+
+
+@inner
 def arrive_s(
     tables: Tables, direction: int, stage: int, microbatch: int, handed_over_s: float, carried_s: Floats
 ) -> float:
@@ -25,10 +48,8 @@ def arrive_s(
     channel = tables.channel[direction, stage]
     if channel < 0:
         return handed_over_s
-    left_s = max(handed_over_s, carried_s[0, channel]) + tables.transmission_s[direction, stage, microbatch]
-    carried_s[0, channel] = left_s
-    carried_s[1, channel] = max(carried_s[1, channel], left_s + tables.latency_s[direction, stage])
-    return float(carried_s[1, channel])
+    transmission_s, latency_s = tables.transmission_s[direction, stage, microbatch], tables.latency_s[direction, stage]
+    return transmit_fifo(channel, handed_over_s, transmission_s, latency_s, carried_s[0], carried_s[1])[1]
 
 
 # What an action waits for: what comes down (an activation), what comes up (a gradient), or its own I.
