@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.report.data.labels import device_names, run_names
-from experiments.report.data.send_times import departures, fed_stage, input_from, input_of
+from experiments.report.data.link_rates import departures, fed_stage, input_from, input_of
 from planner.events.event import Event, EventKind
 from planner.runs.record import RunRecord
 from traces.common.atomic import write_text_atomically

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from experiments.benches.browser import browser, open_page
+from experiments.benches.report import browser, open_page
 from traces.common.atomic import write_bytes_atomically
 
 _WIDTH_PIXELS = 1400

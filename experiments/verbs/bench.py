@@ -14,7 +14,7 @@ from experiments.benches.report import measure_report
 from experiments.benches.result import BenchResult, plain_number
 from experiments.benches.sailor.accuracy import measure_accuracy
 from experiments.benches.sailor.measured_files import find_measured_files
-from experiments.benches.simulation.fidelity import measure_fidelity
+from experiments.benches.simulation.fidelity_cases import measure_fidelity
 from experiments.benches.simulation.profile import measure_profile
 from experiments.benches.simulation.simulator import measure_simulator
 from experiments.benches.sweep import measure_sweep
@@ -130,8 +130,7 @@ def execute_reproduction(
         InputError: There is no such system, or the folder cannot be written to.
     """
     # Loads torch, which simulations do without.
-    from experiments.reproductions.executed.comparisons import CONTESTS
-    from experiments.reproductions.executed.execution import execute, executed_check
+    from experiments.reproductions.executed.execution import CONTESTS, execute, executed_check
 
     contests = find_by_name(name, CONTESTS, "system")
     with new_folder(output) if output is not None else nullcontext() as folder:

@@ -113,7 +113,7 @@ def show(path: Path, *, loops: bool = True, as_json: bool = False, plot: Path | 
     trace = read_trace(path, loops=loops)
     if plot is not None:
         # Here and not above: matplotlib takes longer to load than everything else that the command does.
-        from experiments.report.figures.trace_figure import plot_rates
+        from experiments.report.figures.links import plot_rates
 
         plot_rates({path.name: trace}, plot)
     statistics = describe(trace)

@@ -22,6 +22,7 @@ ROOMS = [
     "planner/plan",
     "planner/schedules/kernel",
     "planner/schedules",
+    "planner/cost/collectives",
     "planner/cost",
     "planner/step",
     "planner/check",

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.report.figures.trace_figure import plot_rates
+from experiments.report.figures.links import plot_rates
 from traces.statistics import TraceStatistics, describe, sparkline
 from traces.trace import LinkTrace
 

@@ -7,13 +7,51 @@ from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from executor.backend import TorchBackend
-from experiments.benches.execution.one_process import Trained, train_in_one_process
+from executor.training.models.loading import load_model
+from executor.training.models.trainable import DataOrder
 from experiments.benches.result import Check
 from experiments.benches.simulation.predicted import TrainedCase
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What training leaves.
+
+    Attributes:
+        losses: Of each step, without unit.
+        parameters: By name, on the CPU.
+    """
+
+    losses: tuple[float, ...]
+    parameters: Mapping[str, torch.Tensor]
+
+
+def train_in_one_process(scenario: Scenario, steps: int, device: torch.device) -> Trained:
+    """Train a scenario's model in float32 by stochastic gradient descent with momentum, as torch's own loop does."""
+    training = scenario.training
+    assert scenario.code is not None, "there is something to train"
+    assert training.optimizer.name == "momentum"
+    model = load_model(scenario.code, training.seed)
+    layers = nn.Sequential(*model.layers).to(device)
+    rule = training.optimizer
+    optimizer = torch.optim.SGD(layers.parameters(), lr=rule.learning_rate, momentum=rule.momentum)
+    data = DataOrder(model, training.global_batch, training.seed)
+    losses = []
+    for step in range(steps):
+        inputs, targets = data.samples(step, 0, training.global_batch)
+        optimizer.zero_grad()
+        loss = model.loss(layers(inputs.to(device)), targets.to(device))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return Trained(tuple(losses), {name: value.detach().cpu() for name, value in layers.named_parameters()})
+
 
 # Both in float32: what is left is the order of sums, over microbatches and inside a GPU's own kernels.
 MOST_FLOAT32 = 1e-5

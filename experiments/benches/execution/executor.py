@@ -7,28 +7,50 @@ where what counts is the processor time that the runtime adds to the model's; bo
 same time, since what a second of a processor is worth changes from one minute to the next.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Literal
 
 from executor.backend import TorchBackend, choose_emulator
-from executor.core.job import Tcp
+from executor.control.launcher import prepared_job, run_job
+from executor.core.job import Emulator, RunConfig, Tcp
 from executor.rank.resources import read_samples
 from experiments.benches.cases import TWO_DEVICES, trained_scenario, two_stage_plan, two_stage_scenario
-from experiments.benches.execution.torch_jobs import run_torch_pipelining
-from experiments.benches.execution.torch_pipelining import PipeliningRun
+from experiments.benches.execution.torch_pipelining import Measured, PipeliningRun
 from experiments.benches.result import BenchResult, Check, Row
 from experiments.benches.simulation.predicted import profile_of
 from experiments.models import gpt
+from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.profile import TimeTable
-from planner.scenario.scenario import ModelCode
+from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import Optimizer
+
+
+def run_torch_pipelining(
+    run: PipeliningRun, scenario: Scenario, plan: Plan, emulator: Emulator, tcp: Tcp
+) -> list[Measured]:
+    """Return what each rank measured.
+
+    Args:
+        run: What torch runs.
+        scenario: Gives the links.
+        plan: Gives the devices; torch makes its own schedule.
+        emulator: ``none`` or ``relay``.
+        tcp: How the relay's hosts are set.
+    """
+    with prepared_job(scenario, plan, RunConfig(run.compute, run.steps, emulator, adapts=False, tcp=tcp)) as job:
+        (job.path / "parameters.json").write_text(json.dumps(asdict(run)))
+        run_job(job, plan.devices, module="experiments.benches.execution.torch_pipelining")
+        ranks = range(len(plan.devices))
+        return [Measured(**json.loads((job.path / f"rank-{rank}.json").read_text())) for rank in ranks]
+
 
 MICROBATCHES = 8
 TRANSFER_BYTES = 1_000_000

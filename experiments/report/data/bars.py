@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.report.data.send_times import departing
+from experiments.report.data.link_rates import departing
 from experiments.report.data.style import PURPLE, VERMILLION, WORK_STYLES
 from planner.events.event import OUT, UPDATE_ACTION, EventKind
 from planner.events.log import EventLog, as_log
@@ -173,3 +173,33 @@ def _kinds(log: EventLog, cluster: Cluster) -> NDArray[np.int64]:
 def _region(name: str, cluster: Cluster) -> int:
     device = cluster.by_name.get(name)
     return cluster.regions.index(device.region) if device is not None else -1
+
+
+def busy_share(bars: Bars, rows: int, edges_s: FloatArray) -> FloatArray:
+    """Return the share of the time between neighbouring edges in which each device computed.
+
+    Args:
+        bars: Of the run.
+        rows: Number of devices.
+        edges_s: Rising, seconds from the start of the run.
+
+    Returns:
+        Between 0 and 1, [rows, len(edges_s) - 1].
+    """
+    computes = np.isin(bars.kind, COMPUTES)
+    share = np.zeros((rows, len(edges_s) - 1))
+    for row in range(rows):
+        own = computes & (bars.row == row)
+        if own.any():
+            share[row] = np.diff(_busy_until_s(bars.start_s[own], bars.end_s[own], edges_s)) / np.diff(edges_s)
+    return np.clip(share, 0.0, 1.0)
+
+
+def _busy_until_s(start_s: FloatArray, end_s: FloatArray, edges_s: FloatArray) -> FloatArray:
+    """Seconds of compute until each edge."""
+    times_s = np.concatenate((start_s, end_s))
+    change = np.concatenate((np.ones(len(start_s)), -np.ones(len(end_s))))
+    order = np.lexsort((-change, times_s))
+    times_s, running = times_s[order], np.cumsum(change[order])
+    done_s = np.concatenate(([0.0], np.cumsum(running[:-1] * np.diff(times_s))))
+    return np.asarray(np.interp(edges_s, times_s, done_s))

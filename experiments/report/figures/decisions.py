@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 from matplotlib.lines import Line2D
 
-from experiments.report.data.drawn_run import DrawnRun
+from experiments.report.data.run_view import RunView
 
 # Numbers closer together than this share of the panel's width would overlap.
 _LEAST_GAP = 0.025
@@ -31,7 +31,7 @@ class Mark:
     position: float
 
 
-def marks_over_time(run: DrawnRun) -> list[Mark]:
+def marks_over_time(run: RunView) -> list[Mark]:
     """Return the decisions by the seconds from the start of the run at which they were made."""
     return [
         Mark(number, run.decisions_s[decision.observed_step])
@@ -40,12 +40,12 @@ def marks_over_time(run: DrawnRun) -> list[Mark]:
     ]
 
 
-def marks_over_steps(run: DrawnRun) -> list[Mark]:
+def marks_over_steps(run: RunView) -> list[Mark]:
     """Return the decisions by the first step that runs the new plan."""
     return [Mark(number, decision.first_step) for number, decision in enumerate(run.record.decisions, start=1)]
 
 
-def draw_marks(axes: Axes, marks: Sequence[Mark], run: DrawnRun, row: int) -> None:
+def draw_marks(axes: Axes, marks: Sequence[Mark], run: RunView, row: int) -> None:
     """Draw a line for each decision, with its number above the panel where it has room.
 
     Args:
@@ -75,13 +75,13 @@ def draw_marks(axes: Axes, marks: Sequence[Mark], run: DrawnRun, row: int) -> No
             taken = mark.position
 
 
-def listed_inches(runs: Sequence[DrawnRun]) -> float:
+def listed_inches(runs: Sequence[RunView]) -> float:
     """Return the height of the list that `list_decisions` writes."""
     longest = max(len(_lines(run)) for run in runs)
     return 0.17 * (longest + 1) + 0.1 if longest else 0.0
 
 
-def list_decisions(figure: SubFigure, runs: Sequence[DrawnRun]) -> None:
+def list_decisions(figure: SubFigure, runs: Sequence[RunView]) -> None:
     """Write under the panels what the numbered decisions changed, a column for each run."""
     decided = [run for run in runs if run.record.decisions]
     if not decided:
@@ -104,7 +104,7 @@ def list_decisions(figure: SubFigure, runs: Sequence[DrawnRun]) -> None:
     )
 
 
-def _lines(run: DrawnRun, width: int = _CHARACTERS) -> list[str]:
+def _lines(run: RunView, width: int = _CHARACTERS) -> list[str]:
     decisions = run.record.decisions
     lines = []
     for number, decision in enumerate(decisions[:_LISTED], start=1):

@@ -1,26 +1,30 @@
 """What the links between regions could carry and did carry over the whole run: a panel per direction."""
 
-from collections.abc import Sequence
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import SubFigure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from experiments.report.data.drawn_run import DrawnRun
 from experiments.report.data.link_rates import busiest, capacity_bps, mean_use, used_bps
-from experiments.report.data.style import GREY, LIGHT_GREY, legend_columns
+from experiments.report.data.run_view import RunView
+from experiments.report.data.style import COLOURS, GREY, LIGHT_GREY, legend_columns
 from experiments.report.figures.decisions import draw_marks, marks_over_time
 from planner.scenario.cluster import Link
-from traces.trace import FloatArray
+from traces.common.atomic import write_bytes_atomically
+from traces.trace import FloatArray, LinkTrace
 
 _MOST_PAIRS = 4
 _BINS = 150
 _UNITS = (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1.0))
 
 
-def shown_links(runs: Sequence[DrawnRun]) -> tuple[Link, ...]:
+def shown_links(runs: Sequence[RunView]) -> tuple[Link, ...]:
     """Return the links that get a panel: those between regions that carried most."""
     links = {link.name: link for run in runs for link in run.record.scenario.cluster.links}
     return busiest(links.values(), [run.traffic for run in runs], _MOST_PAIRS)
@@ -31,7 +35,7 @@ def links_inches(count: int) -> float:
     return 0.95 + 1.45 * -(-count // 2)
 
 
-def draw_links(figure: SubFigure, links: Sequence[Link], runs: Sequence[DrawnRun]) -> None:
+def draw_links(figure: SubFigure, links: Sequence[Link], runs: Sequence[RunView]) -> None:
     """Draw a panel for each link, two in a row."""
     span_s = max(run.ends_s[-1] for run in runs)
     width_s = max(span_s / _BINS, *(run.metrics.step_s for run in runs))
@@ -75,7 +79,7 @@ def _edges_s(end_s: float, width_s: float) -> FloatArray:
     return np.linspace(0.0, end_s, max(1, round(end_s / width_s)) + 1)
 
 
-def _draw_legend(figure: SubFigure, runs: Sequence[DrawnRun], width_s: float) -> None:
+def _draw_legend(figure: SubFigure, runs: Sequence[RunView], width_s: float) -> None:
     handles: list[Patch | Line2D] = [Patch(facecolor=LIGHT_GREY, edgecolor=GREY, label="capacity")]
     for run in runs:
         handles.append(Line2D([], [], color=run.colour, linestyle=run.line, label=f"used, {run.name}"))
@@ -92,3 +96,29 @@ def _draw_legend(figure: SubFigure, runs: Sequence[DrawnRun], width_s: float) ->
 
 def _unit(largest_bps: float) -> tuple[str, float]:
     return next(((unit, scale) for unit, scale in _UNITS if largest_bps >= 2 * scale), _UNITS[-1])
+
+
+def plot_rates(traces: Mapping[str, LinkTrace], path: Path | str) -> None:
+    """Draw the rates of one period of each trace into a PNG file.
+
+    Args:
+        traces: Name in the legend to trace.
+        path: Where the picture goes; one that is there is replaced.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for (name, trace), colour in zip(traces.items(), itertools.cycle(COLOURS), strict=False):
+        edges_s = np.append(trace.times_s, trace.duration_s)
+        axes.stairs(trace.bandwidth_bps / 1e6, edges_s, baseline=None, label=name, color=colour)
+    axes.set_xlabel("time (s)")
+    axes.set_ylabel("rate (Mbit/s)")
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0)
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside upper left", ncols=3, frameon=False)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
+    write_bytes_atomically(path, picture.getvalue())

@@ -9,16 +9,60 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
-from experiments.report.data.drawn_run import DrawnRun, drawn_runs
-from experiments.report.data.gantt_rows import GanttRows, gantt_rows
-from experiments.report.data.step_window import check_steps, choose_steps
-from experiments.report.data.style import DOTS_PER_INCH, GREY, LIGHT_GREY, SETTINGS, WIDTH_INCHES, WORK_STYLES
+from experiments.report.data.gantt_rows import GanttRows, check_steps, choose_steps, gantt_rows
+from experiments.report.data.run_view import RunView, run_views
+from experiments.report.data.style import (
+    DOTS_PER_INCH,
+    GREY,
+    LIGHT_GREY,
+    SETTINGS,
+    WIDTH_INCHES,
+    WORK_STYLES,
+    legend_columns,
+)
+from experiments.report.figures.decisions import draw_marks, list_decisions, listed_inches, marks_over_steps
 from experiments.report.figures.gantt import draw_gantt, number_bars
 from experiments.report.figures.links import draw_links, links_inches, shown_links
-from experiments.report.figures.steps import draw_step_times, steps_inches
 from planner.runs.record import RunRecord
 from traces.common.atomic import write_bytes_atomically
+
+# Points this many and fewer are marked one by one.
+_MARKED_STEPS = 60
+
+
+def steps_inches(runs: Sequence[RunView]) -> float:
+    """Return the height of the panel and of the list of decisions below it."""
+    return 2.1 + listed_inches(runs)
+
+
+def draw_step_times(figure: SubFigure, runs: Sequence[RunView]) -> None:
+    """Draw step time over steps."""
+    axes = figure.subplots()
+    first, end = min(run.first_step for run in runs), max(run.end_step for run in runs)
+    axes.set_xlim(first - 0.5, end - 0.5)
+    for run in runs:
+        axes.plot(
+            range(run.first_step, run.first_step + len(run.ends_s)),
+            run.step_times_s,
+            color=run.colour,
+            linestyle=run.line,
+            linewidth=1.3,
+            marker="o" if end - first <= _MARKED_STEPS else "",
+            markersize=3,
+            label=run.name,
+        )
+    for row, run in enumerate(run for run in runs if run.record.decisions):
+        draw_marks(axes, marks_over_steps(run), run, row)
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", alpha=0.3)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("step")
+    axes.set_ylabel("step time (s)")
+    columns = legend_columns(run.name for run in runs)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=columns)
+    list_decisions(figure, runs)
 
 
 def pipelines_inches(rows: Sequence[GanttRows]) -> float:
@@ -26,7 +70,7 @@ def pipelines_inches(rows: Sequence[GanttRows]) -> float:
     return sum(len(each.devices) * _row_inches(rows) + 0.5 for each in rows) + 0.7
 
 
-def draw_pipelines(figure: SubFigure, runs: Sequence[DrawnRun], rows: Sequence[GanttRows]) -> list[Axes]:
+def draw_pipelines(figure: SubFigure, runs: Sequence[RunView], rows: Sequence[GanttRows]) -> list[Axes]:
     """Draw a panel for each run, with one legend above them; return the panels."""
     counts = [len(each.devices) for each in rows]
     grid = figure.subplots(len(rows), 1, squeeze=False, sharex=True, height_ratios=counts)
@@ -86,7 +130,7 @@ def draw_runs(
         InputError: A run does not have these steps, or the file cannot be written.
     """
     assert records, "there must be a run to draw"
-    runs = drawn_runs(records, names)
+    runs = run_views(records, names)
     if steps is None:
         steps = choose_steps(runs)
     else:
@@ -99,7 +143,7 @@ def draw_runs(
     write_bytes_atomically(path, picture.getvalue())
 
 
-def _draw(runs: Sequence[DrawnRun], steps: tuple[int, int]) -> Figure:
+def _draw(runs: Sequence[RunView], steps: tuple[int, int]) -> Figure:
     rows = [gantt_rows(run, steps) for run in runs]
     links = shown_links(runs)
     heights = {
@@ -122,7 +166,7 @@ def _draw(runs: Sequence[DrawnRun], steps: tuple[int, int]) -> Figure:
     return figure
 
 
-def _draw_title(figure: SubFigure, runs: Sequence[DrawnRun]) -> None:
+def _draw_title(figure: SubFigure, runs: Sequence[RunView]) -> None:
     scenario, plan = runs[0].record.scenario, runs[0].record.plan
     facts = (
         f"strategy {', '.join(dict.fromkeys(run.record.plan.strategy for run in runs))}",

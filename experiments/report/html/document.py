@@ -5,12 +5,133 @@ from importlib.metadata import version
 from pathlib import Path
 
 from bokeh.embed import components
-from bokeh.models import Model
+from bokeh.models import DataRange1d, Model, PanTool, Range1d, ResetTool, WheelZoomTool
+from bokeh.plotting import figure
 from bokeh.resources import Resources
+from bokeh.themes import Theme
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from experiments.report.html.theme import THEME
+from experiments.report.data.style import GREY
+
+INK = "#1F2933"
+FAINT = "#E4E7EB"
+BUBBLE = "#EEF1F4"
+CAPACITY = "#DDE2E8"
+WINDOW = "#0072B2"
+
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+_RIGHT_PIXELS = 16
+
+THEME = Theme(
+    json={
+        "attrs": {
+            "Plot": {"background_fill_color": None, "border_fill_color": None, "outline_line_color": None},
+            "Axis": {
+                "axis_line_color": "#9AA5B1",
+                "major_tick_line_color": "#9AA5B1",
+                "minor_tick_line_color": None,
+                "major_tick_in": 0,
+                "major_tick_out": 4,
+                "major_label_text_color": "#3E4C59",
+                "major_label_text_font": _FONT,
+                "major_label_text_font_size": "12px",
+                "axis_label_text_color": "#52606D",
+                "axis_label_text_font": _FONT,
+                "axis_label_text_font_size": "12px",
+                "axis_label_text_font_style": "normal",
+                "axis_label_standoff": 6,
+            },
+            "Grid": {"grid_line_color": FAINT},
+            "Title": {
+                "text_color": INK,
+                "text_font": _FONT,
+                "text_font_size": "13px",
+                "text_font_style": "bold",
+                "offset": 0,
+                "standoff": 6,
+            },
+            "ColorBar": {
+                "background_fill_color": None,
+                "title_text_color": "#52606D",
+                "title_text_font": _FONT,
+                "title_text_font_size": "12px",
+                "title_text_font_style": "normal",
+                "major_label_text_font": _FONT,
+                "major_label_text_font_size": "12px",
+            },
+            "Legend": {
+                "border_line_color": None,
+                "background_fill_color": None,
+                "label_text_font": _FONT,
+                "label_text_font_size": "12px",
+                "label_text_color": INK,
+                "padding": 0,
+                "margin": 2,
+                "spacing": 14,
+                "label_standoff": 6,
+                "glyph_height": 14,
+            },
+            "Text": {"text_font": {"value": _FONT}},
+        }
+    }
+)
+
+
+def panel(
+    name: str,
+    height_pixels: int,
+    left_pixels: int,
+    *,
+    x_range: Range1d,
+    y_range: Range1d | DataRange1d | None = None,
+    title: str | None = None,
+) -> figure:
+    """Return an empty figure as wide as the page, whose frame begins ``left_pixels`` from its left.
+
+    It moves when it is dragged and is zoomed by the wheel with Ctrl: a page of tall panels is scrolled with the wheel.
+
+    Args:
+        name: Unique in the page.
+        height_pixels: With axes.
+        left_pixels: Room for the vertical axis.
+        x_range: Shared by panels that move together.
+        y_range: None for one that follows the data, from 0.
+        title: Above the frame.
+    """
+    made = figure(
+        name=name,
+        height=height_pixels,
+        sizing_mode="stretch_width",
+        x_range=x_range,
+        y_range=y_range if y_range is not None else DataRange1d(start=0, range_padding=0.08),
+        title=title,
+        tools=[PanTool(dimensions="width"), WheelZoomTool(dimensions="width", modifiers="ctrl"), ResetTool()],
+        toolbar_location=None,
+        # Every bar is drawn while it moves, too.
+        lod_threshold=None,
+        min_border_left=left_pixels,
+        min_border_right=_RIGHT_PIXELS,
+    )
+    made.xgrid.grid_line_color = None
+    return made
+
+
+def bokeh_dash(line: str) -> str:
+    """Return Bokeh's name of a line style of `experiments.report.data.style`."""
+    return {"-": "solid", "--": "dashed", ":": "dotted", "-.": "dotdash"}[line]
+
+
+def tooltip(rows: dict[str, str]) -> str:
+    """Return the tooltip that shows these rows: what it is, and Bokeh's name of the value."""
+    cells = "".join(
+        f'<div style="color:{GREY}">{name}</div><div style="color:{INK}">{value}</div>' for name, value in rows.items()
+    )
+    return (
+        f'<div style="display:grid;grid-template-columns:auto auto;gap:2px 10px;max-width:420px;'
+        f'font:12px {_FONT.replace(chr(39), "")}">{cells}</div>'
+    )
+
 
 _ASSETS = Path(__file__).parent / "assets"
 

@@ -20,11 +20,10 @@ from bokeh.models import (
 from bokeh.plotting import figure
 from numpy.typing import NDArray
 
-from experiments.report.data.bars import BAR_KINDS, COMPUTES, MOVE, SEND, WAIT, WAN_SEND, BarKind, Bars
-from experiments.report.data.busy import busy_share
-from experiments.report.data.shown_run import ShownRun
+from experiments.report.data.bars import BAR_KINDS, COMPUTES, MOVE, SEND, WAIT, WAN_SEND, BarKind, Bars, busy_share
+from experiments.report.data.run_view import PageRun
 from experiments.report.data.style import GREY
-from experiments.report.html.theme import BUBBLE, WINDOW, panel, tooltip
+from experiments.report.html.document import BUBBLE, WINDOW, panel, tooltip
 
 
 def packed(bars: Bars) -> dict[str, NDArray[Any]]:
@@ -63,7 +62,7 @@ _BUSY_PALETTE = tuple(
 )
 
 
-def pipeline_overview(run: ShownRun, chosen: Range1d, left_pixels: int) -> figure:
+def pipeline_overview(run: PageRun, chosen: Range1d, left_pixels: int) -> figure:
     """Return a strip of the whole run: a row per device, darker where it computes; ``chosen`` is a window in it."""
     rows = len(run.devices)
     made = panel(
@@ -90,7 +89,7 @@ def pipeline_overview(run: ShownRun, chosen: Range1d, left_pixels: int) -> figur
     return made
 
 
-def pipeline_gantt(run: ShownRun, chosen: Range1d, left_pixels: int) -> figure:
+def pipeline_gantt(run: PageRun, chosen: Range1d, left_pixels: int) -> figure:
     """Return the Gantt: a row per device, bars for what it computes, and below them for what it sends."""
     rows = len(run.devices)
     row_pixels = min(42.0, max(15.0, 420 / rows), _MOST_ROWS_PIXELS / rows)
@@ -126,7 +125,7 @@ def pipeline_gantt(run: ShownRun, chosen: Range1d, left_pixels: int) -> figure:
     return made
 
 
-def _draw_rows(made: figure, run: ShownRun, row_pixels: float) -> None:
+def _draw_rows(made: figure, run: PageRun, row_pixels: float) -> None:
     """The devices' names, and the ground that shows where nothing is done."""
     rows = len(run.devices)
     places = list(range(rows))
@@ -140,7 +139,7 @@ def _draw_rows(made: figure, run: ShownRun, row_pixels: float) -> None:
     made.hbar(y=places, left=0, right=run.end_s, height=0.86, fill_color=BUBBLE, line_color=None, level="underlay")
 
 
-def _draw_steps(made: figure, run: ShownRun) -> None:
+def _draw_steps(made: figure, run: PageRun) -> None:
     """A line where each step begins, and its name above."""
     starts_s = list(run.drawn.starts_s)
     ticker = FixedTicker(ticks=starts_s)
@@ -159,14 +158,14 @@ def _draw_steps(made: figure, run: ShownRun) -> None:
     made.add_layout(Grid(dimension=0, ticker=ticker, grid_line_color="#7B8794", grid_line_alpha=0.6, level="glyph"))
 
 
-def step_name(run: ShownRun, step: int) -> str:
+def step_name(run: PageRun, step: int) -> str:
     """Return a step's name, with the decisions that it is the first to follow."""
     decisions = run.drawn.record.decisions
     numbers = [str(number) for number, each in enumerate(decisions, start=1) if each.first_step == step]
     return f"step {step}" + (f" ◆ decision {', '.join(numbers)}" if numbers else "")
 
 
-def _hover(drawn: GlyphRenderer, run: ShownRun) -> HoverTool:
+def _hover(drawn: GlyphRenderer, run: PageRun) -> HoverTool:
     """What a bar is, exactly, when the pointer is on it."""
     words = {
         "bar": f"return ropebridge.describe_bar({run.index}, value)",
@@ -187,7 +186,7 @@ def _hover(drawn: GlyphRenderer, run: ShownRun) -> HoverTool:
     )
 
 
-def known_json(runs: tuple[ShownRun, ...]) -> str:
+def known_json(runs: tuple[PageRun, ...]) -> str:
     """Return what the page's own program must know of the runs, for it to read."""
     known = [
         {

@@ -8,9 +8,9 @@ from bokeh.plotting import figure
 
 from experiments.report.data.labels import rate_unit
 from experiments.report.data.link_rates import busiest, capacity_bps, mean_use, used_bps
-from experiments.report.data.shown_run import ShownRun
+from experiments.report.data.run_view import PageRun
 from experiments.report.data.style import VERMILLION
-from experiments.report.html.theme import CAPACITY, WINDOW, bokeh_dash, panel, tooltip
+from experiments.report.html.document import CAPACITY, WINDOW, bokeh_dash, panel, tooltip
 from planner.events.event import OUT, EventKind
 from planner.events.log import as_log
 from planner.scenario.cluster import Link
@@ -21,13 +21,13 @@ _PIECES = 400
 _HEIGHT_PIXELS = 190
 
 
-def shown_links(runs: Sequence[ShownRun]) -> tuple[Link, ...]:
+def shown_links(runs: Sequence[PageRun]) -> tuple[Link, ...]:
     """Return the links that get a panel: both directions of the pairs of regions that carried most."""
     links = {link.name: link for run in runs for link in run.drawn.record.scenario.cluster.links}
     return busiest(links.values(), [run.drawn.traffic for run in runs], MOST_PAIRS)
 
 
-def link_panels(runs: Sequence[ShownRun], chosen: Range1d, left_pixels: int) -> list[figure]:
+def link_panels(runs: Sequence[PageRun], chosen: Range1d, left_pixels: int) -> list[figure]:
     """Return a panel for each shown link; where ``chosen`` lies is marked in each."""
     links = shown_links(runs)
     span_s = max(run.end_s for run in runs)
@@ -41,7 +41,7 @@ def link_panels(runs: Sequence[ShownRun], chosen: Range1d, left_pixels: int) -> 
     ]
 
 
-def mean_over_s(runs: Sequence[ShownRun]) -> float:
+def mean_over_s(runs: Sequence[PageRun]) -> float:
     """Return the length of the pieces of time over which used rates are means: a step, or more in a long run."""
     span_s = max(run.end_s for run in runs)
     return max(span_s / _PIECES, *(run.drawn.metrics.step_s for run in runs))
@@ -50,7 +50,7 @@ def mean_over_s(runs: Sequence[ShownRun]) -> float:
 def _link_panel(
     name: str,
     link: Link,
-    runs: Sequence[ShownRun],
+    runs: Sequence[PageRun],
     whole: Range1d,
     chosen: Range1d,
     left_pixels: int,
@@ -83,7 +83,7 @@ def _link_panel(
     return made
 
 
-def _pieces(link: Link, runs: Sequence[ShownRun], span_s: float, scale: float) -> ColumnDataSource:
+def _pieces(link: Link, runs: Sequence[PageRun], span_s: float, scale: float) -> ColumnDataSource:
     """Rates in equal pieces of time; nothing after a run's end."""
     edges_s = _edges_s(runs, span_s)
     columns: dict[str, FloatArray] = {"start_s": edges_s[:-1], "end_s": edges_s[1:]}
@@ -98,11 +98,11 @@ def _pieces(link: Link, runs: Sequence[ShownRun], span_s: float, scale: float) -
     return ColumnDataSource(columns)
 
 
-def _edges_s(runs: Sequence[ShownRun], end_s: float) -> FloatArray:
+def _edges_s(runs: Sequence[PageRun], end_s: float) -> FloatArray:
     return np.linspace(0.0, end_s, max(1, round(end_s / mean_over_s(runs))) + 1)
 
 
-def _draw_outages(made: figure, link: Link, runs: Sequence[ShownRun]) -> None:
+def _draw_outages(made: figure, link: Link, runs: Sequence[PageRun]) -> None:
     for run in runs:
         log = as_log(run.drawn.record.events)
         for event in log.take(np.flatnonzero(log.is_a(EventKind.FAULT))):
@@ -120,7 +120,7 @@ def _window(chosen: Range1d) -> BoxAnnotation:
     return box
 
 
-def _hover(made: figure, pieces: ColumnDataSource, link: Link, runs: Sequence[ShownRun], unit: str) -> HoverTool:
+def _hover(made: figure, pieces: ColumnDataSource, link: Link, runs: Sequence[PageRun], unit: str) -> HoverTool:
     """Whatever height the pointer is at: what the piece of time under it could carry and did carry."""
     ground = made.quad(
         left="start_s", right="end_s", bottom=0, top="capacity", fill_alpha=0, line_color=None, source=pieces

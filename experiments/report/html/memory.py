@@ -7,9 +7,9 @@ from bokeh.models import ColumnDataSource, HoverTool, Legend, LegendItem, Range1
 from bokeh.plotting import figure
 
 from experiments.report.data.labels import memory_text
-from experiments.report.data.shown_run import ShownRun
+from experiments.report.data.run_view import PageRun
 from experiments.report.data.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
-from experiments.report.html.theme import panel, tooltip
+from experiments.report.html.document import panel, tooltip
 from planner.runs.memory_timeline import MemoryTimeline
 from traces.trace import FloatArray
 
@@ -20,7 +20,7 @@ _HEIGHT_PIXELS = 250
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK)
 
 
-def memory_panels(runs: Sequence[ShownRun], left_pixels: int) -> list[figure]:
+def memory_panels(runs: Sequence[PageRun], left_pixels: int) -> list[figure]:
     """Return a panel for each run."""
     largest = max(peak for run in runs for peak in run.peak_bytes.values())
     unit, scale = ("GiB", 2.0**30) if largest >= 2**30 else ("MiB", 2.0**20)
@@ -45,7 +45,7 @@ def most_held_bytes(timeline: MemoryTimeline, edges_s: FloatArray) -> FloatArray
 
 
 def _memory_panel(
-    run: ShownRun,
+    run: PageRun,
     time: Range1d,
     height: Range1d,
     left_pixels: int,

@@ -7,10 +7,10 @@ from typing import Any
 from bokeh.models import Model, Range1d
 
 from experiments.report.data.bars import BAR_KINDS
+from experiments.report.data.gantt_rows import choose_steps, common_steps
 from experiments.report.data.labels import time_text
-from experiments.report.data.shown_run import ShownRun, shown_runs
-from experiments.report.data.step_window import choose_steps, common_steps
-from experiments.report.html.document import document
+from experiments.report.data.run_view import PageRun, page_runs
+from experiments.report.html.document import BUBBLE, document
 from experiments.report.html.gantt import known_json, pipeline_gantt, pipeline_overview
 from experiments.report.html.links import link_panels, mean_over_s
 from experiments.report.html.memory import memory_panels
@@ -25,7 +25,6 @@ from experiments.report.html.tables import (
     verdict,
     without_empty_columns,
 )
-from experiments.report.html.theme import BUBBLE
 from planner.runs.record import RunRecord
 from traces.common.atomic import write_text_atomically
 
@@ -47,10 +46,10 @@ def write_run_page(records: Sequence[RunRecord], names: Sequence[str], path: Pat
         InputError: The file cannot be written.
     """
     assert records, "there must be a run to show"
-    write_text_atomically(path, run_page(shown_runs(records, names)))
+    write_text_atomically(path, run_page(page_runs(records, names)))
 
 
-def run_page(runs: tuple[ShownRun, ...]) -> str:
+def run_page(runs: tuple[PageRun, ...]) -> str:
     """Return the page."""
     figures = _figures(runs)
     decisions = decision_rows(runs)
@@ -75,7 +74,7 @@ def run_page(runs: tuple[ShownRun, ...]) -> str:
     )
 
 
-def _figures(runs: tuple[ShownRun, ...]) -> dict[str, Model]:
+def _figures(runs: tuple[PageRun, ...]) -> dict[str, Model]:
     labels = [label for run in runs for label in run.devices.values()]
     left = round(min(max(_CHARACTER_PIXELS * max(map(len, labels)) + 16, _LEFT_PIXELS[0]), _LEFT_PIXELS[1]))
     windows = _windows(runs)
@@ -93,7 +92,7 @@ def _figures(runs: tuple[ShownRun, ...]) -> dict[str, Model]:
     return figures
 
 
-def _windows(runs: Sequence[ShownRun]) -> list[Range1d]:
+def _windows(runs: Sequence[PageRun]) -> list[Range1d]:
     """The part of each run that is shown at first: a few steps, around the first change of plan if there is one."""
     drawn = [run.drawn for run in runs]
     longest_s = max(run.end_s for run in runs)
@@ -115,7 +114,7 @@ def _windows(runs: Sequence[ShownRun]) -> list[Range1d]:
     ]
 
 
-def _facts(runs: Sequence[ShownRun]) -> list[str]:
+def _facts(runs: Sequence[PageRun]) -> list[str]:
     plan, scenario = runs[0].drawn.record.plan, runs[0].drawn.record.scenario
     regions = len({scenario.cluster.by_name[device].region for device in plan.devices})
     return [
@@ -131,12 +130,12 @@ def _counted(count: int, word: str) -> str:
     return f"{count} {word}{'s' if count > 1 else ''}"
 
 
-def _legend(runs: Sequence[ShownRun]) -> list[Any]:
+def _legend(runs: Sequence[PageRun]) -> list[Any]:
     shown = {int(kind) for run in runs for kind in set(run.bars.kind.tolist())}
     return [kind for number, kind in enumerate(BAR_KINDS) if number in shown]
 
 
-def _pipeline(run: ShownRun) -> dict[str, Any]:
+def _pipeline(run: PageRun) -> dict[str, Any]:
     metrics = run.drawn.metrics
     return {
         "name": run.drawn.name,

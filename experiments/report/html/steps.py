@@ -7,8 +7,8 @@ from bokeh.models import ColumnDataSource, HoverTool, Range1d, TapTool
 from bokeh.plotting import figure
 
 from experiments.report.data.labels import plan_at
-from experiments.report.data.shown_run import ShownRun
-from experiments.report.html.theme import bokeh_dash, panel, tooltip
+from experiments.report.data.run_view import PageRun
+from experiments.report.html.document import bokeh_dash, panel, tooltip
 
 _HEIGHT_PIXELS = 230
 
@@ -16,14 +16,14 @@ _HEIGHT_PIXELS = 230
 _MARKED_STEPS = 150
 
 
-def step_axis(runs: Sequence[ShownRun]) -> Range1d:
+def step_axis(runs: Sequence[PageRun]) -> Range1d:
     """Return the range of steps that the panels share."""
     first = min(run.drawn.first_step for run in runs)
     end = max(run.drawn.end_step for run in runs)
     return Range1d(first - 0.5, end - 0.5, bounds=(first - 0.5, end - 0.5))
 
 
-def step_panel(runs: Sequence[ShownRun], steps: Range1d, left_pixels: int) -> figure:
+def step_panel(runs: Sequence[PageRun], steps: Range1d, left_pixels: int) -> figure:
     """Return the panel of step times; decisions are marked at the first step that follows them."""
     made = panel("steps", _HEIGHT_PIXELS, left_pixels, x_range=steps)
     marked = steps.end - steps.start <= _MARKED_STEPS
@@ -44,7 +44,7 @@ def step_panel(runs: Sequence[ShownRun], steps: Range1d, left_pixels: int) -> fi
     return made
 
 
-def loss_panel(runs: Sequence[ShownRun], steps: Range1d, left_pixels: int) -> figure | None:
+def loss_panel(runs: Sequence[PageRun], steps: Range1d, left_pixels: int) -> figure | None:
     """Return the panel of losses; None where no run has trained."""
     trained = [run for run in runs if run.drawn.record.losses]
     if not trained:
@@ -72,7 +72,7 @@ def loss_panel(runs: Sequence[ShownRun], steps: Range1d, left_pixels: int) -> fi
     return made
 
 
-def _step_columns(run: ShownRun) -> dict[str, object]:
+def _step_columns(run: PageRun) -> dict[str, object]:
     drawn = run.drawn
     steps = list(range(drawn.first_step, drawn.first_step + len(drawn.step_times_s)))
     plans = [plan_at(drawn.record, step) for step in steps]
@@ -101,7 +101,7 @@ def _step_hover(points: list[object]) -> HoverTool:
     )
 
 
-def _draw_decisions(made: figure, run: ShownRun, height_s: float) -> None:
+def _draw_decisions(made: figure, run: PageRun, height_s: float) -> None:
     """Triangles above the lines, which say what was decided."""
     decisions = run.drawn.record.decisions
     source = ColumnDataSource(

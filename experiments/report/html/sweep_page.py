@@ -11,8 +11,7 @@ from bokeh.plotting import figure
 
 from experiments.report.data.style import BLUE, COLOURS, VERMILLION
 from experiments.report.data.sweep_points import SweptMetric, SweptParameter, SweptPoints, usual_choice, varied
-from experiments.report.html.document import document
-from experiments.report.html.theme import tooltip
+from experiments.report.html.document import document, tooltip
 from traces.common.atomic import write_text_atomically
 
 _MOST_FAILURES = 50

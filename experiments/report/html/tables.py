@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.report.data.decisions import reasons
 from experiments.report.data.labels import cost_text, memory_text, size_text, time_text
-from experiments.report.data.shown_run import ShownRun
+from experiments.report.data.run_view import PageRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ RUN_HEADS = (
 )
 
 
-def run_rows(runs: Sequence[ShownRun]) -> list[Row]:
+def run_rows(runs: Sequence[PageRun]) -> list[Row]:
     """Return what each run amounts to."""
     return [Row(_run_cells(run, runs[0]), run.drawn.colour, run.index) for run in runs]
 
 
-def _run_cells(run: ShownRun, first: ShownRun) -> tuple[str, ...]:
+def _run_cells(run: PageRun, first: PageRun) -> tuple[str, ...]:
     record, metrics = run.drawn.record, run.drawn.metrics
     emulator = f", links: {record.network.emulator}" if record.network is not None else ""
     samples = metrics.steps * record.plan.global_batch
@@ -84,12 +84,12 @@ def _run_cells(run: ShownRun, first: ShownRun) -> tuple[str, ...]:
 DECISION_HEADS = ("run", "", "seen in step", "from step", "what it changed", "what had been seen", "moved", "step time")
 
 
-def decision_rows(runs: Sequence[ShownRun]) -> list[Row]:
+def decision_rows(runs: Sequence[PageRun]) -> list[Row]:
     """Return all decisions, run by run."""
     return [row for run in runs for row in _decisions_of(run)]
 
 
-def _decisions_of(run: ShownRun) -> list[Row]:
+def _decisions_of(run: PageRun) -> list[Row]:
     decisions = run.drawn.record.decisions
     if not decisions:
         return []
@@ -116,18 +116,18 @@ def _decisions_of(run: ShownRun) -> list[Row]:
     return rows
 
 
-def _median_s(run: ShownRun, first: int, end: int) -> float | None:
+def _median_s(run: PageRun, first: int, end: int) -> float | None:
     times_s = run.drawn.step_times_s[max(first - run.drawn.first_step, 0) : max(end - run.drawn.first_step, 0)]
     return float(np.median(times_s)) if times_s else None
 
 
-def device_heads(runs: Sequence[ShownRun]) -> tuple[str, ...]:
+def device_heads(runs: Sequence[PageRun]) -> tuple[str, ...]:
     """Return the heads of the table of devices."""
     each = tuple(f"{what}, {run.drawn.name}" for run in runs for what in ("busy", "most memory"))
     return ("device", "kind", "region", "memory", "USD/h", *each)
 
 
-def device_rows(runs: Sequence[ShownRun]) -> list[Row]:
+def device_rows(runs: Sequence[PageRun]) -> list[Row]:
     """Return the devices of all runs, in the order of the Gantts."""
     peaks = [run.peak_bytes for run in runs]
     rows = []
@@ -144,7 +144,7 @@ def device_rows(runs: Sequence[ShownRun]) -> list[Row]:
     return rows
 
 
-def verdict(runs: Sequence[ShownRun]) -> str:
+def verdict(runs: Sequence[PageRun]) -> str:
     """Return how far simulation and reality are apart, or nothing where there are not both of a scenario."""
     simulated = [run for run in runs if run.drawn.record.backend == "simulated"]
     carried_out = [run for run in runs if run.drawn.record.backend != "simulated"]

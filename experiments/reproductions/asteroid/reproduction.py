@@ -9,12 +9,13 @@ from pathlib import Path
 from statistics import mean
 
 from experiments.benches.result import Check, Row
-from experiments.reproductions.asteroid.closed_form import closed_form_errors, describe_errors
 from experiments.reproductions.asteroid.recovery import recovery_rows, replay_variants
 from experiments.reproductions.asteroid.settings import BATCHES, CLUSTERS, edge_models, edge_scenario
 from experiments.reproductions.asteroid.throughput import (
     HYBRID,
     PARALLEL,
+    closed_form_errors,
+    describe_errors,
     simulated_samples_per_s,
     throughput_rows,
     without_mechanisms,

@@ -12,8 +12,14 @@ import numpy as np
 
 from experiments.benches.result import Check, Row
 from experiments.reproductions.claims import Claim, Reproduction
-from experiments.reproductions.deepcee.baselines import BASELINES, SLOW_TO_PLAN, baseline_outcome, throughput
-from experiments.reproductions.deepcee.scenarios import CLUSTERS, deepcee_scenario
+from experiments.reproductions.deepcee.scenarios import (
+    BASELINES,
+    CLUSTERS,
+    SLOW_TO_PLAN,
+    baseline_outcome,
+    deepcee_scenario,
+    throughput,
+)
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.scenario import Scenario

@@ -10,7 +10,7 @@ from tests.helpers.processes.process_watch import processes_of, started_process,
 
 MODULE = "experiments.benches.execution.torch_pipelining"
 LONG = """
-from experiments.benches.execution.torch_jobs import run_torch_pipelining
+from experiments.benches.execution.executor import run_torch_pipelining
 from experiments.benches.execution.torch_pipelining import PipeliningRun
 from experiments.benches.cases import two_stage_plan, two_stage_scenario
 

@@ -11,9 +11,8 @@ import torch
 from executor.profiling.layer_times import measure_layers
 from executor.training.device import CPU, compute_device
 from executor.training.models.loading import load_with_sizes
-from experiments.benches.execution.equal_training import WAYS, largest_difference
+from experiments.benches.execution.equal_training import WAYS, Trained, largest_difference, train_in_one_process
 from experiments.benches.execution.gpu_check import FULL, GpuCheck, main, run_gpu_check
-from experiments.benches.execution.one_process import Trained, train_in_one_process
 from experiments.benches.simulation.predicted import TrainedCase
 from planner.scenario.scenario import ModelCode
 from planner.scenario.training import Optimizer

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.report.data.drawn_run import drawn_runs
-from experiments.report.data.gantt_rows import gantt_rows
+from experiments.report.data.gantt_rows import choose_steps, gantt_rows
 from experiments.report.data.labels import run_names
-from experiments.report.data.link_rates import busiest, capacity_bps, mean_use, used_bps, wan_traffic
-from experiments.report.data.send_times import departures
-from experiments.report.data.step_window import choose_steps
+from experiments.report.data.link_rates import busiest, capacity_bps, departures, mean_use, used_bps, wan_traffic
+from experiments.report.data.run_view import run_views
 from experiments.report.figures.gantt import draw_gantt
 from experiments.report.figures.run_figure import draw_runs
 from planner.events.event import Event, EventKind
@@ -63,7 +61,7 @@ def test_names_are_no_formulas(tmp_path: Path) -> None:
 def test_every_compute_of_the_window_has_a_bar_in_its_devices_row() -> None:
     record = simulated()
     steps = (1, 3)
-    (run,) = drawn_runs([record])
+    (run,) = run_views([record])
     rows = gantt_rows(run, steps)
     axes = Figure().add_subplot()
     draw_gantt(axes, rows, rows.span_s)
@@ -83,9 +81,9 @@ def test_every_compute_of_the_window_has_a_bar_in_its_devices_row() -> None:
 
 def test_the_window_shows_the_first_change_or_else_the_middle() -> None:
     change = simulated().decisions[0].first_step
-    assert choose_steps(drawn_runs([simulated(), slower(simulated())])) == (change - 1, change + 1)
-    assert choose_steps(drawn_runs([replace(simulated(), decisions=())])) == (11, 12)
-    assert choose_steps(drawn_runs([steady(2)])) == (1, 4)
+    assert choose_steps(run_views([simulated(), slower(simulated())])) == (change - 1, change + 1)
+    assert choose_steps(run_views([replace(simulated(), decisions=())])) == (11, 12)
+    assert choose_steps(run_views([steady(2)])) == (1, 4)
 
 
 @pytest.mark.parametrize("steps", [(-1, 2), (3, 3), (20, STEPS + 1)])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from experiments.benches.browser import browser, complaints, missing, open_page
+from experiments.benches.report import browser, complaints, missing, open_page
 from experiments.report.data.bars import BACKWARD, BAR_KINDS, COMPUTES, FORWARD
 from experiments.report.html.run_page import write_run_page
 from planner.events.event import Event, EventKind

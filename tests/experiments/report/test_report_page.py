@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.report.data.bars import ABSENT, BACKWARD, COMPUTES, FORWARD, WAIT, WAN_SEND, Bars, bars_of
-from experiments.report.data.busy import busy_share
+from experiments.report.data.bars import ABSENT, BACKWARD, COMPUTES, FORWARD, WAIT, WAN_SEND, Bars, bars_of, busy_share
 from experiments.report.data.decisions import reasons
-from experiments.report.data.send_times import departures
-from experiments.report.data.shown_run import shown_runs
+from experiments.report.data.link_rates import departures
+from experiments.report.data.run_view import page_runs
 from experiments.report.figures.run_figure import draw_runs
 from experiments.report.html.gantt import packed
 from experiments.report.html.memory import most_held_bytes
@@ -164,7 +163,7 @@ def test_a_departure_is_a_reason() -> None:
 
 
 def test_tables_hold_simulated_and_real_beside_each_other() -> None:
-    runs = shown_runs([simulated(), slower(simulated())], ["model", "real"])
+    runs = page_runs([simulated(), slower(simulated())], ["model", "real"])
     first, second = run_rows(runs)
     assert (first.cells[0], second.cells[0]) == ("model", "real")
     assert "1.040" in second.cells

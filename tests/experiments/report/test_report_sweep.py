@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.benches.browser import browser, complaints, missing, open_page
+from experiments.benches.report import browser, complaints, missing, open_page
 from experiments.report.data.sweep_points import SweptMetric, SweptPoints, heat, pareto_front, read_swept_points
 from experiments.report.html.sweep_page import write_sweep_page
 from tests.helpers.processes.command import ropebridge

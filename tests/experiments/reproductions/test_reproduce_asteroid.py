@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from experiments.reproductions.architectures import bert_small, efficientnet_b1, mobilenet_v2, resnet_50
-from experiments.reproductions.asteroid.closed_form import closed_form_errors
 from experiments.reproductions.asteroid.settings import CLUSTERS, edge_models, edge_scenario
+from experiments.reproductions.asteroid.throughput import closed_form_errors
 from planner.scenario.roofline import LayerWork
 from planner.systems.asteroid.round_latency import round_latency_s, round_steps
 from planner.systems.registry import make_plan

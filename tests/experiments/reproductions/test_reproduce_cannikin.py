@@ -8,11 +8,11 @@ import pytest
 
 from experiments.reproductions.architectures import MODELS
 from experiments.reproductions.cannikin.clusters import MACHINES, base_scenario, cluster, with_batch
-from experiments.reproductions.cannikin.learner import LearnedModel
 from experiments.reproductions.cannikin.training import (
     EPOCHS,
     NOISE_CURVES,
     SYSTEMS,
+    LearnedModel,
     Setting,
     adaptive_even,
     adaptive_learned,
