@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.plan.plan import EXPLICIT, Pipeline, Plan
 from planner.scenario.scenario import Scenario
-from planner.scenario.variants import Ends, with_better_links, with_endless_memory
+from planner.scenario.variants import Ends, with_better_links, with_unlimited_memory
 from planner.step.compile import CompiledStep, compile_step
 from planner.step.evaluate import blocking_messages, message_times, nominal_paths, step_time_s
 from planner.step.graph import Flags, Floats, longest_path, walk
@@ -58,7 +58,7 @@ class Sensitivity:
 
     def depth_gain(self) -> float:
         """Return the share that is saved by depths that hide the round trips, whatever memory they take."""
-        endless = with_endless_memory(self.scenario)
+        endless = with_unlimited_memory(self.scenario)
         return self._gain(step_time_s(self.hiding_plan(), endless))
 
     def sums_share(self) -> float:
@@ -72,7 +72,7 @@ class Sensitivity:
         """Return the plan with the depths that hide its round trips, whatever memory they take."""
         if self.plan.schedule == EXPLICIT:
             return self.plan
-        endless = with_endless_memory(self.scenario)
+        endless = with_unlimited_memory(self.scenario)
         pipelines = (_hiding(pipeline, endless, self.plan.compression) for pipeline in self.plan.pipelines)
         return replace(self.plan, pipelines=tuple(pipelines))
 

@@ -7,7 +7,7 @@ from planner.explain.loads import PipelineLoads, StageLoad, link_busy_shares, lo
 from planner.explain.sensitivity import BETTER, Sensitivity
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.scenario.variants import Ends, with_endless_memory
+from planner.scenario.variants import Ends, with_unlimited_memory
 from planner.step.memory import peak_bytes
 from traces.common.units import size_text
 
@@ -178,7 +178,7 @@ def _busiest(of: Sensitivity, *, sums: bool) -> tuple[Ends, float]:
 def _most_wanting(plan: Plan, scenario: Scenario) -> tuple[str, float]:
     """The device whose memory a plan would exceed most, and how many times as much as it has the plan would take."""
     by_name = scenario.cluster.by_name
-    peaks = peak_bytes(plan, with_endless_memory(scenario))
+    peaks = peak_bytes(plan, with_unlimited_memory(scenario))
     ratios = {device: size_bytes / by_name[device].memory_bytes for device, size_bytes in peaks.items()}
     return max(ratios.items(), key=lambda each: each[1])
 

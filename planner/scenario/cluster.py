@@ -1,4 +1,4 @@
-"""Devices and the links between them."""
+"""Devices, the links between them, and the paths that bytes take."""
 
 import math
 from collections import deque
@@ -15,10 +15,10 @@ LONGEST_OUTAGE_S = 86400.0
 
 
 class ClusterError(InputError):
-    """Something is wrong with one device or link.
+    """An error in one device or link.
 
     Attributes:
-        location: Where: ``("links", 2, "bandwidth")``.
+        location: Keys and indices that lead to it: ``("links", 2, "bandwidth")``.
     """
 
     def __init__(self, problem: str, location: tuple[int | str, ...], valid: str) -> None:
@@ -33,13 +33,14 @@ class Device:
     """One GPU (or CPU) that runs one process.
 
     Attributes:
-        name: Unique in the cluster, and different from every region.
-        kind: What it is (``a100-40``, ``jetson-tx2``): the key into a layer's time tables.
-        region: Where it stands.
-        memory_bytes: What a stage and its activations must fit into.
-        price_per_hour: US dollars.
-        host: The machine it is in; its own one if empty. Devices of one host share its network interface.
-        interface_bps: Bits per second of the host's network interface, each way; infinite if it never binds.
+        name: Name of the device, unique in the cluster and different from every region.
+        kind: Device kind (``a100-40``, ``jetson-tx2``), the key into a layer's time tables.
+        region: Name of the region that the device is in.
+        memory_bytes: Bytes of device memory, which a stage and its activations must fit into.
+        price_per_hour: Rent in US dollars.
+        host: Name of the machine that the device is in; a machine of its own if empty. Devices of one host share its
+            network interface.
+        interface_bps: Rate of the host's network interface, bits per second each way; infinite if it never limits.
     """
 
     name: str
@@ -63,14 +64,14 @@ class Link:
     All flows that take the link share its bandwidth.
 
     Attributes:
-        source: A region, a host or a device.
-        target: The same; the source itself for what is inside a region (its LAN) or a host (NVLink, PCIe).
-        bandwidth_bps: What a planner counts on, bits per second; the mean of the trace if there is one.
-        latency_s: One way, seconds.
-        trace: The rate over time; None for a steady link.
-        price_per_gb: US dollars per 1e9 bytes.
-        size_curve: The rate that one message of a size reaches by itself; None if every size reaches the link's.
-        jitter_s: Each packet takes up to so much longer, evenly distributed, seconds; packets stay in order.
+        source: Name of a region, a host or a device.
+        target: Name of another one; the source itself for the link inside a region (its LAN) or a host (NVLink, PCIe).
+        bandwidth_bps: Rate that a planner counts on, bits per second; the mean of the trace if there is one.
+        latency_s: One-way latency, seconds.
+        trace: Rate over time; None for a constant one.
+        price_per_gb: Price of traffic, US dollars per 1e9 bytes.
+        size_curve: Rate that a single message reaches by its size; None if every size reaches the link's rate.
+        jitter_s: Largest additional delay of a packet, seconds, uniformly distributed; packets stay in order.
         loss: Share of the packets that are lost, below 1.
     """
 
@@ -86,7 +87,7 @@ class Link:
 
     @property
     def name(self) -> str:
-        """``source->target``, unique in the cluster."""
+        """Name of the link, ``source->target``, unique in the cluster."""
         return f"{self.source}->{self.target}"
 
     def latency_at_s(self, time_s: float) -> float:
@@ -99,6 +100,10 @@ class Link:
 @dataclass(frozen=True, eq=False)
 class Cluster:
     """Devices in regions, and directed links.
+
+    Attributes:
+        devices: Devices in the order of the scenario.
+        links: Links in the order of the scenario; those in both directions are two.
 
     Raises:
         InputError: A device or link is named twice, a link ends nowhere, or a value is out of range.
@@ -113,12 +118,12 @@ class Cluster:
 
     @cached_property
     def by_name(self) -> Mapping[str, Device]:
-        """The devices by name."""
+        """Devices by name."""
         return {device.name: device for device in self.devices}
 
     @cached_property
     def regions(self) -> tuple[str, ...]:
-        """Regions in the order in which devices name them."""
+        """Names of the regions, in the order of the devices."""
         return tuple(dict.fromkeys(device.region for device in self.devices))
 
     @cached_property
@@ -130,18 +135,18 @@ class Cluster:
         return {}
 
     def crosses_regions(self, source: str, target: str) -> bool:
-        """Return whether two devices stand in different regions: what passes between them is WAN traffic."""
+        """Return whether two devices are in different regions, so that traffic between them is WAN traffic."""
         return self.by_name[source].region != self.by_name[target].region
 
     def path(self, source: str, target: str) -> tuple[Link, ...]:
         """Return the links that bytes take from one device to another.
 
-        A link between the two devices if there is one, or between their hosts, or inside their host; else the fewest
-        links between their regions. Between hosts, their network interfaces are the first and the last link. There are
-        none from a device to itself.
+        The path is a link between the two devices if there is one, or between their hosts, or inside their host; else
+        the fewest links between their regions. Between hosts, their network interfaces are the first and the last link.
+        The path from a device to itself is empty.
 
         Raises:
-            InputError: No link leads there.
+            InputError: No links lead from one to the other.
         """
         key = (source, target)
         if key not in self._paths:
@@ -161,7 +166,7 @@ class Cluster:
 
     @cached_property
     def _interfaces(self) -> Mapping[str, tuple[Link, Link]]:
-        """The network interface of each host whose rate is given: outwards, inwards."""
+        """Links for the network interface of each host whose rate is given: outwards, inwards."""
         return {
             device.machine: (
                 Link(device.machine, "network", device.interface_bps, 0.0),
@@ -173,46 +178,49 @@ class Cluster:
 
     def _between_regions(self, source: str, target: str) -> tuple[Link, ...]:
         start, goal = self.by_name[source].region, self.by_name[target].region
+        route = self._routes_from(start).get(goal)
+        if route is not None:
+            return route
         if start == goal:
-            inside = self._links.get((start, start))
-            if inside is not None:
-                return (inside,)
             raise InputError(
                 f"no link leads from device '{source}' to '{target}'",
                 where="cluster.links",
                 valid=f"add one inside region '{start}' or between the two devices",
             )
-        route = self._fewest_hops(start, goal)
-        if route is None:
-            raise InputError(
-                f"no link leads from region '{start}' (device '{source}') to '{goal}' (device '{target}')",
-                where="cluster.links",
-                valid=f"add one with 'between: [{start}, {goal}]'",
-            )
-        return route
+        raise InputError(
+            f"no link leads from region '{start}' (device '{source}') to '{goal}' (device '{target}')",
+            where="cluster.links",
+            valid=f"add one with 'between: [{start}, {goal}]'",
+        )
 
     @cached_property
-    def _routes(self) -> dict[tuple[str, str], tuple[Link, ...] | None]:
+    def _routes(self) -> dict[str, dict[str, tuple[Link, ...]]]:
         return {}
 
-    def _fewest_hops(self, start: str, goal: str) -> tuple[Link, ...] | None:
-        key = (start, goal)
-        if key not in self._routes:
-            self._routes[key] = self._find_route(start, goal)
-        return self._routes[key]
+    @cached_property
+    def _outgoing(self) -> Mapping[str, list[Link]]:
+        """Links from each region to another."""
+        outgoing: dict[str, list[Link]] = {region: [] for region in self.regions}
+        for link in self.links:
+            if link.source in outgoing and link.target in outgoing and link.source != link.target:
+                outgoing[link.source].append(link)
+        return outgoing
 
-    def _find_route(self, start: str, goal: str) -> tuple[Link, ...] | None:
-        routes: dict[str, tuple[Link, ...]] = {start: ()}
-        queue = deque([start])
-        while queue:
-            region = queue.popleft()
-            if region == goal:
-                return routes[goal]
-            for link in self.links:
-                if link.source == region and link.target in self.regions and link.target not in routes:
-                    routes[link.target] = (*routes[region], link)
-                    queue.append(link.target)
-        return None
+    def _routes_from(self, start: str) -> Mapping[str, tuple[Link, ...]]:
+        """Return the fewest links from a region to each that it reaches; to itself the link inside it, if any."""
+        if start not in self._routes:
+            found: dict[str, tuple[Link, ...]] = {start: ()}
+            queue = deque([start])
+            while queue:
+                region = queue.popleft()
+                for link in self._outgoing[region]:
+                    if link.target not in found:
+                        found[link.target] = (*found[region], link)
+                        queue.append(link.target)
+            del found[start]
+            inside = self._links.get((start, start))
+            self._routes[start] = found if inside is None else {**found, start: (inside,)}
+        return self._routes[start]
 
 
 def _check_devices(devices: tuple[Device, ...]) -> None:
@@ -231,7 +239,7 @@ def _check_devices(devices: tuple[Device, ...]) -> None:
         if device.name in regions:
             raise ClusterError(f"'{device.name}' is both a device and a region", (*place, "name"), "rename one of them")
         if device.memory_bytes <= 0:
-            raise ClusterError(f"device '{device.name}' has no memory", (*place, "memory"), "for example '16 GiB'")
+            raise ClusterError(f"device '{device.name}' has no memory", (*place, "memory"), "give for example '16 GiB'")
         seen[device.name] = index
     _check_hosts(devices, regions)
 
@@ -248,13 +256,13 @@ def _check_hosts(devices: tuple[Device, ...], regions: set[str]) -> None:
             raise ClusterError(
                 f"devices '{other.name}' and '{device.name}' of host '{device.machine}' differ in region or interface",
                 ("devices", index, "host"),
-                "a host stands in one region and has one network interface",
+                "a host is in one region and has one network interface",
             )
         if not device.interface_bps > 0:
             raise ClusterError(
                 f"the network interface of device '{device.name}' carries nothing",
                 ("devices", index, "interface"),
-                "for example '25 Gbit/s'",
+                "give for example '25 Gbit/s'",
             )
 
 
@@ -269,7 +277,7 @@ def _check_links(cluster: Cluster) -> None:
                 raise ClusterError(
                     f"the link ends at '{end}', which is neither a region nor a host nor a device",
                     place,
-                    f"regions: {', '.join(cluster.regions)}; devices: {', '.join(cluster.by_name)}"
+                    f"choose among regions: {', '.join(cluster.regions)}; devices: {', '.join(cluster.by_name)}"
                     + (f"; hosts: {', '.join(sorted(hosts))}" if hosts else ""),
                 )
         if link.name in seen:
@@ -284,12 +292,12 @@ def _check_links(cluster: Cluster) -> None:
             raise ClusterError(
                 f"the link {link.name} has a jitter of {link.jitter_s:g} s",
                 (*place, "jitter"),
-                "not negative, and finite, for example '5 ms'",
+                "give a finite time that is not negative, for example '5 ms'",
             )
         if not 0 <= link.loss < 1:
             raise ClusterError(
                 f"the link {link.name} loses {link.loss:g} of its packets",
                 (*place, "loss"),
-                "a share of 0 or more and below 1, for example 0.001",
+                "give a share of 0 or more and below 1, for example 0.001",
             )
         seen.add(link.name)

@@ -1,4 +1,4 @@
-"""What vendors publish about device kinds: the peaks that a roofline starts from.
+"""Peak rates and memory of device kinds, as their vendors publish them; the roofline starts from these.
 
 Peaks are dense (no structured sparsity), those of tensor cores with 32-bit accumulation, which is what
 training uses. Memory is the nominal capacity: error correction and the driver leave a few percent less.
@@ -19,10 +19,10 @@ class DeviceKind:
     """One kind of GPU or CPU, as its vendor describes it.
 
     Attributes:
-        name: As scenarios write it, ``a100-40``.
+        name: Name in scenarios, such as ``a100-40``.
         peak_flops: Precision to dense peak, floating-point operations per second.
-        memory_bytes: Nominal capacity.
-        memory_bandwidth_bytes_per_s: Peak of the device's own memory.
+        memory_bytes: Nominal memory capacity.
+        memory_bandwidth_bytes_per_s: Peak bandwidth of the device's own memory.
         source: Vendor document and year, and which of the figures are derived from others in it.
     """
 

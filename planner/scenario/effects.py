@@ -1,4 +1,4 @@
-"""What happens to bytes and to compute beside the nominal rates: each effect on its own switch, all off by default."""
+"""Effects on bytes, compute and memory beyond the nominal values, each with its own switch, all off by default."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -9,13 +9,13 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class MemoryEffects:
-    """Memory that no tensor of the plan accounts for; nothing by default.
+    """Memory beside the tensors of a plan; none by default.
 
     Attributes:
-        framework_bytes: On each device, whatever it computes: its context and loaded kernels, buffers of the
-            communication library, and what the allocator keeps in reserve.
-        workspace_share: What the backward of one layer holds only while it runs, gradients of activations and
-            temporaries, relative to the activations that the layer keeps for it.
+        framework_bytes: Bytes on each device, whatever it computes: context and loaded kernels, buffers of the
+            communication library, and the allocator's reserve.
+        workspace_share: Bytes that the backward of one layer holds only while it runs (gradients of activations and
+            temporaries), relative to the activations that the layer saves for it.
 
     Raises:
         InputError: A value is negative.
@@ -27,35 +27,38 @@ class MemoryEffects:
     def __post_init__(self) -> None:
         if self.framework_bytes < 0 or not 0 <= self.workspace_share < math.inf:
             raise InputError(
-                f"{self.framework_bytes} bytes of framework and a workspace share of {self.workspace_share:g}",
-                valid="neither is negative",
+                f"{self.framework_bytes} bytes of framework and a workspace share of {self.workspace_share:g} are not "
+                "allowed",
+                valid="give values that are finite and not negative",
             )
 
 
 # Ethernet frames of 1500 bytes of IP carry 1448 bytes of TCP payload (timestamps on) in 1514 bytes on the wire.
 TCP_PAYLOAD_EFFICIENCY = 1448 / 1514
 
+_SHARE = "give a share above 0, 1 at most"
+
 
 @dataclass(frozen=True, slots=True)
 class NetworkEffects:
-    """What TCP makes of a link.
+    """Effects of TCP on a link.
 
     Attributes:
-        share: Of what was measured of a link, its size curve included, that a training job's messages reach: benchmarks
-            are made on idle networks with idle hosts.
+        share: Share of a link's measured rate, its size curve included, that a training job's messages reach:
+            benchmarks are made on idle networks with idle hosts.
         payload_efficiency: Share of a link's bits that is payload; `TCP_PAYLOAD_EFFICIENCY` for TCP over Ethernet.
-        window_bytes: Of one connection: it never carries more than a window per round trip (RFC 9293, section 3.8;
-            measured on the test bed's links: 222 Mbit/s at 50 ms one way with Linux' largest send buffer of 4 MiB, of
-            which headers and bookkeeping take a third).
-        ready_notice: A transfer starts only when the receiver's notice is there (measured on gloo, which moves nothing
-            before the receive is posted). The notices of a step are sent at the start of the step before it, those of
-            the first step at its own; where a policy decides, not before the step's plan is known.
-        cold_start: A connection starts with a window of `initial_window_bytes`, which doubles every round trip while
-            it is too small (RFC 6928, RFC 5681), and is halved for each retransmission timeout of idleness, as Linux
-            does it (RFC 2861).
-        idle_s: Least retransmission timeout, to which a round trip comes, seconds; Linux has 0.2 s. Infinite where idle
-            windows stay open (``net.ipv4.tcp_slow_start_after_idle=0``).
-        initial_window_bytes: Ten segments.
+        window_bytes: Largest window of a connection, which carries at most one window per round trip (RFC 9293, section
+            3.8; measured on the test bed's links: 222 Mbit/s at 50 ms one way with Linux' largest send buffer of 4 MiB,
+            of which headers and bookkeeping take a third).
+        ready_notice: Whether a transfer starts only when the receiver's notice has arrived (measured on gloo, which
+            sends nothing before the receive is posted). The notices of a step are sent at the start of the step before
+            it, those of the first step at its own; where a policy decides, not before the step's plan is known.
+        cold_start: Whether a connection starts with a window of `initial_window_bytes`, which doubles every round trip
+            while it is too small (RFC 6928, RFC 5681), and is halved for each retransmission timeout of idleness, as in
+            Linux (RFC 2861).
+        idle_s: Smallest retransmission timeout, to which a round trip is added, seconds; 0.2 s in Linux. Infinite where
+            windows stay open on idle connections (``net.ipv4.tcp_slow_start_after_idle=0``).
+        initial_window_bytes: Window of a new connection, ten segments.
 
     Raises:
         InputError: A value is out of range.
@@ -71,19 +74,19 @@ class NetworkEffects:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise InputError(f"share {self.share:g} of a link's rate", valid="a share above 0, 1 at most")
+            raise InputError(f"share {self.share:g} of a link's rate is not allowed", valid=_SHARE)
         if not 0 < self.payload_efficiency <= 1:
-            raise InputError(f"payload efficiency {self.payload_efficiency:g}", valid="a share above 0, 1 at most")
+            raise InputError(f"payload efficiency {self.payload_efficiency:g} is not allowed", valid=_SHARE)
         if not self.window_bytes > 0 or not 0 < self.initial_window_bytes < math.inf:
             raise InputError(
-                f"windows of {self.window_bytes:g} and at first {self.initial_window_bytes:g} bytes",
-                valid="every window holds more than 0 bytes",
+                f"windows of {self.window_bytes:g} and at first {self.initial_window_bytes:g} bytes are not allowed",
+                valid="give every window more than 0 bytes",
             )
         if not self.idle_s >= 0:
-            raise InputError(f"a connection counts as idle after {self.idle_s:g} s", valid="not negative")
+            raise InputError(f"a connection counts as idle after {self.idle_s:g} s", valid="give 0 s or more")
 
 
-# What was measured on Linux over wide-area links.
+# Measured on Linux over wide-area links.
 TCP = NetworkEffects(payload_efficiency=TCP_PAYLOAD_EFFICIENCY, window_bytes=2.8e6, ready_notice=True, cold_start=True)
 
 # The same on hosts that keep the windows of idle connections open, as the relay's do: executor/wan/tcp_settings.py.
@@ -98,8 +101,8 @@ class Straggler:
     """A device that always takes longer.
 
     Attributes:
-        device: Its name.
-        factor: Its compute takes so many times as long as profiled.
+        device: Name of the device.
+        factor: Ratio of its compute times to the profiled ones.
 
     Raises:
         InputError: The factor is not above zero.
@@ -110,20 +113,22 @@ class Straggler:
 
     def __post_init__(self) -> None:
         if not 0 < self.factor < math.inf:
-            raise InputError(f"device '{self.device}' takes {self.factor:g} times as long", valid="a number above zero")
+            raise InputError(
+                f"device '{self.device}' takes {self.factor:g} times as long", valid="give a number above zero"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """A device whose speed changes: it gets hot, or shares its machine.
+    """A device whose speed changes over time, as by heat or by sharing its machine.
 
     Attributes:
-        device: Its name.
-        times_s: When each piece starts, from the start of the run; the first is 0.
-        speed: Of each piece, relative to the profile; 0 stands still. The last one holds for ever.
+        device: Name of the device.
+        times_s: Seconds from the start of the run at which each piece starts, the first at 0; [pieces].
+        speed: Speed in each piece, relative to the profile; 0 computes nothing. The last one holds for ever; [pieces].
 
     Raises:
-        InputError: Times do not rise from 0, a speed is negative, or the device stands still for ever.
+        InputError: Times do not rise from 0, a speed is negative, or the last speed is 0.
     """
 
     device: str
@@ -134,7 +139,7 @@ class Slowdown:
         if not self.times_s or len(self.times_s) != len(self.speed):
             raise InputError("times and speeds differ in number", valid="give one of each per piece, at least one")
         if self.times_s[0] != 0:
-            raise InputError(f"the first time is {self.times_s[0]:g} s", valid="times start at 0 s")
+            raise InputError(f"the first time is {self.times_s[0]:g} s", valid="let times start at 0 s")
         for number, (earlier_s, later_s) in enumerate(pairwise(self.times_s), start=2):
             if not earlier_s < later_s < math.inf:
                 raise InputError(
@@ -143,7 +148,9 @@ class Slowdown:
                 )
         for number, speed in enumerate(self.speed, start=1):
             if not 0 <= speed < math.inf:
-                raise InputError(f"speed {speed:g} in piece {number}", valid="every speed is finite and not negative")
+                raise InputError(
+                    f"speed {speed:g} in piece {number} is not allowed", valid="every speed is finite and not negative"
+                )
         if self.speed[-1] == 0:
             raise InputError(
                 f"device '{self.device}' stands still for ever from {self.times_s[-1]:g} s on",
@@ -153,17 +160,17 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class ComputeEffects:
-    """What happens to profiled compute times.
+    """Effects on profiled compute times.
 
     Attributes:
-        launch_overhead_s: Added to every forward and every backward, of which a split one has it in its input gradient:
-            the host issues the kernels.
-        jitter: Standard deviation of an action's time relative to its mean, which stays as profiled; log-normal.
-        seed: Of the jitter.
+        launch_overhead_s: Seconds in which the host launches the kernels of a pass, added to every forward and every
+            backward; a split backward has them in its input gradient.
+        jitter: Standard deviation of an action's log-normal time, relative to its mean, which stays as profiled.
+        seed: Seed of the jitter.
         stragglers: Devices that always take longer.
         slowdowns: Devices whose speed changes.
-        transfers_block: A device computes nothing while it sends or receives a transfer between stages: one stream
-            carries both, as in DeepSpeed's pipeline engine.
+        transfers_block: Whether a device computes nothing while it sends or receives a transfer between stages: one
+            stream carries both, as in DeepSpeed's pipeline engine.
 
     Raises:
         InputError: A value is out of range, or a device is named twice among the stragglers or the slow-downs.
@@ -178,23 +185,26 @@ class ComputeEffects:
 
     def __post_init__(self) -> None:
         if not 0 <= self.launch_overhead_s < math.inf:
-            raise InputError(f"launch overhead of {self.launch_overhead_s:g} s", valid="not negative, and finite")
+            problem = f"a launch overhead of {self.launch_overhead_s:g} s is not allowed"
+            raise InputError(problem, valid="give a finite time that is not negative")
         if not 0 <= self.jitter <= LARGEST_JITTER:
-            raise InputError(f"jitter {self.jitter:g}", valid=f"a share of the mean, 0 to {LARGEST_JITTER:g}")
+            valid = f"give a share of the mean, 0 to {LARGEST_JITTER:g}"
+            raise InputError(f"jitter {self.jitter:g} is not allowed", valid=valid)
         for entries in (self.stragglers, self.slowdowns):
             names = [entry.device for entry in entries]
-            for name in names:
-                if names.count(name) > 1:
-                    raise InputError(f"device '{name}' is named twice", valid="keep one of the two")
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise InputError(f"device '{twice}' is named twice", valid="keep one of the two")
 
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What happens to bytes and what happens to compute.
+    """All effects of a scenario.
 
     Attributes:
-        network: What TCP makes of a link.
-        compute: What happens to profiled times.
+        network: Effects of TCP on links.
+        compute: Effects on profiled compute times.
+        memory: Memory beside the tensors of a plan.
     """
 
     network: NetworkEffects = field(default_factory=NetworkEffects)

@@ -1,9 +1,9 @@
-"""Faults that a scenario foresees: when devices leave, return and hang, and when links are out.
+"""Faults scheduled in a scenario: devices that leave, return or hang, and links that are out.
 
-The simulator supplies them; what they cost is up to who recovers. Unless a policy goes on without a device that left
-(`planner.scenario.faults`) everybody waits: an action under way on a device that leaves is lost and done again after
-its return (with `order: dynamic` it chooses anew), one on a device that hangs goes on. A hang or an outage of more than
-a day counts as one without end.
+The simulator injects them; what they cost depends on who recovers. Unless a policy continues without a device that left
+(`planner.adapt.policy.Observation.gone`), everybody waits: an action that runs on a device that leaves is lost and
+done again after its return (with ``order: dynamic`` the device chooses anew), one on a device that hangs continues. A
+hang or an outage of more than a day counts as one without end.
 """
 
 import math
@@ -15,18 +15,7 @@ from traces.preemption.trace import Interval, PreemptionTrace
 
 
 @dataclass(frozen=True, slots=True)
-class Absence:
-    """A device is gone.
-
-    Attributes:
-        device: Its name.
-        start_s: When it leaves, from the start of the run.
-        end_s: When it returns; infinite if it never does.
-
-    Raises:
-        InputError: It ends before it starts.
-    """
-
+class _DeviceFault:
     device: str
     start_s: float
     end_s: float = math.inf
@@ -36,34 +25,41 @@ class Absence:
 
 
 @dataclass(frozen=True, slots=True)
-class Hang:
-    """A device stands still and then goes on.
+class Absence(_DeviceFault):
+    """An interval in which a device is gone.
 
     Attributes:
-        device: Its name.
-        start_s: From the start of the run.
-        end_s: When it goes on; infinite if it never does.
+        device: Name of the device.
+        start_s: Seconds from the start of the run at which it leaves.
+        end_s: Seconds at which it returns; infinite if it never does.
 
     Raises:
         InputError: It ends before it starts.
     """
 
-    device: str
-    start_s: float
-    end_s: float = math.inf
 
-    def __post_init__(self) -> None:
-        _check_times(self.start_s, self.end_s)
+@dataclass(frozen=True, slots=True)
+class Hang(_DeviceFault):
+    """An interval in which a device stops computing; what it was doing continues afterwards.
+
+    Attributes:
+        device: Name of the device.
+        start_s: Seconds from the start of the run at which it stops.
+        end_s: Seconds at which it continues; infinite if it never does.
+
+    Raises:
+        InputError: It ends before it starts.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class LinkOutage:
-    """A link carries nothing for a while.
+    """An interval in which a link carries nothing.
 
     Attributes:
-        link: Its name, ``source->target``.
-        start_s: From the start of the run.
-        end_s: When it carries again.
+        link: Name of the link, ``source->target``.
+        start_s: Seconds from the start of the run at which it stops.
+        end_s: Seconds at which it carries again.
 
     Raises:
         InputError: It ends before it starts, or lasts for ever.
@@ -95,23 +91,23 @@ def find_overlap(faults: Iterable[Fault]) -> tuple[int, int] | None:
 
 
 def place_of(fault: Fault) -> str:
-    """Return what a fault hits, as a message says it: ``device 'left'``."""
+    """Return the device or link that a fault hits, as text for messages: ``device 'left'``."""
     return f"link '{fault.link}'" if isinstance(fault, LinkOutage) else f"device '{fault.device}'"
 
 
 def _check_times(start_s: float, end_s: float) -> None:
     if not 0 <= start_s < math.inf or not start_s < end_s:
         raise InputError(
-            f"a fault from {start_s:g} s to {end_s:g} s",
+            f"a fault from {start_s:g} s to {end_s:g} s is not allowed",
             valid="it starts at 0 s or later, from the start of the run, and ends after that",
         )
 
 
-# Assumed: devices say every 0.25 s that they are there, and who is not heard four times in a row counts as gone.
+# Assumed: devices send a heartbeat every 0.25 s; one that misses four in a row counts as gone.
 HEARTBEAT_S = 0.25
 MISSED_HEARTBEATS = 4
 
-# Seconds from the moment when a device leaves until the others know; who is back by then was never missed.
+# Seconds from a device's departure until the others notice; a device that is back by then was never missed.
 DETECTION_S = HEARTBEAT_S * MISSED_HEARTBEATS
 
 
@@ -123,17 +119,17 @@ def noticed_absences(faults: Sequence[Fault]) -> list[Absence]:
 
 
 def known_away(absences: Sequence[Absence], time_s: float) -> tuple[str, ...]:
-    """Return the devices that are known to be away at a time, by name; of absences that are noticed."""
+    """Return the sorted names of the devices that are known to be away at ``time_s``, given noticed absences."""
     return tuple(
         sorted({each.device for each in absences if each.start_s + DETECTION_S <= time_s and time_s < each.end_s})
     )
 
 
 def absences_of_nodes(trace: PreemptionTrace, nodes: Mapping[str, str], start_s: float = 0.0) -> tuple[Absence, ...]:
-    """Return when devices are gone if each is there exactly when one of its nodes is.
+    """Return when devices are gone if each is present exactly while one of its nodes is.
 
     Args:
-        trace: Who is there when.
+        trace: Presences of the nodes over time.
         nodes: Node to device; several nodes may stand for one device.
         start_s: Time of the trace at which the run starts, seconds.
     """
@@ -150,8 +146,8 @@ def absences_in_order(trace: PreemptionTrace, devices: Sequence[str], start_s: f
     arrive while all devices are taken are not used, also not later.
 
     Args:
-        trace: Who is there when.
-        devices: Those that nodes can take.
+        trace: Presences of the nodes over time.
+        devices: Names of the devices that nodes can take.
         start_s: Time of the trace at which the run starts, seconds.
     """
     presences: dict[str, list[Interval]] = {device: [] for device in devices}
@@ -172,7 +168,7 @@ def absences_in_order(trace: PreemptionTrace, devices: Sequence[str], start_s: f
 
 
 def _absences(presences: Mapping[str, Iterable[Interval]], start_s: float) -> tuple[Absence, ...]:
-    """The gaps between the presences of each device, from the start of the run on; in the order of time."""
+    """Return the gaps between the presences of each device, from the start of the run on, in the order of time."""
     absences = []
     for device, intervals in presences.items():
         gone_since_s = start_s

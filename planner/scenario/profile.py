@@ -1,4 +1,4 @@
-"""What a model costs: per layer, its time on each device kind, its bytes, its memory."""
+"""Cost of a model: for each layer its times on each device kind, its bytes and its memory."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -41,14 +41,14 @@ NO_TIME = ComputeTimes(0.0, 0.0, 0.0)
 class TimeTable:
     """Times of one layer on one device kind, measured or modelled at some sample counts.
 
-    Between the rows times are linear; above the last row the last slope goes on; below the first row
+    Times are interpolated linearly between the rows; above the last row the last slope continues; below the first row
     a smaller microbatch takes a proportional share of the first row's time.
 
     Attributes:
-        samples: Sample counts of the rows, rising, at least one.
-        forward_s: Seconds per row.
-        backward_input_s: Seconds per row.
-        backward_weight_s: Seconds per row.
+        samples: Sample counts of the rows, rising, at least one; [rows].
+        forward_s: Seconds of the forward; [rows].
+        backward_input_s: Seconds of the input gradient; [rows].
+        backward_weight_s: Seconds of the weight gradient; [rows].
     """
 
     samples: tuple[int, ...]
@@ -62,13 +62,14 @@ class TimeTable:
             raise InputError("a time table needs the same number of rows, at least one, in every column")
         if self.samples[0] < 1 or any(b <= a for a, b in zip(self.samples, self.samples[1:], strict=False)):
             raise InputError(
-                f"sample counts {list(self.samples)}", valid="they must be positive and rise from row to row"
+                f"sample counts {list(self.samples)} are not allowed",
+                valid="they are positive and rise from row to row",
             )
         if any(not 0 <= value < float("inf") for column in columns for value in column):
             raise InputError("a time is negative or not finite", valid="times are finite and not negative, in seconds")
 
     def at(self, samples: int) -> ComputeTimes:
-        """Return the times for a microbatch of ``samples``; nothing for none."""
+        """Return the times for a microbatch of ``samples``; `NO_TIME` for 0."""
         if samples <= 0:
             return NO_TIME
         return ComputeTimes(
@@ -92,12 +93,12 @@ class LayerProfile:
     """One layer of a model.
 
     Attributes:
-        name: For people.
-        parameter_bytes: Size of its parameters.
-        output_bytes: Size of its output for one sample: what crosses a link if a stage ends here.
-        activation_bytes: What it keeps for one sample from forward to backward.
+        name: Name of the layer, for people.
+        parameter_bytes: Bytes of its parameters.
+        output_bytes: Bytes of its output for one sample, which a link carries if a stage ends here.
+        activation_bytes: Bytes that it saves for one sample from forward to backward.
         times: Device kind to time table.
-        update_s: Device kind to seconds of the optimizer's update of its parameters; none where nobody measured it.
+        update_s: Device kind to seconds of the optimizer's update of its parameters; without kinds not measured.
     """
 
     name: str
@@ -113,9 +114,9 @@ class ModelProfile:
     """A model as a chain of layers, by name.
 
     Attributes:
-        name: For people.
-        layers: In order.
-        sharded: Degree of tensor parallelism to what one device of such a group computes and holds.
+        name: Name of the model, for people.
+        layers: Layers in the order of the forward.
+        sharded: Degree of tensor parallelism to the profile of one device of such a group.
     """
 
     name: str
@@ -146,10 +147,7 @@ class ModelProfile:
         return _range_times(self, start, stop, kind, samples)
 
     def update_s(self, start: int, stop: int, kind: str) -> float:
-        """Return the seconds that updating layers ``start`` to ``stop - 1`` takes on a device kind, once a step.
-
-        Layers whose update nobody measured count for nothing.
-        """
+        """Return the seconds that updating layers ``start`` to ``stop - 1`` takes, once a step; 0 if not measured."""
         return sum(layer.update_s.get(kind, 0.0) for layer in self.layers[start:stop])
 
     def parameter_bytes(self, start: int, stop: int) -> int:
@@ -157,11 +155,11 @@ class ModelProfile:
         return sum(layer.parameter_bytes for layer in self.layers[start:stop])
 
     def activation_bytes(self, start: int, stop: int) -> int:
-        """Return the bytes that layers ``start`` to ``stop - 1`` keep for one sample until its backward."""
+        """Return the bytes that layers ``start`` to ``stop - 1`` save for one sample until its backward."""
         return sum(layer.activation_bytes for layer in self.layers[start:stop])
 
     def largest_activation_bytes(self, start: int, stop: int) -> int:
-        """Return the most bytes that any one of layers ``start`` to ``stop - 1`` keeps for one sample."""
+        """Return the most bytes that any one of layers ``start`` to ``stop - 1`` saves for one sample."""
         return max((layer.activation_bytes for layer in self.layers[start:stop]), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Layer times from a layer's work and a datasheet, where nobody has measured the model on the device.
+"""Layer times from a layer's work and a datasheet, for devices on which the model was not measured.
 
 A pass over a layer takes a fixed overhead plus the longer of its arithmetic and its memory traffic:
 
@@ -50,20 +50,20 @@ SAMPLE_COUNTS = tuple(2**power for power in range(11))
 
 @dataclass(frozen=True)
 class LayerWork:
-    """What one layer computes and moves, apart from any device.
-
-    Raises:
-        InputError: A negative amount, or one that is not finite.
+    """Work and bytes of one layer, whatever the device.
 
     Attributes:
-        name: For people.
-        forward_flop: Floating-point operations for one sample.
-        parameter_bytes: Size of its parameters, in the training precision as all bytes here.
-        output_bytes: Size of its output for one sample.
-        activation_bytes: What it keeps for one sample from forward to backward.
-        backward_input_flop: Operations of the input gradient for one sample, by default as many as forward;
-            0 says that there is no such gradient (an embedding), which takes no time.
-        backward_weight_flop: The same for the weight gradient; there is none without parameters.
+        name: Name of the layer, for people.
+        forward_flop: Floating-point operations of the forward for one sample.
+        parameter_bytes: Bytes of its parameters, in the training precision as all bytes here.
+        output_bytes: Bytes of its output for one sample.
+        activation_bytes: Bytes that it saves for one sample from forward to backward.
+        backward_input_flop: Operations of the input gradient for one sample, by default as many as forward; with 0
+            there is no such gradient (an embedding), and it takes no time.
+        backward_weight_flop: Operations of the weight gradient for one sample; without parameters there is none.
+
+    Raises:
+        InputError: An amount is negative or not finite.
     """
 
     name: str
@@ -94,13 +94,13 @@ def roofline_layer(
     """Return a layer's profile on each kind, with rows at powers of two from 1 to 1024 samples.
 
     Args:
-        work: The layer.
+        work: Work of the layer.
         kinds: Device kinds, usually from `planner.scenario.datasheet.find_kind`.
-        precision: Of the arithmetic: fp32, tf32, fp16 or bf16. A kind without it computes in fp32.
+        precision: Precision of the arithmetic: fp32, tf32, fp16 or bf16. A kind without it computes in fp32.
         launch_overhead_s: Seconds per pass beside arithmetic and memory.
 
     Raises:
-        InputError: Unknown precision.
+        InputError: The precision is unknown.
     """
     if precision not in PRECISIONS:
         raise unknown_name("precision", precision, PRECISIONS)

@@ -1,4 +1,4 @@
-"""A scenario: the cluster, the model, and how it is trained."""
+"""A scenario: the cluster, the model, how it is trained, and what happens meanwhile."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ from planner.scenario.training import Training
 
 @dataclass(frozen=True, slots=True)
 class ModelCode:
-    """Where the model's own code is, for runs with real compute.
+    """The model's own code, for runs with real compute.
 
     Attributes:
-        path: A Python file with a function ``build``.
-        arguments: What ``build`` is called with.
+        path: Python file with a function ``build``.
+        arguments: Keyword arguments for ``build``.
     """
 
     path: Path
@@ -29,14 +29,14 @@ class Scenario:
     """Everything that a plan is made for, and what happens while it runs.
 
     Attributes:
-        name: For people.
+        name: Name of the scenario, for people.
         cluster: Devices and links.
-        model: What its layers cost.
-        training: Batch and update rule.
-        code: Of the model, for runs with real compute.
-        effects: What devices and networks do beside what the profile and the links say.
-        faults: What fails.
-        data: Region to the samples that are stored there and trained on there; empty if data are everywhere.
+        model: Cost of the model's layers.
+        training: Batch, update rule and numerics.
+        code: Code of the model, for runs with real compute; None if there is none.
+        effects: Effects on devices and networks beyond the profile and the links' nominal values.
+        faults: Departures, hangs and outages during the run.
+        data: Region to the number of samples stored there, which are trained on there; empty if every region has all.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The rate that a message of a size reaches: small ones never fill a link."""
+"""The rate that a message reaches by its size; small messages do not reach a link's full rate."""
 
 import math
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ class SizeCurve:
 
     Bandwidth in GB/s is a·x² + b·x + c with x = log2(message size in MB), and never above the ceiling.
 
-    A polynomial says nothing outside of the sizes that it was fitted to; two facts about networks hold there instead.
+    Outside of the sizes that the polynomial was fitted to, two facts about networks hold instead.
     A larger message never gets a lower rate: past a peak the rate stays, as it does below a trough. And a smaller
     message never takes longer: below the size for which the polynomial's time is shortest, messages take that time.
 
     Attributes:
-        quadratic: a.
-        linear: b.
-        constant: c, the bandwidth of a message of 1 MB, GB/s.
-        ceiling_bps: Bits per second.
+        quadratic: Coefficient a of the polynomial, GB/s.
+        linear: Coefficient b of the polynomial, GB/s.
+        constant: Coefficient c, the bandwidth of a message of 1 MB, GB/s.
+        ceiling_bps: Highest rate, bits per second.
     """
 
     quadratic: float
@@ -62,5 +62,5 @@ class SizeCurve:
         if discriminant < 0:
             return -math.inf
         root = math.sqrt(discriminant)
-        # The same number; where the curve is nearly a line the first form cancels to nothing.
+        # Both forms are the same number; where the curve is nearly a line the first suffers cancellation.
         return (root - line) / (2 * square) if line <= 0 else -2 * rest / (line + root)

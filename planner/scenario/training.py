@@ -9,9 +9,9 @@ from traces.common.names import find_by_name
 
 SHAPES = ("constant", "linear", "cosine")
 
-_STEADY = "constant"
+_CONSTANT = "constant"
 
-# Values kept per parameter by the optimizer, beside the parameter and its gradient.
+# Values that the optimizer stores per parameter, beside the parameter and its gradient.
 OPTIMIZER_STATES: Mapping[str, int] = {"sgd": 0, "momentum": 1, "adamw": 2}
 
 # Bytes of one number on the wire. With bf16-mixed the layers compute in bfloat16; parameters, gradients and what passes
@@ -21,19 +21,21 @@ ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "bf16-mixed": 4}
 
 @dataclass(frozen=True, slots=True)
 class LearningRateSchedule:
-    """A linear warm-up, then a shape; a function of the step alone, so that a run can go on from any step.
+    """The learning rate over the steps: a linear warm-up, then a shape.
+
+    It depends on the step alone, so that a run can continue from any step.
 
     Attributes:
-        shape: One of `SHAPES`: what follows the warm-up.
-        warmup_steps: The rate rises over so many steps, to its full value in the step after them.
+        shape: Name of what follows the warm-up, one of `SHAPES`.
+        warmup_steps: Steps over which the rate rises, to its full value in the step after them.
         decay_steps: Steps after the warm-up over which ``linear`` and ``cosine`` fall.
-        final_share: Of the full rate, what they fall to and stay at, 0 to 1.
+        final_share: Share of the full rate to which they fall and at which they stay, 0 to 1.
 
     Raises:
         InputError: There is no such shape, or a value is out of range.
     """
 
-    shape: str = _STEADY
+    shape: str = _CONSTANT
     warmup_steps: int = 0
     decay_steps: int = 0
     final_share: float = 0.0
@@ -41,18 +43,20 @@ class LearningRateSchedule:
     def __post_init__(self) -> None:
         find_by_name(self.shape, dict.fromkeys(SHAPES), "shape", where="shape")
         if self.warmup_steps < 0:
-            raise InputError(f"{self.warmup_steps} steps of warm-up", "warmup_steps", "0 or more")
-        if self.decay_steps < 0 or (self.shape != _STEADY and not self.decay_steps):
-            falls = "0 or more" if self.shape == _STEADY else f"shape '{self.shape}' falls over 1 step or more"
-            raise InputError(f"{self.decay_steps} steps of decay", "decay_steps", falls)
+            raise InputError(f"{self.warmup_steps} steps of warm-up are not allowed", "warmup_steps", "give 0 or more")
+        if self.decay_steps < 0 or (self.shape != _CONSTANT and not self.decay_steps):
+            valid = "give 0 or more" if self.shape == _CONSTANT else f"shape '{self.shape}' falls over 1 step or more"
+            raise InputError(f"{self.decay_steps} steps of decay are not allowed", "decay_steps", valid)
         if not 0 <= self.final_share <= 1:
-            raise InputError(f"a final share of {self.final_share:g}", "final_share", "of the full rate: 0 to 1")
+            raise InputError(
+                f"a final share of {self.final_share:g} is not allowed", "final_share", "give 0 to 1 of the full rate"
+            )
 
     def factor(self, step: int) -> float:
-        """Return the share of the full learning rate in a step, which counts from 0."""
+        """Return the share of the full learning rate in a step; steps count from 0."""
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
-        if self.shape == _STEADY:
+        if self.shape == _CONSTANT:
             return 1.0
         progress = min(1.0, (step - self.warmup_steps) / self.decay_steps)
         falling = 1 - progress if self.shape == "linear" else (1 + math.cos(math.pi * progress)) / 2
@@ -64,11 +68,11 @@ class Optimizer:
     """The update rule, an invariant of every adaptation.
 
     Attributes:
-        name: One of `OPTIMIZER_STATES`.
+        name: Name of the update rule, one of `OPTIMIZER_STATES`.
         learning_rate: Step size, without unit.
-        momentum: Share of the last update kept, 0 to 1; only for ``momentum``.
-        weight_decay: As torch.optim defines it for the optimizer, without unit.
-        schedule: How the learning rate changes over the steps.
+        momentum: Share of the last update that is kept, 0 to 1; only for ``momentum``.
+        weight_decay: Weight decay as torch.optim defines it for the optimizer, without unit.
+        schedule: Learning rate over the steps.
     """
 
     name: str = "sgd"
@@ -80,16 +84,16 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How the model is trained.
+    """The batch, the update rule and the numerics of training.
 
     Attributes:
         global_batch: Samples per update over the whole cluster, an invariant of every adaptation.
-        microbatch: Samples per microbatch that strategies without a choice of their own use; 0 leaves it to them.
-        optimizer: The update rule.
-        precision: What the layers compute in; one of `ELEMENT_BYTES`.
-        seed: Of the initial parameters and of the order of the data.
-        clip_norm: Gradients of all layers together are scaled down to this Euclidean norm; None leaves them.
-        noise_scale: Whether the gradient noise scale is measured in every step, by the devices that share a batch.
+        microbatch: Samples per microbatch in strategies that do not choose their own size; 0 leaves it to them.
+        optimizer: Update rule and its parameters.
+        precision: Number format that the layers compute in, one of `ELEMENT_BYTES`.
+        seed: Seed of the initial parameters and of the order of the data.
+        clip_norm: Largest Euclidean norm of the gradients of all layers together; None for no limit.
+        noise_scale: Whether the devices that share a batch measure the gradient noise scale in every step.
     """
 
     global_batch: int

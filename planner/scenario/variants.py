@@ -1,4 +1,4 @@
-"""A scenario with something better than it is: what a step would take there says what binds it."""
+"""Variants of a scenario: better links, unlimited memory (whose gain shows the bottleneck), one window of traces."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -8,7 +8,7 @@ from planner.scenario.scenario import Scenario
 from traces.trace import LinkTrace
 
 # More than any plan needs.
-_ENDLESS_BYTES = 2**60
+_UNLIMITED_BYTES = 2**60
 
 # The rate of a link in a window of nothing but outage: a step must have an end.
 _LEAST_BPS = 1.0
@@ -28,10 +28,10 @@ def with_better_links(
     """Return the scenario with other links, network interfaces of hosts included; both ways, and without traces.
 
     Args:
-        scenario: Stays as it is.
-        rate_ratio: Bandwidths are so many times as high, curves over the size of a message too.
-        latency_ratio: Latencies are so many times as long.
-        only: The links that change; all of them if None.
+        scenario: Scenario to start from.
+        rate_ratio: Factor for bandwidths, including those by message size.
+        latency_ratio: Factor for latencies.
+        only: Ends of the links that change; all links if None.
     """
 
     def changes(ends: Ends) -> bool:
@@ -47,9 +47,9 @@ def with_better_links(
     return replace(scenario, cluster=Cluster(tuple(map(device, scenario.cluster.devices)), tuple(links)))
 
 
-def with_endless_memory(scenario: Scenario) -> Scenario:
-    """Return the scenario with devices that hold everything."""
-    devices = tuple(replace(device, memory_bytes=_ENDLESS_BYTES) for device in scenario.cluster.devices)
+def with_unlimited_memory(scenario: Scenario) -> Scenario:
+    """Return the scenario with devices whose memory holds any plan."""
+    devices = tuple(replace(device, memory_bytes=_UNLIMITED_BYTES) for device in scenario.cluster.devices)
     return replace(scenario, cluster=Cluster(devices, scenario.cluster.links))
 
 
@@ -73,7 +73,7 @@ def _better(link: Link, rate_ratio: float, latency_ratio: float) -> Link:
 
 
 def in_window(scenario: Scenario, start_s: float, end_s: float) -> Scenario:
-    """Return the scenario with links as steady as they are in the mean from one time to another, in seconds."""
+    """Return the scenario with constant links: each has its mean rate and latency from ``start_s`` to ``end_s``."""
     links = tuple(_steady(link, start_s, end_s) for link in scenario.cluster.links)
     return replace(scenario, cluster=Cluster(scenario.cluster.devices, links))
 

@@ -49,4 +49,5 @@ def test_it_rises_to_one_and_falls_to_its_final_share(
 def test_what_no_schedule_can_be(values: dict[str, Any], where: str, expected: str) -> None:
     with pytest.raises(InputError) as caught:
         LearningRateSchedule(**values)
-    assert (caught.value.where, caught.value.problem) == (where, expected)
+    assert caught.value.where == where
+    assert caught.value.problem.startswith(expected)
