@@ -1,4 +1,7 @@
-"""A plan held against its scenario, with messages a person can act on."""
+"""Checks of a plan against its scenario, whose messages name the place and what would be valid.
+
+Every ``check_`` function of this package raises an InputError for the first mistake and returns nothing otherwise.
+"""
 
 from planner.check.memory import check_memory, check_peaks
 from planner.check.orders import check_orders
@@ -13,45 +16,13 @@ from traces.common.errors import InputError
 from traces.common.names import find_by_name
 
 
-def check_foreseen(scenario: Scenario) -> None:
-    """Refuse effects and faults of devices and links that are not there, and faults that overlap.
-
-    Raises:
-        InputError: With the place and the name.
-    """
-    devices = scenario.cluster.by_name
-    links = {link.name: link for link in scenario.cluster.links}
-    compute = scenario.effects.compute
-    named = {
-        "stragglers": [straggler.device for straggler in compute.stragglers],
-        "slowdowns": [slowdown.device for slowdown in compute.slowdowns],
-    }
-    for key, names in named.items():
-        for number, name in enumerate(names):
-            find_by_name(name, devices, "device", where=f"effects.compute.{key}[{number}].device")
-    for number, fault in enumerate(scenario.faults):
-        where = f"faults[{number}]"
-        if isinstance(fault, LinkOutage):
-            find_by_name(fault.link, links, "link", where=f"{where}.link")
-        else:
-            find_by_name(fault.device, devices, "device", where=f"{where}.device")
-    overlap = find_overlap(scenario.faults)
-    if overlap is not None:
-        earlier, later = overlap
-        raise InputError(
-            f"{place_of(scenario.faults[later])} has two faults at the same time",
-            where=f"faults[{later}]",
-            valid=f"the other one is faults[{earlier}]: let one end before the other starts",
-        )
-
-
 def check_plan(plan: Plan, scenario: Scenario) -> None:
     """Refuse a plan that the scenario cannot carry out.
 
     Raises:
-        InputError: It was made for another model, names what does not exist or one device two times, leaves layers
-            out, changes the global batch, cannot be scheduled, waits for itself, does not fit into memory, or needs a
-            link that is not there; or the scenario foresees what cannot happen in it.
+        InputError: The plan was made for another model, names what does not exist or one device twice, leaves layers
+            out, changes the global batch, cannot be scheduled, deadlocks, does not fit into memory, or needs a link
+            that is not there; or an effect or fault of the scenario names what it does not have.
     """
     if plan.model != scenario.model.name:
         raise InputError(
@@ -80,5 +51,28 @@ def check_plan(plan: Plan, scenario: Scenario) -> None:
             where="pipelines",
             valid=f"scenario '{scenario.name}' trains with a global batch of {scenario.training.global_batch}",
         )
-    check_foreseen(scenario)
+    _check_effects_and_faults(scenario)
     check_peaks(plan, scenario)
+
+
+def _check_effects_and_faults(scenario: Scenario) -> None:
+    """Refuse effects and faults of devices and links that are not there, and faults that overlap."""
+    devices = scenario.cluster.by_name
+    links = {link.name: link for link in scenario.cluster.links}
+    compute = scenario.effects.compute
+    for key, entries in (("stragglers", compute.stragglers), ("slowdowns", compute.slowdowns)):
+        for number, entry in enumerate(entries):
+            find_by_name(entry.device, devices, "device", where=f"effects.compute.{key}[{number}].device")
+    for number, fault in enumerate(scenario.faults):
+        if isinstance(fault, LinkOutage):
+            find_by_name(fault.link, links, "link", where=f"faults[{number}].link")
+        else:
+            find_by_name(fault.device, devices, "device", where=f"faults[{number}].device")
+    overlap = find_overlap(scenario.faults)
+    if overlap is not None:
+        earlier, later = overlap
+        raise InputError(
+            f"{place_of(scenario.faults[later])} has two faults at the same time",
+            where=f"faults[{later}]",
+            valid=f"the other one is faults[{earlier}]: let one end before the other starts",
+        )

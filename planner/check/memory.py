@@ -1,4 +1,4 @@
-"""What a worker holds fits into the memory of its devices."""
+"""The memory of a plan: what each worker holds fits into its devices."""
 
 from collections.abc import Sequence
 
@@ -11,16 +11,12 @@ from planner.step.memory import peak_bytes
 from traces.common.errors import InputError
 from traces.common.units import size_text
 
-# The schedules that do not look at memory: those that hold every microbatch at once, and the one that holds its depth.
-_HEEDLESS = HOLD_ALL | {"1f1b"}
+# The schedules that ignore memory: those that hold every microbatch at once, and the one that holds its depth.
+_IGNORING_MEMORY = HOLD_ALL | {"1f1b"}
 
 
 def check_memory(pipeline: Pipeline, plan: Plan, scenario: Scenario, where: str) -> None:
-    """Refuse stages that do not fit into the devices that hold them, or that these were not profiled for.
-
-    Raises:
-        InputError: With what is needed, what is there, and how much is too much.
-    """
+    """Refuse stages that do not fit into their devices, or whose layers were not profiled on these."""
     workers = pipeline.workers
     for worker in range(max(workers) + 1):
         held = [number for number, holder in enumerate(workers) if holder == worker]
@@ -31,12 +27,9 @@ def check_memory(pipeline: Pipeline, plan: Plan, scenario: Scenario, where: str)
 def check_peaks(plan: Plan, scenario: Scenario) -> None:
     """Refuse a plan whose order of actions holds more at once than a device has room for.
 
-    The plan has passed all other checks, so that it can be put in order.
-
-    Raises:
-        InputError: With the device, its peak, and its memory.
+    The plan has passed all other checks, so that it can be scheduled.
     """
-    if plan.schedule in _HEEDLESS and plan.order == "scheduled":
+    if plan.schedule in _IGNORING_MEMORY and plan.order == "scheduled":
         return
     for leader, peak in peak_bytes(plan, scenario).items():
         group = next(
@@ -52,18 +45,18 @@ def check_peaks(plan: Plan, scenario: Scenario) -> None:
                 f"schedule '{plan.schedule}' holds {size_text(peak)} at once on device '{device.name}', which has "
                 f"{size_text(device.memory_bytes)}",
                 where="schedule",
-                valid="smaller microbatches, less depth, fewer layers, or a schedule that heeds memory: compact-zb",
+                valid="take smaller microbatches, less depth, fewer layers or schedule compact-zb, which limits memory",
             )
 
 
 def microbatches_held(pipeline: Pipeline, plan: Plan, stage: int) -> int:
     """Return how many microbatches a stage surely holds at once, between their F and their I or B.
 
-    Exactly so many with orders of its own and with schedules that do not look at memory; one with the others.
+    The number is exact for explicit orders and for schedules that ignore memory; it is one for the others.
     """
     count = len(pipeline.microbatches)
     if not pipeline.orders:
-        if plan.schedule not in _HEEDLESS or plan.order != "scheduled":
+        if plan.schedule not in _IGNORING_MEMORY or plan.order != "scheduled":
             return 1
         return count if plan.schedule in HOLD_ALL else min(pipeline.stages[stage].in_flight, count)
     held = most = 0

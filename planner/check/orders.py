@@ -1,4 +1,4 @@
-"""The orders that a plan carries itself: complete, on the right workers, and not waiting for themselves."""
+"""Explicit orders of a plan: they are complete, on the right workers, and free of deadlock."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -8,19 +8,19 @@ from planner.plan.actions import Action, Kind
 from planner.plan.plan import EXPLICIT, Pipeline, Plan
 from traces.common.errors import InputError
 
-# What hands a gradient on.
+# The kinds of backward that send a gradient to the stage before.
 _GRADIENT = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A worker that stands.
+    """A worker that waits for another one, or for itself.
 
     Attributes:
-        worker: Its number.
-        action: What it is about to do.
-        needs: What must be done before.
-        holder: The worker that does that.
+        worker: Number of the worker.
+        action: Action that comes next in its order.
+        needs: Action that must be done before.
+        holder: Number of the worker that does that action.
     """
 
     worker: int
@@ -39,18 +39,14 @@ class Wait:
 
 
 def find_cycle(pipeline: Pipeline) -> tuple[Wait, ...]:
-    """Return the workers that wait for each other, each for the next and the last for the first; empty if none do.
-
-    Args:
-        pipeline: With complete orders.
-    """
+    """Return the workers of complete orders that wait in a cycle, each for the next; empty if there is none."""
     kinds: defaultdict[tuple[int, int], set[Kind]] = defaultdict(set)
     for order in pipeline.orders:
         for action in order:
             kinds[action.stage, action.microbatch].add(action.kind)
     done: set[Action] = set()
     position = [0] * len(pipeline.orders)
-    # Who waits for an action that is not done yet.
+    # Workers by the action that they wait for.
     waiting: defaultdict[Action, list[int]] = defaultdict(list)
     ready = list(range(len(pipeline.orders)))
     while ready:
@@ -65,7 +61,7 @@ def find_cycle(pipeline: Pipeline) -> tuple[Wait, ...]:
             done.add(action)
             position[worker] += 1
             ready += waiting.pop(action, [])
-    return _circle(pipeline, {worker: needs for needs, workers in waiting.items() for worker in workers}, position)
+    return _trace_cycle(pipeline, {worker: needs for needs, workers in waiting.items() for worker in workers}, position)
 
 
 def _needs(action: Action, kinds: Mapping[tuple[int, int], set[Kind]]) -> Iterator[Action]:
@@ -82,8 +78,8 @@ def _needs(action: Action, kinds: Mapping[tuple[int, int], set[Kind]]) -> Iterat
                 yield Action(stage + 1, kind, microbatch)
 
 
-def _circle(pipeline: Pipeline, needs: Mapping[int, Action], position: list[int]) -> tuple[Wait, ...]:
-    """Follow who waits for whom from any worker that stands until one comes again."""
+def _trace_cycle(pipeline: Pipeline, needs: Mapping[int, Action], position: list[int]) -> tuple[Wait, ...]:
+    """Follow who waits for whom, from any worker that waits, until one comes again."""
     if not needs:
         return ()
     holders = pipeline.workers
@@ -103,7 +99,7 @@ def _devices(pipeline: Pipeline, worker: int) -> str:
     return f"device {names}" if len(stage.replicas) == 1 else f"devices {names}"
 
 
-# A microbatch passes a stage with a whole backward, or with one that is split.
+# The actions of a microbatch in a stage: with a whole backward, or with a split one.
 _COMPLETE = (
     Counter((Kind.FORWARD, Kind.BACKWARD)),
     Counter((Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)),
@@ -111,11 +107,7 @@ _COMPLETE = (
 
 
 def check_orders(pipeline: Pipeline, plan: Plan, where: str) -> None:
-    """Refuse orders that a plan should not have, or that cannot be carried out.
-
-    Raises:
-        InputError: With the first action that is wrong, or the devices that wait for each other.
-    """
+    """Refuse orders that do not belong to the plan's schedule, or that cannot be carried out."""
     where = f"{where}.orders"
     if plan.schedule != EXPLICIT:
         if pipeline.orders:
@@ -130,15 +122,15 @@ def check_orders(pipeline: Pipeline, plan: Plan, where: str) -> None:
         raise InputError(
             f"the schedule is '{EXPLICIT}', with orders for {len(pipeline.orders)} workers",
             where=where,
-            valid=f"one list of actions for each of the {workers} workers, as stages first name their devices",
+            valid=f"give one list of actions for each of the {workers} workers, as stages first name their devices",
         )
     _check_actions(pipeline, where)
     _check_complete(pipeline, where)
-    circle = find_cycle(pipeline)
-    if circle:
-        waits = "; ".join(wait.describe(pipeline) for wait in circle)
+    cycle = find_cycle(pipeline)
+    if cycle:
+        waits = "; ".join(wait.describe(pipeline) for wait in cycle)
         valid = "let one of these actions come later in its order"
-        raise InputError(f"devices wait for each other in a circle: {waits}", where=where, valid=valid)
+        raise InputError(f"devices wait for each other in a cycle: {waits}", where=where, valid=valid)
 
 
 def _check_actions(pipeline: Pipeline, where: str) -> None:
@@ -148,9 +140,9 @@ def _check_actions(pipeline: Pipeline, where: str) -> None:
             place = f"{where}[{worker}][{position}]"
             if action.stage >= stages or action.microbatch >= microbatches:
                 raise InputError(
-                    f"action {action} is of a stage or microbatch that is not there",
+                    f"action {action} is of a stage or microbatch that does not exist",
                     where=place,
-                    valid=f"stages 0 to {stages - 1}, microbatches 0 to {microbatches - 1}",
+                    valid=f"there are stages 0 to {stages - 1}, microbatches 0 to {microbatches - 1}",
                 )
             holder = holders[action.stage]
             if holder != worker:

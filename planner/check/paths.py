@@ -1,4 +1,4 @@
-"""Every two devices that exchange anything in a plan have a path."""
+"""Links that a plan needs: every two devices that communicate have a path, and traces last as long as the run."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -12,17 +12,13 @@ from traces.common.errors import InputError
 
 
 def check_paths(plan: Plan, scenario: Scenario) -> None:
-    """Refuse a plan that needs a link that is not there.
-
-    Raises:
-        InputError: With the two devices.
-    """
-    for source, target in exchanging(plan, scenario):
+    """Refuse a plan in which two devices communicate that no link joins."""
+    for source, target in communicating_pairs(plan, scenario):
         scenario.cluster.path(source, target)
 
 
-def exchanging(plan: Plan, scenario: Scenario) -> Iterator[tuple[str, str]]:
-    """Give the (source, target) devices between which the plan sends something; pairs may come again."""
+def communicating_pairs(plan: Plan, scenario: Scenario) -> Iterator[tuple[str, str]]:
+    """Yield the (source, target) devices between which the plan sends something; pairs may repeat."""
     for pipeline in plan.pipelines:
         yield from _between_stages(pipeline)
         for stage in pipeline.stages:
@@ -39,12 +35,12 @@ def exchanging(plan: Plan, scenario: Scenario) -> Iterator[tuple[str, str]]:
 
 
 def used_links(plan: Plan, scenario: Scenario) -> tuple[Link, ...]:
-    """Return the links that the plan sends anything over, in the order of `exchanging`.
+    """Return the links that the plan sends anything over, in the order of `communicating_pairs`.
 
     Raises:
-        InputError: Two devices that exchange something have no path.
+        InputError: Two devices that communicate have no path.
     """
-    paths = (scenario.cluster.path(*pair) for pair in dict.fromkeys(exchanging(plan, scenario)))
+    paths = (scenario.cluster.path(*pair) for pair in dict.fromkeys(communicating_pairs(plan, scenario)))
     return tuple(dict.fromkeys(link for path in paths for link in path))
 
 
@@ -55,7 +51,7 @@ def _between_stages(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
 
 
 def _copies(one: Pipeline, other: Pipeline) -> Iterator[tuple[str, str]]:
-    """Devices of two pipelines that hold the same layer."""
+    """Yield the pairs of devices of two pipelines that hold the same layer."""
     for stage in one.stages:
         for match in other.stages:
             if stage.first_layer < match.end_layer and match.first_layer < stage.end_layer:
@@ -69,16 +65,13 @@ def _both_ways(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def check_traces_last(scenario: Scenario, plan: Plan, steps: int) -> None:
-    """Refuse a run of so many steps if the trace of a link that the plan uses surely ends before it.
+    """Refuse a run of ``steps`` steps if the trace of a link that the plan uses surely ends before it.
 
     Only traces that end (`traces.trace.LinkTrace.ends`) can be too short; others loop or hold their last rate.
-
-    Raises:
-        InputError: With the link, the end of its trace, and how long the run lasts at least.
     """
     used = [link for link in used_links(plan, scenario) if link.trace is not None and link.trace.ends]
     if not used or scenario.effects.compute.jitter:
-        # With jitter no run is sure to last so long; the simulator refuses one that did.
+        # With jitter no run is sure to last that long; the simulator ends one that does.
         return
     shortest_s = steps * step_at_least_s(scenario, plan)
     for link in used:
@@ -95,7 +88,7 @@ def check_traces_last(scenario: Scenario, plan: Plan, steps: int) -> None:
 
 
 def step_at_least_s(scenario: Scenario, plan: Plan) -> float:
-    """Return seconds that one step takes at least, jitter aside: the busiest device's compute at its best speed."""
+    """Return a lower bound of a step's seconds without jitter: the busiest device's compute at its best speed."""
     compute = scenario.effects.compute
     factors = {straggler.device: straggler.factor for straggler in compute.stragglers}
     fastest = {slowdown.device: max(slowdown.speed) for slowdown in compute.slowdowns}

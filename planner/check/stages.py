@@ -1,4 +1,4 @@
-"""The stages of a pipeline cover every layer once, and its microbatches can pass through them."""
+"""The stages of a plan: their devices, their layers, their microbatches and their placement on workers."""
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -14,12 +14,9 @@ LARGEST_SHARE = 1e9
 
 
 def check_devices(plan: Plan, cluster: Cluster) -> None:
-    """Refuse a plan that names devices that are not there, or one of them two times.
+    """Refuse devices that are not in the cluster or used twice, and tensor-parallel groups that differ or span hosts.
 
-    Stages of a pipeline on exactly the same replicas are one worker's: this is how a device holds several stages.
-
-    Raises:
-        InputError: With the place of the device.
+    Stages of a pipeline on exactly the same replicas form one worker; this is how a device holds several stages.
     """
     seen: dict[str, str] = {}
     for p, pipeline in enumerate(plan.pipelines):
@@ -42,7 +39,7 @@ def check_devices(plan: Plan, cluster: Cluster) -> None:
 
 
 def _claim(replica: Replica, where: str, seen: dict[str, str]) -> None:
-    """Note where the devices of a replica work, none of which may work anywhere yet."""
+    """Note in ``seen`` where the devices of a replica work; none of them may work elsewhere."""
     for position, device in enumerate(replica.devices):
         if device in seen:
             raise InputError(
@@ -69,7 +66,9 @@ def _check_replica(replica: Replica, cluster: Cluster, where: str) -> None:
     leader = find_by_name(replica.device, cluster.by_name, "device", where=f"{where}.device")
     if not 0 < replica.share <= LARGEST_SHARE:
         raise InputError(
-            f"share {replica.share:g}", where=f"{where}.share", valid="a share is a number above zero, 1e9 at most"
+            f"share {replica.share:g} is not allowed",
+            where=f"{where}.share",
+            valid="a share is a number above zero, 1e9 at most",
         )
     for number, name in enumerate(replica.partners):
         place = f"{where}.partners[{number}]"
@@ -93,11 +92,7 @@ _WAITS_FOR_ITS_DEPTH = "1f1b"
 
 
 def check_layers(pipeline: Pipeline, model: ModelProfile, where: str) -> None:
-    """Refuse a pipeline that leaves layers of the model out or has them twice.
-
-    Raises:
-        InputError: With the stage that does not continue the one before it.
-    """
+    """Refuse a pipeline that leaves layers of the model out or has them twice."""
     expected = 0
     for number, stage in enumerate(pipeline.stages):
         if stage.first_layer != expected or stage.end_layer <= stage.first_layer:
@@ -117,20 +112,18 @@ def check_layers(pipeline: Pipeline, model: ModelProfile, where: str) -> None:
 
 
 def check_microbatches(pipeline: Pipeline, plan: Plan, where: str) -> None:
-    """Refuse microbatches without samples, and depths with which stages wait for each other.
-
-    Raises:
-        InputError: With all microbatches, or all depths.
-    """
+    """Refuse microbatches without samples, and depths at which 1F1B deadlocks."""
     if not pipeline.microbatches or min(pipeline.microbatches) < 1:
         raise InputError(
-            f"microbatches {list(pipeline.microbatches)}",
+            f"microbatches {list(pipeline.microbatches)} are not allowed",
             where=f"{where}.microbatches",
             valid="give at least one, each with at least one sample",
         )
     depths = [stage.in_flight for stage in pipeline.stages]
     if min(depths) < 1:
-        raise InputError(f"in-flight depths {depths}", where=f"{where}.stages", valid="every depth is at least 1")
+        raise InputError(
+            f"in-flight depths {depths} are not allowed", where=f"{where}.stages", valid="every depth is at least 1"
+        )
     reached = [min(depth, len(pipeline.microbatches)) for depth in depths]
     waits = plan.schedule == _WAITS_FOR_ITS_DEPTH and plan.order == "scheduled"
     if waits and any(later > earlier for earlier, later in pairwise(reached)):
@@ -142,11 +135,11 @@ def check_microbatches(pipeline: Pipeline, plan: Plan, where: str) -> None:
         )
 
 
-# Schedule to the workers that it needs for so many stages on so many workers, and how it is said.
-_Shape = tuple[Callable[[int, int], list[int]], str]
+# The worker of each stage that a schedule needs, for a number of stages and of workers, and the rule in words.
+_Placement = tuple[Callable[[int, int], list[int]], str]
 
-_ONE_EACH: _Shape = (lambda stages, workers: list(range(stages)), "every stage is on devices of its own")
-_SHAPES: Mapping[str, _Shape] = {
+_ONE_EACH: _Placement = (lambda stages, workers: list(range(stages)), "every stage is on devices of its own")
+_PLACEMENTS: Mapping[str, _Placement] = {
     "gpipe": _ONE_EACH,
     "1f1b": _ONE_EACH,
     "zb-h1": _ONE_EACH,
@@ -163,14 +156,10 @@ _SHAPES: Mapping[str, _Shape] = {
 
 
 def check_placement(pipeline: Pipeline, plan: Plan, where: str) -> None:
-    """Refuse stages that do not lie on workers as the plan's schedule needs them.
-
-    Raises:
-        InputError: With the worker of each stage as it is and as it must be.
-    """
-    if plan.order != "scheduled" or plan.schedule not in _SHAPES:
+    """Refuse stages that are not placed on workers as the plan's schedule needs them."""
+    if plan.order != "scheduled" or plan.schedule not in _PLACEMENTS:
         return
-    expect, rule = _SHAPES[plan.schedule]
+    expect, rule = _PLACEMENTS[plan.schedule]
     workers = list(pipeline.workers)
     expected = expect(len(workers), max(workers) + 1)
     if workers != expected:

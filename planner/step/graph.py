@@ -63,7 +63,7 @@ class StepGraph(NamedTuple):
 def walk(graph: StepGraph) -> tuple[Ints, Ints, Ints]:
     """Return an order in which every action comes after what it waits for, for a scan without branches.
 
-    Shapes: [actions] the actions in that order, shorter if the others wait for each other in a circle; [actions] the
+    Shapes: [actions] the actions in that order, shorter if the others wait for each other in a cycle; [actions] the
     actor of each; [actors] the action at which each actor stops.
     """
     actors = len(graph.first_action) - 1

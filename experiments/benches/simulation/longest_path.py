@@ -30,7 +30,7 @@ def prepare(problem: SchedulingProblem, orders: Orders) -> PreparedOrders:
     """Build the graph of the orders.
 
     Raises:
-        InputError: The actions wait for each other in a circle.
+        InputError: The actions wait for each other in a cycle.
     """
     first_action, origins = trace_origins(_workers(problem, orders))
     graph = connect(first_action, origins.actor, origins.sender, origins.receiver)
@@ -69,7 +69,7 @@ def makespan_s(problem: SchedulingProblem, orders: Orders) -> float:
     """Return how long the pipeline takes with these orders, seconds.
 
     Raises:
-        InputError: The actions wait for each other in a circle.
+        InputError: The actions wait for each other in a cycle.
     """
     prepared = prepare(problem, orders)
     times_s = times_of(problem, orders, prepared)

@@ -60,7 +60,7 @@ def finish_s(problem: SchedulingProblem, orders: Orders) -> float:
     """Return how long the orders take, seconds.
 
     Raises:
-        InputError: The actions wait for each other in a circle.
+        InputError: The actions wait for each other in a cycle.
     """
     return float(_run(problem, orders)[1])
 
@@ -69,7 +69,7 @@ def start_times_s(problem: SchedulingProblem, orders: Orders) -> Floats:
     """Return when each action starts in seconds, in the rows of ``orders``.
 
     Raises:
-        InputError: The actions wait for each other in a circle.
+        InputError: The actions wait for each other in a cycle.
     """
     return _run(problem, orders)[0]
 
@@ -127,7 +127,7 @@ def trace(
 ) -> tuple[float, int]:
     """Return the makespan in seconds and the position of the action that ends last.
 
-    Infinite where the actions wait for each other in a circle, or as soon as it is sure to exceed ``limit_s``.
+    Infinite where the actions wait for each other in a cycle, or as soon as it is sure to exceed ``limit_s``.
 
     Args:
         tables: The problem.

@@ -260,7 +260,7 @@ BAD_PLANS: dict[str, tuple[Callable[[dict], object], list[str]]] = {
         lambda plan: plan["pipelines"][0].update(orders=[["0F0"], ["1X0"]]),
         ["plan.json:", "orders[1][0]", "'1X0' is not an action", "2F0"],
     ),
-    "orders that wait in a circle": (
+    "orders that wait in a cycle": (
         lambda plan: explicit(plan, ["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]),
         ["pipelines[0].orders", "'left' has 0B0 next, which needs 1B0 of device 'right'", "'right' has 1F1 next"],
     ),

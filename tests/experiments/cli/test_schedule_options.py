@@ -144,7 +144,7 @@ GOOD_ROWS = ("0F0,0F1,0B0,0B1", "1F0,1B0,1F1,1B1")
 BAD_ORDERS = {
     "a circle": (
         ("0F0,0B0,0F1,0B1", "1F0,1F1,1B0,1B1"),
-        ["wait for each other in a circle", "device 'left'", "device 'right'", "0B0", "1F1", "0F1"],
+        ["wait for each other in a cycle", "device 'left'", "device 'right'", "0B0", "1F1", "0F1"],
     ),
     "a backward too few": ((GOOD_ROWS[0], "1F0,1B0,1F1"), ["orders[1]", "microbatch 1 passes stage 1 with 1F1"]),
     "no action": ((GOOD_ROWS[0], "1F0,forward"), ["line 2", "'forward' is not an action"]),

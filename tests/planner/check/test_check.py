@@ -76,13 +76,13 @@ REFUSED: dict[str, tuple[Plan, str, str, str]] = {
     "share of nothing": (
         with_stages(stage(0, 1, "device-0", 2, share=0.0), SECOND),
         "pipelines[0].stages[0].replicas[0].share",
-        "share 0",
+        "share 0 is not allowed",
         "a share is a number above zero, 1e9 at most",
     ),
     "share that is no number": (
         with_stages(stage(0, 1, "device-0", 2, share=float("nan")), SECOND),
         "pipelines[0].stages[0].replicas[0].share",
-        "share nan",
+        "share nan is not allowed",
         "a share is a number above zero, 1e9 at most",
     ),
     "first layers missing": (
@@ -118,19 +118,19 @@ REFUSED: dict[str, tuple[Plan, str, str, str]] = {
     "no microbatches": (
         with_stages(FIRST, SECOND, microbatches=()),
         "pipelines[0].microbatches",
-        "microbatches []",
+        "microbatches [] are not allowed",
         "give at least one, each with at least one sample",
     ),
     "empty microbatch": (
         with_stages(FIRST, SECOND, microbatches=(8, 0)),
         "pipelines[0].microbatches",
-        "microbatches [8, 0]",
+        "microbatches [8, 0] are not allowed",
         "give at least one, each with at least one sample",
     ),
     "no depth": (
         with_stages(FIRST, stage(1, 2, "device-1", 0)),
         "pipelines[0].stages",
-        "in-flight depths [2, 0]",
+        "in-flight depths [2, 0] are not allowed",
         "every depth is at least 1",
     ),
     "growing depths": (

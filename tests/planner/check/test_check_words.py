@@ -193,14 +193,26 @@ def test_a_group_is_as_large_as_its_smallest_device() -> None:
     [
         (Synchronisation("allreduc"), "method", "unknown method 'allreduc'"),
         (Synchronisation(algorithm="rin"), "algorithm", "unknown algorithm 'rin'"),
-        (Synchronisation("ma", interval_steps=0), "interval_steps", "0 steps between exchanges with method 'ma'"),
-        (Synchronisation("asgd", interval_steps=2), "interval_steps", "2 steps between exchanges with method 'asgd'"),
-        (Synchronisation(interval_steps=2), "interval_steps", "2 steps between exchanges with method 'allreduce'"),
-        (Synchronisation("asgd", staleness_bound=-1), "staleness_bound", "a staleness bound of -1"),
+        (
+            Synchronisation("ma", interval_steps=0),
+            "interval_steps",
+            "0 steps between exchanges are not allowed with method 'ma'",
+        ),
+        (
+            Synchronisation("asgd", interval_steps=2),
+            "interval_steps",
+            "2 steps between exchanges are not allowed with method 'asgd'",
+        ),
+        (
+            Synchronisation(interval_steps=2),
+            "interval_steps",
+            "2 steps between exchanges are not allowed with method 'allreduce'",
+        ),
+        (Synchronisation("asgd", staleness_bound=-1), "staleness_bound", "a staleness bound of -1 is not allowed"),
         (
             Synchronisation(staleness_bound=1),
             "staleness_bound",
-            "a staleness bound of 1 with method 'allreduce', in which nobody runs ahead",
+            "a staleness bound of 1 does not fit method 'allreduce': nobody runs ahead",
         ),
     ],
 )
@@ -223,7 +235,7 @@ def test_a_synchronisation_of_several_pipelines(how: Synchronisation) -> None:
     where, problem, _ = refusal(replace(PLAN, synchronisation=how))
     assert (where, problem) == (
         "synchronisation.method",
-        f"method '{how.method}' with a single pipeline, which has nobody to exchange with",
+        f"method '{how.method}' needs several pipelines, and a single one has nobody to exchange with",
     )
 
 
@@ -236,7 +248,7 @@ def test_pipelines_that_exchange_need_a_path() -> None:
 
 
 def test_connections_are_one_or_more() -> None:
-    assert refusal(replace(PLAN, connections=0)) == ("connections", "0 connections", "1 or more")
+    assert refusal(replace(PLAN, connections=0)) == ("connections", "0 connections are not allowed", "give 1 or more")
 
 
 # Orders.
@@ -256,7 +268,7 @@ def test_orders_that_can_be_carried_out() -> None:
         (
             (GOOD[0], "1F0 1B0 2F1 1B1"),
             "[1][2]",
-            "action 2F1 is of a stage or microbatch that is not there",
+            "action 2F1 is of a stage or microbatch that does not exist",
             "stages 0 to 1, microbatches 0 to 1",
         ),
         (
@@ -276,7 +288,7 @@ def test_orders_that_can_be_carried_out() -> None:
         (
             ("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"),
             "",
-            "devices wait for each other in a circle: device 'device-0' has 0B0 next, which needs 1B0 of device "
+            "devices wait for each other in a cycle: device 'device-0' has 0B0 next, which needs 1B0 of device "
             "'device-1'; device 'device-1' has 1F1 next, which needs 0F1 of device 'device-0'",
             "let one of these actions come later in its order",
         ),
