@@ -60,9 +60,11 @@ def _check_effects_and_faults(scenario: Scenario) -> None:
     devices = scenario.cluster.by_name
     links = {link.name: link for link in scenario.cluster.links}
     compute = scenario.effects.compute
-    for key, entries in (("stragglers", compute.stragglers), ("slowdowns", compute.slowdowns)):
-        for number, entry in enumerate(entries):
-            find_by_name(entry.device, devices, "device", where=f"effects.compute.{key}[{number}].device")
+    slow = {"stragglers": [each.device for each in compute.stragglers]}
+    slow["slowdowns"] = [each.device for each in compute.slowdowns]
+    for key, names in slow.items():
+        for number, name in enumerate(names):
+            find_by_name(name, devices, "device", where=f"effects.compute.{key}[{number}].device")
     for number, fault in enumerate(scenario.faults):
         if isinstance(fault, LinkOutage):
             find_by_name(fault.link, links, "link", where=f"faults[{number}].link")

@@ -1,1 +1,4 @@
-"""What people and ropebridge write: scenarios in YAML, plans and resolved scenarios in JSON."""
+"""Scenarios and plans as files.
+
+Every reader of this package raises an InputError for the first mistake, with file, line, key and what would be valid.
+"""

@@ -1,4 +1,4 @@
-"""The ``cluster`` of a scenario, resolved to devices and links."""
+"""Reads the ``cluster`` of a scenario and resolves it to devices and links."""
 
 import math
 from dataclasses import dataclass, field
@@ -32,13 +32,13 @@ class DeviceEntry:
     """A device; its memory is its kind's unless given.
 
     Attributes:
-        name: Unique in the cluster.
-        kind: Of the datasheet or of the scenario's own kinds.
-        region: Where it stands.
-        host: The machine it is in; one of its own if absent.
-        interface: Rate of the host's network interface, each way; it never binds if absent.
-        memory: Instead of its kind's.
-        price_usd_per_hour: US dollars per hour.
+        name: Name of the device, unique in the cluster.
+        kind: Name of a kind of the datasheet or of the scenario's own kinds.
+        region: Name of the region that the device is in.
+        host: Machine that the device is in; one of its own if absent.
+        interface: Rate of the host's network interface, each way; it never limits if absent.
+        memory: Memory of the device, instead of its kind's.
+        price_usd_per_hour: Rent in US dollars per hour.
     """
 
     name: Name
@@ -54,7 +54,7 @@ class DeviceEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class KindEntry:
-    """A device kind that the datasheet does not know."""
+    """A device kind that is not in the datasheet."""
 
     peak: FlopPerSecond
     memory: Bytes
@@ -65,13 +65,13 @@ class KindEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeCurveEntry:
-    """The rate of one message by its size: GB/s as a polynomial of log2(size in MB), and never above the ceiling.
+    """The rate of one message by its size: GB/s as a polynomial of log2(size in MB), up to a ceiling.
 
     Attributes:
-        quadratic: GB/s.
-        linear: GB/s.
+        quadratic: Coefficient of the square, GB/s.
+        linear: Coefficient of the linear term, GB/s.
         constant: Rate of a message of 1 MB, GB/s.
-        ceiling: The highest rate.
+        ceiling: Highest rate of any message.
     """
 
     quadratic: Number = 0.0
@@ -89,7 +89,7 @@ class LinkEntry:
     Ends are regions, hosts or devices. With a ``size_curve`` and no bandwidth, the curve's ceiling is the bandwidth.
 
     Attributes:
-        jitter: Each packet takes up to so much longer than the latency.
+        jitter: Largest delay of a packet beyond the latency.
         loss: Share of the packets that are lost, below 1.
     """
 
@@ -120,18 +120,14 @@ class ClusterEntry:
 
 
 def read_cluster(part: Part) -> tuple[Cluster, dict[str, DeviceKind]]:
-    """Return the cluster, and the kinds that its devices name.
-
-    Raises:
-        InputError: The first thing that is wrong, with its place.
-    """
+    """Return the cluster, and the device kinds that it uses by name."""
     entry = part.parse(ClusterEntry)
     kinds = _device_kinds(entry, part)
     return _cluster(entry, kinds, part), kinds
 
 
 def _device_kinds(entry: ClusterEntry, part: Part) -> dict[str, DeviceKind]:
-    """The kinds that the devices name, from the scenario or from the datasheet."""
+    """Return the kinds that the devices use, from the scenario or else from the datasheet."""
     own = {
         name: DeviceKind(name, {"fp32": kind.peak}, kind.memory, kind.memory_bandwidth, "the scenario")
         for name, kind in entry.kinds.items()
@@ -152,7 +148,7 @@ def _device_kinds(entry: ClusterEntry, part: Part) -> dict[str, DeviceKind]:
 def _cluster(entry: ClusterEntry, kinds: dict[str, DeviceKind], part: Part) -> Cluster:
     devices = tuple(_device(device, kinds[device.kind]) for device in entry.devices)
     links = [_links(link, part, index) for index, link in enumerate(entry.links)]
-    # One entry can stand for two links.
+    # An entry with `between` makes two links.
     entry_of_link = [index for index, made in enumerate(links) for _ in made]
     try:
         return Cluster(devices, tuple(chain.from_iterable(links)))
@@ -165,15 +161,9 @@ def _cluster(entry: ClusterEntry, kinds: dict[str, DeviceKind], part: Part) -> C
 
 def _device(entry: DeviceEntry, kind: DeviceKind) -> Device:
     memory_bytes = kind.memory_bytes if entry.memory is None else entry.memory
-    return Device(
-        entry.name,
-        entry.kind,
-        entry.region,
-        memory_bytes,
-        entry.price_usd_per_hour,
-        entry.host or "",
-        math.inf if entry.interface is None else entry.interface,
-    )
+    interface_bps = math.inf if entry.interface is None else entry.interface
+    price = entry.price_usd_per_hour
+    return Device(entry.name, entry.kind, entry.region, memory_bytes, price, entry.host or "", interface_bps)
 
 
 def _links(entry: LinkEntry, part: Part, index: int) -> list[Link]:
@@ -197,7 +187,7 @@ def _links(entry: LinkEntry, part: Part, index: int) -> list[Link]:
         raise InputError(
             "the link gives both 'bandwidth' and 'trace'",
             where=where,
-            valid="the trace says the bandwidth; to rescale it, give it a 'mean'",
+            valid="remove 'bandwidth': the trace has the rates; to rescale them, give it a 'mean'",
         )
     curve = _size_curve(entry.size_curve, part, index)
     bandwidth_bps = trace.mean_bps if trace is not None else entry.bandwidth
@@ -222,6 +212,6 @@ def _size_curve(entry: SizeCurveEntry | None, part: Part, index: int) -> SizeCur
             raise InputError(
                 f"a message of {size_bytes / 1e6:g} MB gets {rate_bps:g} bit/s",
                 where=part.where("links", index, "size_curve"),
-                valid="the curve gives GB/s above zero for every size, and its ceiling is above zero",
+                valid="give a curve of GB/s above zero for every size, and a ceiling above zero",
             )
     return curve

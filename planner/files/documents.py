@@ -1,4 +1,4 @@
-"""YAML and JSON files as plain values that know on which line each key stands."""
+"""YAML and JSON files as plain values, with the line of each key for messages."""
 
 import json
 from functools import cached_property
@@ -18,31 +18,40 @@ def read_text(path: Path) -> str:
     Raises:
         InputError: There is no such file, it is empty, or it is not text.
     """
+
+    def refused(problem: str, valid: str = "check the path") -> InputError:
+        return InputError(problem, where=str(path), valid=valid)
+
     try:
         text = path.read_bytes().decode()
     except UnicodeDecodeError:
-        raise InputError("this is a binary file", where=str(path), valid="give a UTF-8 text file") from None
+        raise refused("this is a binary file", "give a UTF-8 text file") from None
     except ValueError as error:
-        raise InputError(f"this is no path: {error}", where=repr(str(path)), valid="name a file") from None
+        raise InputError(f"this is not a path: {error}", where=repr(str(path)), valid="name a file") from None
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError("there is no such file", where=str(path), valid="check the path") from None
+        raise refused("there is no such file") from None
     except IsADirectoryError:
-        raise InputError("this is a folder", where=str(path), valid="name a file") from None
+        raise refused("this is a folder", "name a file") from None
     except PermissionError:
-        raise InputError("the file may not be read", where=str(path), valid="check its permissions") from None
+        raise refused("the file may not be read", "check its permissions") from None
     except OSError as error:
-        raise InputError(
-            f"the file cannot be read: {error.strerror}", where=str(path), valid="check the path"
-        ) from None
+        raise refused(f"the file cannot be read: {error.strerror}") from None
     if not text.strip():
-        raise InputError("the file is empty", where=str(path), valid="give a file with content")
+        raise refused("the file is empty", "give a file with content")
     if "\0" in text:
-        raise InputError("this is a binary file", where=str(path), valid="give a UTF-8 text file")
+        raise refused("this is a binary file", "give a UTF-8 text file")
     return text
 
 
 class Document:
-    """A YAML or JSON file as plain values, which knows on which line each key stands."""
+    """A YAML or JSON file as plain values, with the line of each key for messages.
+
+    Args:
+        path: Path of the file; JSON if it ends in ``.json``, YAML otherwise.
+
+    Raises:
+        InputError: The file cannot be read or is not valid YAML or JSON.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,7 +60,7 @@ class Document:
             self.value: Any = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_Loader)
         except json.JSONDecodeError as error:
             raise InputError(
-                f"not JSON: {error.msg}",
+                f"the file is not JSON: {error.msg}",
                 where=f"{path}:{error.lineno}",
                 valid="give a file written by ropebridge",
             ) from None
@@ -59,7 +68,9 @@ class Document:
             mark = getattr(error, "problem_mark", None)
             where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
             problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
-            raise InputError(f"not YAML: {problem}", where=where, valid="check indentation and quotes") from None
+            raise InputError(
+                f"the file is not YAML: {problem}", where=where, valid="check indentation and quotes"
+            ) from None
         except (RecursionError, ValueError) as error:
             problem = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise InputError(f"the file cannot be read: {problem}", where=str(path), valid="simplify it") from None
@@ -77,25 +88,21 @@ class Document:
         return f"{file}: {place}" if place else file
 
     def part(self, key: str) -> "Document":
-        """Return the document in the file that a key of this one names.
-
-        Raises:
-            InputError: There is none.
-        """
+        """Return the document in the file that a key of this one names."""
         return Document(self.path.parent / self.value[key])
 
     @cached_property
     def _composed(self) -> yaml.Node | None:
-        """The document with its lines; only for a message, since it takes long."""
+        """The document with its lines; made only for a message, since it takes long."""
         try:
             return yaml.compose(self._text, Loader=yaml.SafeLoader)
         except yaml.YAMLError:
-            # JSON that is no YAML, indented with tabs for one: the key path must do without a line.
+            # JSON that is not YAML, as with tabs for indentation: the message gives the key path without a line.
             return None
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people mean it: a key stands once, and a date is text like any other."""
+    """YAML in which a key may be given once only, and a date is text like any other."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - the base class's own attribute
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]

@@ -1,4 +1,8 @@
-"""The ``effects`` of a scenario: what happens to bytes, compute and memory beside the nominal values."""
+"""Reads the ``effects`` of a scenario on network, compute and memory.
+
+The speed of a device over time may be a CSV file ``time_s,speed``: a speed holds from its row to the next one, the last
+for ever; before the first row it is 1.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,26 +29,17 @@ from traces.common.lines import LineError, check_rising, parse_scaled
 from traces.common.names import find_by_name
 from traces.common.text import read_text
 
-COLUMNS = ("time_s", "speed")
+_COLUMNS = ("time_s", "speed")
 
-_VALID = "give a header 'time_s,speed' and rows such as '10,0.5', speeds relative to the profile"
+_VALID_SPEEDS = "give a header 'time_s,speed' and rows such as '10,0.5', speeds relative to the profile"
 
 
-def read_speeds(path: Path) -> tuple[tuple[float, float], ...]:
-    """Return the (time in seconds, speed) rows of a file.
-
-    Raises:
-        InputError: The file cannot be read or is wrong; the error names the file and, where there is one, the line.
-    """
+def _read_speeds(path: Path) -> tuple[tuple[float, float], ...]:
+    """Return the (time in seconds, speed) rows of a file."""
     try:
-        return _rows(read_text(path, _VALID))
+        return _rows(read_text(path, _VALID_SPEEDS))
     except InputError as error:
         raise error.within(str(path)) from error
-
-
-def from_the_start(pieces: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Return (time, speed) pieces with one of speed 1 before the first, where that starts later than at 0 s."""
-    return tuple(pieces) if pieces and pieces[0][0] == 0 else ((0.0, 1.0), *pieces)
 
 
 def _rows(text: str) -> tuple[tuple[float, float], ...]:
@@ -53,16 +48,16 @@ def _rows(text: str) -> tuple[tuple[float, float], ...]:
         for line, row in enumerate(text.splitlines(), start=1)
         if row.strip()
     )
-    if tuple(header) != COLUMNS:
-        raise LineError(f"the header is '{','.join(header)[:40]}'", line=header_line, valid=_VALID)
+    if tuple(header) != _COLUMNS:
+        raise LineError(f"the header is '{','.join(header)[:40]}'", line=header_line, valid=_VALID_SPEEDS)
     pieces = []
     for line, cells in rows:
-        if len(cells) != len(COLUMNS):
-            raise LineError(f"the row has {len(cells)} columns", line=line, valid=_VALID)
-        time, speed = (parse_scaled(cell, 0, name=name, line=line) for cell, name in zip(cells, COLUMNS, strict=True))
+        if len(cells) != len(_COLUMNS):
+            raise LineError(f"the row has {len(cells)} columns", line=line, valid=_VALID_SPEEDS)
+        time, speed = (parse_scaled(cell, 0, name=name, line=line) for cell, name in zip(cells, _COLUMNS, strict=True))
         pieces.append((time, speed))
     if not pieces:
-        raise LineError("no row follows the header", line=header_line, valid=_VALID)
+        raise LineError("no row follows the header", line=header_line, valid=_VALID_SPEEDS)
     check_rising([time for time, _ in pieces], [line for line, _ in rows])
     return tuple(pieces)
 
@@ -100,12 +95,12 @@ class SlowdownEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeEntry:
-    """What happens to profiled times.
+    """Effects on profiled compute times.
 
     Attributes:
-        launch_overhead: Added to every forward and every backward.
+        launch_overhead: Time added to every forward and every backward.
         jitter: Standard deviation of an action's time, as a share of its mean.
-        seed: Of the jitter.
+        seed: Seed of the jitter.
         stragglers: Devices that always take longer.
         slowdowns: Devices whose speed changes.
         transfers_block: Whether a device computes nothing while it sends or receives between stages.
@@ -121,22 +116,13 @@ class ComputeEntry:
     __pydantic_config__ = STRICT
 
 
-def compute_effects(entry: ComputeEntry, cluster: Cluster, part: Part) -> ComputeEffects:
-    """Return the effects that an entry denotes, which stands in the ``effects``.
-
-    Raises:
-        InputError: A value is out of range, a device is not there, or a file is wrong.
-    """
+def _compute_effects(entry: ComputeEntry, cluster: Cluster, part: Part) -> ComputeEffects:
+    """Return the effects of an entry, which stands at ``compute`` of the part."""
     stragglers = _stragglers(entry.stragglers, cluster, part)
     slowdowns = _slowdowns(entry.slowdowns, cluster, part)
     try:
         return ComputeEffects(
-            launch_overhead_s=entry.launch_overhead,
-            jitter=entry.jitter,
-            seed=entry.seed,
-            stragglers=stragglers,
-            slowdowns=slowdowns,
-            transfers_block=entry.transfers_block,
+            entry.launch_overhead, entry.jitter, entry.seed, stragglers, slowdowns, entry.transfers_block
         )
     except InputError as error:
         raise error.within(part.where("compute")) from None
@@ -164,12 +150,14 @@ def _slowdowns(entries: Sequence[SlowdownEntry], cluster: Cluster, part: Part) -
             raise InputError("the slow-down needs its speeds", where=where, valid="give one of 'file' and 'pieces'")
         try:
             if entry.file is not None:
-                pieces = read_speeds(part.path(entry.file))
+                pieces = _read_speeds(part.path(entry.file))
             else:
                 pieces = tuple((piece.start, piece.speed) for piece in entry.pieces or ())
                 if not pieces:
                     raise InputError("there are no pieces", valid="give at least one, as {from: 10 s, speed: 0.5}")
-            times_s, speeds = zip(*from_the_start(pieces), strict=True)
+            if pieces[0][0] != 0:
+                pieces = ((0.0, 1.0), *pieces)
+            times_s, speeds = zip(*pieces, strict=True)
             made.append(Slowdown(entry.device, times_s, speeds))
         except InputError as error:
             raise error.within(part.where(*place)) from None
@@ -181,18 +169,18 @@ BASES = {"ideal": NetworkEffects(), "tcp": TCP, "tcp-wide-area": WIDE_AREA_TCP}
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkEntry:
-    """The effects of a base, and those that differ from it.
+    """Effects on the network: those of a base, and those that differ from it.
 
     Attributes:
-        base: ``ideal`` (none), ``tcp`` (what was measured of Linux as it comes) or ``tcp-wide-area`` (the same where
-            windows stay open on idle connections, as on the hosts of the emulated links).
+        base: ``ideal`` (no effects), ``tcp`` (measured on Linux with its default settings) or ``tcp-wide-area`` (the
+            same where windows stay open on idle connections, as on the hosts of the emulated links).
         share: Share of a link's measured rate that a training job reaches.
         payload_efficiency: Share of a link's bits that is payload.
-        window: Of one connection, or ``unlimited``.
+        window: Largest window of a connection, or ``unlimited``.
         ready_notice: Whether a transfer waits for the receiver's notice.
         cold_start: Whether an idle connection starts slowly.
-        idle: After how long a connection counts as idle.
-        initial_window: With which an idle connection starts.
+        idle: Time after which a connection counts as idle.
+        initial_window: Window with which an idle connection starts.
     """
 
     base: Literal["ideal", "tcp", "tcp-wide-area"] = "ideal"
@@ -207,8 +195,8 @@ class NetworkEntry:
     __pydantic_config__ = STRICT
 
 
-class OrBase:
-    """Lets the name of a base alone stand for the entry that only names it."""
+class _OrBase:
+    """Accepts the name of a base for an entry with this base and nothing else."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         def entry(value: object) -> object:
@@ -221,11 +209,7 @@ class OrBase:
 
 
 def network_effects(entry: NetworkEntry) -> NetworkEffects:
-    """Return the effects that an entry denotes.
-
-    Raises:
-        InputError: A value is out of range.
-    """
+    """Return the effects of an entry."""
     changes = {
         "share": entry.share,
         "payload_efficiency": entry.payload_efficiency,
@@ -241,11 +225,11 @@ def network_effects(entry: NetworkEntry) -> NetworkEffects:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEntry:
-    """What a framework takes of each device's memory.
+    """Memory of a framework on each device.
 
     Attributes:
-        framework: Whatever the device computes.
-        workspace_share: While one layer's backward runs, relative to the activations that the layer keeps.
+        framework: Bytes held whatever the device computes.
+        workspace_share: Bytes held while one layer's backward runs, relative to the activations that the layer saves.
     """
 
     framework: Bytes = 0
@@ -258,7 +242,7 @@ class MemoryEntry:
 class EffectsEntry:
     """Effects on the network (``ideal``, ``tcp``, ``tcp-wide-area``, or one by one), on compute and on memory."""
 
-    network: Annotated[NetworkEntry, OrBase()] = field(default_factory=NetworkEntry)
+    network: Annotated[NetworkEntry, _OrBase()] = field(default_factory=NetworkEntry)
     compute: ComputeEntry = field(default_factory=ComputeEntry)
     memory: MemoryEntry = field(default_factory=MemoryEntry)
 
@@ -266,15 +250,11 @@ class EffectsEntry:
 
 
 def read_effects(part: Part, cluster: Cluster) -> Effects:
-    """Return the effects.
-
-    Raises:
-        InputError: A value is out of range, a device is not there, or a file is wrong; with its place.
-    """
+    """Return the effects, which name devices of the cluster."""
     entry = part.parse(EffectsEntry)
     try:
         network = network_effects(entry.network)
     except InputError as error:
         raise error.within(part.where("network")) from None
     memory = MemoryEffects(entry.memory.framework, entry.memory.workspace_share)
-    return Effects(network, compute_effects(entry.compute, cluster, part), memory)
+    return Effects(network, _compute_effects(entry.compute, cluster, part), memory)

@@ -1,4 +1,4 @@
-"""The ``faults`` of a scenario: written one by one, or played from a trace of pre-emptions."""
+"""Reads the ``faults`` of a scenario: single ones, or those of a pre-emption trace."""
 
 import math
 from collections.abc import Sequence
@@ -29,18 +29,18 @@ class FaultEntry:
     """A device that leaves or hangs, a link that is out, or a trace of pre-emptions. Times are from the run's start.
 
     Attributes:
-        device: Its name.
-        leaves: When it leaves.
-        returns: When it returns; never if absent.
-        hangs: When it stops.
-        goes_on: When it goes on; never if absent.
-        link: Its name, ``source->target``.
-        out: From when it carries nothing.
-        back: From when it carries again.
-        preemption: Path of a trace of pre-emptions, relative to the scenario.
-        format: Of the trace; recognised by what the file holds if absent.
+        device: Name of the device.
+        leaves: Time at which it leaves.
+        returns: Time at which it returns; never if absent.
+        hangs: Time at which it stops computing.
+        goes_on: Time at which it continues; never if absent.
+        link: Name of the link, ``source->target``.
+        out: Time from which it carries nothing.
+        back: Time from which it carries again.
+        preemption: Path of a pre-emption trace, relative to the scenario.
+        format: Format of the trace; recognised by the file's content if absent.
         start: Time of the trace at which the run starts, ``from`` in the file.
-        devices: Those that the trace's nodes take in order; all if absent.
+        devices: Devices that the trace's nodes take in order; all if absent.
         nodes: Node of the trace to device, instead of ``devices``.
     """
 
@@ -62,7 +62,7 @@ class FaultEntry:
 
 
 # A trace may have hundreds of nodes; a message names the first of them.
-NODES_SHOWN = 20
+_NODES_LISTED = 20
 
 # The keys that make up each kind of fault: those that it needs, and those that it may have.
 _SHAPES: tuple[tuple[set[str], set[str]], ...] = (
@@ -79,11 +79,7 @@ _VALID = (
 
 
 def read_faults(part: Part, cluster: Cluster) -> tuple[Fault, ...]:
-    """Return the faults, in the order of their entries.
-
-    Raises:
-        InputError: An entry is no fault, names what is not there, or overlaps with another one; with its place.
-    """
+    """Return the faults, in the order of their entries; they name devices and links of the cluster, without overlap."""
     faults: list[Fault] = []
     entry_of_fault: list[int] = []
     entries: tuple[FaultEntry, ...] = part.parse(tuple[FaultEntry, ...])
@@ -107,7 +103,7 @@ def _faults(entry: FaultEntry, cluster: Cluster, part: Part, index: int) -> Sequ
     given = {field.name for field in fields(entry) if getattr(entry, field.name) is not None}
     if not any(needed <= given <= needed | allowed for needed, allowed in _SHAPES):
         found = ", ".join(f"'{'from' if name == 'start' else name}'" for name in sorted(given)) or "nothing"
-        raise InputError(f"a fault of {found}", where=part.where(index), valid=_VALID)
+        raise InputError(f"a fault of {found} is not known", where=part.where(index), valid=_VALID)
     if entry.preemption is not None:
         return _preemptions(entry, entry.preemption, cluster, part, index)
     if entry.device is not None:
@@ -150,5 +146,5 @@ def _preemptions(entry: FaultEntry, file: str, cluster: Cluster, part: Part, ind
         where = part.where(index, "nodes", node)
         find_by_name(device, cluster.by_name, "device", where=where)
         if node not in trace.presences:
-            raise unknown_name("node", node, trace.nodes[:NODES_SHOWN], where=where)
+            raise unknown_name("node", node, trace.nodes[:_NODES_LISTED], where=where)
     return absences_of_nodes(trace, entry.nodes, start_s)

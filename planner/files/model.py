@@ -1,4 +1,4 @@
-"""The ``model`` of a scenario, resolved to the costs of its layers."""
+"""Reads the ``model`` of a scenario and resolves it to the costs of its layers."""
 
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -14,7 +14,7 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class TimesEntry:
-    """Times of a layer on one device kind, a row per sample count, and of the optimizer's ``update`` of it."""
+    """Times of a layer on one device kind, a row per sample count, and the time of the optimizer's ``update`` of it."""
 
     samples: tuple[Positive, ...]
     forward: tuple[Seconds, ...]
@@ -27,7 +27,7 @@ class TimesEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerEntry:
-    """A layer (or ``repeat`` equal ones): its work per sample for the roofline, or its times per device kind."""
+    """A layer (or ``repeat`` equal ones) with its work per sample for the roofline, or its times per device kind."""
 
     name: Name
     repeat: Positive = 1
@@ -42,7 +42,7 @@ class LayerEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class SailorEntry:
-    """A published profile: files with layer times and sizes, and the model's name in them."""
+    """A published profile: files of layer times and sizes, and the model's name in them."""
 
     times: str
     sizes: str
@@ -53,7 +53,7 @@ class SailorEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelEntry:
-    """A model: its layers or a published profile, and its code where it is to be trained for real."""
+    """A model: its layers or a published profile, and its code for runs with real compute."""
 
     name: Name
     layers: tuple[LayerEntry, ...] | None = None
@@ -65,11 +65,7 @@ class ModelEntry:
 
 
 def read_model(part: Part, kinds: dict[str, DeviceKind]) -> tuple[ModelProfile, ModelCode | None]:
-    """Return the model's costs on these device kinds, and where its code is.
-
-    Raises:
-        InputError: The first thing that is wrong, with its place.
-    """
+    """Return the model's costs on these device kinds, and its code if it names any."""
     entry = part.parse(ModelEntry)
     if (entry.layers is None) == (entry.sailor is None):
         raise InputError("the model needs its costs", where=part.where(), valid="give one of 'layers' and 'sailor'")

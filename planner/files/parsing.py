@@ -1,4 +1,4 @@
-"""Values of a document turned into plain data; errors name file, line, key, value and what would be valid."""
+"""Parsing of a document's values into dataclasses; errors name file, line, key, value and what would be valid."""
 
 import json
 import math
@@ -33,7 +33,7 @@ _UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
 
 
 def parse(kind: type[Data], document: Document, value: Any, location: Location = ()) -> Data:
-    """Return ``value``, which stands at ``location`` of the document, as a ``kind``.
+    """Return ``value``, found at ``location`` of the document, as a ``kind``.
 
     Raises:
         InputError: The first thing in it that is wrong.
@@ -51,17 +51,17 @@ def parse(kind: type[Data], document: Document, value: Any, location: Location =
 
 
 def _adapter(kind: type[Data]) -> TypeAdapter[Data]:
-    """Made once where it can be remembered: making it takes longer than reading many files with it."""
-    return _remembered_adapter(kind) if isinstance(kind, type) and is_dataclass(kind) else TypeAdapter(kind)
+    """Cache adapters of dataclasses: making one takes longer than reading many files with it."""
+    return _cached_adapter(kind) if isinstance(kind, type) and is_dataclass(kind) else TypeAdapter(kind)
 
 
 @cache
-def _remembered_adapter(kind: type[Any]) -> TypeAdapter[Any]:
+def _cached_adapter(kind: type[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
 def reported(convert: Any) -> Any:
-    """Return a validator that calls ``convert`` and hands its `InputError` on with the place where it happened."""
+    """Return a validator that calls ``convert`` and turns its `InputError` into one that pydantic locates."""
 
     def validate(value: object) -> Any:
         try:
@@ -92,7 +92,7 @@ def _first_error(error: ValidationError, kind: type, document: Document, value: 
 
 
 def _inside(value: Any, location: Location) -> Location:
-    """The part of a location that leads through ``value``; behind it pydantic names the members of a union."""
+    """Return the part of a location that leads through ``value``; pydantic appends the members of a union."""
     for depth, key in enumerate(location):
         if isinstance(value, dict):
             value = value.get(key)
@@ -104,14 +104,14 @@ def _inside(value: Any, location: Location) -> Location:
 
 
 def keys_at(kind: Any, location: Location) -> list[str]:
-    """Return the names of the keys that are valid at a place inside a dataclass; none where no dataclass stands."""
+    """Return the keys that are valid at a location inside a dataclass; none where another type is expected."""
     for part in location:
         kind = type_at(kind, part)
     return [key for dataclass_ in _dataclasses(kind) for key in _field_types(dataclass_)]
 
 
 def type_at(kind: Any, part: int | str) -> Any:
-    """Return the type of what stands at a key or index inside a type, None if nothing can."""
+    """Return the type of the value at a key or index of a type; None if it cannot have one."""
     if get_origin(kind) in (dict, tuple):
         return get_args(kind)[-1 if get_origin(kind) is dict else 0]
     if isinstance(kind, type) and is_dataclass(kind):
@@ -120,7 +120,7 @@ def type_at(kind: Any, part: int | str) -> Any:
 
 
 def _field_types(kind: type) -> Mapping[str, Any]:
-    """The fields of a dataclass by the keys that stand for them in a file."""
+    """Return the field types of a dataclass by their keys in a file."""
     hints = get_type_hints(kind, include_extras=True)
     types: dict[str, Any] = {}
     for field in fields(kind):
@@ -131,7 +131,7 @@ def _field_types(kind: type) -> Mapping[str, Any]:
 
 
 def _dataclasses(kind: Any) -> Iterator[type]:
-    """The dataclasses that a type such as ``Entry | None`` stands for."""
+    """Yield the dataclasses of a type such as ``Entry | None``."""
     if isinstance(kind, type) and is_dataclass(kind):
         yield kind
     elif get_origin(kind) not in (dict, tuple):
@@ -144,7 +144,7 @@ def _text(example: str) -> WithJsonSchema:
 
 
 def _above_zero(convert: Callable[[object], float]) -> Callable[[object], float]:
-    """The same conversion for a rate that something is divided by."""
+    """Return the same conversion, restricted to values above zero, for rates that are divisors."""
 
     def checked(text: object) -> float:
         value = convert(text)
@@ -176,7 +176,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[int, Field(ge=1, le=1_000_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-# Names stand in messages, tables and file names: some text, on one line.
+# Names appear in messages, tables and file names: some text, on one line.
 Name = Annotated[str, Field(pattern=r"^\S(.*\S)?$", max_length=100)]
 
 
@@ -184,7 +184,7 @@ Entry = TypeVar("Entry")
 
 
 class Part:
-    """One part of a scenario: a key of its document, or all of the file that the key names."""
+    """One part of a scenario: the value of a key of its document, or the whole file that the key names."""
 
     def __init__(self, document: Document, key: str) -> None:
         value = document.value[key]
@@ -202,7 +202,7 @@ class Part:
     location: Location
 
     def parse(self, kind: type[Entry]) -> Entry:
-        """Return the part as a ``kind``; raises InputError for the first thing in it that is wrong."""
+        """Return the part as a ``kind``; raises InputError for the first mistake in it."""
         return parse(kind, self.document, self.value, self.location)
 
     def where(self, *inner: int | str) -> str:
@@ -210,5 +210,5 @@ class Part:
         return self.document.where((*self.location, *inner))
 
     def path(self, name: str) -> Path:
-        """A path written in this part, which is relative to its file."""
+        """Return a path written in this part, which is relative to its file."""
         return self.document.path.parent / name

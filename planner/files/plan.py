@@ -1,7 +1,7 @@
 """Plans as JSON files, with a schema version.
 
-A key is left out where it would say the default of its field in `planner.plan.plan`, which does not change within a
-version: a plan says what is special about it. Actions are text, ``"2F0"``.
+A key with the default of its field in `planner.plan.plan`, which does not change within a version, is left out. Actions
+are text, ``"2F0"``.
 """
 
 import json
@@ -35,7 +35,7 @@ def _action_json_schema(schema: CoreSchema, handler: GetJsonSchemaHandler) -> di
     return {"type": "string", "pattern": r"^\d+[FBIW]\d+$", "examples": ["2F0"]}
 
 
-# The plan itself knows nothing of files.
+# The classes of the plan do not depend on files.
 for _kind in (Replica, Stage, Pipeline, Synchronisation, Plan):
     setattr(_kind, "__pydantic_config__", STRICT)  # noqa: B010
 setattr(Action, "__get_pydantic_core_schema__", _action_schema)  # noqa: B010
@@ -46,7 +46,7 @@ def read_plan(path: Path) -> Plan:
     """Return the plan in a file.
 
     Raises:
-        InputError: Not a plan of this version; names the file, the line and the key.
+        InputError: The file is not a plan of this version; the message names the file, the line and the key.
     """
     document = Document(path)
     if not isinstance(document.value, dict) or "version" not in document.value:
@@ -77,7 +77,7 @@ def parse_plan(text: str) -> Plan:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON can say it, without what is at its default."""
+    """Return the value as JSON can hold it, without fields that have their default."""
     if isinstance(value, Action):
         return str(value)
     if isinstance(value, tuple):
@@ -98,5 +98,5 @@ def plan_schema() -> dict[str, Any]:
 
 @cache
 def _adapter() -> TypeAdapter[Plan]:
-    """Made once: making it takes longer than reading many plans with it."""
+    """Cache the adapter: making it takes longer than reading many plans with it."""
     return TypeAdapter(Plan)

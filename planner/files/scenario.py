@@ -23,13 +23,13 @@ from traces.common.names import find_by_name, unknown_name
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleEntry:
-    """How the learning rate changes: a warm-up to its full value, then ``constant``, ``linear`` or ``cosine``.
+    """The learning rate over the steps: a warm-up to its full value, then ``constant``, ``linear`` or ``cosine``.
 
     Attributes:
-        shape: What follows the warm-up.
-        warmup_steps: Over which it rises.
-        decay_steps: Over which ``linear`` and ``cosine`` fall, after the warm-up.
-        final_share: Of the full rate, what they fall to and stay at.
+        shape: Name of what follows the warm-up.
+        warmup_steps: Steps over which the rate rises.
+        decay_steps: Steps after the warm-up over which ``linear`` and ``cosine`` fall.
+        final_share: Share of the full rate to which they fall and at which they stay.
     """
 
     shape: Annotated[str, WithJsonSchema({"enum": list(SHAPES)})] = "constant"
@@ -59,11 +59,11 @@ class TrainingEntry:
 
     Attributes:
         global_batch: Samples per update over the whole cluster.
-        microbatch: Samples per microbatch, for strategies without a choice of their own.
-        optimizer: The update rule.
-        precision: What the layers compute in.
-        seed: Of the initial parameters and of the order of the data.
-        clip_norm: Largest norm of the gradients of all layers together; none if absent.
+        microbatch: Samples per microbatch, for strategies that do not choose their own size.
+        optimizer: Update rule and its parameters.
+        precision: Number format that the layers compute in.
+        seed: Seed of the initial parameters and of the order of the data.
+        clip_norm: Largest norm of the gradients of all layers together; no limit if absent.
         noise_scale: Whether the gradient noise scale is measured.
     """
 
@@ -78,15 +78,15 @@ class TrainingEntry:
     __pydantic_config__ = STRICT
 
 
-# Samples that a region has, of all that are trained on.
+# Number of training samples in a region.
 StoredSamples = Annotated[int, Field(ge=1, le=1_000_000_000_000)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScenarioEntry:
-    """A whole scenario; each part stands here or is the path of a file that holds it.
+    """A whole scenario; each part is given here or as the path of a file that holds it.
 
-    ``data`` has the samples that each region stores and trains on; without it data are everywhere.
+    ``data`` is the number of samples that each region stores and trains on; without it every region has all data.
     """
 
     name: Name
@@ -100,25 +100,20 @@ class ScenarioEntry:
     __pydantic_config__ = STRICT
 
 
-# The keys that a scenario cannot do without.
-_NEEDED = ("name", "cluster", "model", "training")
+_REQUIRED = ("name", "cluster", "model", "training")
 
 
 def read_scenario(path: Path) -> Scenario:
     """Return the scenario in a YAML file, and in the files that it names.
 
     Raises:
-        InputError: The first thing that is wrong, with file, line, key, value and what would be valid.
+        InputError: The first mistake, with file, line, key, value and what would be valid.
     """
     return scenario_in(Document(path))
 
 
 def scenario_in(document: Document) -> Scenario:
-    """Return the scenario in a document, and in those that it names.
-
-    Raises:
-        InputError: The first thing that is wrong, with file, line, key, value and what would be valid.
-    """
+    """Return the scenario in a document and in those that it names, as `read_scenario` does."""
     value, path = document.value, document.path
     if not isinstance(value, dict):
         raise InputError("this is not a scenario", where=str(path), valid="write keys: name, cluster, model, training")
@@ -126,7 +121,7 @@ def scenario_in(document: Document) -> Scenario:
     for key in value:
         if key not in keys:
             raise unknown_name("key", str(key), keys, where=document.where((key,)))
-    for key in _NEEDED:
+    for key in _REQUIRED:
         if key not in value:
             raise InputError(f"the key '{key}' is missing", where=str(path), valid=f"add '{key}:'")
     name = parse(Name, document, value["name"], ("name",))
@@ -141,7 +136,7 @@ def scenario_in(document: Document) -> Scenario:
 
 
 def _refuse_no_work(model: ModelProfile, cluster: Cluster, document: Document) -> None:
-    """A model that takes no time on a device has no throughput."""
+    """Refuse a model that takes no time on a device, which would have infinite throughput."""
     for device in cluster.devices:
         tables = [layer.times[device.kind] for layer in model.layers if device.kind in layer.times]
         if tables and not any(table.at(1).total_s for table in tables):
@@ -168,7 +163,7 @@ def _training(part: Part) -> Training:
 
 
 def _data(part: Part, cluster: Cluster) -> dict[str, int]:
-    """Samples by region."""
+    """Return the number of samples by region."""
     data = part.parse(dict[str, StoredSamples])
     for region in data:
         find_by_name(region, dict.fromkeys(cluster.regions), "region", where=part.where(region))

@@ -1,4 +1,4 @@
-"""The ``trace`` of a link in a scenario: a file, a preset, or steps written in place."""
+"""Reads the ``trace`` of a link in a scenario: a file, a preset, or steps written in place."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,7 +20,7 @@ PRESET_DURATION_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class TraceStep:
-    """The rate from a time on."""
+    """The rate of a link from a time on."""
 
     at: Seconds
     bandwidth: BitsPerSecond
@@ -30,17 +30,17 @@ class TraceStep:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceEntry:
-    """One of ``file``, ``preset`` and ``steps``; the rest says how it is used.
+    """A trace from one of ``file``, ``preset`` and ``steps``, and how it is used.
 
     Attributes:
         file: Path relative to the scenario, in any format that `traces.formats.files` detects.
         preset: Name of a generator from `traces.generators.presets`.
         steps: Times and rates; the first at 0 s.
-        mean: Rescale the rates to this mean.
+        mean: Mean to which the rates are rescaled.
         duration: Length of a preset, or of steps that loop.
-        seed: Of a preset.
+        seed: Seed of a preset.
         after: What follows the end: the trace again (``loop``), its last rate (``hold``), or nothing that is known
-            (``end``): a run that must last longer is refused.
+            (``end``), so that a longer run is refused.
     """
 
     file: str | None = None
@@ -55,25 +55,22 @@ class TraceEntry:
 
 
 def read_trace_entry(entry: TraceEntry, document: Document, location: Location) -> LinkTrace:
-    """Return the trace that an entry at ``location`` of a document denotes."""
+    """Return the trace of an entry, which stands at ``location`` of the document."""
     where = document.where(location)
     given = [name for name in ("file", "preset", "steps") if getattr(entry, name) is not None]
     if len(given) != 1:
         found = " and ".join(given) or "none of them"
         raise InputError(f"the trace gives {found}", where=where, valid="give one of 'file', 'preset' and 'steps'")
     loops = entry.after == "loop"
-    if entry.file is not None:
-        if entry.duration is not None:
-            raise InputError("a trace file has a duration of its own", where=where, valid="remove 'duration'")
-        try:
+    try:
+        if entry.file is not None:
+            if entry.duration is not None:
+                raise InputError("a trace file has a duration of its own", valid="remove 'duration'")
             trace = read_trace(document.path.parent / entry.file, loops=loops)
-        except InputError as error:
-            raise error.within(where) from None
-    else:
-        try:
+        else:
             trace = _from_preset(entry, loops) if entry.preset is not None else _from_steps(entry, loops)
-        except InputError as error:
-            raise error.within(where) from None
+    except InputError as error:
+        raise error.within(where) from None
     if entry.after == "end":
         trace = replace(trace, ends=True)
     if entry.mean is None:
@@ -92,7 +89,7 @@ def _from_preset(entry: TraceEntry, loops: bool) -> LinkTrace:
 
 @lru_cache(maxsize=64)
 def _preset(name: str, duration_s: float, seed: int) -> LinkTrace:
-    """Remembered, since one is read again and again where many scenarios differ in something else."""
+    """Cache presets: scenarios of a sweep that differ in something else read the same ones."""
     return preset(name, duration_s=duration_s, seed=seed)
 
 

@@ -50,7 +50,7 @@ def test_a_plan_and_back(plan: Plan, tmp_path: Path) -> None:
 def test_a_plan_says_what_is_special_about_it() -> None:
     plan = chain_plan(chain_scenario([1.0], [1.0], global_batch=2))
     plain = {
-        "version": 1,
+        "version": 2,
         "scenario": "chain",
         "model": "chain",
         "strategy": "hand",
@@ -188,7 +188,7 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, content: str) -> None:
 def test_what_is_not_json_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text('{\n "version": 1,\n "scenario" "chain"\n}')
-    assert refusal(path).startswith(f"{path}:3: not JSON: Expecting ':' delimiter")
+    assert refusal(path).startswith(f"{path}:3: the file is not JSON: Expecting ':' delimiter")
 
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"\x80\x02}q\x00.", b'{"version": 1\x00}'])
