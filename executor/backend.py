@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from executor.control.launcher import prepared_job, run_job
-from executor.control.policy_driver import Controller
+from executor.control.policy_driver import PolicyDriver
 from executor.control.send_times import settling
 from executor.core.events import EventRecorder
 from executor.core.hosts import Hosts
@@ -36,8 +36,6 @@ from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError
 
-HostsOf = Callable[[Sequence[str]], Hosts]
-
 
 class TorchBackend:
     """Runs plans on torch.distributed, a process per device.
@@ -55,8 +53,8 @@ class TorchBackend:
         backup_every: Steps between two copies of the state, from which the run goes on when ranks are lost; 0 where it
             ends with that.
         checkpoints: Where the state goes to disk, and with which step the run begins; None writes none.
-        hosts: Where the ranks are, given their devices in rank order; None for this machine alone. The processes of
-            other machines are started there: executor/control/member.py.
+        hosts: Where the ranks are; None for this machine alone. The agents of other hosts are started there:
+            `executor.control.node_agent.run_member`.
         watch: Called with each step as soon as all ranks have finished it, in a run that goes on meanwhile.
         tell: Called with a line for people where the links are not what was asked for: before a run when ``auto`` is
             not the relay or links are faster than it, after it with what the relay has to remark.
@@ -72,7 +70,7 @@ class TorchBackend:
         resources: Path | None = None,
         backup_every: int = 0,
         checkpoints: CheckpointConfig | None = None,
-        hosts: HostsOf | None = None,
+        hosts: Hosts | None = None,
         watch: Watch | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -110,29 +108,30 @@ class TorchBackend:
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
         settle = settling(emulator, scenario.cluster, is_spread=self._hosts is not None)
         check = partial(check_decision, scenario=scenario, compute=self._compute, emulator=emulator, recovers=recovers)
-        orders = RunConfig(self._compute, steps, emulator, policy is not None, self._tcp, self._backup_every)
+        config = RunConfig(self._compute, steps, emulator, policy is not None, self._tcp, self._backup_every)
         is_watched = self._watch is not None
-        if is_watched and not orders.is_steered and plan.synchronisation.method != "allreduce":
+        if is_watched and not config.is_steered and plan.synchronisation.method != "allreduce":
             self._tell("pipelines that do not wait for each other are not watched: it would hold them back")
             is_watched = False
-        orders = replace(orders, spread=self._hosts is not None, is_watched=is_watched)
+        config = replace(config, spread=self._hosts is not None, is_watched=is_watched)
         if checkpoints is not None:
-            orders = replace(
-                orders,
+            config = replace(
+                config,
                 checkpoints=str(checkpoints.folder.resolve()),
                 checkpoint_every=checkpoints.every,
                 first_step=checkpoints.first_step,
             )
-        devices = rank_devices(scenario, plan, orders)
+        devices = rank_devices(scenario, plan, config)
         held = CheckpointFolder(checkpoints.folder).held() if checkpoints is not None else nullcontext("")
-        with held as mark, prepared_job(scenario, plan, replace(orders, checkpoints_mark=mark)) as job:
-            if self._hosts is not None:
-                self._hosts(devices).write(job.hosts)
-            rows = EventRecorder(EventWriter(job.published), None) if orders.publishes else None
+        with held as mark, prepared_job(scenario, plan, replace(config, checkpoints_mark=mark), self._hosts) as job:
+            rows = EventRecorder(EventWriter(job.published), None) if config.publishes else None
             take = partial(_write, rows) if rows is not None else _leave
             watch = self._watch or (lambda _: None)
-            controller = Controller(plan, orders.first_step, adaptation, settle, check, take, watch, self._tell, steps)
-            run_job(job, devices, controller.answer if orders.is_steered else None)
+            names = [device.name for device in scenario.cluster.devices]
+            driver = PolicyDriver(
+                plan, config.first_step, names, adaptation, settle, check, take, watch, self._tell, steps
+            )
+            run_job(job, devices, driver if config.is_steered else None)
             network = self._network(job, emulator)
             if self._parameters is not None and self._compute == "real":
                 _merge_parameters(job, len(devices), self._parameters)
@@ -140,12 +139,12 @@ class TorchBackend:
                 for rank in filter(lambda rank: job.resources(rank).exists(), range(len(devices))):
                     shutil.copy(job.resources(rank), self._resources)
             events = _published(job, rows) if rows is not None else settle(_all_events(job, len(devices)))
-            losses = controller.losses if orders.publishes else _total_losses(job, len(devices))
+            losses = driver.losses if config.publishes else _total_losses(job, len(devices))
             return RunRecord(
                 self._compute,
                 scenario,
                 plan,
-                tuple(in_order([*events, *controller.decision_events, *_faults(scenario, controller, events)])),
+                tuple(in_order([*events, *driver.decision_events, *_faults(scenario, driver, events)])),
                 tuple(adaptation.decisions) if adaptation is not None else (),
                 tuple(losses[step] for step in sorted(losses)),
                 gather_norms(job, len(devices)),
@@ -195,11 +194,11 @@ def _total_losses(job: JobFolder, ranks: int) -> dict[int, float]:
     return total
 
 
-def _faults(scenario: Scenario, controller: Controller, events: list[Event]) -> list[Event]:
+def _faults(scenario: Scenario, driver: PolicyDriver, events: list[Event]) -> list[Event]:
     """Of links those that were emulated, of devices those that were found."""
     end_s = max(event.end_s for event in events)
     outages = [fault for fault in scenario.faults if isinstance(fault, LinkOutage)]
-    return [*fault_events(outages, end_s), *controller.absences.events(end_s)]
+    return [*fault_events(outages, end_s), *driver.absences.events(end_s)]
 
 
 def _leave(events: list[Event]) -> None:

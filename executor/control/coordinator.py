@@ -1,257 +1,381 @@
-"""Between the ranks of a job and the launcher's policy: the agent's part.
+"""Steers the processes of a job, in its launcher: what ranks and agents say comes in, what they must do goes out.
 
-The ranks publish what happened in a finished step in a store that the agent holds, where they can reach it in whichever
-network they are. A thread of the agent passes it to the launcher as a line of JSON, and what comes back, what step
-k + `DECISION_LAG_STEPS` runs, to the ranks. Where ranks are lost, this thread ends their generation, finds the newest
-step of which those that are left have everything, and lets them begin anew from there: with the plan that the policy
-answers, or with the old one when a new process has come for each that is gone. Where the policy takes up a device that
-has come back, their generation ends with the step before, and the next one has that device's process too.
+The ranks publish what happened in a finished step; from that the policy decides what step k + `DECISION_LAG_STEPS`
+runs, and the ranks are told. Where ranks are lost, their session ends, the newest step is found of which those that are
+left have everything, and another session begins from there: with the plan that the policy answers, or with the old one
+when a new process has come for each that is gone. Where a plan has a device that has come back, the session ends with
+the step before, and the next one has that device's process too.
 """
 
-import json
-import threading
+import heapq
+import math
+import queue
+import secrets
+import signal
 import time
-import traceback
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TextIO
+from typing import Any
 
-from torch.distributed import DistStoreError
-
-from executor.control.agent_server import AgentServer
-from executor.control.rank_processes import RankProcesses
-from executor.core import control_store as store_keys
-from executor.core.control_store import open_store
-from executor.core.job import RunConfig
-from executor.core.messages import ENDED, FINISHED, NewPlan, SessionSpec
+from executor.control.control_server import ControlServer, Peer
+from executor.control.policy_driver import PolicyDriver
+from executor.control.processes import RankProcesses
+from executor.core.control_channel import AGENT, Message
+from executor.core.hosts import Hosts
+from executor.core.job import JobFolder
+from executor.core.messages import NewPlan, SessionSpec
+from executor.core.timeouts import timeouts
+from executor.rank.handshake import Agreements, Disagreement
 from executor.recovery.restore_point import Copies, missing_layers, newest_complete, restoring_moves
 from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.plan.plan import Plan
-from planner.scenario.scenario import Scenario
+from planner.scenario.faults import Absence, Hang
 from traces.common.errors import RunError
 
-_PAUSE_S = 0.002
-
-# A connection that was lost is a sign that its other end is; if nothing else shows that, all connect anew.
-_VERDICT_S = 2.0
+# Longest wait for an event; nothing depends on it.
+_MAX_PAUSE_S = 3600.0
 
 
 class Coordinator:
-    """Steers the ranks of a job, in a thread of its own.
+    """Runs one job, from the start of its processes to their end.
 
     Args:
-        address: Where the ranks reach the store, host and port; port 0 for any.
-        scenario: What is trained.
-        plan: Of the first step.
-        devices: In rank order.
-        orders: How they run.
-        telemetry: To the launcher, a line for each question.
-        answers: From the launcher, a line for each of these.
-        keepers: Tell which ranks are lost; None where that ends the run.
-        failed: Called with the reason if the run cannot go on.
+        job: The job's folder.
+        devices: The names of the devices in rank order.
+        hosts: The hosts of the job; None if this one has all ranks.
+        server: Speaks with agents and ranks.
+        driver: Asks the policy; None in a job that is not steered.
     """
 
     def __init__(
         self,
-        address: tuple[str, int],
-        scenario: Scenario,
-        plan: Plan,
+        job: JobFolder,
         devices: Sequence[str],
-        orders: RunConfig,
-        telemetry: TextIO,
-        answers: TextIO,
-        keepers: AgentServer | None,
-        failed: Callable[[str], None],
+        hosts: Hosts | None,
+        server: ControlServer,
+        driver: PolicyDriver | None,
     ) -> None:
-        self._store = open_store(address)
-        self._scenario = scenario
+        self._scenario, self._plan, self._config = job.read()
         self._devices = devices
-        self._steps = orders.steps
-        self._telemetry = telemetry
-        self._answers = answers
-        self._processes = RankProcesses(self._store, devices, keepers)
-        self._failed = failed
-        self._current = SessionSpec.of_run(plan, len(devices), orders.first_step, orders.steps)
-        # The step before which processes join that the generation does not have, and which.
+        self._hosts = hosts
+        self._server = server
+        self._driver = driver
+        self._recovers = self._config.backup_every > 0
+        absences = [fault for fault in self._scenario.faults if isinstance(fault, Absence)] if self._recovers else []
+        documents = job.documents() if hosts is not None else {}
+        self._processes = RankProcesses(devices, hosts, server, documents, absences, replaces=self._recovers)
+        self._processes.greet(server.own_agent)
+        self._agreements = Agreements(self._answer)
+        self._heard: dict[str, tuple[float, str]] = {}
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._values: dict[str, str] = {}
+        self._local_delivery_s = 0.0
+        # Of the session that is under way.
+        run = self._config
+        self._session = SessionSpec.of_run(self._plan, len(devices), run.first_step, run.steps, _token())
+        self._step = run.first_step
+        self._published: defaultdict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
+        self._reports: dict[int, dict[str, Any]] = {}
+        self._done: set[int] = set()
+        self._trouble_due_s = math.inf
+        # The step before which ranks join that the session does not have, and which.
         self._joining: tuple[int, frozenset[int]] | None = None
-        self._durable = orders.first_step
-        self._thread = threading.Thread(target=self._guarded, name="coordinator", daemon=True)
-        self._thread.start()
+        self._durable = run.first_step
 
-    @property
-    def port(self) -> int:
-        """Of the store."""
-        return int(self._store.port)
+    def run(self) -> None:
+        """Run the job to its end.
 
-    def finish(self) -> tuple[int, ...]:
-        """Wait until the launcher has seen all steps; return the ranks that have done the last one."""
-        self._thread.join()
-        return self._current.ranks
-
-    def _guarded(self) -> None:
-        try:
-            self._await_start()
-            while not self._accompany():
+        Raises:
+            InputError: A rank found the input wrong.
+            RunError: A rank failed, or the run cannot go on.
+        """
+        self._await_hosts()
+        self._processes.start_all()
+        if self._driver is not None:
+            if self._recovers:
+                self._wait(lambda: all(map(self._processes.has_returned, self._session.ranks)))
+                self._begin(self._session)
+            while not self._follow_session():
                 self._regroup()
-        except RunError as error:
-            self._failed(str(error))
-        except Exception as error:
-            traceback.print_exc()
-            self._failed(f"the coordinator of the ranks failed: {type(error).__name__}: {error}")
+        self._processes.is_finished = True
+        self._server.send(self._processes.all_peers(), "finished")
+        until_s = time.monotonic() + timeouts().host_exit_s if self._hosts is not None else math.inf
+        self._wait(lambda: self._processes.have_ended, until_s=until_s)
+        if missed := self._processes.missing_files(self._session.ranks if self._driver is not None else ()):
+            raise RunError(
+                f"{', '.join(missed)} was lost after the last step, and with it what it had to bring; a job with "
+                "'--checkpoint' can be resumed"
+            )
 
-    # --- a generation, step by step ---
+    def dismiss(self, status: int, reason: str = "") -> None:
+        """Tell all agents that the job is over, so that they end what is left of it."""
+        self._server.send(self._processes.agents, "over", status=status, reason=reason)
 
-    def _await_start(self) -> None:
-        """Wait until everybody can train: who is lost before that was never there."""
-        if self._processes.are_replaced:
-            ready = [store_keys.ready_key(rank, 0) for rank in self._current.ranks]
-            if self._await(ready) is None:
-                raise RunError(f"the process of {self._processes.lost_names} was ended before the training began")
+    # --- events ---
 
-    def _accompany(self) -> bool:
-        """Pass on what a generation says and hears; return whether it has come to the end."""
-        current = self._current
-        self._step, told = current.first, current.first + len(current.plans)
-        while self._step < self._steps:
-            if self._others_join_now():
+    def _wait(self, condition: Callable[[], bool], *, in_session: bool = False, until_s: float = math.inf) -> bool:
+        """Handle events until a condition holds; return whether it does.
+
+        Args:
+            condition: What is waited for.
+            in_session: Whether to return as soon as the session has lost a rank or a connection.
+            until_s: When to return at the latest, by the monotonic clock.
+        """
+        while not condition():
+            now_s = time.monotonic()
+            if now_s >= until_s:
                 return False
-            keys = [store_keys.telemetry_key(current.generation, self._step, rank) for rank in current.ranks]
-            published = self._await(keys)
-            if published is None:
+            if in_session and (self._processes.lost & set(self._session.ranks) or now_s >= self._trouble_due_s):
                 return False
-            parts = [json.loads(each) for each in published]
-            # Nobody goes back to before what is said here; what happened in later steps may be lost with a rank.
-            kept = [part["kept"] for part in parts if part["kept"] is not None]
-            self._durable = max(self._durable, min([self._step + 1, *kept]))
-            # Whether those are still there who are about to join is asked when they do.
-            there = {*current.ranks, *(self._joining[1] if self._joining is not None else ())}
-            new = self._ask({"step": self._step, "parts": parts, "away": self._processes.absent(there)})
-            upcoming = self._step + DECISION_LAG_STEPS
-            if told <= upcoming < self._steps and self._joining is None:
-                if new is not None:
-                    (told_plan,) = self._until_others_join([NewPlan.from_data(new)], upcoming, current.ranks)
-                    new = told_plan.to_data()
-                self._tell(upcoming, json.dumps({"new": new, "durable": self._durable}))
-            # Who has published a step has fetched its plan. The first steps' plans are in nobody's key.
-            for key in keys if self._step < told else [*keys, self._plan_key(self._step)]:
-                self._store.delete_key(key)
-            self._step += 1
-        return self._end()
-
-    def _end(self) -> bool:
-        """Wait until everybody has written down what is left; return whether all did."""
-        if self._processes.are_replaced:
-            done = [store_keys.done_key(self._current.generation, rank) for rank in self._current.ranks]
-            if self._await(done) is None:
-                return False
-            # For processes that wait and are not needed any more.
-            self._store.set(store_keys.OVER, "")
-        self._tell(self._steps, FINISHED)
+            self._handle_next(min(until_s, self._trouble_due_s if in_session else math.inf))
         return True
 
-    def _tell(self, step: int, text: str) -> None:
-        self._store.set(self._plan_key(step), text)
+    def _handle_next(self, until_s: float) -> None:
+        timer_s = self._timers[0][0] if self._timers else math.inf
+        pause_s = min(until_s, timer_s, self._processes.due_s, self._agreements.due_s) - time.monotonic()
+        try:
+            peer, message = self._server.events.get(timeout=max(0.0, min(pause_s, _MAX_PAUSE_S)))
+        except queue.Empty:
+            pass
+        else:
+            self._handle(peer, message)
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            heapq.heappop(self._timers)[2]()
+        self._agreements.give_up_late()
+        self._processes.raise_due()
 
-    def _plan_key(self, step: int) -> str:
-        return store_keys.plan_key(self._current.generation, step)
+    def _handle(self, peer: Peer, message: Message | None) -> None:
+        try:
+            if peer.role == AGENT:
+                self._hear_agent(peer, message)
+            elif message is not None:
+                self._hear_rank(peer, message)
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            speaker = f"host '{peer.host}'" if peer.role == AGENT else self._processes.name(peer.rank)
+            raise RunError(f"{speaker} has sent a malformed message: {type(error).__name__}: {error}") from error
 
-    def _ask(self, question: dict[str, Any]) -> Any:
-        self._telemetry.write(json.dumps(question, separators=(",", ":")) + "\n")
-        self._telemetry.flush()
-        answer = self._answers.readline()
-        if not answer:
-            # The launcher is gone, and this process follows it.
-            raise RunError("the launcher is gone")
-        return json.loads(answer)
+    def _hear_agent(self, agent: Peer, message: Message | None) -> None:
+        if message is None:
+            if agent is self._server.own_agent:
+                raise RunError("the agent of this host has ended")
+            self._processes.lose_agent(agent)
+        elif message["kind"] == "hello":
+            self._processes.greet(agent)
+        elif message["kind"] == "ended":
+            self._processes.end(agent, message)
+            self._agreements.forget(message["rank"])
+        elif message["kind"] == "failed":
+            raise RunError(str(message["reason"]))
 
-    def _await(self, keys: Sequence[str]) -> list[str] | None:
-        """What stands under keys when all of them are there; None if a rank of the generation is lost before."""
-        if not self._processes.are_replaced:
-            while not self._store.check(list(keys)):
-                # It gives up after a while, and machines may take longer to come, or steps to end.
-                with suppress(DistStoreError):
-                    self._store.wait(list(keys), store_keys.STORE_TIMEOUT)
-        trouble = store_keys.trouble_key(self._current.generation)
-        since_s = None
-        while not self._store.check(list(keys)):
-            if self._processes.hear() & set(self._current.ranks):
-                return None
-            if self._store.check([trouble]):
-                since_s = since_s or time.monotonic()
-                if time.monotonic() - since_s > _VERDICT_S:
-                    return None
-            time.sleep(_PAUSE_S)
-        return [self._store.get(key).decode() for key in keys]
+    def _hear_rank(self, peer: Peer, message: Message) -> None:
+        rank, kind = peer.rank, message["kind"]
+        if kind == "hello":
+            if self._processes.connect(peer):
+                for key, value in self._values.items():
+                    self._server.send(peer, "store", key=key, value=value)
+            return
+        if not self._processes.is_current(peer):
+            return
+        is_current = message.get("session") == self._session.number
+        if kind == "agree":
+            self._agreements.state(rank, message)
+        elif kind == "store":
+            self._values[message["key"]] = message["value"]
+            self._server.send(self._processes.all_peers(), "store", key=message["key"], value=message["value"])
+        elif kind == "ready":
+            self._processes.note_ready(rank)
+        elif kind == "origin":
+            self._local_delivery_s = float(message["local_delivery_s"])
+            self._start_run(float(message["origin_s"]))
+        elif kind == "step" and is_current:
+            self._published[int(message["step"])][rank] = message["part"]
+        elif kind == "trouble" and is_current:
+            self._trouble_due_s = min(self._trouble_due_s, time.monotonic() + timeouts().trouble_s)
+        elif kind == "report" and is_current:
+            self._reports[rank] = message
+        elif kind == "done" and is_current:
+            self._done.add(rank)
+        elif kind == "files-sent":
+            self._processes.note_files(rank)
 
-    # --- from one generation to the next ---
+    def _answer(self, rank: int, topic: str, outcome: Disagreement | None) -> None:
+        """Tell a rank what has become of a topic; all hear the same time and token, as of the first of them."""
+        now_s, token = self._heard.setdefault(topic, (time.monotonic(), _token()))
+        fields = {"topic": topic, "now_s": now_s, "token": token}
+        error, wrong_input = (None, False) if outcome is None else (outcome.message, outcome.wrong_input)
+        self._server.send(self._processes.peers([rank]), "agreed", error=error, wrong_input=wrong_input, **fields)
+
+    def _at(self, time_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (time_s, len(self._timers), action))
+
+    def _start_run(self, origin_s: float) -> None:
+        """Take note of second 0 of the run, from which on the scenario's faults are carried out."""
+        self._processes.origin_s = origin_s
+        if not self._recovers:
+            return
+        for fault in self._scenario.faults:
+            if not isinstance(fault, Absence | Hang) or fault.device not in self._devices:
+                continue
+            rank = self._devices.index(fault.device)
+            first, last = (signal.SIGKILL, None) if isinstance(fault, Absence) else (signal.SIGSTOP, signal.SIGCONT)
+            self._signal_at(origin_s + fault.start_s, rank, first)
+            # Who is back may be what somebody waits for.
+            self._signal_at(origin_s + fault.end_s, rank, last)
+
+    def _signal_at(self, time_s: float, rank: int, number: signal.Signals | None) -> None:
+        if time_s < math.inf:
+            send = (lambda: None) if number is None else (lambda: self._processes.signal(rank, number))
+            self._at(time_s, send)
+
+    def _await_hosts(self) -> None:
+        hosts = self._hosts
+        if hosts is None:
+            return
+        until_s = time.monotonic() + hosts.arrival_s
+        if not self._wait(lambda: not self._processes.missing_hosts, until_s=until_s):
+            names = ", ".join(sorted(self._processes.missing_hosts))
+            raise RunError(
+                f"after {hosts.arrival_s:.0f} s nobody has come from {names}: "
+                f"start the job there, and let it reach {hosts.address}, port {hosts.port}"
+            )
+
+    # --- a session, step by step ---
+
+    def _begin(self, spec: SessionSpec) -> None:
+        """Begin a session: its ranks are no longer lost, and connect with each other."""
+        self._processes.lost -= set(spec.ranks)
+        self._session, self._durable = spec, spec.durable
+        self._published.clear()
+        self._reports.clear()
+        self._done.clear()
+        self._values.clear()
+        self._trouble_due_s = math.inf
+        self._server.send(self._processes.peers(spec.ranks), "begin", **spec.to_data())
+
+    def _follow_session(self) -> bool:
+        """Follow the steps of a session; return whether it has come to the end of the run."""
+        assert self._driver is not None
+        current = self._session
+        self._step, told = current.first_step, current.first_step + len(current.plans)
+        while self._step < self._config.steps:
+            if self._others_join_now():
+                return False
+            if not self._wait(self._is_published, in_session=True):
+                return False
+            step = self._step
+            published = self._published.pop(step)
+            parts = [published[rank] for rank in current.ranks]
+            # No rank goes back to before what is said here; what happened in later steps may be lost with a rank.
+            kept = [part["kept"] for part in parts if part["kept"] is not None]
+            self._durable = max(self._durable, min([step + 1, *kept]))
+            # Whether those are still there who are about to join is asked when they do.
+            there = {*current.ranks, *(self._joining[1] if self._joining is not None else ())}
+            new = self._driver.finish_step(step, parts, self._processes.absent(there) if self._recovers else [])
+            upcoming = step + DECISION_LAG_STEPS
+            if told <= upcoming < self._config.steps and self._joining is None:
+                if new is not None:
+                    (new,) = self._until_others_join([new], upcoming, current.ranks)
+                data = None if new is None else new.to_data()
+                self._push(current.ranks, "plan", step=upcoming, new=data, durable=self._durable)
+            self._step += 1
+        # Until all have written down what is left, the part of a rank that is lost has to be done again.
+        return not self._recovers or self._wait(lambda: self._done >= set(current.ranks), in_session=True)
+
+    def _is_published(self) -> bool:
+        return len(self._published[self._step]) == len(self._session.ranks)
+
+    def _push(self, ranks: Collection[int], kind: str, **fields: Any) -> None:
+        """Send ranks of the session a message; a new process of one that is lost does not belong to it."""
+        there = [rank for rank in ranks if rank not in self._processes.lost]
+        self._server.send(self._processes.peers(there), kind, **fields)
+
+    def _others_join_now(self) -> bool:
+        """Return whether all steps are done before the one that has others join."""
+        return self._joining is not None and self._joining[0] == self._step
+
+    # --- from one session to the next ---
 
     def _regroup(self) -> None:
-        """End a generation, and begin another one with those who are left, or with all."""
-        self._end_generation()
-        joining, unpublished = self._joining, None
+        """End a session, and begin another one with those who are left, or with all."""
+        self._push(self._session.ranks, "ended")
+        joining = self._joining
+        if self._processes.origin_s is None:
+            # Nobody has trained yet: as if this session had never been.
+            self._await_reports()
+            self._wait(lambda: all(map(self._processes.has_returned, self._session.ranks)))
+            self._begin(replace(self._session, number=self._session.number + 1, store_prefix=_token()))
+            return
+        unpublished: list[Any] | None = None
         while True:
-            reports = self._reports()
+            reports = self._await_reports()
             if unpublished is None:
                 unpublished = [report["unpublished"] for report in reports.values()]
-            begin = self._beginning(reports, unpublished, joining)
+            spec = self._next_session(reports, unpublished, joining)
             unpublished = []
             # Somebody else may have been lost meanwhile.
             if not self._processes.lost & set(reports):
                 break
-        self._current, self._durable = begin, begin.durable
-        self._processes.take_in(begin.ranks)
-        self._store.set(store_keys.beginning_key(begin.generation), begin.to_text())
-        self._processes.invite(set(begin.ranks) - set(reports), begin.generation)
+        self._begin(spec)
 
-    def _end_generation(self) -> None:
-        """Say that it is over where ranks wait for a plan."""
-        if self._others_join_now():
-            # Whoever has yet to fetch the plan of this step learns from it that others join.
-            self._tell(self._step + 1, ENDED)
-            return
-        first_told = self._current.first + len(self._current.plans)
-        for step in range(first_told, max(first_told, self._step + DECISION_LAG_STEPS) + 1):
-            self._tell(min(step, self._steps), ENDED)
+    def _await_reports(self) -> dict[int, dict[str, Any]]:
+        """Return what the ranks that are left say, by rank; of more that are lost meanwhile nothing."""
 
-    def _others_join_now(self) -> bool:
-        """Whether all steps are done before the one that has others join."""
-        return self._joining is not None and self._joining[0] == self._step
+        def left() -> list[int]:
+            return [rank for rank in self._session.ranks if rank not in self._processes.lost]
 
-    def _beginning(
-        self, reports: dict[int, dict[str, Any]], unpublished: list[Any], joining: tuple[int, frozenset[int]] | None
+        self._wait(lambda: all(rank in self._reports for rank in left()))
+        if not left() and self._processes.origin_s is not None:
+            raise RunError("all ranks are lost")
+        return {rank: self._reports[rank] for rank in left()}
+
+    def _next_session(
+        self,
+        reports: dict[int, dict[str, Any]],
+        unpublished: list[Any],
+        joining: tuple[int, frozenset[int]] | None,
     ) -> SessionSpec:
-        """With what those who have reported begin anew, and those who join or for whom they wait."""
-        before = self._current
+        """Return with what those who have reported begin again, and those who join or for whom they wait."""
+        assert self._driver is not None
+        before, processes = self._session, self._processes
         copies = {self._devices[rank]: _copies(report) for rank, report in reports.items()}
         resumed = self._resumed(copies)
         gone = {rank for rank in before.ranks if rank not in reports}
         if joining is not None and joining[0] == resumed:
-            gone |= {rank for rank in joining[1] if not self._processes.has_returned(rank)}
+            gone |= {rank for rank in joining[1] if not processes.has_returned(rank)}
         names = sorted(self._devices[rank] for rank in gone)
-        answer = self._ask(
-            {
-                "resumed": resumed,
-                "gone": names,
-                "away": sorted({*names, *self._processes.absent(reports)}),
-                "parts": unpublished,
-                "now_s": max(report["now_s"] for report in reports.values()),
-            }
-        )
-        plans = [NewPlan.from_data(each) for each in answer["plans"]][: self._steps - resumed]
+        away = sorted({*names, *processes.absent(reports)})
+        now_s = max(float(report["now_s"]) for report in reports.values())
+        plans = self._driver.lose_devices(resumed, names, away, unpublished, now_s)[: self._config.steps - resumed]
         plan = plans[0].plan
         others = self._beyond(plan, reports)
-        self._processes.await_all(others)
+        self._await_processes(others)
         copies |= {self._devices[rank]: {} for rank in others}
         plans[0] = NewPlan(plan, restoring_moves(plan, self._scenario, resumed, copies).moves)
         ranks = tuple(sorted({*reports, *others}))
         # Those who join begin with layers of which nobody has a second copy yet: older ones are kept until then.
         durable = min(self._durable, resumed)
         told = self._until_others_join(plans, resumed, ranks)
-        return SessionSpec(before.generation + 1, ranks, resumed, durable, told)
+        origin_s = self._processes.origin_s
+        return SessionSpec(before.number + 1, ranks, resumed, durable, told, _token(), origin_s, self._local_delivery_s)
+
+    def _await_processes(self, ranks: Collection[int]) -> None:
+        """Wait for processes that can take the places of those that have gone.
+
+        Raises:
+            RunError: The scenario has one of them leave for ever.
+        """
+
+        def are_there() -> bool:
+            for rank in ranks:
+                if self._processes.never_returns(rank):
+                    raise RunError(f"device '{self._devices[rank]}' never returns, and no policy goes on without it")
+            return all(map(self._processes.has_returned, ranks))
+
+        self._wait(are_there)
 
     def _until_others_join(self, plans: Sequence[NewPlan], first: int, ranks: Collection[int]) -> tuple[NewPlan, ...]:
-        """Those of the plans of steps from ``first`` on that a generation hears of."""
+        """Return those of the plans of steps from ``first`` on that a session of these ranks hears of."""
         self._joining = None
         for step, new in enumerate(plans, first):
             if beyond := self._beyond(new.plan, ranks):
@@ -260,22 +384,15 @@ class Coordinator:
         return tuple(plans)
 
     def _beyond(self, plan: Plan, ranks: Collection[int]) -> frozenset[int]:
-        """The ranks that a plan has besides these."""
+        """Return the ranks that a plan has besides these."""
         return frozenset(map(self._devices.index, plan.devices)) - frozenset(ranks)
 
-    def _reports(self) -> dict[int, dict[str, Any]]:
-        """What the ranks that are left say, by rank; of more that are lost meanwhile nothing."""
-        while True:
-            self._processes.hear()
-            left = [rank for rank in self._current.ranks if rank not in self._processes.lost]
-            keys = [store_keys.report_key(self._current.generation, rank) for rank in left]
-            if not left:
-                raise RunError("all ranks are lost")
-            if self._store.check(keys):
-                return {rank: json.loads(self._store.get(key)) for rank, key in zip(left, keys, strict=True)}
-            time.sleep(_PAUSE_S)
-
     def _resumed(self, copies: dict[str, Copies]) -> int:
+        """Return the newest step before which the state of all layers is there.
+
+        Raises:
+            RunError: Some layers are lost.
+        """
         layers = len(self._scenario.model.layers)
         resumed = newest_complete(copies.values(), layers, self._step)
         if resumed is None:
@@ -285,6 +402,10 @@ class Coordinator:
                 "has their state"
             )
         return resumed
+
+
+def _token() -> str:
+    return secrets.token_hex(8)
 
 
 def _copies(report: dict[str, Any]) -> Copies:

@@ -1,88 +1,259 @@
-"""Runs the ranks of one job on this machine, and writes down which failed first.
+"""The agent of one host: starts a process for each of its ranks, watches them, and ends them whatever happens.
 
-Called as ``python -m executor.control.node_agent PARENT_PID JOB_FOLDER MODULE TELEMETRY PLANS``, the last two file
-descriptors of pipes to and from the launcher, in a network namespace of its own if the job's links are emulated by a
-relay. A job on several machines is the `executor.control.head.Head`'s.
+On the head's host the launcher starts it as ``python -m executor.control.node_agent PARENT_PID JOB_FOLDER MODULE
+CHANNEL``, the last a descriptor of the connection between both. Where a relay emulates the job's links, it is in a
+network namespace of its own: so it opens the socket of the control server there, and gives it to the launcher. On
+another host `run_member` is the agent: it reaches the head, and both prove that they know the job's key.
 """
 
 import json
 import os
+import queue
 import signal
+import socket
+import subprocess
 import sys
+import tempfile
+import threading
+import time
 import traceback
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 
-from executor.control.agent_server import AgentServer
-from executor.control.coordinator import Coordinator
-from executor.control.fault_injection import FaultInjector
-from executor.control.head import Head
-from executor.control.processes import run_ranks
-from executor.core.control_store import announce_store, open_store
-from executor.core.hosts import read_hosts
-from executor.core.job import JobFolder, rank_devices
-from executor.core.liveness import watch_ranks
-from executor.core.subprocesses import die_with_parent
+from executor.core.clock import create_origin
+from executor.core.control_channel import AGENT, HEAD_ADDRESS, Channel, Message, listen, reach_head, write_key
+from executor.core.failures import read_failure
+from executor.core.hosts import Hosts, read_hosts
+from executor.core.job import INCARNATION, JobFolder, RunConfig
+from executor.core.liveness import LivenessProbe, beat_path
+from executor.core.subprocesses import die_with_parent, environment
+from executor.core.timeouts import timeouts
 from executor.wan.testbed import TestBed, control_address
+from traces.common.errors import RunError
+
+WORKER = "executor.rank.worker"
+
+# The last bytes of a log that say why a process has ended.
+_LOG_BYTES = 16_000
 
 
-def main(parent: str, folder: str, module: str, telemetry: str, plans: str) -> int:
-    """Run the workers of a job on this machine; return the exit status."""
+class NodeAgent:
+    """Runs the processes of one host's ranks as the head says.
+
+    Args:
+        job: The job's folder on this host.
+        module: What each process runs, as ``python -m MODULE AGENT_PID JOB_FOLDER``.
+        own: The ranks of this host.
+        count: Number of ranks of the whole job.
+        variables: Environment variables of the processes.
+    """
+
+    def __init__(
+        self, job: JobFolder, module: str, own: Sequence[int], count: int, variables: Mapping[str, str]
+    ) -> None:
+        self._job = job
+        self._module = module
+        self._own = own
+        self._count = count
+        self._variables = variables
+        self._processes: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
+        self._probes: dict[int, LivenessProbe] = {}
+        # Why a process was ended here.
+        self._stuck: dict[int, str] = {}
+        # What the head says, None when it is gone; and ranks with processes that have ended.
+        self._events: queue.SimpleQueue[Message | tuple[int, subprocess.Popen[bytes]] | None] = queue.SimpleQueue()
+
+    def serve(self, channel: Channel, *, replaces: bool) -> Message | None:
+        """Carry out what the head says, until it says that the job is over.
+
+        Args:
+            channel: The connection to the head.
+            replaces: Whether the run goes on without a rank whose process is ended here.
+
+        Returns:
+            The head's last message; None if the head is gone.
+        """
+        threading.Thread(target=self._receive, args=(channel,), name="head", daemon=True).start()
+        limits = timeouts()
+        check_s = time.monotonic() + limits.probe_s
+        stopped_s = limits.stopped_recovering_s if replaces else limits.stopped_s
+        try:
+            while True:
+                try:
+                    event = self._events.get(timeout=max(0.0, check_s - time.monotonic()))
+                except queue.Empty:
+                    check_s = time.monotonic() + limits.probe_s
+                    self._end_stuck()
+                    continue
+                if isinstance(event, tuple):
+                    self._report_end(channel, *event)
+                elif event is None or event["kind"] == "over":
+                    return event
+                elif event["kind"] == "start" and event["rank"] in self._own:
+                    self._start(event["rank"], int(event["incarnation"]), stopped_s)
+                elif event["kind"] == "signal" and event["rank"] in self._processes:
+                    self._processes[event["rank"]][1].send_signal(event["number"])
+        finally:
+            self._end_all()
+
+    def _receive(self, channel: Channel) -> None:
+        while (message := channel.receive()) is not None:
+            self._events.put(message)
+        self._events.put(None)
+
+    def _start(self, rank: int, incarnation: int, stopped_s: float) -> None:
+        for path in (self._job.error(rank), beat_path(self._job.path, rank)):
+            path.unlink(missing_ok=True)
+        variables = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self._count),
+            "LOCAL_WORLD_SIZE": str(len(self._own)),
+            INCARNATION: str(incarnation),
+        }
+        with self._job.rank_log(rank).open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", self._module, str(os.getpid()), str(self._job.path)],
+                env={**os.environ, **self._variables, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        limits = timeouts()
+        self._processes[rank] = incarnation, process
+        self._probes[rank] = LivenessProbe(beat_path(self._job.path, rank), stopped_s, limits.silent_s, limits.probe_s)
+        threading.Thread(target=self._await_end, args=(rank, process), name=f"rank {rank}", daemon=True).start()
+
+    def _await_end(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
+        process.wait()
+        self._events.put((rank, process))
+
+    def _report_end(self, channel: Channel, rank: int, process: "subprocess.Popen[bytes]") -> None:
+        incarnation, _ = self._processes.pop(rank)
+        del self._probes[rank]
+        failure = read_failure(self._job, rank)
+        channel.send(
+            "ended",
+            rank=rank,
+            incarnation=incarnation,
+            status=process.returncode,
+            failure=asdict(failure) if failure is not None else None,
+            stuck=self._stuck.pop(rank, ""),
+            printed=self._printed(rank),
+        )
+
+    def _printed(self, rank: int) -> str:
+        with self._job.rank_log(rank).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
+            return log.read().decode(errors="replace")
+
+    def _end_stuck(self) -> None:
+        """End each process that stands still."""
+        for rank, probe in self._probes.items():
+            if rank not in self._stuck and (reason := probe.check()):
+                self._stuck[rank] = reason
+                self._processes[rank][1].kill()
+
+    def _end_all(self) -> None:
+        for _, process in self._processes.values():
+            process.kill()
+        for _, process in self._processes.values():
+            process.wait()
+        self._processes.clear()
+        self._probes.clear()
+
+
+def head_address(address: tuple[str, int], silence_s: float) -> dict[str, str]:
+    """Return the environment by which ranks find the control server."""
+    return {HEAD_ADDRESS: json.dumps([*address, silence_s])}
+
+
+def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = "") -> None:
+    """Run one host's ranks to their end, here in this process; its processes have all ended when this returns.
+
+    The head may come later than this host, or be started again: this host waits for it as long as `Hosts.arrival_s`.
+
+    Args:
+        hosts: All hosts of the job.
+        name: The name of this one.
+        code: The model's file on this host; None for paced compute.
+        checkpoints: The folder for checkpoints on this host; empty if the job writes none.
+
+    Raises:
+        RunError: A rank failed, or the head cannot be reached.
+    """
+    part, until_s = hosts.part(name), time.monotonic() + hosts.arrival_s
+    address = (hosts.address, hosts.port)
+    while True:
+        channel = reach_head(address, AGENT, hosts.key, hosts.silence_s, until_s - time.monotonic())
+        with tempfile.TemporaryDirectory(prefix="ropebridge-", ignore_cleanup_errors=True) as folder:
+            job = JobFolder(Path(folder))
+            write_key(job.key, hosts.key)
+            create_origin(job.origin)
+            variables = {**environment(part.interface), **head_address(address, hosts.silence_s)}
+            agent = NodeAgent(job, WORKER, part.ranks, hosts.rank_count, variables)
+            channel.send("hello", host=name)
+            said = channel.receive()
+            if said is not None and said["kind"] == "welcome":
+                job.write_documents(said["documents"], code, checkpoints)
+                said = agent.serve(channel, replaces=said["replaces"])
+                until_s = time.monotonic() + hosts.arrival_s
+            channel.close()
+        if said is not None and said["kind"] == "over":
+            if said["status"]:
+                raise RunError(f"the job has failed: {said['reason']}")
+            return
+        if time.monotonic() > until_s:
+            raise RunError(f"the job's head at {hosts.address}:{hosts.port} has gone, and has not come back")
+        time.sleep(timeouts().retry_s)
+
+
+def main(parent: str, folder: str, module: str, descriptor: str) -> None:
+    """Run the ranks of a job on the host of its head."""
     die_with_parent(int(parent))
-    # Ranks are ended, and keepers hear that the job is over, also where this process is told to end.
+    # Ranks are ended also where this process is told to end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     job = JobFolder(Path(folder))
-    scenario, plan, orders = job.read()
-    devices = rank_devices(scenario, plan, orders)
-    ranks = len(devices)
+    hosts, config = read_hosts(job.hosts), RunConfig(**json.loads((job.path / "config.json").read_text()))
+    connection = socket.socket(fileno=int(descriptor))
+    channel = Channel(connection)
     with ExitStack() as stack:
-        # Closed when this process ends: from that the launcher knows that it has.
-        outbound, inbound = os.fdopen(int(telemetry), "w"), os.fdopen(int(plans))
-        if (hosts := read_hosts(job.hosts)) is not None:
-            return Head(job, hosts, devices, outbound, inbound).run()
-        host = "127.0.0.1"
-        if orders.emulator == "relay":
-            host = control_address()
-            stack.enter_context(TestBed(job, orders.tcp))
-        coordinator = None
-        if orders.is_steered:
-            keepers, fail = None, partial(_fail, job)
-            if orders.backup_every:
-                keepers = AgentServer((host, 0), ranks, FaultInjector(job, scenario, devices).away_until_s)
-                keepers.let_go()
-            coordinator = Coordinator((host, 0), scenario, plan, devices, orders, outbound, inbound, keepers, fail)
-            announce_store(host, coordinator.port)
-        if orders.backup_every:
-            # It looks after its rank.
-            module = "executor.control.keeper"
-        else:
-            watch_ranks(job, devices)
-        store = open_store((host, 0))
-        meeting = {"MASTER_ADDR": host, "MASTER_PORT": str(store.port)}
-        failed = run_ranks(job, module, range(ranks), ranks, meeting)
-        if coordinator is not None and not failed:
-            coordinator.finish()
-    if failed:
-        job.failure.write_text(json.dumps(failed))
-        return 1
-    return 0
+        address = ("127.0.0.1", 0) if hosts is None else (hosts.address, hosts.port)
+        if config.emulator == "relay":
+            address = (control_address(), 0)
+            stack.enter_context(TestBed(job, config.tcp, lambda reason: channel.send("failed", reason=reason)))
+        try:
+            listening = listen(address)
+        except OSError as error:
+            channel.send("failed", reason=_cannot_listen(address, error))
+            channel.receive()
+            return
+        with listening:
+            address = listening.getsockname()[:2]
+            socket.send_fds(connection, [b"!"], [listening.fileno()])
+        said = channel.receive()
+        if said is None or said["kind"] != "welcome":
+            return
+        agent = NodeAgent(job, module, tuple(said["ranks"]), said["count"], head_address(address, 0.0))
+        agent.serve(channel, replaces=said["replaces"])
 
 
-def _fail(job: JobFolder, reason: str) -> None:
-    """Have the launcher hear why the run cannot go on, and end."""
-    job.run_failure.write_text(reason)
-    os.kill(os.getpid(), signal.SIGTERM)
+def _cannot_listen(address: tuple[str, int], error: OSError) -> str:
+    return (
+        f"the head cannot listen at {address[0]}, port {address[1]}: {error.strerror or error}; correct its 'address' "
+        "or 'port' in hosts.yaml, or end what has it"
+    )
 
 
 if __name__ == "__main__":
-    exit_status = 1
+    status = 1
     try:
-        exit_status = main(*sys.argv[1:])
+        main(*sys.argv[1:])
+        status = 0
     except Exception:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # After a failure the bridge's thread still waits for ranks that are gone.
-        os._exit(exit_status)
+        os._exit(status)

@@ -1,6 +1,5 @@
-"""The launcher's side of a job: holds the policy, and answers what the agent asks."""
+"""Asks the policy of a job what its ranks do next, and notes what happened to them; in the launcher."""
 
-import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -44,27 +43,29 @@ class Absences:
         return [*self._over, *lasting]
 
 
-class Controller:
-    """Asked once for each finished step, and whenever ranks are lost.
+class PolicyDriver:
+    """Is asked once for each finished step, and whenever ranks are lost.
 
     After a loss steps are done again that the policy has seen: it is shown each step once.
 
     Args:
-        plan: Of the first step.
-        first_step: That one.
+        plan: The plan of the first step.
+        first_step: The first step of the run.
+        devices: The names of the devices of the job.
         adaptation: Holds the policy; None where there is none.
         settle: Makes the rows of all ranks into those of a step.
         check: Refuses a decision that the ranks cannot carry out, given the plan until then.
         take: Gets the rows of all steps, also of what is done again.
         watch: Gets each step that is finished, in order and once.
         tell: Called with a line for people when devices are lost.
-        steps: Of the run.
+        steps: Number of training steps of the run.
     """
 
     def __init__(
         self,
         plan: Plan,
         first_step: int,
+        devices: Collection[str],
         adaptation: Adaptation | None,
         settle: Callable[[Iterable[Event]], list[Event]],
         check: Callable[[Plan, Decision], None],
@@ -73,6 +74,7 @@ class Controller:
         tell: Callable[[str], None] = lambda _: None,
         steps: int = 0,
     ) -> None:
+        self._devices = frozenset(devices)
         self._adaptation = adaptation
         self._settle = settle
         self._check = check
@@ -88,39 +90,38 @@ class Controller:
         self.absences = Absences()
         self.losses: dict[int, float] = {}
 
-    def answer(self, question: str) -> str:
-        """Return the answer to a line from the agent; both are JSON."""
-        asked = json.loads(question)
-        return json.dumps(self._lose(asked) if "gone" in asked else self._finish(asked))
+    def finish_step(self, step: int, parts: Sequence[dict[str, Any]], away: list[str]) -> NewPlan | None:
+        """Return what the step after next runs, None for what it would run anyway.
 
-    def _finish(self, asked: dict[str, Any]) -> dict[str, Any] | None:
-        """What the step after next runs, given what the ranks have published of a step; None for what it would run."""
-        step = asked["step"]
+        Args:
+            step: The step that all ranks have finished.
+            parts: What the ranks have published of it.
+            away: The devices that have no process.
+        """
         # Without updates for which nobody waits: those that are late would be of steps before it.
-        events = [event for event in self._settled(asked["parts"]) if not _is_update(event)]
-        self._add_losses(step, asked["parts"])
-        self.absences.see(events, asked["away"])
+        events = [event for event in self._settled(parts) if not _is_update(event)]
+        self._add_losses(step, parts)
+        self.absences.see(events, away)
         if step < self._shown:
             return None
         self._shown = step + 1
-        decision, answer = self._decide(step, events, asked["away"])
-        self._show(step, events, decision, asked["away"])
-        return answer
+        decision = self._decide(step, events, away)
+        self._show(step, events, decision, away)
+        return None if decision is None else self._timeline[-1][1]
 
-    def _decide(self, step: int, events: list[Event], away: list[str]) -> tuple[Decision | None, dict[str, Any] | None]:
-        """What the policy decides, and the answer to that."""
+    def _decide(self, step: int, events: list[Event], away: list[str]) -> Decision | None:
+        """Return what the policy decides, None if it changes nothing."""
         if self._adaptation is None:
-            return None, None
+            return None
         before = self._adaptation.latest
         decision = self._adaptation.finish_step(step, events, tuple(away))
         if decision is None:
-            return None, None
+            return None
         self._note(decision, max(event.end_s for event in events))
         self._check(before, decision)
         anew = self._adaptation.is_start(decision)
-        new = NewPlan(decision.plan, decision.migration.moves if anew else None)
-        self._timeline.append((decision.first_step, new))
-        return decision, new.to_data()
+        self._timeline.append((decision.first_step, NewPlan(decision.plan, decision.migration.moves if anew else None)))
+        return decision
 
     def _show(self, step: int, events: list[Event], decision: Decision | None, away: list[str]) -> None:
         end_s = max((event.end_s for event in events), default=self._ended_s)
@@ -130,37 +131,45 @@ class Controller:
         self._watch(Progress(step, self._steps, end_s, took_s, samples, loss, change, tuple(away)))
         self._ended_s = end_s
 
-    def _lose(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Whether to wait for those who are gone, and what steps run from the one on that is done again."""
-        resumed, events = asked["resumed"], self._settled(asked["parts"])
+    def lose_devices(
+        self, resumed: int, gone: list[str], away: list[str], parts: Sequence[dict[str, Any]], now_s: float
+    ) -> list[NewPlan]:
+        """Return what the step that is done again and those after it run, as far as that is known.
+
+        Args:
+            resumed: The step that is done again.
+            gone: The devices that are lost; empty where only connections are.
+            away: All devices that have no process.
+            parts: What ranks have not published of steps that were under way.
+            now_s: When that was, in run seconds.
+        """
+        events = self._settled(parts)
         self.losses = {step: loss for step, loss in self.losses.items() if step < resumed}
-        self.absences.begin(asked["gone"], asked["now_s"])
+        self.absences.begin(gone, now_s)
         decision = None
-        if self._adaptation is not None and asked["gone"]:
+        if self._adaptation is not None and gone:
             before = self._adaptation.plan_for(self._shown)
-            gone, away = tuple(asked["gone"]), tuple(asked["away"])
-            decision = self._adaptation.lose_devices(self._shown, events, gone, away)
+            decision = self._adaptation.lose_devices(self._shown, events, tuple(gone), tuple(away))
             if decision is not None:
-                self._note(decision, asked["now_s"])
+                self._note(decision, now_s)
                 self._check(before, decision)
-                kept = [each for each in self._timeline if each[0] < resumed]
-                self._timeline = [*kept, (resumed, NewPlan(decision.plan, ()))]
-        known = range(resumed, self._shown + DECISION_LAG_STEPS)
-        if asked["gone"]:
+                earlier = [each for each in self._timeline if each[0] < resumed]
+                self._timeline = [*earlier, (resumed, NewPlan(decision.plan, ()))]
+        if gone:
             how = "by the others, with another plan" if decision is not None else "when their processes are back"
-            self._tell(f"lost: {', '.join(asked['gone'])}; steps from {resumed + 1} on are done again, {how}")
-        return {"waits": decision is None, "plans": [self._at(step).to_data() for step in known]}
+            self._tell(f"lost: {', '.join(gone)}; steps from {resumed + 1} on are done again, {how}")
+        return [self._at(step) for step in range(resumed, self._shown + DECISION_LAG_STEPS)]
 
     def _at(self, step: int) -> NewPlan:
         first, new = next(each for each in reversed(self._timeline) if each[0] <= step)
         return new if first == step else NewPlan(new.plan)
 
-    def _settled(self, parts: list[dict[str, Any]]) -> list[Event]:
-        events = self._settle(event for part in parts for event in unpack(part["rows"]))
+    def _settled(self, parts: Sequence[dict[str, Any]]) -> list[Event]:
+        events = self._settle(event for part in parts for event in unpack(part["rows"], self._devices))
         self._take(events)
         return events
 
-    def _add_losses(self, step: int, parts: list[dict[str, Any]]) -> None:
+    def _add_losses(self, step: int, parts: Sequence[dict[str, Any]]) -> None:
         found = [part["loss"] for part in parts if part["loss"] is not None]
         if found:
             self.losses[step] = sum(found)

@@ -1,59 +1,273 @@
-"""The processes of this machine's ranks: started, watched and ended together."""
+"""The processes of a job's ranks, as its launcher knows them: which are there, which are lost, why one has failed."""
 
-import os
-import sys
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
+from executor.control.control_server import ControlServer, Peer
+from executor.core.control_channel import Message
+from executor.core.failures import RankFailure, rank_name
+from executor.core.hosts import Hosts
+from executor.core.timeouts import timeouts
+from planner.scenario.faults import Absence
+from traces.common.errors import RunError
 
-from executor.core.job import JobFolder
-
-_PAUSE_S = 0.05
-_GRACE_S = 5
+# A rank whose processes die so often in a row soon after their start would do so for ever.
+_MAX_EARLY_DEATHS = 3
 
 
-def run_ranks(
-    job: JobFolder, module: str, own: Sequence[int], ranks: int, meeting: Mapping[str, str]
-) -> dict[int, int]:
-    """Run a process for each rank of this machine until all have ended, or one has failed.
+class _RankState:
+    """One rank's process: the one that is there, or will be."""
 
-    This is what torchrun starts processes with. torchrun itself would open a store for a rendezvous that nobody needs
-    here, on every network interface, and unpickle what it finds there.
+    def __init__(self) -> None:
+        self.incarnation = 0
+        self.is_running = False
+        # Whether it can take part in a session.
+        self.is_ready = False
+        self.peer: Peer | None = None
+        self.started_s = 0.0
+        self.early_deaths = 0
+        self.has_sent_files = False
+
+
+class RankProcesses:
+    """Has agents start a process for each rank, and another one where one is lost, if the run goes on then.
 
     Args:
-        job: Their folder, on this machine; what they print goes there.
-        module: What each runs, as ``python -m MODULE PID JOB_FOLDER``, the first this process's.
-        own: This machine's ranks.
-        ranks: Of the whole job.
-        meeting: Environment variables that say where the ranks meet.
+        devices: The names of the devices in rank order.
+        hosts: The hosts of the job; None if this one has all ranks.
+        server: Speaks with the agents.
+        documents: The job's documents, for agents of other hosts.
+        absences: When the scenario has devices leave.
+        replaces: Whether the run goes on when ranks are lost.
 
-    Returns:
-        Rank to exit status of those that have failed.
+    Attributes:
+        lost: Ranks whose processes are gone, and that belong to no session since.
+        due_s: When a failure counts that another one may explain until then, by the monotonic clock.
+        origin_s: Second 0 of the run, by the monotonic clock; None before the ranks have agreed on it.
+        is_finished: Whether all steps are done, so that processes may end.
     """
-    numbers = range(len(own))
-    command = ("-m", module, str(os.getpid()), str(job.path))
-    processes = start_processes(
-        "ranks",
-        sys.executable,
-        dict.fromkeys(numbers, command),
-        {number: {**meeting, **_place(own, number, ranks)} for number in numbers},
-        DefaultLogsSpecs(str(job.workers_logs), redirects=Std.ALL),
-    )
-    try:
-        done = processes.wait(period=_PAUSE_S)
-        assert done is not None, "there is no time by which they have to end"
-    finally:
-        processes.close(timeout=_GRACE_S)
-    return {own[number]: failure.exitcode for number, failure in done.failures.items()}
 
+    def __init__(
+        self,
+        devices: Sequence[str],
+        hosts: Hosts | None,
+        server: ControlServer,
+        documents: Mapping[str, Any],
+        absences: Iterable[Absence],
+        *,
+        replaces: bool,
+    ) -> None:
+        self._devices = devices
+        self._hosts = hosts
+        self._server = server
+        self._documents = documents
+        self._absences = [each for each in absences if each.device in devices]
+        self._replaces = replaces
+        self._ranks = [_RankState() for _ in devices]
+        self._agents: dict[str, Peer] = {}
+        self._are_started = False
+        self._failures: list[RankFailure] = []
+        self.lost: set[int] = set()
+        self.due_s = math.inf
+        self.origin_s: float | None = None
+        self.is_finished = False
 
-def _place(own: Sequence[int], number: int, ranks: int) -> dict[str, str]:
-    return {
-        "LOCAL_RANK": str(number),
-        "LOCAL_WORLD_SIZE": str(len(own)),
-        "RANK": str(own[number]),
-        "WORLD_SIZE": str(ranks),
-        # As under torchrun: the store is not a rank's own, and nobody has been started before.
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-    }
+    # --- what messages call them, and where they are ---
+
+    def name(self, rank: int) -> str:
+        """Return what messages call a rank."""
+        if self._hosts is None:
+            return rank_name(rank, self._devices[rank])
+        return f"rank {rank} (device '{self._devices[rank]}', host {self._hosts.host_of(rank)})"
+
+    @property
+    def lost_names(self) -> str:
+        """The devices of the ranks that are lost, for messages."""
+        return ", ".join(self._devices[rank] for rank in sorted(self.lost))
+
+    def _host_of(self, rank: int) -> str:
+        return "" if self._hosts is None else self._hosts.host_of(rank)
+
+    def _ranks_of(self, host: str) -> list[int]:
+        return [rank for rank in range(len(self._devices)) if self._host_of(rank) == host]
+
+    # --- agents ---
+
+    @property
+    def missing_hosts(self) -> list[str]:
+        """The hosts whose agents are not there."""
+        return [] if self._hosts is None else [part.name for part in self._hosts.parts if part.name not in self._agents]
+
+    @property
+    def agents(self) -> list[Peer]:
+        """The connections to all agents that are there."""
+        return list(self._agents.values())
+
+    def greet(self, agent: Peer) -> None:
+        """Take an agent in: one that comes again has lost the processes that it had."""
+        if (before := self._agents.get(agent.host)) is not None:
+            self._server.drop(before)
+            self.lose_agent(before)
+        self._agents[agent.host] = agent
+        is_own = self._hosts is None or agent.host == self._hosts.head
+        own = {"ranks": self._ranks_of(agent.host), "count": len(self._devices)}
+        fields = own if is_own else {"documents": self._documents}
+        self._server.send(agent, "welcome", replaces=self._replaces, **fields)
+        if self._are_started:
+            for rank in self._ranks_of(agent.host):
+                self._start(rank)
+
+    def lose_agent(self, agent: Peer) -> None:
+        """Take note that an agent is gone, and its host's processes with it."""
+        if self._agents.get(agent.host) is not agent:
+            return
+        del self._agents[agent.host]
+        for rank in self._ranks_of(agent.host):
+            if self._ranks[rank].is_running:
+                self._end(rank)
+                self._lose(rank)
+
+    def start_all(self) -> None:
+        """Have all agents start the processes of their ranks."""
+        self._are_started = True
+        for rank in range(len(self._devices)):
+            self._start(rank)
+
+    def signal(self, rank: int, number: int) -> None:
+        """Have a rank's agent send its process a signal."""
+        if (agent := self._agents.get(self._host_of(rank))) is not None:
+            self._server.send(agent, "signal", rank=rank, number=number)
+
+    def _start(self, rank: int) -> None:
+        state, agent = self._ranks[rank], self._agents.get(self._host_of(rank))
+        if agent is not None and not self.is_finished:
+            state.is_running, state.started_s = True, time.monotonic()
+            self._server.send(agent, "start", rank=rank, incarnation=state.incarnation)
+
+    # --- processes of ranks ---
+
+    def connect(self, peer: Peer) -> bool:
+        """Take the connection of a rank; return whether it is that of the process which should be there."""
+        state = self._ranks[peer.rank]
+        if not state.is_running or state.incarnation != peer.incarnation:
+            self._server.drop(peer)
+            return False
+        state.peer = peer
+        return True
+
+    def is_current(self, peer: Peer) -> bool:
+        """Return whether a connection is that of the process which is there."""
+        return self._ranks[peer.rank].peer is peer
+
+    def peers(self, ranks: Iterable[int]) -> list[Peer]:
+        """Return the connections of those of these ranks that have one."""
+        return [peer for rank in ranks if (peer := self._ranks[rank].peer) is not None]
+
+    def all_peers(self) -> list[Peer]:
+        """Return the connections of all ranks."""
+        return self.peers(range(len(self._ranks)))
+
+    def note_ready(self, rank: int) -> None:
+        """Take note that a rank's process can take part in a session."""
+        self._ranks[rank].is_ready = True
+
+    def note_files(self, rank: int) -> None:
+        """Take note that a rank has brought all its files."""
+        self._ranks[rank].has_sent_files = True
+
+    def end(self, agent: Peer, message: Message) -> None:
+        """Take what an agent says of a process that has ended.
+
+        Raises:
+            RunError, InputError: The run ends with that.
+        """
+        rank, status = message["rank"], message["status"]
+        if type(rank) is not int or rank not in self._ranks_of(agent.host):
+            raise ValueError(f"host '{agent.host}' has no rank {rank}")
+        state = self._ranks[rank]
+        if not state.is_running or state.incarnation != message["incarnation"]:
+            return
+        self._end(rank)
+        if status == 0 and self.is_finished:
+            return
+        if status < 0 and self._replaces:
+            self._count_death(rank, status)
+            self._lose(rank)
+            self._start(rank)
+        elif message["failure"] is not None:
+            self._fail(RankFailure(**message["failure"]))
+        elif message["stuck"]:
+            self._fail(RankFailure(f"{self.name(rank)}: {message['stuck']}"))
+        else:
+            self._fail(RankFailure.of_exit(self.name(rank), status, message["printed"]))
+
+    def _count_death(self, rank: int, status: int) -> None:
+        state = self._ranks[rank]
+        is_early = time.monotonic() - state.started_s < timeouts().early_death_s
+        state.early_deaths = state.early_deaths + 1 if is_early else 0
+        if state.early_deaths >= _MAX_EARLY_DEATHS:
+            failure = RankFailure.of_exit(self.name(rank), status, "")
+            raise RunError(f"{failure.message}, as two processes before it were, each soon after its start")
+
+    def _end(self, rank: int) -> None:
+        state = self._ranks[rank]
+        state.is_running = state.is_ready = False
+        state.peer = None
+
+    def _lose(self, rank: int) -> None:
+        """Take note that a process is gone without a word."""
+        self._ranks[rank].incarnation += 1
+        self.lost.add(rank)
+        if not self._replaces and not self.is_finished:
+            message = f"{self.name(rank)} is lost, or its machine is out of reach; '--backup-every' outlives that"
+            self._fail(RankFailure(message, follows=1), at_once=False)
+
+    # --- why the run cannot go on ---
+
+    def _fail(self, failure: RankFailure, *, at_once: bool = True) -> None:
+        self._failures.append(failure)
+        if failure.explains and at_once:
+            raise failure.to_error()
+        self.due_s = min(self.due_s, time.monotonic() + timeouts().explanation_s)
+
+    def raise_due(self) -> None:
+        """End the run if a failure has had time to be explained, and was not."""
+        if time.monotonic() >= self.due_s:
+            raise min(self._failures, key=lambda failure: failure.follows).to_error()
+
+    # --- who is there ---
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether no process is there any more."""
+        return not any(state.is_running for state in self._ranks)
+
+    def missing_files(self, ranks: Iterable[int]) -> list[str]:
+        """Return the names of those ranks on other hosts that have gone without bringing what they had to."""
+        if self._hosts is None:
+            return []
+        remote = (rank for rank in ranks if rank not in self._hosts.local_ranks)
+        return [self.name(rank) for rank in remote if not self._ranks[rank].has_sent_files]
+
+    def has_returned(self, rank: int) -> bool:
+        """Return whether there is a process that can take part, or take the place of one that has gone."""
+        return self._ranks[rank].is_ready and self._away_until_s(rank) is None
+
+    def never_returns(self, rank: int) -> bool:
+        """Return whether the scenario has a rank's device leave for ever."""
+        return self._away_until_s(rank) == math.inf
+
+    def absent(self, ranks: Collection[int]) -> list[str]:
+        """Return the devices of all ranks besides these that have no process which waits for a session."""
+        others = (rank for rank in range(len(self._devices)) if rank not in ranks)
+        return sorted(self._devices[rank] for rank in others if not self.has_returned(rank))
+
+    def _away_until_s(self, rank: int) -> float | None:
+        """Return the run second until which a rank's device is gone, None if it is there."""
+        if self.origin_s is None:
+            return None
+        now_s, device = time.monotonic() - self.origin_s, self._devices[rank]
+        own = (each for each in self._absences if each.device == device)
+        return next((each.end_s for each in own if each.start_s <= now_s < each.end_s), None)

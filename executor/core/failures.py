@@ -3,12 +3,13 @@
 import contextlib
 import json
 import os
+import re
+import signal
 import socket
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Never
@@ -59,97 +60,101 @@ def blaming(peer: str) -> Iterator[None]:
 # How far from the cause.
 _LOST_PEER = 2
 
+# How the lines of torch's own log start, which tell that a rank failed and not why.
+_TORCHS_OWN = re.compile(r"\[?[EWI]\d{4} ")
+_TRACE = "Traceback (most recent call last):"
+
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
     """What a rank leaves when it cannot go on.
 
     Attributes:
-        time_s: When, by the machine's monotonic clock, seconds.
         message: Names rank, device, host and cause.
         follows: How far from the cause it may be: 0 for an error of the rank's own, 1 for one that all ranks raise, 2
             for a lost peer.
-        wrong_input: Whether it is for the user to correct.
+        wrong_input: Whether the user can correct it.
         trace: The Python stack of an error that nobody foresaw, otherwise empty.
     """
 
-    time_s: float
     message: str
-    follows: int
-    wrong_input: bool
-    trace: str
+    follows: int = 0
+    wrong_input: bool = False
+    trace: str = ""
+
+    @property
+    def explains(self) -> bool:
+        """Whether this says more than that another rank is lost."""
+        return self.follows < _LOST_PEER
+
+    @classmethod
+    def of_error(cls, name: str, error: Exception) -> "RankFailure":
+        """Return what the rank ``name`` says of an error."""
+        shared = isinstance(error, SharedRunError | SharedInputError)
+        message = str(error) or type(error).__name__
+        return cls(
+            message if shared else f"{name}: {message}",
+            _LOST_PEER if isinstance(error, PeerLostError) else int(shared),
+            isinstance(error, InputError),
+            "" if isinstance(error, RopebridgeError) else "".join(traceback.format_exception(error)),
+        )
+
+    @classmethod
+    def of_exit(cls, name: str, status: int, printed: str) -> "RankFailure":
+        """Return what is known of a process that could write nothing down.
+
+        Args:
+            name: What messages call the rank.
+            status: The process's exit status; negative for a signal.
+            printed: The end of what it printed.
+        """
+        if status < 0:
+            return cls(f"{name} was ended by {_signal_name(-status)}")
+        lines = printed.strip().splitlines()
+        said = [line for line in lines if not _TORCHS_OWN.match(line)] or lines
+        trace = "\n".join(said[len(said) - 1 - said[::-1].index(_TRACE) :]) if _TRACE in said else ""
+        reason = " | ".join(map(str.strip, said[-3:])) or "no message"
+        return cls(f"{name} ended with status {status}: {reason}", follows=1, trace=trace)
+
+    def to_error(self) -> Exception:
+        """Return the error with which the run ends."""
+        error = InputError(self.message) if self.wrong_input else RunError(self.message)
+        if self.trace:
+            error.add_note(self.trace)
+        return error
 
 
 def give_up(job: JobFolder, rank: int, name: str, error: Exception) -> Never:
-    """Write down why this rank cannot go on, and end its process; who started it then ends the others.
+    """Write down why this rank cannot go on, and end its process; its agent then tells the head.
 
     Args:
-        job: Of the run.
-        rank: This one.
+        job: The job's folder.
+        rank: Number of this rank.
         name: What messages call it.
         error: The reason.
     """
-    words = _words(name, error)
-    beside = job.error(rank).with_suffix(f".{threading.get_ident()}")
+    failure = RankFailure.of_error(name, error)
+    partial = job.error(rank).with_suffix(f".{threading.get_ident()}")
     try:
-        print(f"ropebridge: {words.message}\n{words.trace}", end="", file=sys.stderr, flush=True)
-        beside.write_text(json.dumps(asdict(words)))
+        print(f"ropebridge: {failure.message}\n{failure.trace}", end="", file=sys.stderr, flush=True)
+        partial.write_text(json.dumps(asdict(failure)))
         # Of several threads that give up, the first one's reason stays.
         with contextlib.suppress(FileExistsError):
-            os.link(beside, job.error(rank))
+            os.link(partial, job.error(rank))
     finally:
-        os._exit(2 if words.wrong_input else 1)
+        os._exit(2 if failure.wrong_input else 1)
 
 
-def speak_for(job: JobFolder, rank: int, message: str) -> None:
-    """Write down why a rank is ended that cannot say so itself; what it has said before stays.
-
-    Args:
-        job: Of the run.
-        rank: Which.
-        message: Names rank, device, host and cause.
-    """
-    words = RankFailure(time.monotonic(), message, follows=0, wrong_input=False, trace="")
-    with contextlib.suppress(FileExistsError), job.error(rank).open("x") as file:
-        file.write(json.dumps(asdict(words)))
-
-
-def _words(name: str, error: Exception) -> RankFailure:
-    shared = isinstance(error, SharedRunError | SharedInputError)
-    message = str(error) or type(error).__name__
-    return RankFailure(
-        time.monotonic(),
-        message if shared else f"{name}: {message}",
-        _LOST_PEER if isinstance(error, PeerLostError) else int(shared),
-        isinstance(error, InputError),
-        "" if isinstance(error, RopebridgeError) else "".join(traceback.format_exception(error)),
-    )
-
-
-def read_cause(job: JobFolder, ranks: int) -> Exception | None:
-    """Return the error that ended the run, from what its ranks have left; None if they left nothing."""
-    left = [_read(job, rank) for rank in range(ranks) if job.error(rank).exists()]
-    return _cause(left) if left else None
-
-
-def is_explained(job: JobFolder, ranks: int) -> bool:
-    """Return whether a rank has left more than that it has lost another one, or is about to."""
+def read_failure(job: JobFolder, rank: int) -> RankFailure | None:
+    """Return why a rank gave up; None if it has written nothing."""
     try:
-        return any(_read(job, rank).follows < _LOST_PEER for rank in range(ranks) if job.error(rank).exists())
+        return RankFailure(**json.loads(job.error(rank).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
     except ValueError:
-        # Half-written.
-        return True
-
-
-def _read(job: JobFolder, rank: int) -> RankFailure:
-    return RankFailure(**json.loads(job.error(rank).read_text()))
-
-
-def _cause(left: Sequence[RankFailure]) -> Exception:
-    cause = min(left, key=lambda words: (words.follows, words.time_s))
-    if cause.wrong_input:
-        return InputError(cause.message)
-    error = RunError(cause.message)
-    if cause.trace:
-        error.add_note(cause.trace)
-    return error
+        return f"signal {number}"

@@ -1,14 +1,18 @@
-"""The hosts of a job that runs on several machines: which ranks each has, and where they meet."""
+"""The hosts of a job that runs on several machines: which ranks each has, where they meet, and by which key."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from executor.core.control_channel import read_key, write_key
 from planner.scenario.cluster import Cluster
 
-# What opens on the head besides connections that others answer: keepers and clocks here, the store right after it.
+# The one port of the head that other hosts connect to, besides the connections of gloo.
 DEFAULT_PORT = 29400
+
+# The file of the job's key, beside that of its hosts.
+KEY_FILE = "key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +20,8 @@ class HostPart:
     """One host's part in a job.
 
     Attributes:
-        name: The host's, as the scenario's devices have it.
-        ranks: Of the job, in the order of the processes there; none on a head that only steers.
+        name: The host's name, as the scenario's devices have it.
+        ranks: The job's ranks that it has, in the order of the processes there; none on a head that only steers.
         interface: The network interface over which its ranks reach the others, such as ``wg0``; several with commas.
     """
 
@@ -31,13 +35,13 @@ class Hosts:
     """All hosts of a job.
 
     Attributes:
-        head: Name of the one that has the policy, the store and the run folder.
-        address: Of the head, where the others reach it and to which alone it binds.
-        port: Of the head, for keepers and clocks; the store has the next one.
-        arrival_s: How long the head waits until all others are there, seconds.
-        silence_s: A host that answers nothing for so long is lost, seconds.
-        parts: The head's and the others'.
-        job: Made up for each job, so that nobody takes part in another one that comes after it at the same address.
+        head: Name of the host that has the policy and the run folder.
+        address: The head's address, at which the others reach it and to which alone it binds.
+        port: The head's port for agents and ranks.
+        arrival_s: How long the head waits until all others are there, in seconds.
+        silence_s: A host that answers nothing for so long is lost, in seconds.
+        parts: The head's part and the others'.
+        key: The secret of this job, by which its hosts know each other; see executor/core/control_channel.py.
     """
 
     head: str
@@ -46,11 +50,16 @@ class Hosts:
     arrival_s: float
     silence_s: float
     parts: tuple[HostPart, ...]
-    job: str = ""
+    key: bytes = field(default=b"", repr=False)
 
     def part(self, name: str) -> HostPart:
         """Return a host's part."""
         return next(part for part in self.parts if part.name == name)
+
+    @property
+    def others(self) -> list[str]:
+        """The names of the hosts besides the head."""
+        return [part.name for part in self.parts if part.name != self.head]
 
     @property
     def rank_count(self) -> int:
@@ -67,8 +76,10 @@ class Hosts:
         return next(part.name for part in self.parts if rank in part.ranks)
 
     def write(self, path: Path) -> None:
-        """Write a file that `read_hosts` reads."""
-        path.write_text(json.dumps(asdict(self)))
+        """Write a new file that `read_hosts` reads, and the key beside it, which nobody else can read."""
+        data = asdict(self)
+        write_key(path.with_name(KEY_FILE), data.pop("key"))
+        path.write_text(json.dumps(data))
 
 
 def read_hosts(path: Path) -> Hosts | None:
@@ -77,7 +88,7 @@ def read_hosts(path: Path) -> Hosts | None:
         return None
     data = json.loads(path.read_text())
     parts = tuple(HostPart(each["name"], tuple(each["ranks"]), each["interface"]) for each in data.pop("parts"))
-    return Hosts(**data, parts=parts)
+    return Hosts(**data, parts=parts, key=read_key(path.with_name(KEY_FILE)))
 
 
 def ranks_by_host(cluster: Cluster, devices: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -1,24 +1,31 @@
-"""What a launcher hands its workers, and they hand back: files in one folder."""
+"""The folder of a job: what its launcher writes for its workers, and what they leave."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from executor.core.hosts import KEY_FILE
 from planner.files.plan import read_plan, write_plan
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
+from traces.common.atomic import write_text_atomically
+from traces.common.errors import RunError
 
 ComputeMode = Literal["paced", "real"]
 Emulator = Literal["none", "shaper", "relay"]
 EmulatorChoice = Literal["none", "shaper", "relay", "auto"]
 Tcp = Literal["wide-area", "as-is"]
 
-# Which process of its rank a process is, from 0.
+# Number of the process of its rank that a process is, from 0, in its environment.
 INCARNATION = "ROPEBRIDGE_INCARNATION"
 
-_DOCUMENTS = ("scenario.json", "plan.json", "orders.json")
+# What a rank of another host brings to the head at the end; the receiver makes the file's name of it.
+FILE_KINDS = ("parameters", "resources", "norms")
+
+_DOCUMENTS = ("scenario", "plan", "config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +78,66 @@ class JobFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write(self, scenario: Scenario, plan: Plan, orders: RunConfig) -> None:
+    def write(self, scenario: Scenario, plan: Plan, config: RunConfig) -> None:
         """Write what the workers read."""
-        write_resolved_scenario(scenario, self.path / "scenario.json")
-        write_plan(plan, self.path / "plan.json")
-        (self.path / "orders.json").write_text(json.dumps(asdict(orders)))
+        write_resolved_scenario(scenario, self._document("scenario"))
+        write_plan(plan, self._document("plan"))
+        self._document("config").write_text(json.dumps(asdict(config)))
 
     def read(self) -> tuple[Scenario, Plan, RunConfig]:
         """Return what the launcher wrote."""
-        orders = RunConfig(**json.loads((self.path / "orders.json").read_text()))
-        scenario = read_resolved_scenario(self.path / "scenario.json")
-        return scenario, read_plan(self.path / "plan.json"), orders
+        config = RunConfig(**json.loads(self._document("config").read_text()))
+        return read_resolved_scenario(self._document("scenario")), read_plan(self._document("plan")), config
 
     def documents(self) -> dict[str, Any]:
-        """Return what the workers read, for a folder on another machine: the file's name to what it says."""
-        return {name: json.loads((self.path / name).read_text()) for name in _DOCUMENTS}
+        """Return what the workers read, for a folder on another host: a document's name to what it says."""
+        return {name: json.loads(self._document(name).read_text()) for name in _DOCUMENTS}
+
+    def write_documents(self, documents: Mapping[str, Any], code: Path | None, checkpoints: str) -> None:
+        """Write what the workers of this host read, as its head has sent it.
+
+        What is imported and where files go on this host is not taken from the head.
+
+        Args:
+            documents: What `documents` gave on the head.
+            code: The model's file on this host; None if it imports none.
+            checkpoints: The folder for checkpoints on this host; empty if there is none.
+
+        Raises:
+            RunError: The job writes checkpoints, and this host has no folder for them.
+        """
+        found = {name: dict(documents[name]) for name in _DOCUMENTS}
+        if found["scenario"].get("code") is not None:
+            missing = self.path / "no-model.py"
+            found["scenario"]["code"] = {**found["scenario"]["code"], "path": str(code or missing)}
+        if found["config"].get("checkpoints"):
+            if not checkpoints:
+                raise RunError("the job writes checkpoints, and this host's part of it names no folder for them")
+            found["config"]["checkpoints"] = checkpoints
+        for name, document in found.items():
+            write_text_atomically(self._document(name), json.dumps(document))
+
+    def _document(self, name: str) -> Path:
+        return self.path / f"{name}.json"
+
+    @property
+    def key(self) -> Path:
+        """The secret of the job, which its owner alone can read: executor/core/control_channel.py."""
+        return self.path / KEY_FILE
 
     @property
     def hosts(self) -> Path:
         """The hosts of a job on several machines: executor/core/hosts.py."""
         return self.path / "hosts.json"
 
-    def left(self, rank: int) -> list[Path]:
-        """Return the files that a rank may leave at its end, besides what it publishes."""
-        return [self.parameters(rank), self.resources(rank), self.norms(rank)]
+    def left(self, kind: str, rank: int) -> Path:
+        """Return the place of a file that a rank may leave at its end, besides what it publishes.
+
+        Args:
+            kind: One of `FILE_KINDS`.
+            rank: Number of the rank.
+        """
+        return {"parameters": self.parameters, "resources": self.resources, "norms": self.norms}[kind](rank)
 
     @property
     def ledger(self) -> Path:
@@ -103,17 +146,12 @@ class JobFolder:
 
     @property
     def origin(self) -> Path:
-        """Second 0 of the run, for who has to know it outside the ranks: executor/core/clock.py."""
+        """Second 0 of the run, for the relay of the emulated links: executor/core/clock.py."""
         return self.path / "origin"
 
     @property
-    def failure(self) -> Path:
-        """Written by the agent when a rank failed."""
-        return self.path / "failure.json"
-
-    @property
     def run_failure(self) -> Path:
-        """Why the run cannot go on though no rank has failed, in one sentence."""
+        """Why the relay of the emulated links could not go on, in one sentence."""
         return self.path / "run-failure.txt"
 
     @property
@@ -126,13 +164,12 @@ class JobFolder:
         """Everything that the agent prints."""
         return self.path / "log.txt"
 
-    @property
-    def workers_logs(self) -> Path:
-        """The folder for what workers print.
+    def rank_log(self, rank: int) -> Path:
+        """Everything that the processes of a rank print.
 
-        Each has a file of its own: two that end at the same time would mix their lines.
+        Each rank has a file of its own: two that end at the same time would mix their lines.
         """
-        return self.path / "workers-logs"
+        return self.path / f"rank-{rank}.log"
 
     def events(self, rank: int) -> Path:
         """A rank's events, written at the end."""
@@ -164,7 +201,7 @@ class JobFolder:
         return self.path / f"error-{rank}.json"
 
 
-def rank_devices(scenario: Scenario, plan: Plan, orders: RunConfig) -> tuple[str, ...]:
+def rank_devices(scenario: Scenario, plan: Plan, config: RunConfig) -> tuple[str, ...]:
     """Return the devices in rank order: those of the first plan, then those that a later one may take up.
 
     Only plans whose pipelines wait for each other can be set up anew, so only these need the rest of the cluster. On
@@ -172,7 +209,7 @@ def rank_devices(scenario: Scenario, plan: Plan, orders: RunConfig) -> tuple[str
     """
     devices = [device.name for device in scenario.cluster.devices]
     spare: list[str] = []
-    if orders.adapts and plan.synchronisation.method == "allreduce":
+    if config.adapts and plan.synchronisation.method == "allreduce":
         spare = [device for device in devices if device not in plan.devices]
     found = (*plan.devices, *spare)
-    return tuple(sorted(found, key=devices.index)) if orders.spread else found
+    return tuple(sorted(found, key=devices.index)) if config.spread else found

@@ -64,6 +64,11 @@ class Bundle:
         """The model's file; None for paced compute."""
         return self.scenario.code.path if self.scenario.code is not None and self.run.compute == "real" else None
 
+    @property
+    def checkpoints(self) -> str:
+        """The path of the folder for checkpoints on this host; empty if the job writes none."""
+        return str(Path(self.run.checkpoint).resolve()) if self.run.checkpoint else ""
+
     def write(self, folder: Path) -> None:
         """Write the job into a new folder."""
         folder.mkdir(parents=True)
@@ -146,7 +151,10 @@ class Deployment:
 
     def write(self, folder: Path) -> None:
         """Write the file that `read_deployment` reads."""
-        (folder / _FILE).write_text(json.dumps(asdict(self), indent=1) + "\n")
+        data = asdict(self)
+        # With the job's key they are in its folder.
+        del data["hosts"]
+        (folder / _FILE).write_text(json.dumps(data, indent=1) + "\n")
 
 
 def read_deployment(folder: Path) -> Deployment:

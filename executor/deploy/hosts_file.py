@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from secrets import token_hex
 from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from executor.core.control_channel import new_key
 from executor.core.hosts import DEFAULT_PORT, HostPart, Hosts, ranks_by_host
 from planner.files.documents import Document
 from planner.files.parsing import STRICT, Name, Seconds, parse
@@ -56,7 +56,7 @@ class HostsFile:
         hosts: The hosts by the name that the scenario's devices give as ``host``; a device without one is a host of
             its own name.
         head: The host that has the policy, the store and the run folder; by default the first one.
-        port: The port at which the head listens; it also listens at the next one.
+        port: The port of the head at which agents and ranks of other hosts connect.
         arrival: How long hosts wait for each other at the start, seconds.
         silence: How long a host may be silent before it counts as lost, seconds.
         environment: Environment variables for all processes.
@@ -117,4 +117,4 @@ def hosts_of(described: HostsFile, cluster: Cluster, devices: Sequence[str], whe
     taking_part = [head, *(host for host in ranks if host != head)]
     parts = tuple(HostPart(name, ranks.get(name, ()), described.hosts[name].interface) for name in taking_part)
     address = described.hosts[head].address or ""
-    return Hosts(head, address, described.port, described.arrival, described.silence, parts, token_hex(8))
+    return Hosts(head, address, described.port, described.arrival, described.silence, parts, new_key())

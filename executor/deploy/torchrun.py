@@ -1,17 +1,18 @@
 """Commands for people who start processes by hand or with a tool of their own.
 
-Every host but the head starts its ranks with torchrun, as
-``torchrun --nproc-per-node=RANKS -m executor.deploy.torchrun JOB HOST [HEAD_ADDRESS]``.
+On every host but the head, torchrun starts the host's agent, which starts the ranks:
+``torchrun --nproc-per-node=1 -m executor.deploy.torchrun JOB HOST [HEAD_ADDRESS]``.
 """
 
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from executor.control.node_agent import run_member
+from executor.core.subprocesses import die_with_parent
 from executor.deploy.deployment import Deployment, read_bundle
 from executor.deploy.target import Target, render
 from traces.common.errors import RopebridgeError
@@ -27,25 +28,16 @@ TARGET = Target("torchrun", files)
 
 
 def main(folder: str, host: str, head: str = "") -> None:
-    """Run this host's rank that torchrun's LOCAL_RANK selects."""
-    # They load torch.
-    from executor.control import keeper
-    from executor.control.member import member_environment
-    from executor.core.clock import create_origin
-
-    # torchrun ends its processes with SIGTERM; the temporary folder must go with them.
+    """Run this host's ranks."""
+    die_with_parent(os.getppid())
+    # torchrun ends its processes with SIGTERM; the ranks and the temporary folder must go with them.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     bundle = read_bundle(Path(folder))
     hosts = replace(bundle.hosts, address=head or bundle.hosts.address)
-    part = find_by_name(host, {part.name: part for part in hosts.parts}, "host", where="HOST")
-    if int(os.environ.get("LOCAL_WORLD_SIZE", "0")) != len(part.ranks):
-        sys.exit(f"host {host} has {len(part.ranks)} ranks: torchrun --nproc-per-node={len(part.ranks)} starts them")
-    os.environ.update(member_environment(hosts, host, bundle.code))
-    os.environ["RANK"] = str(part.ranks[int(os.environ["LOCAL_RANK"])])
-    os.environ["WORLD_SIZE"] = str(hosts.rank_count)
-    with tempfile.TemporaryDirectory(prefix="ropebridge-", ignore_cleanup_errors=True) as place:
-        create_origin(Path(place) / "origin")
-        keeper.main(str(os.getppid()), place)
+    find_by_name(host, {part.name: part for part in hosts.parts}, "host", where="HOST")
+    if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
+        sys.exit("torchrun starts the agent of a host, which starts its ranks: give '--nproc-per-node=1'")
+    run_member(hosts, host, bundle.code, bundle.checkpoints)
 
 
 if __name__ == "__main__":

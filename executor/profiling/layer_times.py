@@ -5,7 +5,6 @@ that it has just let go.
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,12 +20,12 @@ import torch.distributed as dist
 from torch import nn
 
 from executor.core.job import JobFolder
-from executor.core.subprocesses import die_with_parent
+from executor.rank.control_client import ControlStore
+from executor.rank.worker import join_job
 from executor.training.device import (
     CPU,
     compute_device,
     from_payloads,
-    keep_freed_memory,
     settle,
     threads_of_a_rank,
     to_payload,
@@ -35,7 +34,7 @@ from executor.training.models.loading import LoadedModel, SampleShape, load_with
 from executor.training.models.trainable import DataOrder
 from executor.training.optimizer import UpdateRule
 from executor.training.stage_module import Loss, StageModule
-from executor.wan.testbed import enter_device_network
+from executor.transport.rendezvous import connect
 from planner.scenario.training import Training
 
 _MICROBATCH = 0
@@ -245,27 +244,25 @@ _PATIENCE = timedelta(minutes=10)
 
 def main(agent: str, folder: str) -> None:
     """Measure this rank's layers with each size of its microbatches."""
-    die_with_parent(int(agent))
-    keep_freed_memory()
-    enter_device_network()
-    job, rank = JobFolder(Path(folder)), int(os.environ["RANK"])
+    client = join_job(agent, folder)
+    job, rank = JobFolder(Path(folder)), client.rank
     scenario, plan, _ = job.read()
     torch.set_num_threads(threads_of_a_rank(len(plan.devices)))
-    dist.init_process_group("gloo", timeout=_PATIENCE)
+    connect(ControlStore(client), rank, len(plan.devices), "profile")
     assert scenario.code is not None, "there is something to measure"
     loaded = load_with_sizes(scenario.code, scenario.training.seed)
     device = plan.devices[rank]
     where = compute_device(scenario.cluster.by_name[device].kind, "real")
     measured = []
     # Together, so that each measures while the others compute, as they will.
-    dist.barrier()
+    dist.barrier(timeout=_PATIENCE)
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
             for replica, samples in zip(stage.replicas, stage.most_samples(pipeline.microbatches), strict=True):
                 if replica.device == device:
                     layers = stage.layers
                     measured += measure_layers(loaded, layers, samples, scenario.training, REPEATS, where)
-    dist.barrier()
+    dist.barrier(timeout=_PATIENCE)
     (job.path / f"layers-{rank}.json").write_text(json.dumps([asdict(each) for each in measured]))
     dist.destroy_process_group()
 

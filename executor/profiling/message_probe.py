@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from executor.core.clock import RunClock
-from executor.core.control_store import open_store
+from executor.core.control_channel import listen
 from executor.core.failures import first_line
 from executor.core.subprocesses import die_with_parent
 from executor.transport.connection import Connection, Message, RecvHandle
@@ -96,6 +96,15 @@ class _RoundTrip:
     def offset_s(self) -> float:
         """How far the other clock is ahead, if both ways take equally long."""
         return self.there_s - (self.start_s + self.end_s) / 2
+
+
+def _open_store(address: tuple[str, int], patience: timedelta) -> TCPStore:
+    """Return a new store that this process holds, reached at an address and nowhere else; port 0 is any."""
+    # Left to itself the store would listen on every interface of the machine.
+    with listen(address) as listening:
+        host, port, *_ = listening.getsockname()
+        descriptor = listening.detach()
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=patience, master_listen_fd=descriptor)
 
 
 class _Direct(Connection):
@@ -236,7 +245,7 @@ def main(parent: str, rank: str, address: str, store_address: str, store_port: s
     asks, patience = rank == "0", timedelta(seconds=CONNECT_S)
     try:
         if asks:
-            store = open_store((store_address, int(store_port)), patience)
+            store = _open_store((store_address, int(store_port)), patience)
             print(json.dumps({"port": store.port}), flush=True)
             orders = _orders(sys.stdin.readline())
             store.set(_ORDERS, json.dumps(asdict(orders)))

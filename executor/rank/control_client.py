@@ -1,201 +1,310 @@
-"""How observations travel to the policy and plans come back, beside the training and never in its way: a rank's part.
+"""A rank's connection to the control server of its job: executor/control/control_server.py says who says what.
 
-The launcher holds the policy, the agent a store that all ranks reach. Each rank writes what happened in a finished step
-there, the agent passes it to the launcher (executor/control/coordinator.py), which answers what step k +
-`DECISION_LAG_STEPS` runs (executor/control/policy_driver.py). Ranks fetch that in a thread of their own while step k +
-1 is still computing.
+One thread receives what the head pushes. What was pushed is kept here until somebody waits for it: no rank ever asks
+whether a plan has come.
 """
 
+import base64
 import json
+import os
+import signal
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
 
-from executor.core.control_store import (
-    beginning_key,
-    done_key,
-    plan_key,
-    reach_control_store,
-    report_key,
-    telemetry_key,
-    trouble_key,
-)
-from executor.core.messages import ENDED, FINISHED, NewPlan, SessionSpec, pack
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from executor.core.control_channel import HEAD_ADDRESS, RANK, Channel, Message, reach_head, read_key
+from executor.core.failures import SharedInputError, SharedRunError, first_line
+from executor.core.job import FILE_KINDS, INCARNATION, JobFolder
+from executor.core.messages import NewPlan, SessionSpec
+from executor.core.timeouts import timeouts
+from executor.rank.handshake import Facts, Statement
 from planner.adapt.policy import DECISION_LAG_STEPS
-from planner.events.event import UPDATE_ACTION, Event, EventKind
+from traces.common.errors import InputError, RopebridgeError
+
+# What a session, and with it the run, may end with.
+ENDED, FINISHED = "ended", "finished"
+
+_PIECE_BYTES = 1 << 20
+
+T = TypeVar("T")
 
 
-class GenerationEndedError(Exception):
-    """A rank is lost, or another one joins: what these have begun together is over, and they will begin anew."""
+@dataclass(frozen=True, slots=True)
+class Agreed(Generic[T]):
+    """What ranks have agreed on.
 
-
-class PlanFeed:
-    """A rank's side in one generation: publishes its events step by step, and knows the plan of the coming steps.
-
-    Args:
-        store: Host and port of the job's store.
-        rank: Whose events these are.
-        beginning: Of the generation.
-        steps: Training steps of the run.
-        failed: Called from the fetching thread when the store is gone.
-        ended: Called from the fetching thread when the generation is over before the run is.
-        kept: Gives the step before which this rank's copies of the state are complete; None where it has none to keep.
+    Attributes:
+        value: What this rank has prepared.
+        token: A random name that all of them have heard.
+        now_s: The reading of the head's monotonic clock when all had said something, in seconds.
     """
 
-    def __init__(
-        self,
-        store: tuple[str, int],
-        rank: int,
-        beginning: SessionSpec,
-        steps: int,
-        failed: Callable[[Exception], None],
-        ended: Callable[[], None] = lambda: None,
-        kept: Callable[[], int | None] = lambda: None,
-    ) -> None:
-        self._rank = rank
-        self._generation = beginning.generation
-        self._durable = beginning.durable
-        self._steps = steps
-        self._failed = failed
-        self._ended = ended
-        self._kept = kept
-        self._plans = dict(enumerate(beginning.plans, beginning.first))
-        self._next = beginning.first + len(beginning.plans)
+    value: T
+    token: str
+    now_s: float
+
+
+class SessionEndedError(Exception):
+    """A rank is lost, or another one joins: the session of these ranks is over, and they begin another one."""
+
+
+class ControlClient:
+    """One rank's process, as its head knows it.
+
+    Args:
+        job: The job's folder on this host, which has the key.
+        rank: Number of this rank.
+        name: What messages call it.
+
+    Attributes:
+        is_remote: Whether the head is on another host, whose clock is another one.
+    """
+
+    def __init__(self, job: JobFolder, rank: int, name: str) -> None:
+        host, port, silence_s = json.loads(os.environ[HEAD_ADDRESS])
+        self.name = name
+        self.rank = rank
+        self._changed = threading.Condition()
+        self._agreed: dict[str, Message] = {}
+        self._values: dict[str, bytes] = {}
+        self._spec: SessionSpec | None = None
+        self._plans: dict[int, NewPlan] = {}
         self._durables: dict[int, int] = {}
-        self._known = threading.Condition()
+        self._readings: dict[int, float] = {}
+        self._questions = 0
         self._outcome = ""
-        self._events: defaultdict[int, list[Event]] = defaultdict(list)
-        self._late: list[Event] = []
-        self._losses: dict[int, float] = {}
-        self._open: defaultdict[int, int] = defaultdict(lambda: 1)
-        self._finished = beginning.first - 1
-        self._lock = threading.Lock()
-        # A client that waits holds its connection: one to write, one to wait.
-        self._outbound, self._inbound = (reach_control_store(store) for _ in range(2))
-        self._thread = threading.Thread(target=self._fetch, name="plans", daemon=True)
-        self._thread.start()
+        self._on_end: Callable[[], None] = lambda: None
+        self.is_remote = silence_s > 0
+        self._channel = reach_head((host, port), RANK, read_key(job.key), silence_s, timeouts().reach_s)
+        self.send("hello", rank=rank, incarnation=int(os.environ.get(INCARNATION, "0")))
+        threading.Thread(target=self._receive, args=(self._channel,), name="control", daemon=True).start()
 
-    def log(self, event: Event) -> None:
-        """Take an event; that of a send or of a move of layers closes what `sending` opened.
+    def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
+        """Send the head a message, in any thread."""
+        self._channel.send(kind, payload, **fields)
 
-        Updates of other pipelines may be sent and applied when the step that they belong to has long been published.
-        They go with the next one; a policy does not see them.
+    # --- before a session ---
+
+    def agree(
+        self,
+        topic: str,
+        count: int,
+        prepare: Callable[[], tuple[T, Facts]],
+        patience_s: float,
+        *,
+        wrong_input: bool = False,
+    ) -> Agreed[T]:
+        """Prepare something on every rank; return it if all could and their facts are the same.
+
+        Args:
+            topic: A name that differs in each call of a run.
+            count: How many ranks take part: those below this number.
+            prepare: Returns what this rank has prepared, and what must be the same on all.
+            patience_s: How long the head waits for the others, in seconds.
+            wrong_input: Whether the user can correct a difference.
+
+        Raises:
+            RopebridgeError: On every rank the same: who could not prepare, or differs, or did not come.
+            SessionEndedError: The session in which this was called is over.
         """
-        with self._lock:
-            is_late = event.step <= self._finished and event.step not in self._open
-            (self._late if is_late else self._events[event.step]).append(event)
-        if event.kind in (EventKind.SEND, EventKind.MIGRATE):
-            self._close(self._steps - 1 if event.action == UPDATE_ACTION else event.step)
 
-    def sending(self, step: int) -> None:
-        """Say that a send, or a move of layers before a step, is under way, which holds this step back."""
-        with self._lock:
-            self._open[step] += 1
+        def state(facts: Facts, failure: str, *, is_input: bool) -> None:
+            statement = asdict(Statement(self.name, facts, failure, is_input))
+            self.send("agree", topic=topic, count=count, patience_s=patience_s, statement=statement)
 
-    def release(self, step: int) -> None:
-        """Say that what held a step back is over."""
-        self._close(step)
+        try:
+            prepared, facts = prepare()
+        except RopebridgeError as error:
+            state({}, str(error), is_input=isinstance(error, InputError))
+            self._hear_agreement(topic)
+            raise
+        except Exception as error:
+            state({}, first_line(error), is_input=False)
+            raise
+        state(facts, "", is_input=wrong_input)
+        answer = self._hear_agreement(topic)
+        return Agreed(prepared, answer["token"], answer["now_s"])
 
-    def note_loss(self, step: int, loss: float) -> None:
-        """Take this rank's part of a step's loss, before the step is finished."""
-        with self._lock:
-            self._losses[step] = loss
+    def _hear_agreement(self, topic: str) -> Message:
+        with self._changed:
+            self._changed.wait_for(lambda: topic in self._agreed or self._outcome == ENDED)
+            if topic not in self._agreed:
+                raise SessionEndedError
+            answer = self._agreed.pop(topic)
+        if answer["error"] is not None:
+            raise (SharedInputError if answer["wrong_input"] else SharedRunError)(answer["error"])
+        return answer
 
-    def finish(self, step: int) -> None:
-        """Say that the rank has done its work of a step; it is published once its sends have left."""
-        with self._lock:
-            self._open.setdefault(step, 1)
-            self._finished = step
-        self._close(step)
+    def ask_clock(self) -> float:
+        """Return a reading of the head's monotonic clock, in seconds.
+
+        Raises:
+            TimeoutError: The head does not answer.
+        """
+        self._questions += 1
+        number = self._questions
+        self.send("clock", asked=number)
+        with self._changed:
+            if not self._changed.wait_for(lambda: number in self._readings, timeouts().clock_answer_s):
+                raise TimeoutError
+            return self._readings.pop(number)
+
+    def await_session(self) -> SessionSpec | None:
+        """Wait until this rank belongs to a session; return with what it begins, None if the run is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._spec is not None or self._outcome == FINISHED)
+            spec, self._spec = self._spec, None
+            return spec
+
+    def begin(self, spec: SessionSpec) -> None:
+        """Begin the one session of a run that ends with the first rank that is lost; nobody pushes its spec."""
+        with self._changed:
+            self._begin(spec)
+
+    # --- during a session ---
+
+    def call_at_end(self, on_end: Callable[[], None]) -> None:
+        """Call something, in another thread, if the session ends before the run does."""
+        self._on_end = on_end
 
     def known(self, step: int) -> NewPlan | None:
         """Return the plan of a step if it is there already, with what moves right before that step."""
-        with self._known:
+        with self._changed:
             return self._plans.get(step)
-
-    def durable(self, step: int) -> int:
-        """Return the step of which, when this step was decided on, everybody had complete copies."""
-        with self._known:
-            return self._durables.get(step, self._durable)
 
     def wait(self, step: int) -> NewPlan:
         """Return the plan of a step, waiting for it if need be, with what moves right before that step.
 
         Raises:
-            GenerationEndedError: It will never come.
+            SessionEndedError: It will never come.
         """
-        with self._known:
-            self._known.wait_for(lambda: step in self._plans or self._outcome)
+        with self._changed:
+            self._changed.wait_for(lambda: step in self._plans or self._outcome)
             if step not in self._plans:
-                raise GenerationEndedError
+                raise SessionEndedError
             return self._plans[step]
 
+    def durable(self, step: int) -> int:
+        """Return the step of which, when this step was decided on, every rank had complete copies."""
+        with self._changed:
+            return self._durables[step]
+
     def outcome(self, patience_s: float | None = None) -> str:
-        """Wait until the generation is over; return `FINISHED`, `ENDED`, or nothing after ``patience_s`` seconds."""
-        with self._known:
-            self._known.wait_for(lambda: self._outcome, patience_s)
+        """Wait until the session is over; return `FINISHED`, `ENDED`, or nothing after ``patience_s`` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._outcome, patience_s)
             return self._outcome
 
-    def say_trouble(self) -> None:
-        """Say that a connection is lost."""
-        self._outbound.set(trouble_key(self._generation), str(self._rank))
-
-    def say_done(self) -> None:
-        """Say that this rank has done all steps, and written what they left."""
-        self._outbound.set(done_key(self._generation, self._rank), "")
-
-    def report(self, copies: Mapping[int, frozenset[int]], now_s: float) -> SessionSpec:
-        """Say what this rank has, now that the generation is over; return with what all begin anew.
+    def report(self, session: int, copies: Mapping[int, frozenset[int]], now_s: float, unpublished: Any) -> None:
+        """Say what this rank has, now that a session is over; the next one's spec follows.
 
         Args:
+            session: Number of the session.
             copies: Step to the layers whose state before it this rank has.
             now_s: Run seconds.
+            unpublished: What happened in steps that were never published.
         """
         held = {step: sorted(layers) for step, layers in copies.items()}
-        said = {"copies": held, "now_s": now_s, "unpublished": self._unpublished()}
-        self._outbound.set(report_key(self._generation, self._rank), json.dumps(said))
-        return SessionSpec.from_text(self._outbound.get(beginning_key(self._generation + 1)).decode())
+        self.send("report", session=session, copies=held, now_s=now_s, unpublished=unpublished)
 
-    def _unpublished(self) -> dict[str, Any]:
-        """Return what happened in steps that were never published, as it would have been."""
-        with self._lock:
-            return pack([event for events in self._events.values() for event in events], None, None)
+    def send_files(self, job: JobFolder) -> None:
+        """Bring the head all files that this rank has left in its own folder of the job."""
+        for kind in FILE_KINDS:
+            path = job.left(kind, self.rank)
+            if path.exists():
+                with path.open("rb") as file:
+                    while piece := file.read(_PIECE_BYTES):
+                        self.send("file", piece, file=kind)
+                self.send("file", file=kind)
+        self.send("files-sent")
 
-    def close(self) -> None:
-        """Wait for the fetching thread, which ends with the generation."""
-        self._thread.join()
+    # --- what the head pushes ---
 
-    def _close(self, step: int) -> None:
-        with self._lock:
-            self._open[step] -= 1
-            if self._open[step]:
-                return
-            del self._open[step]
-            late, self._late = self._late, []
-            packed = pack([*self._events.pop(step, []), *late], self._losses.pop(step, None), self._kept())
-        self._outbound.set(telemetry_key(self._generation, step, self._rank), json.dumps(packed, separators=(",", ":")))
-
-    def _fetch(self) -> None:
+    def _receive(self, channel: Channel) -> None:
         try:
-            for step in range(self._next, self._steps + 1):
-                text = self._inbound.get(plan_key(self._generation, step)).decode()
-                if text in (ENDED, FINISHED):
-                    break
-                self._take(step, json.loads(text))
-            with self._known:
-                self._outcome = text
-                self._known.notify_all()
-            if text == ENDED:
-                self._ended()
-        except Exception as error:
-            self._failed(error)
+            while (message := channel.receive()) is not None:
+                with self._changed:
+                    self._take(message)
+                    self._changed.notify_all()
+                if message["kind"] == ENDED:
+                    self._on_end()
+        finally:
+            # The head goes on without this rank, or is gone: this process can say nothing that would explain that.
+            if self._outcome != FINISHED:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-    def _take(self, step: int, data: Any) -> None:
-        with self._known:
-            new = data["new"]
-            self._plans[step] = NewPlan(self._plans[step - 1].plan) if new is None else NewPlan.from_data(new)
-            self._durables[step] = data["durable"]
-            for old in (self._plans, self._durables):
-                old.pop(step - DECISION_LAG_STEPS - 1, None)
-            self._known.notify_all()
+    def _take(self, message: Message) -> None:
+        kind = message["kind"]
+        if kind == "agreed":
+            self._agreed[message["topic"]] = message
+        elif kind == "store":
+            self._values[message["key"]] = base64.b64decode(message["value"])
+        elif kind == "clock":
+            self._readings[message["asked"]] = message["now_s"]
+        elif kind == "begin":
+            self._spec = SessionSpec.from_data(message)
+            self._begin(self._spec)
+        elif kind == "plan":
+            self._take_plan(message["step"], message)
+        elif kind in (ENDED, FINISHED):
+            self._outcome = kind
+
+    def _begin(self, spec: SessionSpec) -> None:
+        self._outcome = ""
+        self._plans = dict(enumerate(spec.plans, spec.first_step))
+        self._durables = dict.fromkeys(self._plans, spec.durable)
+        self._agreed.clear()
+        self._values = {key: value for key, value in self._values.items() if spec.store_prefix in key}
+
+    def _take_plan(self, step: int, message: Message) -> None:
+        new = message["new"]
+        self._plans[step] = NewPlan(self._plans[step - 1].plan) if new is None else NewPlan.from_data(new)
+        self._durables[step] = message["durable"]
+        for old in (self._plans, self._durables):
+            old.pop(step - DECISION_LAG_STEPS - 1, None)
+
+
+class ControlStore(Store):
+    """The store through which gloo exchanges its addresses: every value goes over the control server to all ranks.
+
+    Args:
+        client: This rank's connection.
+    """
+
+    def __init__(self, client: ControlClient) -> None:
+        super().__init__()
+        self._client = client
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Give all ranks a value."""
+        raw = value.encode() if isinstance(value, str) else bytes(value)
+        self._client.send("store", key=key, value=base64.b64encode(raw).decode())
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key, waiting for it if need be."""
+        self.wait([key])
+        return self._client._values[key]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait for values.
+
+        Raises:
+            RuntimeError: Some have not come in time, or the session is over.
+        """
+        client = self._client
+        patience_s = timeout.total_seconds() if timeout is not None else timeouts().connect_s
+        with client._changed:
+            client._changed.wait_for(
+                lambda: all(key in client._values for key in keys) or client._outcome == ENDED, patience_s
+            )
+            if not all(key in client._values for key in keys):
+                raise RuntimeError("the address of a rank has not come")
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether values are there."""
+        with self._client._changed:
+            return all(key in self._client._values for key in keys)

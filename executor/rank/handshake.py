@@ -1,48 +1,49 @@
-"""Ranks tell each other what they are about to do, before any of them posts a message.
+"""Ranks tell the head what they are about to do, before any of them posts a message.
 
 gloo ends the process, without a Python exception, where a send and its receive differ in size: two ranks with unlike
-plans must not come that far. They meet in the store, where a statement has any length, and where somebody can say why
-he will not come.
+plans must not come that far. The head compares what all say, and each rank hears the outcome.
 """
 
 import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypeVar
 
 import torch
-from torch.distributed import Store  # type: ignore[attr-defined]
 
-from executor.core.failures import PeerLostError, SharedInputError, SharedRunError, first_line
+from executor.core.control_channel import Message
 from executor.core.job import JobFolder, RunConfig, rank_devices
 from executor.training.models.loading import LayerSize, compare_sizes
 from planner.files.plan import plan_json
 from planner.plan.plan import Plan
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
-from traces.common.errors import InputError, RopebridgeError, RunError
+from traces.common.errors import RunError
 
 # Of a SHA-256: enough to tell two files apart.
 _DIGITS = 12
 
+# Ranks that one message names.
+_MAX_NAMED = 4
+
 Job = tuple[Scenario, Plan, RunConfig]
+Facts = Mapping[str, str]
 
 
 def job_facts(folder: JobFolder, job: Job) -> dict[str, str]:
     """Return what must be the same on all ranks before any of them loads a model."""
-    scenario, plan, orders = job
+    scenario, plan, config = job
     facts = {
         "ropebridge": _ropebridge_version(),
         "torch": ".".join(torch.__version__.split(".")[:2]),
         "scenario": _digest(_resolved(folder)),
         "plan": _digest(plan_json(plan)),
-        **{name: str(value) for name, value in asdict(orders).items()},
+        # Each host has its own path to the folder for checkpoints.
+        **{name: str(value) for name, value in asdict(config).items() if name != "checkpoints"},
     }
-    if scenario.code is not None and orders.compute == "real":
+    if scenario.code is not None and config.compute == "real":
         facts["model file"] = _digest(scenario.code.path.read_text())
     return facts
 
@@ -92,30 +93,15 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-Facts = Mapping[str, str]
-T = TypeVar("T")
-
-_PAUSE_S = 0.05
-
-# Whoever holds the store stays until the others have read what went wrong.
-_FAREWELL_S = 5.0
-
-# Key of the number of ranks that know what went wrong.
-_TOLD = "told"
-
-# So many ranks are named in one message.
-_MOST_NAMED = 4
-
-
 @dataclass(frozen=True, slots=True)
 class Statement:
     """What a rank says of itself.
 
     Attributes:
-        name: What messages call it.
+        name: What messages call the rank.
         facts: What must be the same on all ranks.
         failure: Why it cannot go on; empty if it can.
-        wrong_input: Whether that is for the user to correct.
+        wrong_input: Whether the user can correct that, or a difference in the facts.
     """
 
     name: str
@@ -124,120 +110,105 @@ class Statement:
     wrong_input: bool = False
 
 
-class Handshake:
-    """One rank's place among the others.
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """Why ranks do not go on together.
 
-    Args:
-        store: Of the run.
-        rank: This one.
-        ranks: Their number.
-        name: What messages call this rank.
-        holds_store: Whether the store ends with this process.
+    Attributes:
+        message: Names ranks and reasons.
+        wrong_input: Whether the user can correct it.
     """
 
-    def __init__(self, store: Store, rank: int, ranks: int, name: str, *, holds_store: bool) -> None:
-        self.store = store
-        self._rank = rank
-        self._ranks = ranks
-        self._name = name
-        self._holds_store = holds_store
-
-    def agree(
-        self,
-        topic: str,
-        prepare: Callable[[], tuple[T, Facts]],
-        patience_s: float,
-        error: Callable[[str], RopebridgeError] = SharedRunError,
-    ) -> T:
-        """Prepare something on every rank, and return it if all could and their facts are the same.
-
-        Args:
-            topic: Different in each call of a run.
-            prepare: Returns what this rank has prepared, and what must be the same on all.
-            patience_s: How long to wait for the others, seconds.
-            error: Made of a message when facts differ.
-
-        Raises:
-            RopebridgeError: On every rank the same: who could not prepare, or differs from rank 0, or did not come.
-        """
-        try:
-            prepared, facts = prepare()
-        except RopebridgeError as failure:
-            own = Statement(self._name, {}, str(failure), isinstance(failure, InputError))
-            self._compare(self._gather(topic, own, patience_s), error)
-            raise
-        except Exception as failure:
-            self._tell(topic, Statement(self._name, {}, first_line(failure)), patience_s, error)
-            raise
-        self._compare(self._gather(topic, Statement(self._name, facts), patience_s), error)
-        return prepared
-
-    def _tell(self, topic: str, own: Statement, patience_s: float, error: Callable[[str], RopebridgeError]) -> None:
-        """Let the others know why this rank ends, which it does at once unless the store would end with it."""
-        if self._holds_store:
-            with suppress(RopebridgeError):
-                self._compare(self._gather(topic, own, patience_s), error)
-        else:
-            self._say(topic, own)
-            self.store.add(_TOLD, 1)
-
-    def _say(self, topic: str, own: Statement) -> None:
-        self.store.set(f"{topic}/{self._rank}", json.dumps(asdict(own)))
-
-    def _gather(self, topic: str, own: Statement, patience_s: float) -> list[Statement]:
-        """The statements of all ranks, in their order."""
-        try:
-            return self._wait_for_all(topic, own, patience_s)
-        except RuntimeError as error:
-            raise PeerLostError(f"lost the rendezvous: {first_line(error)}") from error
-
-    def _wait_for_all(self, topic: str, own: Statement, patience_s: float) -> list[Statement]:
-        self._say(topic, own)
-        keys, absent = [f"{topic}/{rank}" for rank in range(self._ranks)], f"{topic}/absent"
-        deadline_s = time.monotonic() + patience_s
-        while not self.store.check(keys):
-            if self.store.check([absent]):
-                raise self._parting(SharedRunError(self.store.get(absent).decode()))
-            if time.monotonic() > deadline_s:
-                missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
-                # The last of them may have come since.
-                if missing:
-                    self.store.set(absent, _absence(missing, patience_s))
-            time.sleep(_PAUSE_S)
-        return [Statement(**json.loads(self.store.get(key))) for key in keys]
-
-    def _compare(self, statements: Sequence[Statement], error: Callable[[str], RopebridgeError]) -> None:
-        failed = [each for each in statements if each.failure]
-        if failed:
-            wrong_input = all(each.wrong_input for each in failed)
-            message = _listed([f"{each.name}: {each.failure}" for each in failed])
-            raise self._parting(SharedInputError(message) if wrong_input else SharedRunError(message))
-        first = statements[0].facts
-        unlike = [f"{each.name} {_difference(each.facts, first)}" for each in statements if each.facts != first]
-        if unlike:
-            raise self._parting(error(_listed(unlike)))
-
-    def _parting(self, error: RopebridgeError) -> RopebridgeError:
-        """The error, once those who wait for the same news have it too."""
-        told = self.store.add(_TOLD, 1)
-        deadline_s = time.monotonic() + _FAREWELL_S
-        while self._holds_store and told < self._ranks and time.monotonic() < deadline_s:
-            time.sleep(_PAUSE_S)
-            told = self.store.add(_TOLD, 0)
-        return error
+    message: str
+    wrong_input: bool
 
 
-def _absence(missing: Sequence[int], patience_s: float) -> str:
-    names = _listed([f"rank {rank}" for rank in missing], ", ")
-    return f"{names} did not come to the rendezvous within {patience_s:.0f} s"
+def compare(statements: Sequence[Statement]) -> Disagreement | None:
+    """Return why ranks cannot go on together, None if they can; the others are compared with the first."""
+    failed = [each for each in statements if each.failure]
+    if failed:
+        message = _listed([f"{each.name}: {each.failure}" for each in failed])
+        return Disagreement(message, all(each.wrong_input for each in failed))
+    first = statements[0]
+    unlike = [f"{each.name} {_difference(each.facts, first.facts)}" for each in statements if each.facts != first.facts]
+    return Disagreement(_listed(unlike), first.wrong_input) if unlike else None
 
 
 def _difference(facts: Facts, first: Facts) -> str:
     unlike = [what for what in {**first, **facts} if facts.get(what) != first.get(what)]
     details = [f"{what} {facts.get(what, 'none')} instead of {first.get(what, 'none')}" for what in unlike]
-    return f"has another {' and '.join(unlike[:_MOST_NAMED])} than rank 0: {', '.join(details[:_MOST_NAMED])}"
+    return f"has another {' and '.join(unlike[:_MAX_NAMED])} than rank 0: {', '.join(details[:_MAX_NAMED])}"
 
 
 def _listed(parts: Sequence[str], separator: str = "; ") -> str:
-    more = len(parts) - _MOST_NAMED
-    return separator.join([*parts[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
+    more = len(parts) - _MAX_NAMED
+    return separator.join([*parts[:_MAX_NAMED], *([f"and {more} more"] if more > 0 else [])])
+
+
+class _Topic:
+    """What ranks have said of one topic; ``agreed`` is what a rank said with which all agreed."""
+
+    def __init__(self, count: int, patience_s: float) -> None:
+        self.count = count
+        self.patience_s = patience_s
+        self.due_s = 0.0
+        self.statements: dict[int, Statement] = {}
+        self.agreed: Statement | None = None
+
+
+class Agreements:
+    """The head's part: compares what ranks say once all have said something.
+
+    Args:
+        answer: Called with a rank, a topic and why the ranks disagree, None if they do not.
+    """
+
+    def __init__(self, answer: Callable[[int, str, Disagreement | None], None]) -> None:
+        self._answer = answer
+        self._topics: dict[str, _Topic] = {}
+
+    def state(self, rank: int, message: Message) -> None:
+        """Take what a rank says; a process that comes later is compared with those who have agreed.
+
+        Raises:
+            TypeError, KeyError, ValueError: The message is malformed.
+        """
+        name, count, patience_s = str(message["topic"]), int(message["count"]), float(message["patience_s"])
+        topic = self._topics.setdefault(name, _Topic(count, patience_s))
+        statement = Statement(**message["statement"])
+        if topic.agreed is not None:
+            self._answer(rank, name, compare([topic.agreed, statement]))
+            return
+        if not topic.statements:
+            topic.due_s = time.monotonic() + patience_s
+        topic.statements[rank] = statement
+        if all(each in topic.statements for each in range(topic.count)):
+            ordered = [topic.statements[each] for each in sorted(topic.statements)]
+            outcome = compare(ordered)
+            topic.agreed = ordered[0] if outcome is None else None
+            self._conclude(name, outcome)
+
+    def forget(self, rank: int) -> None:
+        """Forget what a rank has said that is lost; its next process will say it again."""
+        for topic in self._topics.values():
+            topic.statements.pop(rank, None)
+
+    @property
+    def due_s(self) -> float:
+        """When the next topic is to be given up, by the monotonic clock; infinity if none is open."""
+        return min((topic.due_s for topic in self._topics.values() if topic.statements), default=float("inf"))
+
+    def give_up_late(self) -> None:
+        """End the topics for which some ranks have not come in time."""
+        now_s = time.monotonic()
+        for name, topic in self._topics.items():
+            if topic.statements and now_s >= topic.due_s:
+                absent = [f"rank {rank}" for rank in range(topic.count) if rank not in topic.statements]
+                reason = f"{_listed(absent, ', ')} did not come to the rendezvous within {topic.patience_s:.0f} s"
+                self._conclude(name, Disagreement(reason, wrong_input=False))
+
+    def _conclude(self, name: str, outcome: Disagreement | None) -> None:
+        ranks = sorted(self._topics[name].statements)
+        self._topics[name].statements.clear()
+        for rank in ranks:
+            self._answer(rank, name, outcome)

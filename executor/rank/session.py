@@ -1,20 +1,21 @@
-"""Ranks that are connected with each other, from a step on, until the run is over, one is lost or others join."""
+"""One rank in a session: ranks that are connected from a step on, until the run ends, one is lost or others join."""
 
 import threading
 from collections.abc import Callable
-from functools import partial
+from typing import NoReturn
 
 import torch.distributed as dist
 
-from executor.core.control_store import store_address
 from executor.core.events import EventRecorder, PartnerRows
 from executor.core.failures import PeerLostError, blaming
-from executor.core.messages import ENDED, Reconfiguration, SessionSpec
-from executor.core.step_program import StepProgram
+from executor.core.messages import NewPlan, Reconfiguration, SessionSpec
+from executor.core.step_program import DeviceProgram, StepProgram
+from executor.core.timeouts import timeouts
 from executor.rank.context import RankConfig, RankContext
-from executor.rank.control_client import GenerationEndedError, PlanFeed
+from executor.rank.control_client import ENDED, ControlClient, SessionEndedError
 from executor.rank.resources import sample_resources
-from executor.rank.train_loop import TrainLoop
+from executor.rank.step_source import StepSource, begins_another
+from executor.rank.telemetry import StepPublisher
 from executor.recovery.migration import LayerMoves
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.interpreter import Interpreter
@@ -23,202 +24,266 @@ from executor.transport.transport import Transport
 from planner.cost.async_updates import update_edges
 from planner.plan.plan import Plan
 
-# Who has lost a connection hears this soon why, or that all connect anew; else the cause is none that can be mended.
-_VERDICT_S = 60.0
-
 
 class Session:
-    """One rank in one generation.
+    """One rank in one session.
 
     Args:
-        part: This rank's in the job.
-        held: By its process.
-        beginning: Says who belongs to it, and where they begin.
+        config: The rank's part in the job.
+        context: What its process holds over all sessions.
+        client: The connection to the head.
+        spec: Says who belongs to the session, and where it begins.
         connect: Connects this rank with the others, all together.
+        start: Agrees with the others on the start of the run, once all are connected; called where that is open.
         give_up: Ends this process.
     """
 
     def __init__(
         self,
-        part: RankConfig,
-        held: RankContext,
-        beginning: SessionSpec,
+        config: RankConfig,
+        context: RankContext,
+        client: ControlClient,
+        spec: SessionSpec,
         connect: Callable[[], ProcessGroups],
+        start: Callable[[], None],
         give_up: Callable[[Exception], None],
     ) -> None:
-        self._part = part
-        self._held = held
-        self._beginning = beginning
+        self._config = config
+        self._context = context
+        self._client = client
+        self._spec = spec
         self._connect = connect
+        self._start = start
         self._give_up = give_up
         self._transport: Transport | None = None
         self._closing = threading.Lock()
-        self._feed = self._listen() if part.orders.is_steered else None
-        self._rows = EventRecorder(held.file, self._feed)
-
-    def _listen(self) -> PlanFeed:
-        part, kept = self._part, self._held.safekeeping
-        return PlanFeed(
-            store_address(),
-            part.rank,
-            self._beginning,
-            part.orders.steps,
-            self._give_up,
-            self._end,
-            lambda: kept.kept if kept is not None else None,
-        )
+        backups = context.backups
+        kept = (lambda: None) if backups is None else (lambda: backups.kept)
+        publisher = StepPublisher(client, spec.number, spec.first_step, config.run.steps, kept)
+        self._publisher = publisher if config.run.is_steered else None
+        self._rows = EventRecorder(context.file, self._publisher)
+        client.call_at_end(self._abort)
 
     def run(self, conclude: Callable[[], None]) -> None:
         """Carry out all steps that are left, then ``conclude``.
 
         Raises:
-            GenerationEndedError: A rank is lost, or a connection, and all begin anew.
+            SessionEndedError: A rank is lost, or a connection, or others join, and another session begins.
             PeerLostError: The same where the run ends with that.
         """
+        config, context = self._config, self._context
         try:
-            transport, course = self._set_out()
+            with blaming("one of the others"):
+                groups = self._connect()
+            if self._spec.origin_s is None:
+                self._start()
+            transport = self._open(groups)
             self._restore(transport)
-            course.run(self._beginning.first, self._beginning.plans[0].plan)
-            if self._held.checkpointing is not None:
-                self._held.checkpointing.finish(self._part.orders.steps)
+            self._train(transport, groups)
+            if context.checkpoints is not None:
+                context.checkpoints.finish(config.run.steps)
             transport.close()
             self._rows.flush()
             conclude()
-            if self._part.recovers:
+            if config.recovers:
                 self._await_others()
-            self._let_go()
+            self._transport = None
         except PeerLostError:
-            if not self._part.recovers or not self._is_ended():
+            if not config.recovers or not self._is_ended():
                 raise
-            raise GenerationEndedError from None
+            raise SessionEndedError from None
 
     def leave(self) -> None:
-        """Let go of all connections; what waits for them ends."""
+        """Let go of all connections, of which what waits for them hears, and tell the head what this rank has."""
+        backups, publisher = self._context.backups, self._publisher
+        assert backups is not None
+        assert publisher is not None
         if self._transport is not None:
             self._transport.abandon()
-        self._let_go()
+        # Connections must not outlive their process group.
+        self._transport = None
         self._rows.flush()
         if dist.is_initialized():
             dist.destroy_process_group()
+        now_s = self._context.clock.now_s() if self._context.clock.has_started else 0.0
+        self._client.report(self._spec.number, backups.copies(), now_s, publisher.unpublished())
 
-    def next_beginning(self) -> SessionSpec:
-        """Say what this rank has, and return with what all begin anew."""
-        assert self._feed is not None
-        assert self._held.safekeeping is not None
-        return self._feed.report(self._held.safekeeping.copies(), self._held.clock.now_s())
-
-    def _let_go(self) -> None:
-        """End the last thread, and hold no connections: they must not outlive their process group."""
-        if self._feed is not None:
-            self._feed.close()
-        self._transport = None
-
-    def _set_out(self) -> tuple[Transport, TrainLoop]:
-        part, held = self._part, self._held
-        ranks = {part.devices[rank]: place for place, rank in enumerate(self._beginning.ranks)}
-        with blaming("one of the others"):
-            groups = self._connect()
-        cluster = part.scenario.cluster
-        transport = Transport(part.device, ranks, cluster, groups, held.clock, held.shaper, part.watches, self._failed)
+    def _open(self, groups: ProcessGroups) -> Transport:
+        config, context = self._config, self._context
+        ranks = {config.devices[rank]: place for place, rank in enumerate(self._spec.ranks)}
+        cluster = config.scenario.cluster
+        transport = Transport(
+            config.device, ranks, cluster, groups, context.clock, context.shaper, config.watches, self._fail
+        )
         with self._closing:
             self._transport = transport
-            if self._feed is not None and self._feed.outcome(0.0) == ENDED:
+            if self._client.outcome(0.0) == ENDED:
                 raise PeerLostError("a rank was lost before all were connected")
-        interpreter_of = partial(self._interpreter, transport)
-        return transport, TrainLoop(part, held, self._feed, interpreter_of, transport, groups, self._rows)
+        return transport
 
     def _restore(self, transport: Transport) -> None:
         """Have the layers as they were before the first step: from this rank's own copies and those of others."""
-        if self._beginning.generation == 0:
+        if self._spec.number == 0:
             return
-        keeping, compute = self._held.safekeeping, self._held.compute
-        assert keeping is not None
-        first, new = self._beginning.first, self._beginning.plans[0]
-        now_s = self._held.clock.now_s()
+        backups, compute = self._context.backups, self._context.compute
+        assert backups is not None
+        first, new = self._spec.first_step, self._spec.plans[0]
+        now_s = self._context.clock.now_s()
         compute.wait_until(now_s)
-        moves = LayerMoves(self._part.device, Reconfiguration(first, new, now_s), transport, compute, self._rows)
+        moves = LayerMoves(self._config.device, Reconfiguration(first, new, now_s), transport, compute, self._rows)
         moves.expect()
-        moves.send(lambda move: keeping.state(first, move))
-        compute.hold(new.plan, self._part.program(new.plan))
-        keeping.restore(first, new.plan)
-        keeping.take_up(new.plan)
+        moves.send(lambda move: backups.state(first, move))
+        compute.hold(new.plan, self._config.program(new.plan))
+        backups.restore(first, new.plan)
+        backups.assign(new.plan)
         moves.take()
-        keeping.begin_generation(first, self._beginning.durable)
+        backups.begin_session(first, self._spec.durable)
+
+    # --- the training loop ---
+
+    def _train(self, transport: Transport, groups: ProcessGroups) -> None:
+        """Carry out all steps, epoch by epoch: between two of them layers change devices."""
+        change = self._run_epoch(transport, self._spec.first_step, self._spec.plans[0].plan)
+        while change is not None:
+            if change.to.joins:
+                self._let_others_join(change.step)
+            self._reconfigure(transport, groups, change)
+            change = self._run_epoch(transport, change.step, change.to.plan)
+
+    def _run_epoch(self, transport: Transport, first: int, plan: Plan) -> Reconfiguration | None:
+        """Carry out the steps from ``first`` on, which runs ``plan``; return why that ends, None if the run does."""
+        run, clock = self._config.run, self._context.clock
+        if self._config.device not in plan.devices:
+            return self._follow_epoch(first)
+        client = self._client if run.is_steered else None
+        source = StepSource(self._own_program, first, plan, run.steps, client)
+        interpreter = self._interpreter(transport, plan, first)
+        change = None
+        for step in range(first, run.steps):
+            current: StepProgram | NewPlan | None = source.known(step)
+            ready_s = float("-inf")
+            if current is None:
+                late = not source.is_decided(step)
+                current = source.wait(step)
+                ready_s = clock.now_s() if late else ready_s
+            if isinstance(current, NewPlan):
+                change = Reconfiguration(step, current, ready_s)
+                break
+            if step == run.first_step:
+                interpreter.post(current)
+                clock.sleep_until(0.0)
+                ready_s = clock.now_s()
+            interpreter.run(current, source.known, ready_s)
+        interpreter.close()
+        return change
+
+    def _follow_epoch(self, first: int) -> Reconfiguration | None:
+        """Follow steps in which this rank has no part."""
+        assert self._publisher is not None, "without a policy every rank has a part in the plan"
+        if self._context.backups is not None:
+            self._context.backups.rest()
+        for step in range(first, self._config.run.steps):
+            plan = self._client.wait(step)
+            if begins_another(plan, step, first):
+                return Reconfiguration(step, plan, self._context.clock.now_s())
+            self._publisher.finish(step)
+        return None
+
+    def _own_program(self, plan: Plan) -> DeviceProgram:
+        program = self._config.program(plan)
+        assert program is not None, "within an epoch the same devices have a part in every plan"
+        return program
+
+    def _let_others_join(self, step: int) -> NoReturn:
+        """Keep the layers as they are before a step, with which a session begins that has others too."""
+        assert self._context.backups is not None, "without copies all devices are in the one session"
+        self._context.backups.copy(step)
+        self._client.outcome()
+        raise SessionEndedError
+
+    def _reconfigure(self, transport: Transport, groups: ProcessGroups, change: Reconfiguration) -> None:
+        """Send and take the layers that change devices; this rank waits for nothing else."""
+        plan, context = change.to.plan, self._context
+        context.compute.wait_until(change.ready_s)
+        with blaming("one of the others"):
+            groups.use(plan.connections)
+        moves = LayerMoves(self._config.device, change, transport, context.compute, self._rows)
+        moves.expect()
+        moves.send(context.compute.layer_state)
+        context.compute.hold(plan, self._config.program(plan))
+        if context.backups is not None:
+            context.backups.assign(plan)
+        moves.take()
 
     def _interpreter(self, transport: Transport, plan: Plan, first: int) -> Interpreter:
-        part, held, feed = self._part, self._held, self._feed
+        config, context, publisher = self._config, self._context, self._publisher
 
         def begin(step: StepProgram) -> None:
-            if held.checkpointing is not None:
-                held.checkpointing.begin_step(step.step, step.plan)
-            if held.safekeeping is not None and feed is not None:
-                anew = step.step == first
-                durable = feed.durable(step.step)
-                held.safekeeping.begin_step(step.step, step.plan, durable, anew=anew, transport=transport)
+            if context.checkpoints is not None:
+                context.checkpoints.begin_step(step.step, step.plan)
+            if context.backups is not None:
+                anew, durable = step.step == first, self._client.durable(step.step)
+                context.backups.begin_step(step.step, step.plan, durable, anew=anew, transport=transport)
 
         def end(step: int) -> None:
-            if feed is not None:
-                feed.finish(step)
+            if publisher is not None:
+                publisher.finish(step)
             self._rows.end_step()
-            held.samples.append(sample_resources(step, held.clock.now_s()))
+            context.samples.append(sample_resources(step, context.clock.now_s()))
 
         def note_loss(step: int, loss: float) -> None:
-            if feed is not None:
-                feed.note_loss(step, loss)
-            held.note_loss(step, loss)
+            if publisher is not None:
+                publisher.note_loss(step, loss)
+            context.loss_steps.append(step)
+            context.losses.append(loss)
 
+        updates = None
+        if edges := update_edges(config.plan, config.scenario):
+            updates = PipelineUpdates(
+                config.plan,
+                edges,
+                config.device,
+                config.run.steps,
+                transport,
+                context.compute,
+                config.scenario.model,
+                context.clock,
+                self._rows,
+            )
         return Interpreter(
-            part.scenario,
+            config.scenario,
             transport,
-            held.compute,
-            held.clock,
-            part.wire(plan),
-            self._rows if part.leads(plan) else PartnerRows(held.file, feed),
-            self._updates(transport),
+            context.compute,
+            context.clock,
+            config.wire(plan),
+            self._rows if config.leads(plan) else PartnerRows(context.file, publisher),
+            updates,
             note_loss,
-            held.group,
+            context.group,
             begin,
             end,
         )
 
-    def _updates(self, transport: Transport) -> PipelineUpdates | None:
-        part, held = self._part, self._held
-        edges = update_edges(part.plan, part.scenario)
-        if not edges:
-            return None
-        return PipelineUpdates(
-            part.plan,
-            edges,
-            part.device,
-            part.orders.steps,
-            transport,
-            held.compute,
-            part.scenario.model,
-            held.clock,
-            self._rows,
-        )
+    # --- how a session ends ---
 
     def _await_others(self) -> None:
         """Wait until all have come to the end: until then this rank's part may be asked for."""
-        assert self._feed is not None
-        self._feed.say_done()
-        if self._feed.outcome() == ENDED:
-            raise GenerationEndedError
+        self._client.send("done", session=self._spec.number)
+        if self._client.outcome() == ENDED:
+            raise SessionEndedError
 
-    def _failed(self, error: Exception) -> None:
-        """A thread that moves bytes could not go on."""
-        if not (self._part.recovers and isinstance(error, PeerLostError)):
+    def _fail(self, error: Exception) -> None:
+        """Take an error of a thread that moves bytes and could not go on."""
+        if not (self._config.recovers and isinstance(error, PeerLostError)):
             self._give_up(error)
-        assert self._feed is not None
-        self._feed.say_trouble()
+        self._client.send("trouble", session=self._spec.number)
 
     def _is_ended(self) -> bool:
-        """Whether a lost connection is the end of the generation, or of this rank's run."""
-        assert self._feed is not None
-        self._feed.say_trouble()
-        return self._feed.outcome(_VERDICT_S) == ENDED
+        """Return whether a lost connection is the end of the session, or of this rank's run."""
+        self._client.send("trouble", session=self._spec.number)
+        return self._client.outcome(timeouts().session_end_s) == ENDED
 
-    def _end(self) -> None:
+    def _abort(self) -> None:
         with self._closing:
             if self._transport is not None:
                 self._transport.abort()

@@ -1,81 +1,252 @@
 """One rank of a job, started as ``python -m executor.rank.worker AGENT_PID JOB_FOLDER``."""
 
+import gc
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from torch.distributed import Store  # type: ignore[attr-defined]
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
 
+from executor.core.clock import HeadClock, announce_origin
 from executor.core.failures import give_up, rank_name
-from executor.core.job import INCARNATION, JobFolder, rank_devices
+from executor.core.job import JobFolder, rank_devices
 from executor.core.liveness import start_beating
+from executor.core.messages import SessionSpec
 from executor.core.subprocesses import die_with_parent
-from executor.rank.context import RankConfig
-from executor.rank.handshake import Handshake, Job, check_ranks, job_facts
-from executor.rank.rank import HEAD_START_S, Rank
-from executor.training.device import keep_freed_memory
-from executor.transport.rendezvous import check_interface, holds_store, reach_store
+from executor.core.timeouts import timeouts
+from executor.rank.context import RankConfig, build_context
+from executor.rank.control_client import ControlClient, ControlStore, SessionEndedError
+from executor.rank.handshake import Facts, Job, check_ranks, job_facts, model_facts
+from executor.rank.session import Session
+from executor.recovery.checkpoints import CheckpointFolder
+from executor.training.device import keep_freed_memory, threads_of_a_rank
+from executor.training.models.loading import LoadedModel, load_with_sizes
+from executor.training.noise_scale import NoiseMeasuringCompute, write_norms
+from executor.transport.link_shaper import measure_local_delivery_s
+from executor.transport.rendezvous import ProcessGroups, check_interface, connect
 from executor.wan.testbed import enter_device_network
-from planner.files.plan import read_plan
 from traces.common.errors import InputError, RunError
 
-# Every rank loads torch before it can say that it is there, on a machine that may have few cores for many ranks.
-_ARRIVAL_S = 45.0
-_ARRIVAL_OF_EACH_S = 3.0
+# At the end the others may have hours of work left. Who waits there still hears within seconds that a peer is gone.
+_UNTIL_ALL_ARE_DONE = timedelta(days=365)
+
+# The news of the start travels for so many times the longest latency at most.
+_HEAD_START_LATENCIES = 8
 
 
 def main(agent: str, folder: str) -> None:
     """Run this process's rank of the job in ``folder``."""
-    die_with_parent(int(agent))
-    keep_freed_memory()
-    enter_device_network()
-    job, rank = JobFolder(Path(folder)), int(os.environ["RANK"])
-    start_beating(job, rank)
-    if incarnation := int(os.environ.get(INCARNATION, "0")):
-        join_run(job, rank, incarnation)
-    else:
-        run_rank(job, rank, int(os.environ["WORLD_SIZE"]), lambda: reach_store(rank))
+    client = join_job(agent, folder)
+    run_rank(client, JobFolder(Path(folder)), int(os.environ["WORLD_SIZE"]))
     # All is written and closed. Threads of torch abort a process in which what they look at is taken down.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def run_rank(
-    job: JobFolder, rank: int, ranks: int, reach: Callable[[], Store], head_start_s: float = HEAD_START_S
-) -> None:
-    """Run one rank of a job, from the handshake to what it leaves; end this process if that fails.
+def join_job(agent: str, folder: str) -> ControlClient:
+    """Make this process, which an agent has started, a rank of its job.
 
     Args:
-        job: Its files.
-        rank: This one.
-        ranks: Their number.
-        reach: Returns the store in which the ranks of this job, and of no other, meet.
-        head_start_s: From agreeing on the start of the run to the start; less is for runs of which nobody asks when
-            things happened, seconds.
+        agent: Process number of the agent, with which this process ends.
+        folder: Path of the job's folder.
     """
+    die_with_parent(int(agent))
+    keep_freed_memory()
+    enter_device_network()
+    job, rank = JobFolder(Path(folder)), int(os.environ["RANK"])
+    start_beating(job.path, rank)
     name = rank_name(rank, _device(job, rank))
-    end = partial(give_up, job, rank, name)
-    with _saying_why(end):
-        handshake = Handshake(reach(), rank, ranks, name, holds_store=holds_store(rank))
-        given = handshake.agree("job", lambda: _read(job), _ARRIVAL_S + _ARRIVAL_OF_EACH_S * ranks)
-        check_ranks(given, ranks)
-        Rank(RankConfig.of(job, rank, given), end).run(handshake, head_start_s)
+    with _saying_why(partial(give_up, job, rank, name)):
+        return ControlClient(job, rank, name)
 
 
-def join_run(job: JobFolder, rank: int, incarnation: int) -> None:
-    """Take the place of a process of a rank that is gone; end this process if that fails."""
-    end = partial(give_up, job, rank, rank_name(rank, _device(job, rank)))
+def run_rank(
+    client: ControlClient, job: JobFolder, ranks: int, *, scope: str = "", head_start_s: float | None = None
+) -> None:
+    """Run one rank of a job, from the comparison with the others to what it leaves; end this process if that fails.
+
+    Args:
+        client: The connection to the head.
+        job: The job's files.
+        ranks: Number of the job's ranks.
+        scope: What topics of agreement begin with, where a process runs several jobs.
+        head_start_s: From agreeing on the start of the run to the start, in seconds; less is for runs of which nobody
+            asks when things happened.
+    """
+    end = partial(give_up, job, client.rank, client.name)
+    head_start_s = timeouts().head_start_s if head_start_s is None else head_start_s
     with _saying_why(end):
-        Rank(RankConfig.of(job, rank, job.read()), end).join(incarnation)
+        Rank(client, job, ranks, scope, end, head_start_s).run()
+
+
+class Rank:
+    """One rank of one job, over all sessions.
+
+    Args:
+        client: The connection to the head.
+        job: The job's files.
+        ranks: Number of the job's ranks.
+        scope: What topics of agreement begin with.
+        give_up: Ends this process.
+        head_start_s: From agreeing on the start of the run to the start, besides what the links' latency asks for.
+    """
+
+    def __init__(
+        self,
+        client: ControlClient,
+        job: JobFolder,
+        ranks: int,
+        scope: str,
+        give_up: Callable[[Exception], None],
+        head_start_s: float,
+    ) -> None:
+        self._client = client
+        self._folder = job
+        self._ranks = ranks
+        self._scope = scope
+        self._give_up = give_up
+        self._head_start_s = head_start_s
+        torch.set_num_threads(threads_of_a_rank(int(os.environ.get("LOCAL_WORLD_SIZE", ranks))))
+
+    def run(self) -> None:
+        """Run all steps with the others and write what they left."""
+        limits, client = timeouts(), self._client
+        patience_s = limits.arrival_s + limits.arrival_per_rank_s * self._ranks
+        agreed = client.agree(f"{self._scope}job", self._ranks, self._read, patience_s)
+        check_ranks(agreed.value, self._ranks)
+        config = self._config = RankConfig.of(self._folder, client.rank, agreed.value)
+        # Loaded before the ranks agree on the start: models take their time.
+        model = self._load_model() if config.run.compute == "real" else None
+        if config.run.checkpoints:
+            self._check_checkpoints()
+        self._head_clock = HeadClock(client.ask_clock if client.is_remote else None)
+        build = partial(build_context, config, model, self._give_up)
+        spec: SessionSpec | None
+        groups: ProcessGroups | None = None
+        if config.recovers:
+            self._context = build(is_connected=False)
+            client.send("ready")
+            spec = client.await_session()
+        else:
+            run = config.run
+            spec = SessionSpec.of_run(config.plan, self._ranks, run.first_step, run.steps, agreed.token)
+            client.begin(spec)
+            groups = self._connect(spec)
+            self._context = build(is_connected=True)
+        while spec is not None:
+            session = self._session(spec, groups)
+            groups = None
+            try:
+                session.run(self._conclude)
+                break
+            except SessionEndedError:
+                session.leave()
+            del session
+            # Errors and the calls that they came through hold each other, and with them the connections of before.
+            gc.collect()
+            spec = client.await_session()
+        self._close()
+
+    def _session(self, spec: SessionSpec, groups: ProcessGroups | None) -> Session:
+        if spec.origin_s is not None and not self._context.clock.has_started:
+            self._start_clock(spec.origin_s, spec.local_delivery_s)
+        connected = (lambda: self._connect(spec)) if groups is None else (lambda: groups)
+        start = partial(self._agree_on_start, spec)
+        return Session(self._config, self._context, self._client, spec, connected, start, self._give_up)
+
+    def _connect(self, spec: SessionSpec) -> ProcessGroups:
+        """Connect this rank with the others of a session."""
+        place, ranks = spec.ranks.index(self._client.rank), len(spec.ranks)
+        connect(ControlStore(self._client), place, ranks, spec.store_prefix)
+        return ProcessGroups(spec.plans[0].plan.connections)
+
+    def _agree_on_start(self, spec: SessionSpec) -> None:
+        """Agree on second 0 of the run, by the head's clock: a little after everybody has heard of it."""
+        config, client = self._config, self._client
+        local_delivery_s = 0.0
+        if config.run.emulator == "shaper":
+            local_delivery_s = measure_local_delivery_s(config.rank, self._ranks)
+        topic = f"{self._scope}start-{spec.number}"
+        agreed = client.agree(topic, self._ranks, lambda: (None, {}), timeouts().recv_s)
+        latency_s = max((link.latency_s for link in config.scenario.cluster.links), default=0.0)
+        origin_s = agreed.now_s + self._head_start_s + _HEAD_START_LATENCIES * latency_s
+        self._start_clock(origin_s, local_delivery_s)
+        if config.rank == 0:
+            client.send("origin", origin_s=origin_s, local_delivery_s=local_delivery_s)
+            if not config.run.spread:
+                announce_origin(self._folder.origin, origin_s)
+
+    def _start_clock(self, origin_s: float, local_delivery_s: float) -> None:
+        clock, shaper = self._context.clock, self._context.shaper
+        clock.start(origin_s - self._head_clock.offset_s)
+        self._head_clock.lead(clock)
+        if shaper is not None:
+            shaper.local_delivery_s = local_delivery_s
+
+    def _read(self) -> tuple[Job, Facts]:
+        check_interface()
+        given = self._folder.read()
+        return given, job_facts(self._folder, given)
+
+    def _load_model(self) -> LoadedModel:
+        """Return the model, which is the same on all ranks."""
+        scenario = self._config.scenario
+        code, seed = scenario.code, scenario.training.seed
+        assert code is not None, "the launcher has checked this"
+
+        def load() -> tuple[LoadedModel, Facts]:
+            model = load_with_sizes(code, seed)
+            return model, model_facts(model.sizes, scenario.model)
+
+        return self._client.agree(f"{self._scope}model", self._ranks, load, timeouts().recv_s, wrong_input=True).value
+
+    def _check_checkpoints(self) -> None:
+        """Refuse folders that are not the same one on all hosts."""
+        folder, mark = CheckpointFolder(Path(self._config.run.checkpoints)), self._config.run.checkpoints_mark
+
+        def check() -> tuple[None, Facts]:
+            folder.check_held(mark)
+            return None, {}
+
+        patience_s = timeouts().shared_folder_s + timeouts().connect_s
+        self._client.agree(f"{self._scope}checkpoints", self._ranks, check, patience_s, wrong_input=True)
+
+    def _conclude(self) -> None:
+        """Write what the steps have left."""
+        rank, folder, context = self._config.rank, self._folder, self._context
+        if not self._config.recovers:
+            dist.barrier(timeout=_UNTIL_ALL_ARE_DONE)
+        folder.losses(rank).write_text(json.dumps(list(zip(context.loss_steps, context.losses, strict=True))))
+        if context.trained is not None:
+            parameters = {name: each.contiguous() for name, each in context.trained.named_parameters().items()}
+            save_file(parameters, folder.parameters(rank))
+        if isinstance(context.trained, NoiseMeasuringCompute):
+            write_norms(context.trained.norms, folder, rank)
+
+    def _close(self) -> None:
+        """Complete all files; now nobody can be lost any more for whom something would have to be done again."""
+        context = self._context
+        if context.shaper is not None:
+            context.shaper.close()
+        context.samples.close()
+        context.file.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if self._config.run.spread:
+            self._client.send_files(self._folder)
 
 
 @contextmanager
 def _saying_why(end: Callable[[Exception], None]) -> Iterator[None]:
-    """Around what a rank does: ``end`` gets what is raised, and ends this process."""
+    """Call ``end``, which ends this process, with what is raised inside."""
     try:
         yield
     except Exception as error:
@@ -86,25 +257,11 @@ def _saying_why(end: Callable[[Exception], None]) -> Iterator[None]:
 
 
 def _device(job: JobFolder, rank: int) -> str:
-    """This rank's device, for messages; nothing if there is none."""
+    """Return this rank's device, for messages; nothing if there is none."""
     try:
         return rank_devices(*job.read())[rank]
     except (InputError, IndexError, OSError, ValueError):
-        return _device_of_plan(job, rank)
-
-
-def _device_of_plan(job: JobFolder, rank: int) -> str:
-    """The same where the plan is all that can be read."""
-    try:
-        return read_plan(job.path / "plan.json").devices[rank]
-    except (InputError, IndexError, OSError):
         return ""
-
-
-def _read(job: JobFolder) -> tuple[Job, dict[str, str]]:
-    check_interface()
-    given = job.read()
-    return given, job_facts(job, given)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ _UNDER_WAY = 2
 
 
 class StateBackups:
-    """What one rank keeps, over all generations.
+    """What one rank keeps, over all sessions.
 
     Args:
         device: This rank's.
@@ -52,7 +52,7 @@ class StateBackups:
         self._rests = False
         self._lock = threading.Lock()
 
-    def begin_generation(self, step: int, durable: int) -> None:
+    def begin_session(self, step: int, durable: int) -> None:
         """Forget what is on its way, and the copies that are not needed any more or come too late.
 
         Args:
@@ -64,7 +64,7 @@ class StateBackups:
             self._awaited.clear()
             self._begun.clear()
 
-    def take_up(self, plan: Plan) -> None:
+    def assign(self, plan: Plan) -> None:
         """Take note that this rank trains the layers that it has under a plan: they are not as they were built."""
         self._untouched -= layers_of(plan, self._device)
 
@@ -79,7 +79,7 @@ class StateBackups:
             transport: Carries what goes to backups.
         """
         self._own = layers_of(plan, self._device)
-        self.take_up(plan)
+        self.assign(plan)
         with self._lock:
             self._rests = False
             self._copies = {each: layers for each, layers in self._copies.items() if each >= durable}

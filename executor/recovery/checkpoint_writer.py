@@ -19,13 +19,13 @@ _Part = tuple[int, Plan, dict[int, torch.Tensor]]
 
 
 class Checkpointing:
-    """What one rank writes, over all generations.
+    """What one rank writes, over all sessions.
 
     Training waits for the copy, and for the disk only where the copy before has not been written yet: so there is one
     copy in memory at most, and devices that train together are at most one checkpoint apart.
 
     Args:
-        orders: How the job runs: where checkpoints go, and how often.
+        run: How the job runs: where checkpoints go, and how often.
         device: This rank's device.
         scenario: What is trained.
         model: What the state consists of: executor/recovery/checkpoint_file.py.
@@ -35,17 +35,17 @@ class Checkpointing:
 
     def __init__(
         self,
-        orders: RunConfig,
+        run: RunConfig,
         device: str,
         scenario: Scenario,
         model: tuple[str, ...],
         compute: Compute,
         failed: Callable[[Exception], None],
     ) -> None:
-        self._orders = orders
+        self._run = run
         self._device = device
         self._scenario = scenario
-        self._folder = CheckpointFolder(Path(orders.checkpoints))
+        self._folder = CheckpointFolder(Path(run.checkpoints))
         self._model = model
         self._compute = compute
         self._failed = failed
@@ -58,7 +58,7 @@ class Checkpointing:
     def begin_step(self, step: int, plan: Plan) -> None:
         """Copy what this rank writes of the state before a step, if it is time."""
         self._latest = step, plan
-        if step > self._orders.first_step and step % self._orders.checkpoint_every == 0:
+        if step > self._run.first_step and step % self._run.checkpoint_every == 0:
             self._copy(step, plan)
 
     def finish(self, steps: int) -> None:
@@ -82,7 +82,7 @@ class Checkpointing:
                 step, plan, rows = part
                 self._folder.write(self._device, step, plan_json(plan), self._model, rows)
                 if 0 in rows:
-                    self._folder.drop_old(self._orders.first_step)
+                    self._folder.drop_old(self._run.first_step)
                 self._written.release()
         except Exception as error:
             self._failed(error)

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import torch
 
+from executor.core.timeouts import timeouts
 from executor.recovery.checkpoint_file import DamagedError, Header, read_header, read_row, write_part
 from executor.training.flat_state import model_state
 from executor.training.models.loading import check_model
@@ -31,9 +32,6 @@ from traces.common.errors import InputError
 _KEPT = 4
 
 _LOCK, _MARK = "lock", "mark"
-
-# Other hosts may see late what the head has just written.
-_SEEN_S, _LOOK_S = 10.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +155,8 @@ class CheckpointFolder:
         Raises:
             InputError: This is another folder of the same name, or there is none.
         """
-        until_s = time.monotonic() + _SEEN_S
+        limits = timeouts()
+        until_s = time.monotonic() + limits.shared_folder_s
         while self._mark() != mark:
             if time.monotonic() > until_s:
                 raise InputError(
@@ -165,7 +164,7 @@ class CheckpointFolder:
                     where=f"{self.path} on {socket.gethostname()}",
                     valid="give '--checkpoint' a folder that all hosts share, or leave it out",
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(limits.shared_folder_retry_s)
 
     def _mark(self) -> str:
         try:

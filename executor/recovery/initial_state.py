@@ -42,11 +42,11 @@ class AsBuilt:
         return self._compute.layer_state(one_layer(self._scenario, layer))
 
 
-def first_state(orders: RunConfig, scenario: Scenario, compute: Compute, model: tuple[str, ...]) -> FirstState:
+def first_state(run: RunConfig, scenario: Scenario, compute: Compute, model: tuple[str, ...]) -> FirstState:
     """Return what a run begins with.
 
     Args:
-        orders: Of the run.
+        run: Of the run.
         scenario: What is trained.
         compute: Has the layers.
         model: What their state consists of: executor/recovery/checkpoint_file.py.
@@ -54,9 +54,9 @@ def first_state(orders: RunConfig, scenario: Scenario, compute: Compute, model: 
     Raises:
         InputError: It begins with a checkpoint that is not whole.
     """
-    if not orders.first_step:
+    if not run.first_step:
         return AsBuilt(scenario, compute)
-    return CheckpointFolder(Path(orders.checkpoints)).of_step(orders.first_step, model)
+    return CheckpointFolder(Path(run.checkpoints)).of_step(run.first_step, model)
 
 
 def one_layer(scenario: Scenario, layer: int) -> LayerTransfer:

@@ -12,11 +12,12 @@ import torch.distributed as dist
 
 from executor.core.clock import RunClock
 from executor.core.failures import PeerLostError, blaming
+from executor.core.timeouts import timeouts
 from executor.transport.link_shaper import LinkShaper
 from planner.scenario.cluster import Link
 
 # A link may be out for minutes; whoever waits longer than this for a peer gives up.
-RECV_TIMEOUT = timedelta(minutes=30)
+RECV_TIMEOUT = timedelta(seconds=timeouts().recv_s)
 
 
 @dataclass(frozen=True, slots=True)

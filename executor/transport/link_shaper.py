@@ -43,7 +43,7 @@ class LinkShaper:
 
     def __init__(self, ledger: Path, cluster: Cluster, clock: RunClock, local_delivery_s: float = 0.0) -> None:
         self._clock = clock
-        self._local_delivery_s = local_delivery_s
+        self.local_delivery_s = local_delivery_s
         self._index = {link.name: index for index, link in enumerate(cluster.links)}
         self._file = os.open(ledger, os.O_RDWR)
         self._taken_until = mmap.mmap(self._file, 0)
@@ -68,7 +68,7 @@ class LinkShaper:
     def delivery_s(self, path: Sequence[Link], departed_s: float) -> float:
         """Return when to hand a message on so that it arrives when the links of ``path`` would have it, run seconds."""
         latency_s = sum(link.latency_at_s(departed_s) for link in path)
-        return departed_s + max(0.0, latency_s - self._local_delivery_s)
+        return departed_s + max(0.0, latency_s - self.local_delivery_s)
 
     def _reserve(self, path: Sequence[Link], bits: float, earliest_s: float) -> float:
         """Take the links for one piece; return when it has left.

@@ -2,10 +2,10 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -72,13 +72,13 @@ def enter_device_network() -> None:
 class TestBed:
     """The relay of a job, from ``with`` to its end. The process that opens it is in the control host's namespace.
 
-    The environment of this process then tells the ranks that it starts where their networks are. If the relay gives
-    up, this process is told to end by SIGTERM, and the reason is in the job's folder. At the end the relay's report is
-    there: `executor.wan.report`.
+    The environment of this process then tells the ranks that it starts where their networks are. At the end the relay's
+    report is in the job's folder: `executor.wan.report`.
 
     Args:
         job: Its folder.
         tcp: How the hosts are set.
+        failed: Called in another thread with the reason if the relay gives up.
 
     Raises:
         RunError: The relay did not start; its output, the job's log, says why.
@@ -87,8 +87,11 @@ class TestBed:
     # Not a class of tests.
     __test__ = False
 
-    def __init__(self, job: JobFolder, tcp: Tcp = "wide-area") -> None:
+    def __init__(
+        self, job: JobFolder, tcp: Tcp = "wide-area", failed: Callable[[str], None] = lambda reason: None
+    ) -> None:
         self._job = job
+        self._failed = failed
         self._tcp = tcp
         self._wanted = True
 
@@ -117,6 +120,6 @@ class TestBed:
     def _watch(self) -> None:
         status = self._relay.wait()
         if self._wanted:
-            if not self._job.run_failure.exists():
-                self._job.run_failure.write_text(f"the relay of the emulated links ended with status {status}")
-            os.kill(os.getpid(), signal.SIGTERM)
+            written = self._job.run_failure
+            reason = f"the relay of the emulated links ended with status {status}"
+            self._failed(written.read_text() if written.exists() else reason)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from executor.backend import TorchBackend
-from executor.control.member import run_member
+from executor.control.node_agent import run_member
 from executor.core.hosts import Hosts
 from executor.core.job import RunConfig, rank_devices
 from executor.deploy.deployment import Bundle, Deployment, HostedRun, read_bundle, read_deployment
@@ -188,7 +188,7 @@ def host(folder: Path, name: str, address: str | None, resume: bool, tell: Calla
     if name == hosts.head:
         return _lead(bundle, hosts, folder / "run", resume, tell)
     tell(f"host {name}: ranks {', '.join(map(str, parts[name].ranks))}, head at {hosts.address}:{hosts.port}")
-    run_member(hosts, name, bundle.code)
+    run_member(hosts, name, bundle.code, bundle.checkpoints)
     return f"host {name} has done its part"
 
 
@@ -209,7 +209,7 @@ def _lead(bundle: Bundle, hosts: Hosts, output: Path, resume: bool, tell: Callab
             resources=place,
             backup_every=run.backup_every,
             checkpoints=checkpoints,
-            hosts=lambda _: hosts,
+            hosts=hosts,
             watch=telling(tell),
             tell=tell,
         )

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleZBVZeroBubble
 
-from executor.core.subprocesses import die_with_parent
+from executor.rank.control_client import ControlStore
+from executor.rank.worker import join_job
 from executor.training.device import threads_of_a_rank
-from executor.wan.testbed import enter_device_network
 from experiments.models import gpt
 from planner.scenario.profile import ComputeTimes
 from traces.common.atomic import write_text_atomically
@@ -260,13 +260,14 @@ def _cpu_s() -> float:
 
 def main(agent: str, job: str) -> None:
     """Run this rank: its number and the others' addresses are in the environment, as torchrun sets it."""
-    die_with_parent(int(agent))
-    enter_device_network()
+    client = join_job(agent, job)
     folder = Path(job)
     # As ropebridge's ranks do; torchrun alone leaves each with one.
     torch.set_num_threads(threads_of_a_rank(int(os.environ["WORLD_SIZE"])))
     run = PipeliningRun(**json.loads((folder / "parameters.json").read_text()))
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
+    store, ranks = ControlStore(client), int(os.environ["WORLD_SIZE"])
+    timeout = timedelta(seconds=TIMEOUT_S)
+    distributed.init_process_group("gloo", store=store, rank=client.rank, world_size=ranks, timeout=timeout)
     rank = distributed.get_rank()
     measured = train(run, rank, distributed.get_world_size())
     write_text_atomically(folder / f"rank-{rank}.json", json.dumps(asdict(measured)))

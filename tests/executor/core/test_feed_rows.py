@@ -6,10 +6,10 @@ import threading
 from dataclasses import replace
 
 import pytest
+from executor.core.control_store import reach_control_store
 
 from executor.backend import TorchBackend
 from executor.control.coordinator import Coordinator
-from executor.core.control_store import reach_control_store
 from executor.core.job import RunConfig
 from executor.core.messages import FINISHED, NewPlan, SessionSpec
 from executor.rank.control_client import PlanFeed

@@ -1,0 +1,381 @@
+"""The control server of a job: one loop in the launcher, to which the agents of all hosts and all ranks connect.
+
+A message is a line with a JSON object whose ``kind`` says what it is about; with ``payload_bytes`` so many bytes follow
+the line. A connection begins with the proofs of executor/core/control_channel.py, then the other end says ``hello``:
+an agent with its ``host``, a rank with its ``rank`` and its ``incarnation``. Nothing is asked for twice: whatever is
+decided is pushed.
+
+============ ======================================================================= ===================================
+from → to    kinds                                                                   when
+============ ======================================================================= ===================================
+head → agent ``welcome``: whether ranks are replaced; the job's documents, for       after its hello
+             another host
+head → agent ``start``: a rank and the number of its process (its incarnation)       all hosts are there; a rank is lost
+head → agent ``signal``: a rank and the number of a signal                           the scenario has a fault then
+head → agent ``over``: status and reason                                             the job has ended
+agent → head ``ended``: a rank's process, its status, why                            it has ended
+agent → head ``failed``: a sentence                                                  the job cannot go on on that host
+rank → head  ``agree``: a topic and what the rank says of itself                     before it trains
+head → rank  ``agreed``: the topic, an error or none, the head's clock               all ranks have said something
+rank → head  ``store``: a key and a value, which go to all ranks                     gloo connects the ranks
+rank → head  ``clock``, answered by ``clock``                                        every few seconds, from other hosts
+rank → head  ``ready``                                                               it can take part in a session
+head → rank  ``begin``: a `SessionSpec`                                              all who belong to it are ready
+rank → head  ``origin``: second 0 of the run                                         the ranks have agreed on it
+rank → head  ``step``: rows, loss, complete copies                                   a step's sends have left
+head → rank  ``plan``: the plan of a later step                                      all ranks have published a step
+rank → head  ``trouble``                                                             a connection to a peer is lost
+head → rank  ``ended``                                                               ranks are lost, or others join
+rank → head  ``report``: the copies that the rank has                                its session has ended
+rank → head  ``done``                                                                all steps are done and written
+head → rank  ``finished``                                                            all ranks are done
+rank → head  ``file``: a piece of a file; without payload its end                    at the end, from other hosts
+rank → head  ``files-sent``                                                          afterwards
+============ ======================================================================= ===================================
+
+No file name comes over the network: a file has a kind of `executor.core.job.FILE_KINDS`, and belongs to the rank that
+its connection has. A stranger cannot stop the server: lines are limited, and of the connections that have proved
+nothing the oldest is closed when there are too many, or when this process has no descriptor left, and each after a
+few seconds.
+"""
+
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from executor.core.control_channel import (
+    AGENT,
+    HEAD,
+    LINE_BYTES,
+    RANK,
+    UNPROVED_LINE_BYTES,
+    Message,
+    decode,
+    encode,
+    is_nonce,
+    is_proof,
+    new_nonce,
+    prove,
+    tune,
+)
+from executor.core.hosts import Hosts
+from executor.core.job import FILE_KINDS, JobFolder
+from executor.core.timeouts import timeouts
+
+# Connections that have not proved themselves; one more closes the oldest of them.
+MAX_UNPROVED = 64
+
+# The largest payload; ranks send files in pieces of this size.
+PAYLOAD_BYTES = 1 << 20
+
+_RECEIVE_BYTES = 1 << 18
+# Pause after the operating system has refused to accept a connection.
+_ACCEPT_PAUSE_S = 0.1
+
+
+class Peer:
+    """One connection.
+
+    Attributes:
+        role: `AGENT` or `RANK`; empty before the other end has said it.
+        host: Name of the host of an agent.
+        rank: Number of a rank; -1 for an agent.
+        incarnation: Number of the rank's process, from 0.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.since_s = time.monotonic()
+        self.role = ""
+        self.host = ""
+        self.rank = -1
+        self.incarnation = 0
+        self.is_proved = False
+        self.has_said_hello = False
+        self.expected_proof = ""
+        self.inbound = bytearray()
+        self.searched = 0
+        self.awaiting_payload: Message | None = None
+        self.outbound = bytearray()
+
+
+class ControlServer:
+    """Accepts, proves, reads and writes in a thread of its own.
+
+    Args:
+        listening: The socket at which agents and ranks connect; this object closes it.
+        own_agent: The connection to the agent of this host, which needs no proof since this process made it.
+        key: The key of the job.
+        job: The folder into which the files of ranks of other hosts go.
+        ranks: Number of ranks of the job.
+        hosts: The hosts of the job; None if this one has all ranks.
+
+    Attributes:
+        events: What the other ends say, in order: the connection, and the message or None at its end.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        own_agent: socket.socket,
+        key: bytes,
+        job: JobFolder,
+        ranks: int,
+        hosts: Hosts | None = None,
+    ) -> None:
+        self.events: queue.SimpleQueue[tuple[Peer, Message | None]] = queue.SimpleQueue()
+        self._listening = listening
+        self._key = key
+        self._job = job
+        self._ranks = ranks
+        # No agent may come under the name of this host.
+        self._others = frozenset(hosts.others) if hosts is not None else frozenset()
+        self._silence_s = hosts.silence_s if hosts is not None else 0.0
+        self._proof_s = timeouts().proof_s
+        self._lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
+        self._is_closing = False
+        self._accepts_from_s = 0.0
+        self._dropped: list[Peer] = []
+        listening.setblocking(False)
+        self._selector.register(listening, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._peers: set[Peer] = set()
+        self.own_agent = self._add(own_agent)
+        self.own_agent.role, self.own_agent.host = AGENT, hosts.head if hosts is not None else ""
+        self.own_agent.is_proved = self.own_agent.has_said_hello = True
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+        self._thread.start()
+
+    def send(self, peers: Peer | Iterable[Peer], kind: str, **fields: Any) -> None:
+        """Send a message to one connection or to several, in any thread; what is gone is left alone."""
+        line = encode({"kind": kind, **fields})
+        with self._lock:
+            for peer in [peers] if isinstance(peers, Peer) else peers:
+                if peer in self._peers:
+                    peer.outbound += line
+        self._wake_up()
+
+    def drop(self, peer: Peer) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._dropped.append(peer)
+        self._wake_up()
+
+    def close(self) -> None:
+        """Send what is left, as far as the other ends take it at once, and close everything."""
+        self._is_closing = True
+        self._wake_up()
+        self._thread.join()
+        for peer in list(self._peers):
+            self._close(peer)
+        self._selector.close()
+        for each in (self._listening, self._wake, self._woken):
+            each.close()
+
+    def _wake_up(self) -> None:
+        # A full buffer wakes the loop as well.
+        with suppress(BlockingIOError):
+            self._wake.send(b"!")
+
+    def _run(self) -> None:
+        while True:
+            self._write_all()
+            if self._is_closing:
+                return
+            for selected, _ in self._selector.select(self._pause_s()):
+                if selected.fileobj is self._listening:
+                    self._accept()
+                elif selected.fileobj is self._woken:
+                    self._woken.recv(_RECEIVE_BYTES)
+                elif (peer := selected.data) in self._peers:
+                    self._read(peer)
+            self._drop_late()
+
+    def _pause_s(self) -> float | None:
+        """Return how long nothing has to be done unless somebody says something."""
+        now_s = time.monotonic()
+        until_s = [peer.since_s + self._proof_s for peer in self._peers if not peer.is_proved]
+        if self._accepts_from_s:
+            until_s.append(self._accepts_from_s)
+        return max(0.0, min(until_s) - now_s) if until_s else None
+
+    def _add(self, connection: socket.socket) -> Peer:
+        connection.setblocking(False)
+        peer = Peer(connection)
+        self._peers.add(peer)
+        self._selector.register(connection, selectors.EVENT_READ, peer)
+        return peer
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except OSError:
+            # Also where no descriptor is left: this must neither end the loop nor let it spin.
+            self._drop_oldest_unproved()
+            self._selector.unregister(self._listening)
+            self._accepts_from_s = time.monotonic() + _ACCEPT_PAUSE_S
+            return
+        with self._lock:
+            self._add(connection)
+        if sum(not peer.is_proved for peer in self._peers) > MAX_UNPROVED:
+            self._drop_oldest_unproved()
+
+    def _drop_oldest_unproved(self) -> None:
+        oldest = min((peer for peer in self._peers if not peer.is_proved), key=lambda peer: peer.since_s, default=None)
+        if oldest is not None:
+            self._close(oldest)
+
+    def _drop_late(self) -> None:
+        now_s = time.monotonic()
+        if self._accepts_from_s and now_s >= self._accepts_from_s:
+            self._accepts_from_s = 0.0
+            self._selector.register(self._listening, selectors.EVENT_READ)
+        with self._lock:
+            dropped, self._dropped = self._dropped, []
+        late = [peer for peer in self._peers if not peer.is_proved and now_s >= peer.since_s + self._proof_s]
+        for peer in [*dropped, *late]:
+            self._close(peer)
+
+    def _close(self, peer: Peer) -> None:
+        with self._lock:
+            if peer not in self._peers:
+                return
+            self._peers.remove(peer)
+        self._selector.unregister(peer.connection)
+        peer.connection.close()
+        if peer.has_said_hello:
+            self.events.put((peer, None))
+
+    def _write_all(self) -> None:
+        with self._lock:
+            waiting = [peer for peer in self._peers if peer.outbound]
+        for peer in waiting:
+            self._write(peer)
+
+    def _write(self, peer: Peer) -> None:
+        try:
+            with self._lock:
+                del peer.outbound[: peer.connection.send(peer.outbound)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._close(peer)
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outbound else 0)
+        if self._selector.get_key(peer.connection).events != wanted:
+            self._selector.modify(peer.connection, wanted, peer)
+
+    def _read(self, peer: Peer) -> None:
+        try:
+            received = peer.connection.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        if not received:
+            self._close(peer)
+            return
+        peer.inbound += received
+        while self._take(peer):
+            pass
+
+    def _take(self, peer: Peer) -> bool:
+        """Take the next message of a connection; return whether it was complete and the connection goes on."""
+        if peer.awaiting_payload is not None:
+            size = peer.awaiting_payload["payload_bytes"]
+            if len(peer.inbound) < size:
+                return False
+            message, peer.awaiting_payload = peer.awaiting_payload, None
+            payload = bytes(peer.inbound[:size])
+            del peer.inbound[:size]
+            return self._handle(peer, message, payload)
+        end = peer.inbound.find(b"\n", peer.searched)
+        length = peer.searched = len(peer.inbound) if end < 0 else end
+        if length > (LINE_BYTES if peer.is_proved else UNPROVED_LINE_BYTES):
+            self._close(peer)
+            return False
+        if end < 0:
+            return False
+        said = decode(peer.inbound[:end])
+        del peer.inbound[: end + 1]
+        peer.searched = 0
+        size = said.get("payload_bytes") if said is not None and peer.is_proved else None
+        if said is None or not (size is None or (type(size) is int and 0 < size <= PAYLOAD_BYTES)):
+            self._close(peer)
+            return False
+        if size is None:
+            return self._handle(peer, said, b"")
+        peer.awaiting_payload = said
+        return True
+
+    def _handle(self, peer: Peer, message: Message, payload: bytes) -> bool:
+        """Handle a message; return whether the connection goes on."""
+        is_valid = True
+        if not peer.role:
+            is_valid = self._challenge(peer, message)
+        elif not peer.is_proved:
+            is_valid = peer.is_proved = is_proof(message.get("proof"), peer.expected_proof)
+        elif not peer.has_said_hello:
+            is_valid = peer.has_said_hello = self._identify(peer, message)
+            if is_valid:
+                self.events.put((peer, message))
+        elif message.get("kind") == "clock":
+            self.send(peer, "clock", asked=message.get("asked"), now_s=time.monotonic())
+        elif message.get("kind") == "file":
+            is_valid = self._write_file(peer, message, payload)
+        else:
+            self.events.put((peer, message))
+        if not is_valid:
+            self._close(peer)
+        return is_valid
+
+    def _challenge(self, peer: Peer, message: Message) -> bool:
+        role, nonce = message.get("role"), message.get("nonce")
+        if role not in (AGENT, RANK) or not is_nonce(nonce):
+            return False
+        peer.role, own = role, new_nonce()
+        peer.expected_proof = prove(self._key, role, str(nonce), own)
+        with self._lock:
+            peer.outbound += encode({"nonce": own, "proof": prove(self._key, HEAD, str(nonce), own)})
+        return True
+
+    def _identify(self, peer: Peer, message: Message) -> bool:
+        tune(peer.connection, self._silence_s)
+        if message.get("kind") != "hello":
+            return False
+        if peer.role == AGENT:
+            peer.host = str(message.get("host"))
+            return peer.host in self._others
+        rank, incarnation = message.get("rank"), message.get("incarnation")
+        if type(rank) is not int or not 0 <= rank < self._ranks or type(incarnation) is not int:
+            return False
+        peer.rank, peer.incarnation = rank, incarnation
+        return True
+
+    def _write_file(self, peer: Peer, message: Message, payload: bytes) -> bool:
+        """Append to a file of a rank of another host; without payload the file is complete."""
+        name = message.get("file")
+        if peer.role != RANK or not self._others or name not in FILE_KINDS:
+            return False
+        path: Path = self._job.left(name, peer.rank)
+        partial = path.with_suffix(".part")
+        try:
+            if payload:
+                with partial.open("ab") as file:
+                    file.write(payload)
+            else:
+                with suppress(FileNotFoundError):
+                    partial.rename(path)
+        except OSError as error:
+            reason = f"{path} of rank {peer.rank} cannot be written: {error.strerror}"
+            self.events.put((self.own_agent, {"kind": "failed", "reason": reason}))
+        return True

@@ -1,0 +1,221 @@
+"""The channel on which the processes of a job speak with its head: JSON lines, after both ends have proved themselves.
+
+Every job has a random key in a file with mode 0600. The key itself is never sent. The end that connects says its role
+and a random number; the head answers with a random number of its own and an HMAC-SHA256 over ``head`` and both numbers;
+only if that is right does the other end send the HMAC over its role and both numbers. Until then neither end says or
+takes anything else. Who may say what afterwards: executor/control/control_server.py.
+"""
+
+import hmac
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from executor.core.timeouts import timeouts
+from traces.common.errors import RunError
+
+Message = dict[str, Any]
+
+# Roles by which an end proves that it knows the key; they differ so that no proof can be sent back as another's.
+HEAD, AGENT, RANK = "head", "agent", "rank"
+
+# Where a rank reaches the head, in its environment: JSON of host, port and the silence that is allowed, in seconds.
+HEAD_ADDRESS = "ROPEBRIDGE_HEAD"
+
+# Bytes in a line before the other end has proved itself, and afterwards: a scenario with its traces is the longest.
+UNPROVED_LINE_BYTES = 4096
+LINE_BYTES = 1 << 26
+
+_NONCE_BYTES = 32
+_BACKLOG = 1024
+_KEEPALIVE_PROBES = 3
+
+
+def new_key() -> bytes:
+    """Return a random key for a job."""
+    return secrets.token_bytes(_NONCE_BYTES)
+
+
+def write_key(path: Path, key: bytes) -> None:
+    """Write a job's key into a file that its owner alone can read."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(key.hex())
+
+
+def read_key(path: Path) -> bytes:
+    """Return the key in a file that `write_key` wrote."""
+    return bytes.fromhex(path.read_text())
+
+
+def new_nonce() -> str:
+    """Return a random number that no other connection has had."""
+    return secrets.token_hex(_NONCE_BYTES)
+
+
+def prove(key: bytes, role: str, nonce: str, head_nonce: str) -> str:
+    """Return the proof that an end with this role knows the key, in this connection alone."""
+    return hmac.new(key, f"ropebridge {role} {nonce} {head_nonce}".encode(), "sha256").hexdigest()
+
+
+def is_nonce(value: object) -> bool:
+    """Return whether a value of the other end has the form of a nonce."""
+    return isinstance(value, str) and len(value) == 2 * _NONCE_BYTES and value.isascii()
+
+
+def is_proof(value: object, expected: str) -> bool:
+    """Return whether a value of the other end is the proof that is expected of it."""
+    return isinstance(value, str) and hmac.compare_digest(value.encode(), expected.encode())
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as a line."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes | bytearray) -> Message | None:
+    """Return the message in a line; None if it is no JSON object."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def listen(address: tuple[str, int]) -> socket.socket:
+    """Return a socket that listens at one address of this host and nowhere else.
+
+    Args:
+        address: Host by name or number, IPv6 as well, and port; port 0 is any.
+
+    Raises:
+        OSError: This host does not have the address, or the port is in use.
+    """
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    return socket.create_server(address, family=family, backlog=_BACKLOG)
+
+
+def tune(connection: socket.socket, silence_s: float) -> None:
+    """Have small messages leave at once, and the kernel end a connection whose other host is silent.
+
+    Args:
+        connection: A connected socket.
+        silence_s: How long the other host may answer nothing, in seconds; 0 if it is this host.
+    """
+    if connection.family == socket.AF_UNIX:
+        return
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if not silence_s:
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        interval_s = max(1, round(silence_s / (_KEEPALIVE_PROBES + 1)))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * silence_s))
+
+
+class Channel:
+    """The end of an agent or a rank.
+
+    Args:
+        connection: A connected socket.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lines = connection.makefile("rb")
+        self._sending = threading.Lock()
+
+    def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
+        """Send a message, in any thread; if the head is gone, `receive` shows it.
+
+        Args:
+            kind: What the message is about.
+            payload: Bytes that follow the line.
+            fields: The rest of the message.
+        """
+        message = {"kind": kind, **fields, **({"payload_bytes": len(payload)} if payload else {})}
+        self.send_plain(message, payload)
+
+    def send_plain(self, message: Message, payload: bytes = b"") -> None:
+        """Send a message as it is."""
+        with self._sending, suppress(OSError):
+            self._connection.sendall(encode(message) + payload)
+
+    def receive(self, limit: int = LINE_BYTES) -> Message | None:
+        """Return the next message; None if the other end is gone, or does not speak this language."""
+        try:
+            line = self._lines.readline(limit)
+        except (OSError, ValueError):
+            return None
+        return decode(line) if line.endswith(b"\n") else None
+
+    def close(self) -> None:
+        """End the channel, also for a thread that receives."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
+class UnprovedHeadError(RunError):
+    """Whoever listens at the head's address does not know this job's key."""
+
+
+def _connect(address: tuple[str, int], role: str, key: bytes, silence_s: float) -> Channel:
+    """Return a channel to the head, after both ends have proved themselves."""
+    limit_s = timeouts().proof_s
+    connection = socket.create_connection(address, timeout=limit_s)
+    channel = Channel(connection)
+    nonce = new_nonce()
+    channel.send_plain({"role": role, "nonce": nonce})
+    answer = channel.receive(UNPROVED_LINE_BYTES)
+    if answer is None:
+        channel.close()
+        raise ConnectionError("the connection was closed before the head proved itself")
+    head_nonce = answer.get("nonce")
+    if not is_nonce(head_nonce) or not is_proof(answer.get("proof"), prove(key, HEAD, nonce, str(head_nonce))):
+        channel.close()
+        raise UnprovedHeadError(
+            f"whoever listens at {address[0]}:{address[1]} does not know this job's key: is it the head of another job?"
+        )
+    channel.send_plain({"proof": prove(key, role, nonce, str(head_nonce))})
+    connection.settimeout(None)
+    tune(connection, silence_s)
+    return channel
+
+
+def reach_head(address: tuple[str, int], role: str, key: bytes, silence_s: float, patience_s: float) -> Channel:
+    """Return a channel to the head, which may start later than this process, or have been cut off.
+
+    Args:
+        address: Host and port of the control server.
+        role: `AGENT` or `RANK`.
+        key: The key of the job.
+        silence_s: How long the other host may answer nothing, in seconds; 0 if it is this host.
+        patience_s: How long to try, in seconds.
+
+    Raises:
+        UnprovedHeadError: Somebody else listens there.
+        RunError: Nobody can be reached there.
+    """
+    until_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return _connect(address, role, key, silence_s)
+        except UnprovedHeadError:
+            if time.monotonic() > until_s:
+                raise
+        except OSError as error:
+            if time.monotonic() > until_s:
+                reason = error.strerror or error
+                raise RunError(f"the job's head at {address[0]}:{address[1]} cannot be reached: {reason}") from error
+        time.sleep(min(timeouts().retry_s, max(0.0, until_s - time.monotonic())))

@@ -1,0 +1,87 @@
+"""What a rank publishes of each step of a session, beside the training and never in its way."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from executor.core.messages import pack
+from executor.rank.control_client import ControlClient
+from planner.events.event import UPDATE_ACTION, Event, EventKind
+
+
+class StepPublisher:
+    """Collects the rows of each step, and publishes them once the step's sends have left.
+
+    Args:
+        client: The connection to the head.
+        session: Number of the session.
+        first_step: The step with which it begins.
+        steps: Number of training steps of the run.
+        kept: Gives the step before which this rank's copies of the state are complete; None where it keeps none.
+    """
+
+    def __init__(
+        self,
+        client: ControlClient,
+        session: int,
+        first_step: int,
+        steps: int,
+        kept: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self._client = client
+        self._session = session
+        self._steps = steps
+        self._kept = kept
+        self._events: defaultdict[int, list[Event]] = defaultdict(list)
+        self._late: list[Event] = []
+        self._losses: dict[int, float] = {}
+        # What holds a step back: itself, until it is finished, and each of its sends.
+        self._open: defaultdict[int, int] = defaultdict(lambda: 1)
+        self._finished = first_step - 1
+        self._lock = threading.Lock()
+
+    def log(self, event: Event) -> None:
+        """Take an event; that of a send or of a move of layers closes what `sending` opened.
+
+        Updates of other pipelines may be sent and applied when the step that they belong to has long been published.
+        They go with the next one; a policy does not see them.
+        """
+        with self._lock:
+            is_late = event.step <= self._finished and event.step not in self._open
+            (self._late if is_late else self._events[event.step]).append(event)
+        if event.kind in (EventKind.SEND, EventKind.MIGRATE):
+            self.release(self._steps - 1 if event.action == UPDATE_ACTION else event.step)
+
+    def sending(self, step: int) -> None:
+        """Hold a step back while a send, or a move of layers before the step, is under way."""
+        with self._lock:
+            self._open[step] += 1
+
+    def note_loss(self, step: int, loss: float) -> None:
+        """Take this rank's part of a step's loss, before the step is finished."""
+        with self._lock:
+            self._losses[step] = loss
+
+    def finish(self, step: int) -> None:
+        """Note that the rank has done its work of a step; it is published once its sends have left."""
+        with self._lock:
+            self._open.setdefault(step, 1)
+            self._finished = step
+        self.release(step)
+
+    def release(self, step: int) -> None:
+        """Note that something is over that held a step back."""
+        with self._lock:
+            self._open[step] -= 1
+            if self._open[step]:
+                return
+            del self._open[step]
+            late, self._late = self._late, []
+            part = pack([*self._events.pop(step, []), *late], self._losses.pop(step, None), self._kept())
+        self._client.send("step", session=self._session, step=step, part=part)
+
+    def unpublished(self) -> dict[str, Any]:
+        """Return what happened in steps that were never published, as it would have been."""
+        with self._lock:
+            return pack([event for events in self._events.values() for event in events], None, None)
