@@ -83,7 +83,7 @@ def _ropebridge_version() -> str:
 
 def _resolved(folder: JobFolder) -> str:
     """The scenario without where the model's file is, which may be elsewhere on each host."""
-    data = json.loads((folder.path / "scenario.json").read_text())
+    data = folder.documents()["scenario"]
     if data["code"] is not None:
         del data["code"]["path"]
     return json.dumps(data, sort_keys=True)

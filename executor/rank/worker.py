@@ -114,13 +114,16 @@ class Rank:
         self._scope = scope
         self._give_up = give_up
         self._head_start_s = head_start_s
+        limits = timeouts()
+        self._arrival_s = limits.arrival_s + limits.arrival_per_rank_s * ranks
+        # Models take unequal times to load.
+        self._loading_s = max(limits.recv_s, self._arrival_s)
         torch.set_num_threads(threads_of_a_rank(int(os.environ.get("LOCAL_WORLD_SIZE", ranks))))
 
     def run(self) -> None:
         """Run all steps with the others and write what they left."""
-        limits, client = timeouts(), self._client
-        patience_s = limits.arrival_s + limits.arrival_per_rank_s * self._ranks
-        agreed = client.agree(f"{self._scope}job", self._ranks, self._read, patience_s)
+        client = self._client
+        agreed = client.agree(f"{self._scope}job", self._ranks, self._read, self._arrival_s)
         check_ranks(agreed.value, self._ranks)
         config = self._config = RankConfig.of(self._folder, client.rank, agreed.value)
         # Loaded before the ranks agree on the start: models take their time.
@@ -175,7 +178,7 @@ class Rank:
         if config.run.emulator == "shaper":
             local_delivery_s = measure_local_delivery_s(config.rank, self._ranks)
         topic = f"{self._scope}start-{spec.number}"
-        agreed = client.agree(topic, self._ranks, lambda: (None, {}), timeouts().recv_s)
+        agreed = client.agree(topic, self._ranks, lambda: (None, {}), self._loading_s)
         latency_s = max((link.latency_s for link in config.scenario.cluster.links), default=0.0)
         origin_s = agreed.now_s + self._head_start_s + _HEAD_START_LATENCIES * latency_s
         self._start_clock(origin_s, local_delivery_s)
@@ -206,7 +209,7 @@ class Rank:
             model = load_with_sizes(code, seed)
             return model, model_facts(model.sizes, scenario.model)
 
-        return self._client.agree(f"{self._scope}model", self._ranks, load, timeouts().recv_s, wrong_input=True).value
+        return self._client.agree(f"{self._scope}model", self._ranks, load, self._loading_s, wrong_input=True).value
 
     def _check_checkpoints(self) -> None:
         """Refuse folders that are not the same one on all hosts."""

@@ -11,8 +11,9 @@ from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.common.errors import RunError
 
 MODULE = """
-from executor.wan.testbed import enter_device_network
-enter_device_network()
+import sys
+from executor.rank.worker import join_job
+join_job(*sys.argv[1:])
 raise ValueError("what went wrong")
 """
 

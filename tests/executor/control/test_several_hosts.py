@@ -17,7 +17,7 @@ import yaml
 from executor.backend import TorchBackend
 from executor.recovery.checkpoints import CheckpointConfig
 from planner.runs.metrics import step_ends_s
-from tests.helpers.networks.several_hosts import hosts_on_loopback, start_member, two_free_ports
+from tests.helpers.networks.several_hosts import free_port, hosts_on_loopback, start_member
 from tests.helpers.processes.blows import await_step
 from tests.helpers.processes.command import COMMAND, ropebridge
 from tests.helpers.processes.training import assert_trained, chain, train_in_one_process
@@ -39,7 +39,7 @@ def test_hosts_train_together(tmp_path: Path) -> None:
     hosts = hosts_on_loopback([("west", (1, 3)), ("east", (0, 2))])
     target = tmp_path / "parameters.safetensors"
     member = start_member(hosts, "east", tmp_path / "east", scenario.code.path)
-    backend = TorchBackend("real", parameters=target, resources=tmp_path, hosts=lambda devices: hosts)
+    backend = TorchBackend("real", parameters=target, resources=tmp_path, hosts=hosts)
     record = backend.run(scenario, plan, None, STEPS)
     assert_trained(record, target, train_in_one_process(scenario, STEPS))
     assert said_at_end(member) == ""
@@ -58,7 +58,7 @@ def test_a_head_with_an_address_of_ipv6(tmp_path: Path) -> None:
     scenario, plan = chain()
     hosts = replace(hosts_on_loopback([("west", (0, 1)), ("east", (2, 3))]), address="::1")
     member = start_member(hosts, "east", tmp_path / "east", None)
-    record = TorchBackend("paced", backup_every=1, hosts=lambda devices: hosts).run(scenario, plan, None, STEPS)
+    record = TorchBackend("paced", backup_every=1, hosts=hosts).run(scenario, plan, None, STEPS)
     assert len(step_ends_s(record.events)) == STEPS
     assert said_at_end(member) == ""
 
@@ -78,7 +78,7 @@ def test_a_host_that_is_lost_comes_back(tmp_path: Path, monkeypatch: pytest.Monk
 
     striker = threading.Thread(target=strike, daemon=True)
     striker.start()
-    backend = TorchBackend("real", parameters=target, backup_every=1, hosts=lambda devices: hosts)
+    backend = TorchBackend("real", parameters=target, backup_every=1, hosts=hosts)
     record = backend.run(scenario, plan, None, steps)
     striker.join()
     assert_trained(record, target, train_in_one_process(scenario, steps))
@@ -99,7 +99,7 @@ def test_a_host_that_is_lost_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     striker = threading.Thread(target=strike, daemon=True)
     striker.start()
     with pytest.raises(RunError, match=r"rank 3 \(device 'device-3', host east\) is lost.*'--backup-every' outlives"):
-        TorchBackend("real", hosts=lambda devices: hosts).run(scenario, plan, None, 2000)
+        TorchBackend("real", hosts=hosts).run(scenario, plan, None, 2000)
     striker.join()
 
 
@@ -107,7 +107,7 @@ def test_a_host_that_does_not_come_is_named() -> None:
     scenario, plan = chain()
     hosts = hosts_on_loopback([("west", (0, 1)), ("east", (2, 3))], arrival_s=2.0)
     with pytest.raises(RunError, match=r"after 2 s nobody has come from east: start the job there, .*127\.0\.0\.1"):
-        TorchBackend("paced", hosts=lambda devices: hosts).run(scenario, plan, None, STEPS)
+        TorchBackend("paced", hosts=hosts).run(scenario, plan, None, STEPS)
 
 
 def test_a_model_that_differs_on_a_host_is_found(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_model_that_differs_on_a_host_is_found(tmp_path: Path) -> None:
     hosts = hosts_on_loopback([("west", (0, 1)), ("east", (2, 3))])
     member = start_member(hosts, "east", tmp_path / "east", other)
     with pytest.raises(RunError, match="model file"):
-        TorchBackend("real", hosts=lambda devices: hosts).run(scenario, plan, None, STEPS)
+        TorchBackend("real", hosts=hosts).run(scenario, plan, None, STEPS)
     _, said = member.communicate(timeout=30)
     assert member.returncode == 1
     assert "model file" in said
@@ -132,8 +132,8 @@ def test_checkpoints_in_a_folder_that_hosts_do_not_share_are_refused(tmp_path: P
         pytest.skip("this machine allows no mounts of one's own")
     # Another disk at the same place.
     elsewhere = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {shared} && exec "$@"', "sh"]
-    member = start_member(hosts, "east", tmp_path / "east", scenario.code.path, elsewhere)
-    backend = TorchBackend("real", checkpoints=CheckpointConfig(shared, 5), hosts=lambda devices: hosts)
+    member = start_member(hosts, "east", tmp_path / "east", scenario.code.path, elsewhere, str(shared))
+    backend = TorchBackend("real", checkpoints=CheckpointConfig(shared, 5), hosts=hosts)
     with pytest.raises(InputError, match=r"not the one that the head has.*a folder that all hosts share"):
         backend.run(scenario, plan, None, STEPS)
     _, said = member.communicate(timeout=30)
@@ -146,7 +146,7 @@ def test_a_head_that_is_killed_goes_on_and_the_others_have_waited(tmp_path: Path
     """As `deploy --target torchrun` says: the head's part by ropebridge, the other one's by torchrun."""
     entry = {"interface": "lo", "command": COMMAND[0]}
     hosts = {"north-worker": {**entry, "address": "127.0.0.1"}, "south-worker": entry}
-    described = {"hosts": hosts, "port": two_free_ports(), "arrival": "90 s", "silence": "8 s"}
+    described = {"hosts": hosts, "port": free_port(), "arrival": "90 s", "silence": "8 s"}
     (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(described))
     folder = tmp_path / "job-1"
     done = ropebridge(

@@ -1,4 +1,4 @@
-"""torch.distributed authenticates nobody: what a run opens is reached over the interface that was named alone."""
+"""gloo authenticates nobody: what a run opens is reached over the interface that was named alone."""
 
 import signal
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helpers.networks.several_hosts import two_free_ports
+from tests.helpers.networks.several_hosts import free_port
 from tests.helpers.processes.command import COMMAND, ropebridge
 from tests.helpers.processes.process_watch import addresses_listened_at, started, started_process, wait_until
 
@@ -17,7 +17,7 @@ STEPS = ["--steps", "1000000", "--checkpoint-every", "1"]
 
 
 def test_ranks_of_one_machine(tmp_path: Path) -> None:
-    """With agent, keepers, store, coordinator, and the ranks' connections."""
+    """With launcher, agent, and the ranks' connections."""
     checkpoints = tmp_path / "checkpoints"
     options = ["--strategy", "ddp", "--backup-every", "5", "--checkpoint", str(checkpoints), *STEPS]
     with started(["run", "digits", *options], tmp_path) as (process, mark):
@@ -31,7 +31,7 @@ def test_ranks_of_one_machine(tmp_path: Path) -> None:
 def test_hosts_where_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     entry = {"interface": "lo", "command": COMMAND[0]}
     hosts = {"north-worker": {**entry, "address": "127.0.0.1"}, "south-worker": entry}
-    (tmp_path / "hosts.yaml").write_text(yaml.safe_dump({"hosts": hosts, "port": two_free_ports()}))
+    (tmp_path / "hosts.yaml").write_text(yaml.safe_dump({"hosts": hosts, "port": free_port()}))
     checkpoints = tmp_path / "checkpoints"
     options = ["--strategy", "ddp", "--checkpoint", str(checkpoints), *STEPS]
     done = ropebridge(

@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from executor.core.liveness import SILENT_LOOKS, STOPPED_LOOKS, LivenessProbe
+from executor.core.liveness import LivenessProbe
+from executor.core.timeouts import Timeouts
 from tests.helpers.processes.process_watch import wait_until
+
+# One a second.
+STOPPED_CHECKS, SILENT_CHECKS = round(Timeouts().stopped_s), round(Timeouts().silent_s)
+
+
+def probe(path: Path) -> LivenessProbe:
+    return LivenessProbe(path, STOPPED_CHECKS, SILENT_CHECKS, 1.0)
 
 
 @pytest.fixture
@@ -32,32 +40,30 @@ def state(process: "subprocess.Popen[bytes]") -> str:
 
 
 def test_who_touches_its_file_goes_on(path: Path) -> None:
-    pulse = LivenessProbe(path, STOPPED_LOOKS, SILENT_LOOKS, 1.0)
-    for look in range(2 * SILENT_LOOKS):
-        os.utime(path, ns=(look, look))
-        assert pulse.look() == ""
+    seen = probe(path)
+    for check in range(2 * SILENT_CHECKS):
+        os.utime(path, ns=(check, check))
+        assert seen.check() == ""
 
 
 def test_who_does_not_touch_its_file_for_a_minute_stands_still(path: Path, process: "subprocess.Popen[bytes]") -> None:
-    pulse = LivenessProbe(path, STOPPED_LOOKS, SILENT_LOOKS, 1.0)
-    assert [pulse.look() for _ in range(SILENT_LOOKS)] == [""] * SILENT_LOOKS
-    assert pulse.look() == "its process has given no sign of life for 60 s"
-    pulse.end()
-    assert process.wait() == -signal.SIGTERM
-    assert pulse.look() == ""
+    seen = probe(path)
+    assert [seen.check() for _ in range(SILENT_CHECKS)] == [""] * SILENT_CHECKS
+    assert seen.check() == "its process has given no sign of life for 60 s"
+    process.kill()
+    process.wait()
+    assert seen.check() == ""
 
 
 def test_who_is_stopped_may_go_on_for_a_while(path: Path, process: "subprocess.Popen[bytes]") -> None:
-    pulse = LivenessProbe(path, STOPPED_LOOKS, SILENT_LOOKS, 1.0)
+    seen = probe(path)
     for stop in (signal.SIGSTOP, signal.SIGCONT, signal.SIGSTOP):
         process.send_signal(stop)
         wait_until(lambda stop=stop: (state(process) == "T") == (stop == signal.SIGSTOP), "the signal does nothing")
-        assert [pulse.look() for _ in range(STOPPED_LOOKS - 1)] == [""] * (STOPPED_LOOKS - 1)
-    assert pulse.look() == "its process was stopped by a signal, and did not go on for 10 s"
-    pulse.end()
-    assert process.wait() == -signal.SIGTERM
+        assert [seen.check() for _ in range(STOPPED_CHECKS - 1)] == [""] * (STOPPED_CHECKS - 1)
+    assert seen.check() == "its process was stopped by a signal, and did not go on for 10 s"
 
 
 def test_who_has_not_begun_is_left_alone(tmp_path: Path) -> None:
-    pulse = LivenessProbe(tmp_path / "beat", STOPPED_LOOKS, SILENT_LOOKS, 1.0)
-    assert {pulse.look() for _ in range(2 * SILENT_LOOKS)} == {""}
+    seen = probe(tmp_path / "beat")
+    assert {seen.check() for _ in range(2 * SILENT_CHECKS)} == {""}

@@ -1,162 +1,121 @@
 """What is wrong between ranks ends the run on all of them at once, with one message that names rank, host and cause."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed import HashStore, Store
+from torch.distributed import HashStore
 
-from executor.core.clock import create_origin
-from executor.core.failures import SharedInputError, SharedRunError
+from executor.backend import TorchBackend
+from executor.control.launcher import prepared_job, run_job
+from executor.core.control_channel import HEAD_ADDRESS, RANK, new_key, reach_head
+from executor.core.failures import SharedInputError
 from executor.core.job import JobFolder, RunConfig
-from executor.rank.handshake import Facts, Handshake, model_facts
+from executor.rank.control_client import ControlClient
+from executor.rank.handshake import Agreements, Disagreement, Facts, model_facts
 from executor.training.models.loading import LayerSize, SampleShape
-from executor.transport.link_shaper import create_ledger
-from executor.transport.rendezvous import check_interface, reach_store, try_connections
+from executor.transport.rendezvous import check_interface, connect
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
+from tests.helpers.networks.several_hosts import free_port, hosts_on_loopback
 from tests.helpers.processes.process_watch import PATIENCE_S, left_behind, started
+from tests.helpers.processes.unlike_ranks import UNLIKE
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.common.errors import InputError, RopebridgeError, RunError
 
-ROOT = Path(__file__).parents[3]
 HOST = socket.gethostname()
-
-# Loading torch takes most of it.
-SOON_S = 60.0
+CONFIG = RunConfig("paced", 3, "none", False)
 
 SCENARIO = chain_scenario([1e-3] * 3, [1e-3] * 3, global_batch=6)
 PLAN = chain_plan(SCENARIO)
 
 
-def job(path: Path, scenario: Scenario = SCENARIO, plan: Plan = PLAN) -> Path:
+def documents(path: Path, scenario: Scenario = SCENARIO, plan: Plan = PLAN) -> Path:
+    """What a rank reads, in a folder of its own."""
     path.mkdir()
-    folder = JobFolder(path)
-    folder.write(scenario, plan, RunConfig("paced", 3, "none", False))
-    create_ledger(folder.ledger, scenario.cluster)
-    create_origin(folder.origin)
+    JobFolder(path).write(scenario, plan, CONFIG)
     return path
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+def run_unlike(
+    folders: Sequence[Path], changes: Sequence[Mapping[str, str]], scenario: Scenario = SCENARIO, plan: Plan = PLAN
+) -> None:
+    """Run ranks of one job that have been given unlike documents and environments."""
+    with prepared_job(scenario, plan, CONFIG) as job:
+        described = [[str(folder), change] for folder, change in zip(folders, changes, strict=True)]
+        (job.path / UNLIKE).write_text(json.dumps(described))
+        run_job(job, plan.devices, module="tests.helpers.processes.unlike_ranks")
 
 
-def run_ranks(
-    jobs: Sequence[Path], changes: Sequence[Mapping[str, str]], ranks: Sequence[int] | None = None, port: int = 0
-) -> list[tuple[int, str]]:
-    """Start ranks by hand, as torchrun does on several hosts, without an agent that ends them all when one fails.
-
-    Returns the exit status of each, and what ropebridge says on its stderr; all must have ended soon.
-    """
-    port = port or free_port()
-    processes = []
-    for rank in ranks if ranks is not None else range(len(jobs)):
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            # The folder where the tests stand comes before it otherwise.
-            "PYTHONSAFEPATH": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": str(len(jobs)),
-            "RANK": str(rank),
-            **changes[rank],
-        }
-        command = [sys.executable, "-m", "executor.rank.worker", str(os.getpid()), str(jobs[rank])]
-        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    deadline_s = time.monotonic() + SOON_S
-    try:
-        said = [each.communicate(timeout=max(0.0, deadline_s - time.monotonic()))[1] for each in processes]
-    finally:
-        for each in processes:
-            each.kill()
-            each.communicate()
-    lines = [[line for line in text.splitlines() if line.startswith("ropebridge: ")] for text in said]
-    return [(each.returncode, "\n".join(own)) for each, own in zip(processes, lines, strict=True)]
-
-
-def test_ranks_started_by_hand_run_to_their_end(tmp_path: Path) -> None:
+def test_ranks_that_nobody_steers_run_to_their_end(tmp_path: Path) -> None:
     scenario = chain_scenario([1e-3] * 2, [1e-3] * 2, global_batch=6)
-    folder = job(tmp_path / "job", scenario, chain_plan(scenario))
-    assert run_ranks([folder] * 2, [{}] * 2) == [(0, "")] * 2
+    plan = chain_plan(scenario)
+    folder = documents(tmp_path / "job", scenario, plan)
+    run_unlike([folder] * 2, [{}] * 2, scenario, plan)
 
 
-def test_another_plan_another_scenario_and_another_version_are_named_on_every_rank(tmp_path: Path) -> None:
-    same = job(tmp_path / "same")
-    deeper = job(tmp_path / "plan", plan=PLAN.with_microbatches(0, (6,), (1, 1, 1)))
+def test_another_plan_another_scenario_and_another_version_are_named(tmp_path: Path) -> None:
+    same = documents(tmp_path / "same")
+    deeper = documents(tmp_path / "plan", plan=PLAN.with_microbatches(0, (6,), (1, 1, 1)))
     training = replace(SCENARIO.training, seed=7)
-    other = job(tmp_path / "scenario", replace(SCENARIO, training=training))
+    other = documents(tmp_path / "scenario", replace(SCENARIO, training=training))
     information = tmp_path / "versions" / "ropebridge-9.9.9.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: ropebridge\nVersion: 9.9.9\n")
-    newer = {"PYTHONPATH": f"{information.parent}{os.pathsep}{ROOT}"}
-    (status, message), *rest = run_ranks([same, deeper, other], [{}, {}, newer])
-    assert status == 1
-    assert rest == [(status, message)] * 2
-    first, second = message.removeprefix("ropebridge: ").split("; ")
+    with pytest.raises(RunError) as raised:
+        run_unlike([same, deeper, other], [{}, {}, {"PYTHONPATH": str(information.parent)}])
+    first, second = str(raised.value).split("; ")
     assert first.startswith(f"rank 1 (device 'device-1', host {HOST}) has another plan than rank 0: plan ")
     assert second.startswith(
         f"rank 2 (device 'device-2', host {HOST}) has another ropebridge and scenario than rank 0: ropebridge 9.9.9 "
     )
 
 
-def test_a_missing_interface_of_one_rank_is_named_on_every_rank(tmp_path: Path) -> None:
-    folder = job(tmp_path / "job")
-    ended = run_ranks([folder] * 2, [{}, {"GLOO_SOCKET_IFNAME": "wan9"}])
-    assert ended[1] == ended[0]
-    status, message = ended[0]
-    assert status == 1
-    assert message.startswith(
-        f"ropebridge: rank 1 (device 'device-1', host {HOST}): there is no network interface 'wan9' "
+def test_a_missing_interface_of_one_rank_is_named(tmp_path: Path) -> None:
+    folder = documents(tmp_path / "job")
+    with pytest.raises(RunError) as raised:
+        run_unlike([folder] * 3, [{}, {"GLOO_SOCKET_IFNAME": "wan9"}, {}])
+    assert str(raised.value).startswith(
+        f"rank 1 (device 'device-1', host {HOST}): there is no network interface 'wan9' "
         "(GLOO_SOCKET_IFNAME); there are "
     )
 
 
-def test_a_rank_that_cannot_hold_or_find_the_rendezvous_says_where(tmp_path: Path) -> None:
-    folder = job(tmp_path / "job")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        ended = run_ranks([folder] * 3, [{}, {"MASTER_ADDR": "nowhere.invalid"}, {}], ranks=[0, 1], port=port)
-    (held, holder), (sought, seeker) = ended
-    assert (held, sought) == (1, 1)
-    where = f"ropebridge: rank 0 (device 'device-0', host {HOST}): cannot hold the rendezvous at 127.0.0.1:{port}"
-    assert holder == f"{where}: the port is in use"
-    assert seeker.startswith(
-        f"ropebridge: rank 1 (device 'device-1', host {HOST}): cannot reach the rendezvous at nowhere.invalid:{port}: "
-    )
+def test_a_rank_that_cannot_find_the_head_says_where(tmp_path: Path) -> None:
+    folder = documents(tmp_path / "job")
+    nowhere = {HEAD_ADDRESS: json.dumps(["nowhere.invalid", 1, 0.0]), "ROPEBRIDGE_TIMEOUTS": '{"reach_s": 0.5}'}
+    where = rf"rank 1 \(device 'device-1', host {HOST}\): the job's head at nowhere.invalid:1 cannot be reached: "
+    with pytest.raises(RunError, match=where):
+        run_unlike([folder] * 3, [{}, nowhere, {}])
 
 
-def test_an_address_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_cannot_listen_says_where() -> None:
+    hosts = hosts_on_loopback([("here", (0, 1, 2))])
+    taken = socket.create_server(("127.0.0.1", hosts.port))
+    where = f"the head cannot listen at 127.0.0.1, port {hosts.port}: Address already in use"
+    with taken, pytest.raises(RunError, match=where):
+        TorchBackend("paced", hosts=hosts).run(SCENARIO, PLAN, None, 3)
+
+
+def test_an_address_that_does_not_answer_is_given_up_in_time() -> None:
     port = free_port()
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(port))
-    with pytest.raises(RunError, match=rf"cannot reach the rendezvous at 127.0.0.1:{port}: Connection refused"):
-        reach_store(1, connect_s=0.3)
+    with pytest.raises(RunError, match=f"the job's head at 127.0.0.1:{port} cannot be reached: Connection refused"):
+        reach_head(("127.0.0.1", port), RANK, new_key(), 0.0, 0.3)
 
 
 def test_a_rank_without_a_way_to_the_others_names_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("ROPEBRIDGE_TIMEOUTS", '{"connect_s": 0.3}')
     check_interface()
     with pytest.raises(RunError, match=r"connect to the other ranks through the network interface 'lo' \(GLOO_"):
-        try_connections(HashStore(), 0, 2, connect_s=0.3)
+        connect(HashStore(), 0, 2, "alone")
 
 
 # Everything that a rank computes with looks at the environment, which differs between the ranks of a run and from the
@@ -237,7 +196,7 @@ def test_a_model_that_disagrees_with_the_plan_is_wrong_input(layer: str, message
 def test_shapes_are_compared_besides_bytes() -> None:
     profile = replace(SCENARIO.model, layers=SCENARIO.model.layers[:1])
     facts = [model_facts([LayerSize(4000, SampleShape(shape, torch.float32))], profile) for shape in [(250,), (25, 10)]]
-    outcomes = meet([lambda own=own: (0, own) for own in facts], error=SharedInputError)
+    outcomes = meet([lambda own=own: (0, own) for own in facts], wrong_input=True)
     assert [(type(each), str(each)) for each in outcomes] == [
         (
             SharedInputError,
@@ -250,18 +209,50 @@ def test_shapes_are_compared_besides_bytes() -> None:
 Prepare = Callable[[], tuple[int, Facts]]
 
 
+class Meeting:
+    """The head's part in agreements of ranks that are threads of one process."""
+
+    def __init__(self) -> None:
+        self.members: dict[int, Member] = {}
+        self.agreements = Agreements(self.answer)
+        self.lock = threading.RLock()
+
+    def answer(self, rank: int, topic: str, outcome: Disagreement | None) -> None:
+        error, wrong_input = (outcome.message, outcome.wrong_input) if outcome is not None else (None, False)
+        self.members[rank].hear({"topic": topic, "error": error, "wrong_input": wrong_input, "token": "", "now_s": 0.0})
+
+
+class Member(ControlClient):
+    """A rank's connection to a `Meeting`."""
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self.rank, self.name = rank, f"rank {rank}"
+        self._meeting = meeting
+        self._changed = threading.Condition()
+        self._agreed, self._outcome = {}, ""
+        meeting.members[rank] = self
+
+    def send(self, kind: str, payload: bytes = b"", **fields: object) -> None:
+        with self._meeting.lock:
+            self._meeting.agreements.state(self.rank, {**fields})
+
+    def hear(self, answer: dict[str, object]) -> None:
+        with self._changed:
+            self._agreed[str(answer["topic"])] = answer
+            self._changed.notify_all()
+
+
 def meet(
-    preparations: Sequence[Prepare | None],
-    patience_s: float = 5.0,
-    error: Callable[[str], RopebridgeError] = SharedRunError,
+    preparations: Sequence[Prepare | None], patience_s: float = 5.0, *, wrong_input: bool = False
 ) -> list[int | Exception]:
     """What becomes of each rank, in threads of one process; None never comes."""
-    store, outcomes = HashStore(), list[int | Exception](range(len(preparations)))
+    meeting, outcomes = Meeting(), list[int | Exception](range(len(preparations)))
 
     def take_part(rank: int, prepare: Prepare) -> None:
-        handshake = Handshake(store, rank, len(preparations), f"rank {rank}", holds_store=False)
+        member = Member(meeting, rank)
         try:
-            outcomes[rank] = handshake.agree("topic", prepare, patience_s, error)
+            agreed = member.agree("topic", len(preparations), prepare, patience_s, wrong_input=wrong_input)
+            outcomes[rank] = agreed.value
         except Exception as failure:
             outcomes[rank] = failure
 
@@ -272,6 +263,10 @@ def meet(
     ]
     for thread in threads:
         thread.start()
+    while any(thread.is_alive() for thread in threads):
+        with meeting.lock:
+            meeting.agreements.give_up_late()
+        threads[-1].join(0.01)
     for thread in threads:
         thread.join()
     return outcomes
@@ -311,34 +306,37 @@ def test_a_failure_of_one_rank_is_that_of_all(error: RopebridgeError, kind: type
     assert all(isinstance(each, kind) for each in outcomes)
 
 
-def test_an_error_that_nobody_foresaw_reaches_the_others_though_the_store_ends_with_it(tmp_path: Path) -> None:
-    broken, whole = job(tmp_path / "broken"), job(tmp_path / "whole")
-    (broken / "orders.json").unlink()
-    cause = f"[Errno 2] No such file or directory: '{broken / 'orders.json'}'"
-    name = f"ropebridge: rank 0 (device 'device-0', host {HOST}): {cause}"
-    assert run_ranks([broken, whole, whole], [{}] * 3) == [(1, name)] * 3
-
-
-class LateStore:
-    """A store to which the last rank comes between two looks at it."""
-
-    def __init__(self) -> None:
-        self._store = HashStore()
-        self.set, self.get, self.add = self._store.set, self._store.get, self._store.add
-
-    def check(self, keys: Sequence[str]) -> bool:
-        found: bool = self._store.check(list(keys))
-        if len(keys) > 1:
-            self.set("topic/1", json.dumps({"name": "rank 1"}))
-        return found
+def test_an_error_that_nobody_foresaw_is_the_one_that_is_told(tmp_path: Path) -> None:
+    broken, whole = documents(tmp_path / "broken"), documents(tmp_path / "whole")
+    (broken / "config.json").unlink()
+    cause = f"[Errno 2] No such file or directory: '{broken / 'config.json'}'"
+    with pytest.raises(RunError) as raised:
+        run_unlike([broken, whole, whole], [{}] * 3)
+    # Without the documents nobody knows the device.
+    assert str(raised.value) == f"rank 0 (host {HOST}): {cause}"
 
 
 def test_a_rank_that_comes_in_the_last_moment_is_not_missed() -> None:
-    store = LateStore()
-    handshake = Handshake(cast(Store, store), 0, 2, "rank 0", holds_store=False)
-    assert handshake.agree("topic", lambda: (7, {}), patience_s=0.0) == 7
-    # A third rank might look at this before it looks again who is there.
-    assert not store.check(["topic/absent"])
+    answers: list[tuple[int, str, Disagreement | None]] = []
+    agreements = Agreements(lambda *answer: answers.append(answer))
+    said = {"topic": "topic", "count": 2, "patience_s": 0.0}
+    for rank in range(2):
+        agreements.state(rank, {**said, "statement": {"name": f"rank {rank}"}})
+    agreements.give_up_late()
+    assert answers == [(0, "topic", None), (1, "topic", None)]
+
+
+def test_a_process_that_comes_later_is_compared_with_those_who_have_agreed() -> None:
+    answers: list[tuple[int, str, Disagreement | None]] = []
+    agreements = Agreements(lambda *answer: answers.append(answer))
+    said = {"topic": "topic", "count": 2, "patience_s": 60.0}
+    for rank in range(2):
+        agreements.state(rank, {**said, "statement": {"name": f"rank {rank}", "facts": {"plan": "a"}}})
+    answers.clear()
+    for plan in "ab":
+        agreements.state(1, {**said, "statement": {"name": "rank 1", "facts": {"plan": plan}}})
+    assert answers[0] == (1, "topic", None)
+    assert answers[1][2] == Disagreement("rank 1 has another plan than rank 0: plan b instead of a", wrong_input=False)
 
 
 def test_an_error_that_nobody_foresaw_stays_itself_and_is_told_to_the_others() -> None:

@@ -5,7 +5,6 @@ Each job is carried out as the executor does it, from the handshake to the end o
 """
 
 import json
-import os
 import sys
 import tempfile
 import threading
@@ -14,15 +13,13 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch.distributed import PrefixStore
 
 from executor.control.launcher import run_job
 from executor.core.clock import create_origin
-from executor.core.failures import give_up, read_cause
+from executor.core.control_channel import new_key, write_key
+from executor.core.failures import give_up, read_failure
 from executor.core.job import JobFolder, RunConfig
-from executor.core.subprocesses import die_with_parent
-from executor.rank.worker import run_rank
-from executor.transport.rendezvous import reach_store
+from executor.rank.worker import join_job, run_rank
 from executor.validate import check_supported
 from planner.check import check_plan
 from planner.plan.plan import Plan
@@ -75,6 +72,7 @@ def _start(jobs: Sequence[JobFolder], folder: Path) -> Exception | None:
     scenario, plan, orders = jobs[0].read()
     started = JobFolder(folder)
     started.write(scenario, plan, orders)
+    write_key(started.key, new_key())
     (folder / _JOBS).write_text(json.dumps([str(job.path) for job in jobs]))
     try:
         run_job(started, plan.devices, module="tests.helpers.processes.many_jobs")
@@ -96,7 +94,9 @@ def _outcome(job: JobFolder, ranks: int) -> Outcome:
 def _failure(job: JobFolder, ranks: int, ended: Exception | None) -> Exception:
     """Why a job was not finished: how the processes ended, caused by what a rank said."""
     failure = ended or RunError("not carried out")
-    failure.__cause__ = read_cause(job, ranks)
+    said = [words for rank in range(ranks) if (words := read_failure(job, rank)) is not None]
+    if said:
+        failure.__cause__ = min(said, key=lambda words: words.follows).to_error()
     return failure
 
 
@@ -111,9 +111,8 @@ def _finished(job: JobFolder, ranks: int) -> bool:
 
 def main(agent: str, folder: str) -> None:
     """Carry out this process's rank of all jobs listed in ``folder``."""
-    die_with_parent(int(agent))
-    rank = int(os.environ["RANK"])
-    store = reach_store(rank)
+    client = join_job(agent, folder)
+    rank = client.rank
     for path in map(Path, json.loads((Path(folder) / _JOBS).read_text())):
         job = JobFolder(path)
         ranks = len(job.read()[1].devices)
@@ -123,7 +122,7 @@ def main(agent: str, folder: str) -> None:
         timer = threading.Timer(LIMIT_S, give_up, (job, rank, f"rank {rank}", late))
         timer.daemon = True
         timer.start()
-        run_rank(job, rank, ranks, lambda path=path: PrefixStore(path.name, store), head_start_s=0.0)
+        run_rank(client, job, ranks, scope=f"{path.name}/", head_start_s=0.0)
         timer.cancel()
         _mark(job, rank).touch()
 
