@@ -122,7 +122,9 @@ class NodeAgent:
             )
         limits = timeouts()
         self._processes[rank] = incarnation, process
-        self._probes[rank] = LivenessProbe(beat_path(self._job.path, rank), stopped_s, limits.silent_s, limits.probe_s)
+        self._probes[rank] = LivenessProbe(
+            process.pid, beat_path(self._job.path, rank), stopped_s, limits.silent_s, limits.probe_s
+        )
         threading.Thread(target=self._await_end, args=(rank, process), name=f"rank {rank}", daemon=True).start()
 
     def _await_end(self, rank: int, process: "subprocess.Popen[bytes]") -> None:

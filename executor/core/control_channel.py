@@ -163,6 +163,7 @@ class Channel:
         """End the channel, also for a thread that receives."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
+        self._lines.close()
         self._connection.close()
 
 

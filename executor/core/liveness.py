@@ -43,13 +43,15 @@ class LivenessProbe:
     """What is seen of one rank's process, check by check.
 
     Args:
-        path: The file that it touches, which holds the id of its process.
+        process: The id of the process.
+        path: The file that it touches once it has begun.
         stopped_s: For how long a signal may stop the process, in seconds.
         silent_s: For how long it may show no sign of life, in seconds.
         pause_s: Time from one check to the next, in seconds.
     """
 
-    def __init__(self, path: Path, stopped_s: float, silent_s: float, pause_s: float) -> None:
+    def __init__(self, process: int, path: Path, stopped_s: float, silent_s: float, pause_s: float) -> None:
+        self._state = Path(f"/proc/{process}/stat")
         self._path = path
         self._max_stopped = round(stopped_s / pause_s)
         self._max_silent = round(silent_s / pause_s)
@@ -59,14 +61,18 @@ class LivenessProbe:
         self._stopped = 0
 
     def check(self) -> str:
-        """Return why the process must be ended; nothing if it goes on, has ended, or has not begun."""
+        """Return why the process must be ended; nothing if it goes on, or has ended."""
         try:
-            process, beat_ns = int(self._path.read_text()), self._path.stat().st_mtime_ns
-            state = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][:1]
-        except (OSError, ValueError):
+            state = self._state.read_text().rpartition(") ")[2][:1]
+        except OSError:
             return ""
         if state in _ENDED:
             return ""
+        try:
+            beat_ns = self._path.stat().st_mtime_ns
+        except OSError:
+            # It has not begun, and touches nothing yet.
+            beat_ns = self._beat_ns + 1
         self._stopped = self._stopped + 1 if state == _STOPPED else 0
         self._silent = self._silent + 1 if beat_ns == self._beat_ns and state != _DEBUGGED else 0
         self._beat_ns = beat_ns

@@ -52,6 +52,11 @@ class SessionEndedError(Exception):
     """A rank is lost, or another one joins: the session of these ranks is over, and they begin another one."""
 
 
+def end_without_a_word() -> None:
+    """End this process by a signal: nothing that it could say would explain why the head is gone."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class ControlClient:
     """One rank's process, as its head knows it.
 
@@ -59,12 +64,16 @@ class ControlClient:
         job: The job's folder on this host, which has the key.
         rank: Number of this rank.
         name: What messages call it.
+        lose_head: Called, in another thread, when the head has closed the connection before the run is over: it goes on
+            without this rank, or is gone.
 
     Attributes:
         is_remote: Whether the head is on another host, whose clock is another one.
     """
 
-    def __init__(self, job: JobFolder, rank: int, name: str) -> None:
+    def __init__(
+        self, job: JobFolder, rank: int, name: str, lose_head: Callable[[], None] = end_without_a_word
+    ) -> None:
         host, port, silence_s = json.loads(os.environ[HEAD_ADDRESS])
         self.name = name
         self.rank = rank
@@ -77,6 +86,7 @@ class ControlClient:
         self._readings: dict[int, float] = {}
         self._questions = 0
         self._outcome = ""
+        self._lose_head = lose_head
         self._on_end: Callable[[], None] = lambda: None
         self.is_remote = silence_s > 0
         self._channel = reach_head((host, port), RANK, read_key(job.key), silence_s, timeouts().reach_s)
@@ -233,9 +243,8 @@ class ControlClient:
                 if message["kind"] == ENDED:
                     self._on_end()
         finally:
-            # The head goes on without this rank, or is gone: this process can say nothing that would explain that.
             if self._outcome != FINISHED:
-                os.kill(os.getpid(), signal.SIGKILL)
+                self._lose_head()
 
     def _take(self, message: Message) -> None:
         kind = message["kind"]

@@ -24,6 +24,31 @@ def workers(mark: str) -> list[int]:
     return processes_of("executor.rank.worker", mark)
 
 
+@pytest.mark.parametrize("options", [[], ["--backup-every", "5"]])
+def test_a_run_is_a_launcher_an_agent_and_its_ranks(options: list[str], tmp_path: Path) -> None:
+    arguments = ["run", "two-regions", "--compute", "paced", "--steps", "100000", *options, "-o", str(tmp_path / "run")]
+    with started(arguments, tmp_path) as (process, mark):
+        resources = tmp_path / "scratch"
+        wait_until(lambda: any(path.stat().st_size for path in resources.rglob("resources-*.jsonl")), "no step is done")
+        commands = marked_processes(mark)
+        agents = processes_of("executor.control.node_agent", mark)
+        assert set(commands) == {process.pid, *agents, *workers(mark)}, commands
+        assert (len(agents), len(workers(mark)), len(commands)) == (1, 2, 4)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE_S)
+
+
+def test_an_agent_that_is_killed_ends_the_run(tmp_path: Path) -> None:
+    with started(RUN, tmp_path) as (process, mark):
+        wait_until(lambda: len(workers(mark)) == 2, "the workers do not start")
+        (agent,) = processes_of("executor.control.node_agent", mark)
+        os.kill(agent, signal.SIGKILL)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1
+        assert "the agent of this host has ended" in errors
+    assert left_behind(tmp_path) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_everything(number: signal.Signals, tmp_path: Path) -> None:
     target = tmp_path / "run"

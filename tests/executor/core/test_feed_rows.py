@@ -1,21 +1,26 @@
 """The feed shows a policy all of a step that has an end; what comes later goes with the next one."""
 
 import json
-import os
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
-from executor.core.control_store import reach_control_store
 
 from executor.backend import TorchBackend
 from executor.control.coordinator import Coordinator
+from executor.control.launcher import prepared_job
+from executor.control.policy_driver import PolicyDriver
+from executor.core.control_channel import HEAD_ADDRESS
 from executor.core.job import RunConfig
-from executor.core.messages import FINISHED, NewPlan, SessionSpec
-from executor.rank.control_client import PlanFeed
-from planner.adapt.policy import DECISION_LAG_STEPS, Observation
+from executor.core.messages import SessionSpec
+from executor.rank.control_client import FINISHED, ControlClient
+from executor.rank.telemetry import StepPublisher
+from planner.adapt.policy import Observation
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan
+from tests.helpers.processes.control import serving
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 
 STEPS = 6
@@ -53,54 +58,60 @@ def update_row(step: int) -> Event:
     return Event(EventKind.UPDATE, "device-0", "device-1", 0, 0, -1, step, "", 1.0, 2.0, 8)
 
 
-def test_nothing_is_left_of_steps_that_all_have_published() -> None:
+class Noting:
+    """A driver that changes nothing, and notes which steps' rows each part of a step has."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, list[list[int]]]] = []
+
+    def finish_step(self, step: int, parts: Sequence[dict[str, Any]], away: list[str]) -> None:
+        self.seen.append((step, [[row[6] for row in part["rows"]] for part in parts]))
+
+
+def publish(client: ControlClient, publisher: StepPublisher, plan: Plan) -> None:
+    """What a rank does in a run, as far as its head hears of that."""
+    for step in range(STEPS):
+        assert client.wait(step).plan == plan
+        publisher.log(update_row(step))
+        if step == STEPS - 1:
+            publisher.sending(step)
+        publisher.finish(step)
+        # An update that was applied long after its step.
+        if step < STEPS - 1:
+            publisher.log(update_row(0))
+    publisher.release(STEPS - 1)
+
+
+def test_nothing_is_left_of_steps_that_all_have_published(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = chain_scenario([1e-3] * 2, [1e-3] * 2)
-    plan = chain_plan(scenario)
-    (telemetry, to_launcher), (plans, to_agent) = os.pipe(), os.pipe()
-    errors: list[Exception] = []
-    with (
-        os.fdopen(telemetry) as seen,
-        os.fdopen(to_launcher, "w") as outbound,
-        os.fdopen(plans) as inbound,
-        os.fdopen(to_agent, "w") as answers,
-    ):
-        orders = RunConfig("paced", STEPS, "none", adapts=True)
-        coordinator = Coordinator(
-            ("127.0.0.1", 0), scenario, plan, plan.devices, orders, outbound, inbound, None, pytest.fail
-        )
-        address = ("127.0.0.1", coordinator.port)
-        store = reach_control_store(address)
-        keys_before = store.num_keys()
-        beginning = SessionSpec(0, (0, 1), 0, 0, (NewPlan(plan),) * DECISION_LAG_STEPS)
-        feeds = [PlanFeed(address, rank, beginning, STEPS, errors.append) for rank in range(2)]
-
-        def run(feed: PlanFeed) -> None:
-            for step in range(STEPS):
-                assert feed.wait(step).plan == plan
-                feed.log(update_row(step))
-                if step == STEPS - 1:
-                    feed.sending(step)
-                feed.finish(step)
-                # An update that was applied long after its step.
-                if step < STEPS - 1:
-                    feed.log(update_row(0))
-            feed.release(STEPS - 1)
-
-        ranks = [threading.Thread(target=run, args=(feed,)) for feed in feeds]
-        for rank in ranks:
-            rank.start()
-        for step in range(STEPS):
-            asked = json.loads(seen.readline())
-            assert asked["step"] == step
-            late = [0] if step else []
-            assert [[row[6] for row in part["rows"]] for part in asked["parts"]] == [[step, *late]] * 2
-            answers.write(json.dumps(None) + "\n")
-            answers.flush()
-        for rank in ranks:
-            rank.join()
-        coordinator.finish()
-        assert [feed.outcome() for feed in feeds] == [FINISHED] * 2
-        # What says so stays.
-        assert store.num_keys() == keys_before + 1
-    assert errors == []
-    assert [len(feed._events) for feed in feeds] == [0, 0]
+    plan, driver = chain_plan(scenario), Noting()
+    config = RunConfig("paced", STEPS, "none", adapts=True)
+    with prepared_job(scenario, plan, config) as job, serving(job, 2) as head:
+        monkeypatch.setenv(HEAD_ADDRESS, json.dumps([*head.address, 0.0]))
+        coordinator = Coordinator(job, plan.devices, None, head.server, cast(PolicyDriver, driver))
+        steering = threading.Thread(target=coordinator.run)
+        steering.start()
+        assert head.agent.receive() is not None
+        for rank in range(2):
+            assert head.agent.receive() == {"kind": "start", "rank": rank, "incarnation": 0}
+        clients = [ControlClient(job, rank, f"rank {rank}") for rank in range(2)]
+        publishers = [StepPublisher(client, 0, 0, STEPS) for client in clients]
+        for client in clients:
+            client.begin(SessionSpec.of_run(plan, 2, 0, STEPS, ""))
+        ranks = [
+            threading.Thread(target=publish, args=(client, publisher, plan))
+            for client, publisher in zip(clients, publishers, strict=True)
+        ]
+        for thread in ranks:
+            thread.start()
+        for thread in ranks:
+            thread.join()
+        assert [client.outcome() for client in clients] == [FINISHED] * 2
+        for rank in range(2):
+            head.agent.send("ended", rank=rank, incarnation=0, status=0, failure=None, stuck="", printed="")
+        steering.join()
+        for client in clients:
+            client._channel.close()
+        assert driver.seen == [(step, [[step, 0] if step else [step]] * 2) for step in range(STEPS)]
+        assert not coordinator._published
+        assert [len(publisher._events) for publisher in publishers] == [0, 0]

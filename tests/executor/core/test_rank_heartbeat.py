@@ -16,8 +16,8 @@ from tests.helpers.processes.process_watch import wait_until
 STOPPED_CHECKS, SILENT_CHECKS = round(Timeouts().stopped_s), round(Timeouts().silent_s)
 
 
-def probe(path: Path) -> LivenessProbe:
-    return LivenessProbe(path, STOPPED_CHECKS, SILENT_CHECKS, 1.0)
+def probe(process: "subprocess.Popen[bytes]", path: Path) -> LivenessProbe:
+    return LivenessProbe(process.pid, path, STOPPED_CHECKS, SILENT_CHECKS, 1.0)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def process() -> Iterator["subprocess.Popen[bytes]"]:
 def path(process: "subprocess.Popen[bytes]", tmp_path: Path) -> Path:
     """The file that the process should touch."""
     path = tmp_path / "beat"
-    path.write_text(str(process.pid))
+    path.touch()
     return path
 
 
@@ -39,15 +39,15 @@ def state(process: "subprocess.Popen[bytes]") -> str:
     return Path(f"/proc/{process.pid}/stat").read_text().split()[2]
 
 
-def test_who_touches_its_file_goes_on(path: Path) -> None:
-    seen = probe(path)
+def test_who_touches_its_file_goes_on(path: Path, process: "subprocess.Popen[bytes]") -> None:
+    seen = probe(process, path)
     for check in range(2 * SILENT_CHECKS):
         os.utime(path, ns=(check, check))
         assert seen.check() == ""
 
 
 def test_who_does_not_touch_its_file_for_a_minute_stands_still(path: Path, process: "subprocess.Popen[bytes]") -> None:
-    seen = probe(path)
+    seen = probe(process, path)
     assert [seen.check() for _ in range(SILENT_CHECKS)] == [""] * SILENT_CHECKS
     assert seen.check() == "its process has given no sign of life for 60 s"
     process.kill()
@@ -56,7 +56,7 @@ def test_who_does_not_touch_its_file_for_a_minute_stands_still(path: Path, proce
 
 
 def test_who_is_stopped_may_go_on_for_a_while(path: Path, process: "subprocess.Popen[bytes]") -> None:
-    seen = probe(path)
+    seen = probe(process, path)
     for stop in (signal.SIGSTOP, signal.SIGCONT, signal.SIGSTOP):
         process.send_signal(stop)
         wait_until(lambda stop=stop: (state(process) == "T") == (stop == signal.SIGSTOP), "the signal does nothing")
@@ -64,6 +64,6 @@ def test_who_is_stopped_may_go_on_for_a_while(path: Path, process: "subprocess.P
     assert seen.check() == "its process was stopped by a signal, and did not go on for 10 s"
 
 
-def test_who_has_not_begun_is_left_alone(tmp_path: Path) -> None:
-    seen = probe(tmp_path / "beat")
+def test_who_has_not_begun_is_left_alone(tmp_path: Path, process: "subprocess.Popen[bytes]") -> None:
+    seen = probe(process, tmp_path / "beat")
     assert {seen.check() for _ in range(2 * SILENT_CHECKS)} == {""}

@@ -1,8 +1,10 @@
 """Ranks that are killed while they train: the run goes on, and ends with what undisturbed training ends with."""
 
+import os
 import signal
 import tempfile
 import threading
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from executor.backend import TorchBackend
+from executor.core.liveness import beat_path
 from executor.wan.testbed import missing
+from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan, Synchronisation
 from planner.runs.metrics import step_ends_s
+from planner.runs.record import RunRecord
 from planner.scenario.faults import Absence
 from tests.helpers.processes.blows import strike
 from tests.helpers.processes.training import assert_trained, chain, hybrid_plan, train_in_one_process
@@ -46,6 +51,39 @@ def test_a_rank_that_is_lost_is_replaced(
     killer.join(0)
     assert not killer.is_alive()
     assert_trained(record, target, train_in_one_process(scenario, STEPS))
+
+
+@pytest.mark.parametrize(
+    ("rank", "sign"),
+    [
+        pytest.param(3, "beat-3", id="while it loads"),
+        # It has built its model, and is about to connect.
+        pytest.param(0, "resources-0.jsonl", id="when it is ready"),
+    ],
+)
+def test_a_rank_that_is_lost_before_its_first_step_is_started_again(
+    rank: int, sign: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scenario, plan = chain()
+
+    def strike_early() -> None:
+        while not (found := list(tmp_path.glob(f"ropebridge-*/{sign}"))):
+            time.sleep(0.002)
+        os.kill(int(beat_path(found[0].parent, rank).read_text()), signal.SIGKILL)
+
+    target = tmp_path / "parameters.safetensors"
+    killer = threading.Thread(target=strike_early, daemon=True)
+    killer.start()
+    record = TorchBackend("real", parameters=target, backup_every=1).run(scenario, plan, None, STEPS)
+    killer.join(0)
+    assert not killer.is_alive()
+    assert len({(e.device, e.action, e.step, e.microbatch) for e in computed(record)}) == len(computed(record))
+    assert_trained(record, target, train_in_one_process(scenario, STEPS))
+
+
+def computed(record: RunRecord) -> list[Event]:
+    return [event for event in record.events if event.kind is EventKind.COMPUTE]
 
 
 @pytest.mark.parametrize(
