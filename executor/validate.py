@@ -8,7 +8,7 @@ from executor.core.job import ComputeMode, Emulator
 from planner.adapt.adaptation import needs_set_up
 from planner.adapt.policy import Decision
 from planner.check.paths import used_links
-from planner.cost.allreduce import GradientSync, gradient_syncs
+from planner.cost.synchronisation import GradientSync, gradient_syncs
 from planner.plan.plan import Plan, Replica
 from planner.scenario.cluster import Link
 from planner.scenario.effects import ComputeEffects

@@ -12,7 +12,7 @@ import simpy
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.migration import LayerTransfer
 from planner.adapt.policy import DECISION_LAG_STEPS
-from planner.cost.async_updates import update_edges
+from planner.cost.synchronisation import update_edges
 from planner.plan.plan import Plan
 from planner.scenario.faults import known_away, noticed_absences
 from planner.scenario.scenario import Scenario

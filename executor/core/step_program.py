@@ -6,14 +6,14 @@ from functools import lru_cache
 from itertools import groupby
 from types import MappingProxyType
 
-from planner.cost.allreduce import GradientSync, gradient_syncs
+from planner.cost.synchronisation import GradientSync, gradient_syncs
 from planner.events.event import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.plan.actions import Action, Kind
 from planner.plan.plan import Plan, Replica
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.problem import KINDS
 from planner.step.compile import CompiledStep, compile_step
-from planner.step.overlap import releases
+from planner.step.sync import releases
 from planner.step.tables import SYNC, UPDATE
 
 

@@ -21,7 +21,7 @@ from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.interpreter import Interpreter
 from executor.transport.rendezvous import ProcessGroups
 from executor.transport.transport import Transport
-from planner.cost.async_updates import update_edges
+from planner.cost.synchronisation import update_edges
 from planner.plan.plan import Plan
 
 

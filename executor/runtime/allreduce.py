@@ -12,7 +12,7 @@ from executor.runtime.posted_receives import PostedStep
 from executor.training.compute import Compute
 from executor.transport.transport import Transport
 from executor.transport.wire_format import sync_tag
-from planner.cost.allreduce import GradientSync
+from planner.cost.synchronisation import GradientSync
 from planner.events.event import EventKind
 
 

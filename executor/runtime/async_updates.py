@@ -1,4 +1,4 @@
-"""Updates that pipelines send each other without waiting: asgd, asgd-ga and ma, as `planner.cost.async_updates` says.
+"""Updates that pipelines send each other without waiting: asgd, asgd-ga and ma, as `planner.cost.synchronisation` says.
 
 Gradients that arrive are added to those of the receiver's step before these are summed over the stage, so that all
 replicas apply them, in the update of that step. With plain SGD without clipping every pipeline's parameters move by
@@ -26,7 +26,7 @@ from executor.training.compute import Compute, Rows
 from executor.transport.connection import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import update_tag
-from planner.cost.async_updates import UpdateEdge
+from planner.cost.synchronisation import UpdateEdge
 from planner.events.event import UPDATE_ACTION, Event, EventKind
 from planner.plan.plan import Plan, Stage
 from planner.scenario.profile import ModelProfile

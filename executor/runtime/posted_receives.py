@@ -14,8 +14,7 @@ from executor.runtime.action_order import ActionOrder
 from executor.transport.connection import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import sync_tag, transfer_tag
-from planner.cost.allreduce import GradientSync
-from planner.cost.async_updates import UpdateEdge
+from planner.cost.synchronisation import GradientSync, UpdateEdge
 
 
 class PostedStep:

@@ -9,7 +9,7 @@ import torch
 from executor.core.clock import RunClock
 from executor.core.step_program import DeviceProgram, Work
 from planner.adapt.migration import LayerTransfer
-from planner.cost.allreduce import GradientSync
+from planner.cost.synchronisation import GradientSync
 from planner.plan.plan import Plan
 
 

@@ -14,7 +14,7 @@ from executor.core.step_program import DeviceProgram
 from executor.training.models.loading import LoadedModel
 from executor.training.real_compute import RealCompute
 from executor.training.tensor_parallel import TensorGroup
-from planner.cost.allreduce import GradientSync
+from planner.cost.synchronisation import GradientSync
 from planner.plan.actions import Kind
 from planner.plan.plan import Plan
 from planner.runs.gradient_noise import GradientNorms

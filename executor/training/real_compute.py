@@ -20,8 +20,7 @@ from executor.training.optimizer import UpdateRule, group_squared_norm
 from executor.training.stage_module import Loss, StageModule
 from executor.training.tensor_parallel import TensorGroup, shard_layer, whole_parameters
 from planner.adapt.migration import LayerTransfer
-from planner.cost.allreduce import GradientSync
-from planner.cost.async_updates import samples_of_an_update
+from planner.cost.synchronisation import GradientSync, samples_of_an_update
 from planner.plan.actions import Kind
 from planner.plan.plan import Plan, Stage
 from planner.scenario.training import Training

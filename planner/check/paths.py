@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from itertools import combinations
 
-from planner.cost.allreduce import gradient_syncs
 from planner.cost.stage import replica_times
+from planner.cost.synchronisation import gradient_syncs
 from planner.plan.plan import Pipeline, Plan
 from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario

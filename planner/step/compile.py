@@ -7,17 +7,16 @@ from types import MappingProxyType
 
 import numpy as np
 
-from planner.cost.allreduce import gradient_syncs
 from planner.cost.network import wire_bytes
 from planner.cost.stage import replica_times
+from planner.cost.synchronisation import gradient_syncs
 from planner.plan.plan import Plan, Stage
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.problem import FORWARD
 from planner.step.build import Origins, Workers, connect, plan_workers, starts, trace_origins
 from planner.step.graph import Floats, Ints, StepGraph
 from planner.step.orders import plan_orders
-from planner.step.overlap import cut, lane_actions, lanes_of, releases
-from planner.step.sync import SyncSpan, sync_actions
+from planner.step.sync import SyncSpan, cut, lane_actions, lanes_of, releases, sync_actions
 from planner.step.tables import SYNC, UPDATE, Actions, Messages, append, join_actions
 
 
@@ -26,7 +25,7 @@ class CompiledStep:
     """A step in arrays. An actor is a device, or the devices of a tensor-parallel group, named by its first.
 
     Where sums of gradients overlap with backward there are lanes besides, which carry these out: see
-    `planner.step.overlap`.
+    `planner.step.sync`.
 
     Attributes:
         actors: Device names in rank order; then those of the devices that have lanes.

@@ -22,7 +22,6 @@ ROOMS = [
     "planner/plan",
     "planner/schedules/kernel",
     "planner/schedules",
-    "planner/cost/collectives",
     "planner/cost",
     "planner/step",
     "planner/check",

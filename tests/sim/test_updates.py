@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.check import check_plan
-from planner.cost.async_updates import UpdateEdge, update_edges
+from planner.cost.synchronisation import UpdateEdge, update_edges
 from planner.events.event import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.plan.plan import ORDERS, Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.memory_timeline import peak_memory_bytes

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from planner.cost.in_flight import fitting_depths
-from planner.cost.infeasible import no_split_fits
+from planner.cost.in_flight import fitting_depths, no_split_fits
 from planner.plan.microbatches import even_microbatches
 from planner.plan.plan import Pipeline, Plan
 from planner.scenario.cluster import Device

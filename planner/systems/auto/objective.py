@@ -4,13 +4,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from planner.cost.allreduce import gradient_syncs, ring_s
 from planner.cost.network import nominal_path
+from planner.cost.synchronisation import gradient_syncs, ring_s
 from planner.plan.equivalence import representatives
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.step.contention import contended_paths
-from planner.step.evaluate import step_time_s
+from planner.step.evaluate import contended_paths, step_time_s
 from traces.common.errors import InputError
 
 OBJECTIVES = ("throughput", "cost")

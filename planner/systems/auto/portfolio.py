@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from planner.check import check_plan
-from planner.cost.infeasible import no_split_fits
+from planner.cost.in_flight import no_split_fits
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.effects import Effects

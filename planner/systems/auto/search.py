@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf
 
 from planner.check import check_plan
-from planner.cost.infeasible import no_split_fits
+from planner.cost.in_flight import no_split_fits
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.orders import with_schedule

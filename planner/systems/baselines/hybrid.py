@@ -10,7 +10,7 @@ split with the least round latency (HetPipe minimises the slowest stage); the nu
 `planner.step.evaluate.step_time_s` promises most; a worker of more devices than layers leaves its slowest out.
 """
 
-from planner.cost.infeasible import no_split_fits
+from planner.cost.in_flight import no_split_fits
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan
 from planner.scenario.cluster import Device

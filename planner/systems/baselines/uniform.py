@@ -8,8 +8,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import ceil
 
-from planner.cost.in_flight import fitting_depths, plain_depths
-from planner.cost.infeasible import no_split_fits
+from planner.cost.in_flight import fitting_depths, no_split_fits, plain_depths
 from planner.plan.microbatches import even_cut, even_microbatches
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.cost.allreduce import GradientSync, gradient_syncs
 from planner.cost.collectives import Exchange
 from planner.cost.network import ConstantRatePath
+from planner.cost.synchronisation import GradientSync, gradient_syncs
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError

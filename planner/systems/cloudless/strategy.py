@@ -7,11 +7,10 @@ there.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from planner.cost.async_updates import update_edges
-from planner.cost.in_flight import fitting_depths
-from planner.cost.infeasible import no_split_fits
+from planner.cost.in_flight import fitting_depths, no_split_fits
 from planner.cost.network import nominal_path
 from planner.cost.stage import replica_times
+from planner.cost.synchronisation import update_edges
 from planner.plan.microbatches import even_cut, proportional_parts
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario.scenario import Scenario

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.cost.infeasible import no_split_fits
+from planner.cost.in_flight import no_split_fits
 from planner.cost.link_sharing import shared_paths
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import Plan

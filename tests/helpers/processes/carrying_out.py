@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.cost.collectives import Exchange, all_reduce
+from planner.cost.collectives import Exchange
+from planner.cost.synchronisation import all_reduce
 
 Numbers = npt.NDArray[Any]
 

@@ -17,7 +17,7 @@ from executor.training.real_compute import RealCompute
 from executor.transport.connection import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import AsItIs
-from planner.cost.async_updates import update_edges
+from planner.cost.synchronisation import update_edges
 from planner.events.event import Event
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario

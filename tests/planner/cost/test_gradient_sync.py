@@ -3,8 +3,7 @@ from dataclasses import replace
 import pytest
 
 from planner.check import check_plan
-from planner.cost.allreduce import GradientSync, gradient_syncs
-from planner.cost.collectives import all_reduce
+from planner.cost.synchronisation import GradientSync, all_reduce, gradient_syncs
 from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario

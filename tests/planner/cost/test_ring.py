@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.collectives import all_reduce
+from planner.cost.synchronisation import all_reduce
 from tests.helpers.processes.carrying_out import exchanges_of_all
 
 PARTICIPANTS = st.integers(2, 9)

@@ -2,8 +2,8 @@ from math import log2
 
 import pytest
 
-from planner.cost.collectives import Exchange, all_reduce
-from planner.cost.collectives.exchange import NOTHING
+from planner.cost.collectives import NOTHING, Exchange
+from planner.cost.synchronisation import all_reduce
 from tests.helpers.processes.carrying_out import exchanges_of_all
 
 

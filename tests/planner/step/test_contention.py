@@ -8,8 +8,7 @@ from experiments.runs.scenario import choose_scenario
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.scenario import Scenario
-from planner.step.contention import contended_paths
-from planner.step.evaluate import step_time_s
+from planner.step.evaluate import contended_paths, step_time_s
 from planner.systems.auto.search import candidates
 from sim.simulator import Simulator
 from tests.helpers.scenarios.unlike_scenarios import unlike_scenario

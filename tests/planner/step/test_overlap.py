@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from executor.core.step_program import Completed, compile_plan
-from planner.cost.allreduce import gradient_syncs
+from planner.cost.synchronisation import gradient_syncs
 from planner.events.event import EventKind
 from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.scenario import Scenario

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.core.step_program import Transfer, compile_plan
-from planner.cost.allreduce import GradientSync
+from planner.cost.synchronisation import GradientSync
 from planner.plan.actions import Action, Kind
 from planner.plan.plan import Plan, Replica, Stage
 from planner.scenario.scenario import Scenario

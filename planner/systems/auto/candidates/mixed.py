@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import inf
 
-from planner.cost.allreduce import ring_s
 from planner.cost.network import nominal_path
+from planner.cost.synchronisation import ring_s
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.device_classes import DeviceClass
 from planner.systems.auto.candidates.retiming import INFEASIBLE_S, retimed

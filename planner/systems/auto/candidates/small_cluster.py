@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.allreduce import ring_s
 from planner.cost.network import nominal_path
+from planner.cost.synchronisation import ring_s
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.cluster import Device

@@ -6,9 +6,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.cost.allreduce import ring_s
 from planner.cost.layers import layer_table, running_sums
 from planner.cost.network import ConstantRatePath, nominal_path, payload_bps
+from planner.cost.synchronisation import ring_s
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.chain_split import Floats, Options
 from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.cost.allreduce import ring_s
 from planner.cost.layers import layer_table, running_sums
 from planner.cost.network import ConstantRatePath, nominal_path
+from planner.cost.synchronisation import ring_s
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.subset_split import Floats, Groups, Ints

@@ -16,7 +16,7 @@ from planner.adapt.policy import Observation
 from planner.cost.network import ConstantRatePath, Paths, payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.step.contention import contention_factors
+from planner.step.evaluate import contention_factors
 from traces.common.errors import InputError
 
 

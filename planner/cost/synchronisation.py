@@ -1,13 +1,43 @@
-"""Which gradients are summed over which devices, and how."""
+"""Updates that pipelines send each other without waiting (asgd, asgd-ga, ma): who sends what to whom.
 
-from collections.abc import Iterable, Iterator, Sequence
+The first replica of a stage speaks for it, as the communicator of a region does in Cloudless-Training (arXiv
+2303.05330); it passes on what it receives with the stage's own next sum of gradients.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby
 
-from planner.cost.collectives import Exchange, all_reduce
+from planner.cost.collectives import Exchange, ring_exchanges, tree_exchanges
+from planner.cost.hierarchical import hierarchical_exchanges
 from planner.cost.network import ConstantRatePath
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
+
+_ALGORITHMS: Mapping[str, Callable[[int, tuple[str, ...], int], tuple[Exchange, ...]]] = {
+    "ring": lambda elements, regions, position: ring_exchanges(elements, len(regions), position),
+    "tree": lambda elements, regions, position: tree_exchanges(elements, len(regions), position),
+    "hierarchical": hierarchical_exchanges,
+}
+
+
+def all_reduce(algorithm: str, elements: int, regions: Sequence[str], position: int) -> tuple[Exchange, ...]:
+    """Return what one participant sends and receives, in order, until it has the sum over all of them.
+
+    Args:
+        algorithm: One of `planner.plan.plan.ALGORITHMS`.
+        elements: Numbers to sum.
+        regions: Where each participant stands.
+        position: Of the participant in question, an index into ``regions``.
+    """
+    return _remembered(algorithm, elements, tuple(regions), position)
+
+
+# Every device asks in every step.
+@lru_cache(maxsize=1024)
+def _remembered(algorithm: str, elements: int, regions: tuple[str, ...], position: int) -> tuple[Exchange, ...]:
+    return _ALGORITHMS[algorithm](elements, regions, position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +144,59 @@ def holders(pipelines: Iterable[Pipeline], layer: int) -> Iterator[tuple[int, in
         for index, stage in enumerate(pipeline.stages):
             if stage.first_layer <= layer < stage.end_layer:
                 yield from ((number, index, stage, replica) for replica in stage.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateEdge:
+    """Layers that two stages of different pipelines both hold.
+
+    Attributes:
+        sender: Device whose updates go out.
+        receiver: Device that applies them.
+        pipelines: Of sender and receiver.
+        stage: The receiver's.
+        layers: Index of the first one, and after the last one.
+        size_bytes: Of their gradients or parameters.
+    """
+
+    sender: str
+    receiver: str
+    pipelines: tuple[int, int]
+    stage: int
+    layers: tuple[int, int]
+    size_bytes: int
+
+
+def update_edges(plan: Plan, scenario: Scenario) -> tuple[UpdateEdge, ...]:
+    """Return who sends updates to whom; nobody where pipelines sum their gradients and wait."""
+    if plan.synchronisation.method == "allreduce":
+        return ()
+    edges = []
+    for p, own in enumerate(plan.pipelines):
+        for q, other in enumerate(plan.pipelines):
+            for sending in own.stages if p != q else ():
+                for index, receiving in enumerate(other.stages):
+                    layers = _shared_layers(sending, receiving)
+                    size_bytes = _shared_bytes(scenario, sending, receiving, layers)
+                    if size_bytes:
+                        ends = (sending.replicas[0].device, receiving.replicas[0].device)
+                        edges.append(UpdateEdge(*ends, (p, q), index, layers, size_bytes))
+    return tuple(edges)
+
+
+def samples_of_an_update(plan: Plan, pipeline: int) -> int:
+    """Return over how many samples the gradient of a pipeline's update is a mean.
+
+    The global batch where gradients add up to those of all pipelines; a pipeline's own samples where parameters are
+    averaged, since each pipeline then trains by itself.
+    """
+    return plan.pipelines[pipeline].samples if plan.synchronisation.method == "ma" else plan.global_batch
+
+
+def _shared_layers(one: Stage, other: Stage) -> tuple[int, int]:
+    return max(one.first_layer, other.first_layer), min(one.end_layer, other.end_layer)
+
+
+def _shared_bytes(scenario: Scenario, one: Stage, other: Stage, layers: tuple[int, int]) -> int:
+    degree = min(one.replicas[0].tensor_parallel, other.replicas[0].tensor_parallel)
+    return scenario.model.at_degree(degree).parameter_bytes(*layers) if layers[0] < layers[1] else 0

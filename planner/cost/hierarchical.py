@@ -21,8 +21,7 @@ counts are our own.
 
 from collections.abc import Iterator, Sequence
 
-from planner.cost.collectives.exchange import NOTHING, Exchange
-from planner.cost.collectives.ring import all_gather, even_bounds, reduce_scatter, ring_over
+from planner.cost.collectives import NOTHING, Exchange, all_gather, even_bounds, reduce_scatter, ring_over
 
 
 def hierarchical_exchanges(elements: int, regions: Sequence[str], position: int) -> tuple[Exchange, ...]:
