@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from planner.cost.memory import recomputed_bytes, stage_bytes, state_bytes, workspace_bytes
+from planner.cost.memory import recomputed_bytes, saved_activation_bytes, state_bytes, workspace_bytes
 from planner.plan.actions import Kind
 from planner.plan.plan import Pipeline, Plan
 from planner.scenario.scenario import Scenario
@@ -74,20 +74,20 @@ def _check_worker(
     for index, replica in enumerate(holds[0].replicas):
         degree = replica.tensor_parallel
         kind = scenario.cluster.by_name[replica.device].kind
-        needed = states = workspace = 0
+        activations = states = workspace = 0
         for stage, in_flight in zip(holds, held, strict=True):
             first, end, samples = stage.first_layer, stage.end_layer, stage.most_samples(pipeline.microbatches)[index]
             try:
                 scenario.model.at_degree(degree).times(first, end, kind, max(1, samples))
             except InputError as error:
                 raise error.within(where) from None
-            needed += stage_bytes(scenario, stage, samples, in_flight, degree)
+            activations += in_flight * samples * saved_activation_bytes(scenario, stage, degree)
             states += state_bytes(scenario, first, end, degree)
             recomputed = samples * recomputed_bytes(scenario, stage, degree)
             workspace = max(workspace, recomputed + workspace_bytes(scenario, stage, samples, degree))
         device = min((scenario.cluster.by_name[name] for name in replica.devices), key=lambda each: each.memory_bytes)
-        activations, taken = needed - states, scenario.effects.memory.framework_bytes + workspace
-        needed += taken
+        taken = scenario.effects.memory.framework_bytes + workspace
+        needed = states + activations + taken
         if needed > device.memory_bytes:
             layers = " and ".join(f"{stage.first_layer} to {stage.end_layer - 1}" for stage in holds)
             raise InputError(

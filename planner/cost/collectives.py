@@ -1,39 +1,43 @@
-"""The all-reduce of few rounds: recursive halving and doubling (Thakur, Rabenseifner and Gropp, 2005).
+"""All-reduce algorithms as the messages that each participant sends and receives.
 
-Over links whose latency is long, rounds cost more than bytes. A binomial tree to a root and back has as few rounds,
-but sends all the data in each of them; here the trees of all chunks run at once, each with a root of its own.
+The ring (Patarasuk and Yuan, 2009): n participants cut the elements into n chunks. In n - 1 rounds every chunk travels
+round the ring and is summed (reduce-scatter); in n - 1 more rounds the sums travel round (all-gather). Each participant
+sends 2 (n - 1)/n of the elements, the least possible, in 2 (n - 1) rounds.
 
-With p the largest power of two that is not above n, and r = n - p:
+The tree is recursive halving and doubling (Thakur, Rabenseifner and Gropp, 2005), for links of long latency, on which
+rounds cost more than bytes. A binomial tree to a root and back has as few rounds but sends all elements in each of
+them; here the trees of all chunks run at once, each with a root of its own. With p the largest power of two that is not
+above n, and r = n - p:
 
     rounds              2 log2 p, and 2 more if r > 0
-    sent by each        2 (p - 1)/p of the data
-    and if r > 0        r participants send all the data instead, and their r partners all the data besides
+    sent by each        2 (p - 1)/p of the elements
+    and if r > 0        r participants send all elements instead, and their r partners all elements besides
 
-Partners are one position apart first, then two, then four, while what they exchange halves: neighbours, which tend
-to stand in the same region, exchange most. Each chunk is summed in one place, so that all end with the same bits.
+Partners are one position apart first, then two, then four, while what they exchange halves: neighbours, which tend to
+be in the same region, exchange most. Each chunk is summed in one place, so that all participants get the same bits.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The part of one that sends nothing, or receives nothing.
+# The range of an exchange that sends nothing, or receives nothing.
 NOTHING = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One participant's part of one round: hand over a part as it is now, then wait for another part.
+    """One participant's part of one round: it sends one range of elements, then waits for another.
 
-    Rounds of one participant rise. A message has the same round at its sender and at its receiver, and both know
-    its size.
+    The rounds of a participant rise. A message has the same round at its sender and its receiver, and both know its
+    size.
 
     Attributes:
-        round: Counts from 0; a participant may sit rounds out, and has one exchange in a round at most.
+        round: Number of the round, from 0; a participant has no more than one exchange in a round.
         send_to: Position of the receiver; None if nothing is sent.
-        send: (first, end) element to send.
+        send: Start and stop of the elements to send.
         receive_from: Position of the sender; None if nothing is received.
-        receive: (first, end) element to receive.
-        adds: Whether what arrives is added to what is there, or replaces it.
+        receive: Start and stop of the elements to receive.
+        adds: Whether what arrives is added to the elements, or replaces them.
     """
 
     round: int
@@ -45,26 +49,26 @@ class Exchange:
 
     @property
     def send_elements(self) -> int:
-        """How many elements are sent."""
+        """Number of elements sent."""
         return self.send[1] - self.send[0]
 
     @property
     def receive_elements(self) -> int:
-        """How many elements are received."""
+        """Number of elements received."""
         return self.receive[1] - self.receive[0]
 
 
 def ring_exchanges(elements: int, participants: int, position: int) -> tuple[Exchange, ...]:
-    """Return the 2(n - 1) exchanges of the participant at ``position``, in order."""
+    """Return the 2 (n - 1) exchanges of the participant at ``position`` of a ring, in order."""
     return ring_over(range(participants), even_bounds(0, elements, participants), position, first_round=0)
 
 
 def ring_over(members: Sequence[int], bounds: Sequence[int], place: int, first_round: int) -> tuple[Exchange, ...]:
-    """Return the exchanges of a ring among some of the participants over a part of the numbers.
+    """Return the exchanges of one member of a ring over some of the participants and a range of the elements.
 
     Args:
-        members: Positions of the participants, in ring order.
-        bounds: Where the n chunks begin and the last one ends, n + 1 elements.
+        members: Positions of the n participants, in ring order.
+        bounds: Starts of the n chunks and the stop of the last one, n + 1 elements.
         place: Index in ``members`` of the participant in question.
         first_round: Round of the first exchange.
     """
@@ -77,57 +81,39 @@ def reduce_scatter(members: Sequence[int], bounds: Sequence[int], place: int, fi
 
     Arguments are those of `ring_over`.
     """
-    count, (previous, following) = len(members), _beside(members, place)
-    return tuple(
-        Exchange(
-            first_round + turn,
-            following,
-            _chunk(bounds, place - turn),
-            previous,
-            _chunk(bounds, place - turn - 1),
-            adds=True,
-        )
-        for turn in range(count - 1)
-    )
+    return _once_round(members, bounds, place, place, first_round, adds=True)
 
 
 def all_gather(members: Sequence[int], bounds: Sequence[int], place: int, first_round: int) -> tuple[Exchange, ...]:
-    """Return the n - 1 exchanges that give everyone every chunk, from where `reduce_scatter` leaves them.
+    """Return the n - 1 exchanges that give every member every chunk, after `reduce_scatter`.
 
     Arguments are those of `ring_over`.
     """
-    count, (previous, following) = len(members), _beside(members, place)
+    return _once_round(members, bounds, place, place + 1, first_round, adds=False)
+
+
+def _once_round(
+    members: Sequence[int], bounds: Sequence[int], place: int, chunk: int, first_round: int, *, adds: bool
+) -> tuple[Exchange, ...]:
+    """Exchanges in which a member sends ``chunk`` to the next member, then always what it received last."""
+    count = len(members)
+    ranges = [(bounds[index % count], bounds[index % count + 1]) for index in range(chunk, chunk - count, -1)]
+    following, previous = members[(place + 1) % count], members[place - 1]
     return tuple(
-        Exchange(
-            first_round + turn,
-            following,
-            _chunk(bounds, place + 1 - turn),
-            previous,
-            _chunk(bounds, place - turn),
-            adds=False,
-        )
+        Exchange(first_round + turn, following, ranges[turn], previous, ranges[turn + 1], adds)
         for turn in range(count - 1)
     )
 
 
-def even_bounds(first: int, end: int, parts: int) -> list[int]:
-    """Return the ``parts`` + 1 bounds that cut ``first`` to ``end`` into parts that differ by one at most."""
-    return [first + (end - first) * part // parts for part in range(parts + 1)]
-
-
-def _beside(members: Sequence[int], place: int) -> tuple[int, int]:
-    return members[place - 1], members[(place + 1) % len(members)]
-
-
-def _chunk(bounds: Sequence[int], index: int) -> tuple[int, int]:
-    index %= len(bounds) - 1
-    return bounds[index], bounds[index + 1]
+def even_bounds(start: int, stop: int, parts: int) -> list[int]:
+    """Return the ``parts`` + 1 bounds that cut ``start`` to ``stop`` into parts whose sizes differ by one at most."""
+    return [start + (stop - start) * part // parts for part in range(parts + 1)]
 
 
 def tree_exchanges(elements: int, participants: int, position: int) -> tuple[Exchange, ...]:
-    """Return the exchanges of the participant at ``position``, in order."""
+    """Return the exchanges of the participant at ``position`` of a tree, in order."""
     levels = participants.bit_length() - 1
-    # Of the first 2r positions the even ones hand all they have to the next one, and wait for the result.
+    # Of the first 2r positions the even ones send all elements to the next position, and wait for the sums.
     folded = participants - (1 << levels)
     whole = (0, elements)
     last_round = 2 * levels + 1
@@ -151,17 +137,17 @@ def tree_exchanges(elements: int, participants: int, position: int) -> tuple[Exc
 def _halve_and_double(
     whole: tuple[int, int], levels: int, folded: int, rank: int, first_round: int
 ) -> tuple[Exchange, ...]:
-    """Exchanges of one of the 2 ** levels participants that are left: its number among them is ``rank``."""
+    """Exchanges of participant ``rank`` among the 2 ** levels that remain after folding."""
     sums, copies = [], []
-    first, end = whole
+    start, stop = whole
     for level in range(levels):
         other = rank ^ (1 << level)
         partner = 2 * other + 1 if other < folded else other + folded
-        middle = (first + end) // 2
-        keeps, gives = (first, middle), (middle, end)
+        middle = (start + stop) // 2
+        keeps, gives = (start, middle), (middle, stop)
         if rank > other:
             keeps, gives = gives, keeps
         sums.append(Exchange(first_round + level, partner, gives, partner, keeps, adds=True))
         copies.append(Exchange(first_round + 2 * levels - 1 - level, partner, keeps, partner, gives, adds=False))
-        first, end = keeps
+        start, stop = keeps
     return (*sums, *reversed(copies))

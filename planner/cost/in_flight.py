@@ -1,10 +1,10 @@
-"""How many microbatches each stage keeps in flight."""
+"""How many microbatches each stage keeps in flight, and what to say where not even one fits."""
 
 from collections.abc import Sequence
 from math import ceil
 
-from planner.cost.memory import most_in_flight, needed_bytes, stage_bytes
-from planner.plan.plan import Replica, Stage
+from planner.cost.memory import most_in_flight, needed_bytes, saved_activation_bytes, state_bytes
+from planner.plan.plan import Stage
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError
@@ -12,7 +12,7 @@ from traces.common.units import size_text
 
 
 def plain_depths(stages: int) -> tuple[int, ...]:
-    """Return 1F1B's depths without latency: P - s for stage s of P."""
+    """Return the depths of 1F1B without latency: P - s for stage s of P."""
     return tuple(stages - stage for stage in range(stages))
 
 
@@ -21,14 +21,14 @@ def latency_aware_depths(
 ) -> tuple[int, ...]:
     """Return the depths that hide round trips: K_s = max(P - s, ceil(R_s / T_max)).
 
-    R_s is the time from a microbatch's forward at stage s to the end of its backward there,
-    sum over q >= s of (F_q + B_q) plus 2 * sum over links >= s of (L + X); T_max is the slowest stage or link.
-    Source: DeepCEE as restated for this project; the formula is our assumption where the paper is silent.
+    R_s is the time from a microbatch's forward at stage s to the end of its backward there: the sum over q >= s of
+    (F_q + B_q), plus twice the sum over links >= s of (L + X). T_max is the time of the slowest stage or link. The
+    formula is our assumption where DeepCEE (arXiv 2505.15536) is silent.
 
     Args:
-        compute_s: Forward plus backward of one microbatch for each stage, seconds.
-        transfer_s: Time that one microbatch's activation occupies each link, seconds; one less than stages.
-        latency_s: One-way latency of each link, seconds.
+        compute_s: Forward and backward of one microbatch on each stage, seconds, [stages].
+        transfer_s: Time for which one microbatch's activations keep each link busy, seconds, [stages - 1].
+        latency_s: One-way latency of each link, seconds, [stages - 1].
     """
     stages = len(compute_s)
     slowest_s = max([*compute_s, *transfer_s])
@@ -44,9 +44,9 @@ def latency_aware_depths(
 def fitting_depths(
     depths: Sequence[int], stages: Sequence[Stage], scenario: Scenario, microbatches: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Return ``depths`` lowered to memory and to the number of microbatches, never growing along the stages.
+    """Return ``depths`` lowered to what memory holds and to the number of microbatches, never growing along the stages.
 
-    None where a stage cannot hold even one microbatch.
+    Returns None if a stage cannot hold even one microbatch.
     """
     fitted: list[int] = []
     for depth, stage in zip(depths, stages, strict=True):
@@ -62,32 +62,31 @@ def fitting_depths(
 
 
 def no_split_fits(scenario: Scenario, strategy: str, devices: Sequence[Device] = ()) -> InputError:
-    """Return the refusal of a strategy that found no split that fits.
+    """Return the error of a strategy that found no split of the model that fits into memory.
 
-    It names the layer that fits nowhere, with the device that comes closest; or, where every layer fits somewhere by
-    itself, the bytes that all layers need together.
+    It names the layer that fits on no device, and the largest device; or, where every layer fits by itself, the bytes
+    that all layers need together.
 
     Args:
-        scenario: Gives model, memory and optimizer.
-        strategy: Whose refusal it is.
-        devices: Those that it may use; all if empty.
+        scenario: Gives the model, the optimizer and the devices' memory.
+        strategy: Name of the strategy.
+        devices: Devices that the strategy may use; all if empty.
     """
     devices = devices or scenario.cluster.devices
     largest = max(devices, key=lambda device: device.memory_bytes)
-    for index, layer in enumerate(scenario.model.layers):
-        stage = Stage(index, index + 1, (Replica(largest.name),), in_flight=1)
-        if fitting_depths((1,), (stage,), scenario, (1,)) is None:
-            needed = needed_bytes(scenario, stage, 1, 1)
+    stages = [Stage(index, index + 1, (), in_flight=1) for index in range(len(scenario.model.layers))]
+    for stage, layer in zip(stages, scenario.model.layers, strict=True):
+        needed = needed_bytes(scenario, stage, 1, 1)
+        if needed > largest.memory_bytes:
             return InputError(
-                f"no split fits into memory: layer {index} ('{layer.name}') alone needs {size_text(needed)} for one "
-                f"sample, and device '{largest.name}', the largest, has {size_text(largest.memory_bytes)}",
+                f"no split fits into memory: layer {stage.first_layer} ('{layer.name}') alone needs "
+                f"{size_text(needed)} for one sample, and device '{largest.name}', the largest, has "
+                f"{size_text(largest.memory_bytes)}",
                 where=f"strategy '{strategy}'",
                 valid=f"{needed - largest.memory_bytes} bytes more of memory, or a smaller layer",
             )
-    stages = [
-        Stage(index, index + 1, (Replica(largest.name),), in_flight=1) for index in range(len(scenario.model.layers))
-    ]
-    needed = sum(stage_bytes(scenario, stage, 1, 1) for stage in stages)
+    whole = Stage(0, len(stages), (), in_flight=1)
+    needed = state_bytes(scenario, 0, len(stages)) + saved_activation_bytes(scenario, whole)
     room = sum(device.memory_bytes for device in devices)
     return InputError(
         f"no split fits into memory: all layers need {size_text(needed)} for one sample, and {len(devices)} devices "

@@ -1,8 +1,8 @@
-"""What flows that start together make of the links that they share.
+"""Rates of flows that start together and share links.
 
 Between two stages every pair of replicas that has samples in common sends at once, and around a ring every member does;
-a region's LAN and the WAN between two regions are links that all of them share. The quick evaluator gives each pair a
-channel of its own; with these paths a channel gets its part of its links.
+a region's LAN and the WAN between two regions are links that all of them share. `planner.step.evaluate` gives each pair
+a channel of its own; on these paths a channel gets its part of the links.
 """
 
 from collections import Counter, defaultdict
@@ -17,19 +17,24 @@ from planner.scenario.scenario import Scenario
 Pair = tuple[str, str]
 
 
-def crossing_flows(senders: Stage, receivers: Stage, samples: int) -> dict[Pair, float]:
-    """Return the share of a microbatch of ``samples`` that each sender has for each receiver."""
-    flows = {}
+def boundary_samples(senders: Stage, receivers: Stage, samples: int) -> dict[Pair, int]:
+    """Return how many of a microbatch's ``samples`` each replica sends to each replica on another device."""
+    common = {}
     for sender, (start, stop) in zip(senders.replicas, senders.intervals(samples), strict=True):
-        for receiver, (first, end) in zip(receivers.replicas, receivers.intervals(samples), strict=True):
-            common = min(stop, end) - max(start, first)
-            if common > 0 and sender.device != receiver.device:
-                flows[sender.device, receiver.device] = common / samples
-    return flows
+        for receiver, (other_start, other_stop) in zip(receivers.replicas, receivers.intervals(samples), strict=True):
+            count = min(stop, other_stop) - max(start, other_start)
+            if count > 0 and sender.device != receiver.device:
+                common[sender.device, receiver.device] = count
+    return common
+
+
+def boundary_flows(senders: Stage, receivers: Stage, samples: int) -> dict[Pair, float]:
+    """Return the share of a microbatch of ``samples`` that each replica sends to each replica on another device."""
+    return {pair: count / samples for pair, count in boundary_samples(senders, receivers, samples).items()}
 
 
 def ring_flows(devices: Sequence[str]) -> dict[Pair, float]:
-    """Return what each sends to the next in a ring that sums gradients, as a share of their bytes."""
+    """Return the share of the gradients' bytes that each member of a ring sends to the next one."""
     count = len(devices)
     if count < 2:
         return {}
@@ -37,7 +42,7 @@ def ring_flows(devices: Sequence[str]) -> dict[Pair, float]:
 
 
 def seconds_per_byte(flows: dict[Pair, float], scenario: Scenario) -> float:
-    """Return how long the busiest link or pair takes for each byte of the whole, all flows at once, in seconds."""
+    """Return the seconds that the busiest link or pair takes for each byte of the whole, all flows at once."""
     load_s: defaultdict[str, float] = defaultdict(float)
     slowest_s = 0.0
     for (source, target), share in flows.items():
@@ -48,9 +53,9 @@ def seconds_per_byte(flows: dict[Pair, float], scenario: Scenario) -> float:
 
 
 def sharers(plan: Plan, scenario: Scenario) -> dict[Pair, int]:
-    """Return for each pair of devices that send to each other how many pairs send over its fullest link at once."""
+    """Return for each pair of devices how many pairs send at once over the fullest of its links."""
     found: dict[Pair, int] = {}
-    for pairs in simultaneous(plan):
+    for pairs in _simultaneous_pairs(plan):
         users = Counter(link.name for pair in pairs for link in scenario.cluster.path(*pair))
         for pair in pairs:
             links = scenario.cluster.path(*pair)
@@ -59,7 +64,7 @@ def sharers(plan: Plan, scenario: Scenario) -> dict[Pair, int]:
 
 
 def shared_paths(plan: Plan, scenario: Scenario) -> Paths:
-    """Return the paths of a plan at declared bandwidths, each with its part of the links that it shares."""
+    """Return the paths of a plan at declared bandwidths, each with its part of shared links."""
     return slowed_paths(plan, scenario, sharers(plan, scenario))
 
 
@@ -73,12 +78,12 @@ def slowed_paths(plan: Plan, scenario: Scenario, factors: Mapping[Pair, float]) 
     return path
 
 
-def simultaneous(plan: Plan) -> Iterator[Iterable[Pair]]:
-    """Give the pairs that send at the same time, transfer by transfer and ring by ring."""
+def _simultaneous_pairs(plan: Plan) -> Iterator[Iterable[Pair]]:
+    """Yield the pairs that send at the same time, transfer by transfer and ring by ring."""
     for pipeline in plan.pipelines:
         samples = max(pipeline.microbatches)
         for left, right in pairwise(pipeline.stages):
-            yield crossing_flows(left, right, samples)
-            yield crossing_flows(right, left, samples)
+            yield boundary_flows(left, right, samples)
+            yield boundary_flows(right, left, samples)
         for stage in pipeline.stages:
             yield ring_flows([replica.device for replica in stage.replicas])

@@ -5,18 +5,19 @@
          + in flight * samples * activations of the stage's layers
          + workspace share * samples * activations of its largest layer
 
-Parameters, gradients and optimizer state, plus the activations of the microbatches in flight (DeepCEE and Asteroid
-count the same: K_s times the activations of one microbatch). The first and the last line are what a framework takes
-on a real device, `planner.scenario.effects`. `planner.step.memory` follows the order of actions instead.
+The second line is parameters, gradients and optimizer state, the third the activations of the microbatches in flight
+(DeepCEE and Asteroid count the same: K_s times the activations of one microbatch). The first and the last line are what
+a framework takes on a real device, `planner.scenario.effects`. `planner.step.memory` follows the order of actions
+instead.
 
 A stage that recomputes keeps only its input of each microbatch in flight, and holds all activations of one while its
-backward runs::
+backward runs. In place of the third line it has::
 
          + in flight * samples * input + samples * (activations - input)
 
-in place of the third line (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, with a stage as one
-segment). The input is among the activations; that of the first stage, the model's own, is counted as nothing, since
-profiles do not know it. What its forward holds while it runs, one layer's activations at a time, is not counted.
+(Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, with a stage as one segment). The input is one of the
+activations; that of the first stage, the model's own, counts as nothing, since profiles do not know it. The activations
+of one layer at a time that its forward holds are not counted.
 """
 
 from bisect import bisect_right
@@ -30,7 +31,7 @@ from planner.scenario.training import OPTIMIZER_STATES
 def state_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: int = 1) -> int:
     """Return the bytes of parameters, gradients and optimizer state of layers ``first_layer`` to ``end_layer - 1``.
 
-    With tensor parallelism of a ``degree``, those of one of the devices that share each layer.
+    With tensor parallelism these are the bytes of one of the ``degree`` devices that share each layer.
     """
     copies = 2 + OPTIMIZER_STATES[scenario.training.optimizer.name]
     return copies * scenario.model.at_degree(degree).parameter_bytes(first_layer, end_layer)
@@ -44,9 +45,7 @@ def saved_activation_bytes(scenario: Scenario, stage: Stage, degree: int = 1) ->
 
 
 def recomputed_bytes(scenario: Scenario, stage: Stage, degree: int = 1) -> int:
-    """Return the bytes of one sample that a backward holds beyond those that were kept for it."""
-    if not stage.recompute:
-        return 0
+    """Return the bytes of one sample that a backward holds beside those saved for it."""
     activations = scenario.model.at_degree(degree).activation_bytes(stage.first_layer, stage.end_layer)
     return max(0, activations - saved_activation_bytes(scenario, stage, degree))
 
@@ -58,7 +57,15 @@ def workspace_bytes(scenario: Scenario, stage: Stage, samples: int, degree: int 
 
 
 def needed_bytes(scenario: Scenario, stage: Stage, samples: int, in_flight: int, degree: int = 1) -> int:
-    """Return the peak bytes of a stage on a device: see the module's description, and `stage_bytes` for arguments."""
+    """Return the peak bytes of a stage on a device.
+
+    Args:
+        scenario: Gives the model, the optimizer and what the framework takes.
+        stage: Gives the layers, and whether they are recomputed.
+        samples: Samples of each microbatch on this device.
+        in_flight: Number of microbatches between forward and backward.
+        degree: Number of devices that share each layer by tensor parallelism.
+    """
     of_sample = in_flight * saved_activation_bytes(scenario, stage, degree) + recomputed_bytes(scenario, stage, degree)
     states = state_bytes(scenario, stage.first_layer, stage.end_layer, degree)
     workspace = workspace_bytes(scenario, stage, samples, degree)
@@ -81,17 +88,3 @@ def most_samples(scenario: Scenario, stage: Stage, most: int, in_flight: int, me
         return needed_bytes(scenario, stage, samples, in_flight)
 
     return most if needed(most) <= memory_bytes else bisect_right(range(1, most), memory_bytes, key=needed)
-
-
-def stage_bytes(scenario: Scenario, stage: Stage, samples: int, in_flight: int, degree: int = 1) -> int:
-    """Return the bytes of a stage's states, and of what it keeps between forward and backward, on a device.
-
-    Args:
-        scenario: Gives the model and the optimizer.
-        stage: Gives the layers, and whether they are recomputed.
-        samples: Of each microbatch, on this device.
-        in_flight: Microbatches for which something is kept at once.
-        degree: Devices that share each layer by tensor parallelism.
-    """
-    states = state_bytes(scenario, stage.first_layer, stage.end_layer, degree)
-    return states + in_flight * samples * saved_activation_bytes(scenario, stage, degree)

@@ -1,4 +1,4 @@
-"""How many bytes a transfer between stages has on the wire; both backends ask here."""
+"""How long messages take on the paths between devices, and how many bytes they have on the wire."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,14 +15,14 @@ PAYLOAD_BYTES = 1448
 
 
 def jitter_delay_s(jitter_s: float, size_bytes: float) -> float:
-    """Return how much later the last byte of a message is there on average, seconds.
+    """Return the mean delay of a message's last byte by the jitter of its packets, seconds.
 
-    The expected maximum of n independent delays, evenly distributed from 0 to J: J n / (n + 1) for a message of n
-    frames, one at least. Packets stay in order, so that the message waits for the slowest of them.
+    It is the expected maximum of n independent delays, uniform from 0 to J: J n / (n + 1) for a message of n frames,
+    one at least. Packets stay in order, so that a message waits for its slowest packet.
 
     Args:
-        jitter_s: The longest delay J of a packet, seconds.
-        size_bytes: Payload of the message.
+        jitter_s: Longest delay J of a packet, seconds.
+        size_bytes: Payload of the message, bytes.
     """
     if not jitter_s:
         return 0.0
@@ -31,14 +31,14 @@ def jitter_delay_s(jitter_s: float, size_bytes: float) -> float:
 
 
 def loss_ceiling_bps(loss_share: float, round_trip_s: float) -> float:
-    """Return what one TCP connection carries at most where packets are lost, payload bits per second.
+    """Return the most that one TCP connection carries where packets are lost, payload bits per second.
 
-    MSS / RTT * sqrt(3 / 2) / sqrt(p), whose constant is that of evenly spaced losses and of an acknowledgement for
+    It is MSS / RTT * sqrt(3 / 2) / sqrt(p), with the constant of evenly spaced losses and of an acknowledgement for
     every segment (Mathis, Semke, Mahdavi and Ott, The Macroscopic Behavior of the TCP Congestion Avoidance Algorithm,
     1997).
 
     Args:
-        loss_share: Of the packets, p.
+        loss_share: Share p of the packets that is lost.
         round_trip_s: Latency there and back, seconds.
     """
     if not loss_share or not round_trip_s:
@@ -53,14 +53,14 @@ def payload_bps(effects: NetworkEffects, wire_bps: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ConstantRatePath:
-    """A path whose rate does not change.
+    """A path between two devices whose rate does not change.
 
     Attributes:
-        rate_bps: Bits per second, of payload.
-        latency_s: One way, seconds.
-        curves: What a message of a size reaches by itself.
-        share: Of the curves' rates that messages really reach.
-        jitter_s: Each packet takes up to so much longer, seconds.
+        rate_bps: Rate of payload, bits per second.
+        latency_s: One-way latency, seconds.
+        curves: Rates that a single message reaches by its size, one curve for each link that has one.
+        share: Share of the curves' rates that training messages reach.
+        jitter_s: Longest random delay of a packet, seconds.
     """
 
     rate_bps: float
@@ -70,13 +70,13 @@ class ConstantRatePath:
     jitter_s: float = 0.0
 
     def transmission_s(self, size_bytes: float) -> float:
-        """Return for how many seconds a message keeps the path busy."""
+        """Return how long a message keeps the path busy, seconds."""
         if not self.curves or not size_bytes:
             return 8 * size_bytes / self.rate_bps
         return 8 * size_bytes / min(self.rate_bps, *(self.share * curve.rate_bps(size_bytes) for curve in self.curves))
 
     def propagation_s(self, size_bytes: float) -> float:
-        """Return how long after its departure a message is there, seconds."""
+        """Return the time from a message's departure to its arrival, latency and jitter, seconds."""
         return self.latency_s + jitter_delay_s(self.jitter_s, size_bytes)
 
 
@@ -88,10 +88,10 @@ def nominal_path(scenario: Scenario, source: str, target: str, connections: int 
     """Return the path between two devices at the bandwidths that the cluster declares.
 
     Args:
-        scenario: Gives links, and what TCP makes of them.
-        source: A device.
-        target: Another one.
-        connections: TCP connections between the two, if they stand in different regions.
+        scenario: Gives the links and the effects of TCP.
+        source: Device that sends.
+        target: Device that receives.
+        connections: Number of TCP connections between devices of different regions.
     """
     links = scenario.cluster.path(source, target)
     latency_s = sum(link.latency_s for link in links)
@@ -104,10 +104,10 @@ def nominal_path(scenario: Scenario, source: str, target: str, connections: int 
 
 
 def connections_ceiling_bps(scenario: Scenario, source: str, target: str, connections: int) -> float:
-    """Return what the connections between two devices carry at most by themselves, payload bits per second.
+    """Return the most that the connections between two devices carry, payload bits per second.
 
-    Each carries no more than its window per round trip, and no more than losses on the way let it grow to. A round trip
-    is the links' latencies there and back.
+    Each connection carries no more than its window per round trip, and no more than losses allow. A round trip is the
+    links' latencies there and back.
     """
     window_bytes = scenario.effects.network.window_bytes
     links = scenario.cluster.path(source, target)
@@ -121,11 +121,11 @@ def connections_ceiling_bps(scenario: Scenario, source: str, target: str, connec
     return min(window_bps, count * loss_ceiling_bps(loss_share, round_trip_s))
 
 
-# What stages pass on is float32.
+# Activations and their gradients are float32.
 _ELEMENT_BYTES = 4
 
-# Bytes of one element, and of what goes with each sample: a float32 scale for 8-bit integers.
-_FORMS: Mapping[str, tuple[int, int]] = MappingProxyType({"bf16": (2, 0), "int8": (1, 4)})
+# Bytes of an element, and bytes added to each sample: a float32 scale for 8-bit integers.
+_FORMATS: Mapping[str, tuple[int, int]] = MappingProxyType({"bf16": (2, 0), "int8": (1, 4)})
 
 
 def wire_bytes(compression: str, samples: int, sample_bytes: int) -> int:
@@ -133,16 +133,16 @@ def wire_bytes(compression: str, samples: int, sample_bytes: int) -> int:
 
     Args:
         compression: One of `planner.plan.plan.COMPRESSIONS`.
-        samples: That the transfer carries.
-        sample_bytes: Of one of them as float32; what is left of a last element counts as a whole one.
+        samples: Number of samples in the transfer.
+        sample_bytes: Bytes of one sample as float32; a part of an element counts as a whole one.
     """
     if compression == "none":
         return samples * sample_bytes
-    element_bytes, scale_bytes = _FORMS[compression]
+    element_bytes, scale_bytes = _FORMATS[compression]
     elements = -(-sample_bytes // _ELEMENT_BYTES)
     return samples * (elements * element_bytes + scale_bytes) if elements else 0
 
 
 def compression_between(compression: str, cluster: Cluster, source: str, target: str) -> str:
-    """Return a plan's compression for what one device sends another: only what leaves its region is compressed."""
+    """Return the compression of transfers between two devices: the plan's between regions, none inside a region."""
     return compression if cluster.crosses_regions(source, target) else "none"

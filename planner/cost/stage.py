@@ -1,26 +1,24 @@
-"""A pipeline of a plan as a scheduler sees it: what each stage's actions and transfers take on steady links."""
+"""A pipeline of a plan as a scheduling problem: what each stage's actions and transfers take at declared rates."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.link_sharing import boundary_samples
 from planner.cost.memory import recomputed_bytes, saved_activation_bytes, state_bytes, workspace_bytes
-from planner.cost.network import ConstantRatePath, compression_between, nominal_path, wire_bytes
+from planner.cost.network import compression_between, nominal_path, wire_bytes
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.profile import ComputeTimes
 from planner.scenario.scenario import Scenario
-from planner.schedules.kernel.problem import SchedulingProblem
-
-Floats = NDArray[np.float64]
+from planner.schedules.kernel.problem import Floats, SchedulingProblem
 
 
 def replica_times(scenario: Scenario, stage: Stage, replica: Replica, samples: int) -> ComputeTimes:
-    """Return what one microbatch of ``samples`` takes on one replica.
+    """Return how long a replica computes on a microbatch of ``samples``.
 
-    Where the stage recomputes, its forward is part of the input gradient, which begins with it.
+    Where the stage recomputes, its input gradient begins with another forward.
 
     Raises:
         InputError: The profile has no times for its device kind or its degree of tensor parallelism.
@@ -33,36 +31,28 @@ def replica_times(scenario: Scenario, stage: Stage, replica: Replica, samples: i
     return replace(times, backward_input_s=times.forward_s + times.backward_input_s)
 
 
-# A step asks for those of its plan.
+# Every step asks for the problems of its plan.
 @lru_cache(maxsize=32)
 def scheduling_problems(plan: Plan, scenario: Scenario) -> tuple[SchedulingProblem, ...]:
-    """Return the pipelines of a plan as scheduling problems, on the declared links."""
+    """Return the pipelines of a plan as scheduling problems."""
     return tuple(scheduling_problem(pipeline, scenario, plan.compression) for pipeline in plan.pipelines)
 
 
-def scheduling_problem(
-    pipeline: Pipeline,
-    scenario: Scenario,
-    compression: str = "none",
-    path: Callable[[str, str], ConstantRatePath] | None = None,
-) -> SchedulingProblem:
+def scheduling_problem(pipeline: Pipeline, scenario: Scenario, compression: str = "none") -> SchedulingProblem:
     """Return one pipeline as a scheduling problem; a stage is as slow as its slowest replica.
 
     Args:
-        pipeline: Of a plan for the scenario.
+        pipeline: Pipeline of a plan for the scenario.
         scenario: Gives times, sizes and links.
-        compression: The plan's, one of `planner.plan.plan.COMPRESSIONS`.
-        path: The path from one device to another; the declared bandwidths and latencies if None.
+        compression: One of `planner.plan.plan.COMPRESSIONS`.
     """
-    find_path = path or (lambda source, target: nominal_path(scenario, source, target))
-    transfers = _Transfers(scenario, compression, find_path)
     sizes, which = np.unique(np.array(pipeline.microbatches), return_inverse=True)
     times = np.array([[_slowest(scenario, stage, int(size)) for size in sizes] for stage in pipeline.stages])
     boundaries = [
-        (transfers.crossing(left, right, sizes), transfers.crossing(right, left, sizes))
+        [_transfers(scenario, compression, *ends, sizes) for ends in ((left, right), (right, left))]
         for left, right in zip(pipeline.stages, pipeline.stages[1:], strict=False)
     ]
-    occupancy = np.array([[way[0] for way in both] for both in boundaries]).reshape(-1, 2, len(sizes))[:, :, which]
+    transmission = np.array([[way[0] for way in both] for both in boundaries]).reshape(-1, 2, len(sizes))[:, :, which]
     latency = np.array([[way[1] for way in both] for both in boundaries]).reshape(-1, 2)
     held = np.array([_activation_bytes(scenario, stage, sizes) for stage in pipeline.stages])[:, :, which]
     launch_s = scenario.effects.compute.launch_overhead_s
@@ -72,8 +62,8 @@ def scheduling_problem(
         times[:, which, 0] + launch_s,
         times[:, which, 1] + launch_s,
         times[:, which, 2],
-        occupancy[:, 0],
-        occupancy[:, 1],
+        transmission[:, 0],
+        transmission[:, 1],
         latency[:, 0],
         latency[:, 1],
         held[:, 0],
@@ -83,10 +73,11 @@ def scheduling_problem(
 
 
 def _slowest(scenario: Scenario, stage: Stage, samples: int) -> tuple[float, float, float]:
+    """Seconds of forward, input gradient and weight gradient, each on the replica that is slowest in it."""
     times = [
-        replica_times(scenario, stage, replica, end - first)
-        for replica, (first, end) in zip(stage.replicas, stage.intervals(samples), strict=True)
-        if end > first
+        replica_times(scenario, stage, replica, stop - start)
+        for replica, (start, stop) in zip(stage.replicas, stage.intervals(samples), strict=True)
+        if stop > start
     ]
     return (
         max(each.forward_s for each in times),
@@ -95,54 +86,44 @@ def _slowest(scenario: Scenario, stage: Stage, samples: int) -> tuple[float, flo
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Transfers:
-    """How transfers of a pipeline travel."""
-
-    scenario: Scenario
-    compression: str
-    find_path: Callable[[str, str], ConstantRatePath]
-
-    def crossing(self, senders: Stage, receivers: Stage, sizes: NDArray[np.int64]) -> tuple[list[float], float]:
-        """Seconds for which each microbatch size keeps the slowest pair of replicas busy, and the longest delay."""
-        if senders.replicas == receivers.replicas:
-            return [0.0] * len(sizes), 0.0
-        sample_bytes = self.scenario.model.layers[min(senders.end_layer, receivers.end_layer) - 1].output_bytes
-        busy_s, delay_s = [0.0] * len(sizes), 0.0
-        for index, size in enumerate(sizes.tolist()):
-            for sender, (start, stop) in zip(senders.replicas, senders.intervals(size), strict=True):
-                for receiver, (first, end) in zip(receivers.replicas, receivers.intervals(size), strict=True):
-                    samples = min(stop, end) - max(start, first)
-                    if samples > 0:
-                        ends = sender.device, receiver.device
-                        form = compression_between(self.compression, self.scenario.cluster, *ends)
-                        path, size_bytes = self.find_path(*ends), wire_bytes(form, samples, sample_bytes)
-                        busy_s[index] = max(busy_s[index], path.transmission_s(size_bytes))
-                        delay_s = max(delay_s, path.propagation_s(size_bytes))
-        return busy_s, delay_s
+def _transfers(
+    scenario: Scenario, compression: str, senders: Stage, receivers: Stage, sizes: NDArray[np.int64]
+) -> tuple[list[float], float]:
+    """Seconds for which a microbatch of each size keeps the slowest pair of replicas busy, and the longest latency."""
+    if senders.replicas == receivers.replicas:
+        return [0.0] * len(sizes), 0.0
+    sample_bytes = scenario.model.layers[min(senders.end_layer, receivers.end_layer) - 1].output_bytes
+    transmission_s, latency_s = [0.0] * len(sizes), 0.0
+    for index, size in enumerate(sizes.tolist()):
+        for (source, target), samples in boundary_samples(senders, receivers, size).items():
+            form = compression_between(compression, scenario.cluster, source, target)
+            path, size_bytes = nominal_path(scenario, source, target), wire_bytes(form, samples, sample_bytes)
+            transmission_s[index] = max(transmission_s[index], path.transmission_s(size_bytes))
+            latency_s = max(latency_s, path.propagation_s(size_bytes))
+    return transmission_s, latency_s
 
 
 def _activation_bytes(scenario: Scenario, stage: Stage, sizes: NDArray[np.int64]) -> list[list[float]]:
-    """Bytes until the backward and from it until the weight gradient, on the replica that holds the most.
+    """Bytes of each microbatch size until its backward, and from there until its weight gradient, of the worst replica.
 
-    Assumed: all of a microbatch's activations stay until its weight gradient. Of a transformer layer most do
-    (Qi et al., Zero Bubble Pipeline Parallelism, 2024, count 32 of 34 + 5 as/h units). Both are the same but where the
-    stage recomputes: then only its input waits for the backward.
+    Assumed: all activations of a microbatch stay until its weight gradient. Of a transformer layer most do (Qi et al.,
+    Zero Bubble Pipeline Parallelism, 2024, count 32 of 34 + 5 as/h units). The two differ only where the stage
+    recomputes: then its input alone waits for the backward.
     """
-    waiting: list[float] = []
-    staying: list[float] = []
     degrees = [replica.tensor_parallel for replica in stage.replicas]
-    kept = [saved_activation_bytes(scenario, stage, degree) for degree in degrees]
-    every = [each + recomputed_bytes(scenario, stage, degree) for each, degree in zip(kept, degrees, strict=True)]
-    for size in sizes.tolist():
-        widths = [end - first for first, end in stage.intervals(size)]
-        waiting.append(max(width * each for width, each in zip(widths, kept, strict=True)))
-        staying.append(max(width * each for width, each in zip(widths, every, strict=True)))
-    return [waiting, staying]
+    saved = [saved_activation_bytes(scenario, stage, degree) for degree in degrees]
+    whole = [each + recomputed_bytes(scenario, stage, degree) for each, degree in zip(saved, degrees, strict=True)]
+    return [
+        [
+            max((stop - start) * each for (start, stop), each in zip(stage.intervals(size), of_sample, strict=True))
+            for size in sizes.tolist()
+        ]
+        for of_sample in (saved, whole)
+    ]
 
 
 def _capacity_bytes(pipeline: Pipeline, scenario: Scenario) -> Floats:
-    """Bytes that each worker's activations may fill, in terms of the replica that holds the most of a microbatch."""
+    """Bytes that each worker's activations may fill, scaled to the replica that takes the most of a microbatch."""
     capacity = np.full(max(pipeline.workers) + 1, np.inf)
     for worker in range(len(capacity)):
         stages = [stage for stage, holder in zip(pipeline.stages, pipeline.workers, strict=True) if holder == worker]
@@ -152,7 +133,7 @@ def _capacity_bytes(pipeline: Pipeline, scenario: Scenario) -> Floats:
             free = min(scenario.cluster.by_name[device].memory_bytes for device in replica.devices)
             degree = replica.tensor_parallel
             free -= sum(state_bytes(scenario, stage.first_layer, stage.end_layer, degree) for stage in stages)
-            # Framework and workspace are there once, whatever the number of stages.
+            # Framework and workspace count once, whatever the number of stages.
             free -= scenario.effects.memory.framework_bytes
             free -= max(workspace_bytes(scenario, stage, samples, degree) for stage in stages)
             if samples:

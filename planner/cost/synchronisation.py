@@ -1,7 +1,8 @@
-"""Updates that pipelines send each other without waiting (asgd, asgd-ga, ma): who sends what to whom.
+"""What devices exchange to keep their parameters the same: sums of gradients, and updates without a barrier.
 
-The first replica of a stage speaks for it, as the communicator of a region does in Cloudless-Training (arXiv
-2303.05330); it passes on what it receives with the stage's own next sum of gradients.
+Where pipelines do not wait for each other (asgd, asgd-ga, ma) the first replica of each stage sends its updates, as
+the communicator of a region does in Cloudless-Training (arXiv 2303.05330); it passes on what it receives with the
+stage's next sum of gradients.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,21 +23,17 @@ _ALGORITHMS: Mapping[str, Callable[[int, tuple[str, ...], int], tuple[Exchange, 
 }
 
 
-def all_reduce(algorithm: str, elements: int, regions: Sequence[str], position: int) -> tuple[Exchange, ...]:
-    """Return what one participant sends and receives, in order, until it has the sum over all of them.
+# Every device asks in every step.
+@lru_cache(maxsize=1024)
+def all_reduce(algorithm: str, elements: int, regions: tuple[str, ...], position: int) -> tuple[Exchange, ...]:
+    """Return what one participant sends and receives, in order, to get the sum over all participants.
 
     Args:
         algorithm: One of `planner.plan.plan.ALGORITHMS`.
-        elements: Numbers to sum.
-        regions: Where each participant stands.
-        position: Of the participant in question, an index into ``regions``.
+        elements: Number of elements to sum.
+        regions: Region of each participant.
+        position: Index of the participant in question in ``regions``.
     """
-    return _remembered(algorithm, elements, tuple(regions), position)
-
-
-# Every device asks in every step.
-@lru_cache(maxsize=1024)
-def _remembered(algorithm: str, elements: int, regions: tuple[str, ...], position: int) -> tuple[Exchange, ...]:
     return _ALGORITHMS[algorithm](elements, regions, position)
 
 
@@ -46,11 +43,11 @@ class GradientSync:
 
     Attributes:
         first_layer: Index of the first layer.
-        end_layer: Index after the last one.
-        devices: In the order of the plan.
-        elements: Numbers to sum.
+        end_layer: Index after the last layer.
+        devices: Names of the devices, in the order of the plan.
+        elements: Number of elements to sum.
         algorithm: One of `planner.plan.plan.ALGORITHMS`.
-        regions: Where each of the devices stands.
+        regions: Region of each device.
     """
 
     first_layer: int
@@ -61,19 +58,19 @@ class GradientSync:
     regions: tuple[str, ...]
 
     def exchanges(self, device: str) -> tuple[Exchange, ...]:
-        """Return what a device sends and receives, in order; positions in it are indices into ``devices``."""
+        """Return what a device sends and receives, in order; positions are indices into ``devices``."""
         return all_reduce(self.algorithm, self.elements, self.regions, self.devices.index(device))
 
     def among(self, devices: Iterable[str]) -> "GradientSync":
-        """Return the same sum over others, each in the place, and the region, of one of these devices."""
+        """Return the same sum over other devices, each in the place and region of one of these."""
         return replace(self, devices=tuple(devices))
 
 
 def gradient_syncs(plan: Plan, scenario: Scenario) -> tuple[GradientSync, ...]:
-    """Return the runs of layers that the same devices hold, where those are more than one.
+    """Return the sums of a plan: one for each run of layers that the same devices hold, two devices at least.
 
-    Replicas of a stage always sum their gradients; pipelines do among each other if the plan's method is
-    ``allreduce``. Where sums overlap with backward a run is cut into buckets, and the last layers come first, as their
+    Replicas of a stage always sum their gradients; pipelines sum theirs if the plan's method is ``allreduce``. Where
+    sums overlap with backward, each run is cut into buckets, and the sums of the last layers come first, as their
     gradients do.
     """
     if plan.synchronisation.bucket_bytes:
@@ -87,7 +84,7 @@ def _syncs_over(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -
     for run in _runs(pipelines, plan, scenario):
         replicas = [replica for *_, replica in holders(pipelines, run[0])]
         devices = tuple(replica.device for replica in replicas)
-        # Each device of a tensor-parallel group sums its shard at the same time: the first one's stands for all.
+        # The devices of a tensor-parallel group sum their shards at the same time: the first one's stands for all.
         degree = min(replica.tensor_parallel for replica in replicas)
         shard_bytes = scenario.model.at_degree(degree).parameter_bytes(run[0], run[-1] + 1)
         elements = shard_bytes // scenario.training.element_bytes
@@ -97,13 +94,14 @@ def _syncs_over(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -
 
 
 def _runs(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -> Iterator[list[int]]:
-    """Consecutive layers that are summed together."""
+    """Yield consecutive layers that are summed together."""
     bucket_bytes = plan.synchronisation.bucket_bytes
 
     def held_by(layer: int) -> tuple[tuple[str, int], ...]:
-        # The stages of a device have done their last backward at different times.
-        held = holders(pipelines, layer)
-        return tuple((replica.device, stage if bucket_bytes else 0) for _, stage, _, replica in held)
+        # Two stages on a device have their last backward at different times.
+        return tuple(
+            (replica.device, stage if bucket_bytes else 0) for _, stage, _, replica in holders(pipelines, layer)
+        )
 
     for _, layers in groupby(range(len(scenario.model.layers)), key=held_by):
         run = list(layers)
@@ -111,15 +109,15 @@ def _runs(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -> Iter
 
 
 def _buckets(run: Sequence[int], scenario: Scenario, bucket_bytes: int) -> list[list[int]]:
-    """A run of layers in parts of at least so many bytes, filled from its end; the first part may have fewer."""
+    """Cut a run of layers into parts of ``bucket_bytes`` or more, from its end; the first part may have fewer."""
     buckets: list[list[int]] = []
-    room_bytes = 0
+    missing_bytes = 0
     for layer in reversed(run):
-        if room_bytes <= 0:
+        if missing_bytes <= 0:
             buckets.insert(0, [])
-            room_bytes = bucket_bytes
+            missing_bytes = bucket_bytes
         buckets[0].insert(0, layer)
-        room_bytes -= scenario.model.layers[layer].parameter_bytes
+        missing_bytes -= scenario.model.layers[layer].parameter_bytes
     return buckets
 
 
@@ -139,7 +137,7 @@ def ring_s(paths: Iterable[ConstantRatePath], size_bytes: float, holders: int) -
 
 
 def holders(pipelines: Iterable[Pipeline], layer: int) -> Iterator[tuple[int, int, Stage, Replica]]:
-    """Give who holds a layer, each with the number of its pipeline, the index of its stage there, and the stage."""
+    """Yield the number of a pipeline, the index of its stage, the stage and the replica, for all holders of a layer."""
     for number, pipeline in enumerate(pipelines):
         for index, stage in enumerate(pipeline.stages):
             if stage.first_layer <= layer < stage.end_layer:
@@ -151,12 +149,12 @@ class UpdateEdge:
     """Layers that two stages of different pipelines both hold.
 
     Attributes:
-        sender: Device whose updates go out.
+        sender: Device that sends updates.
         receiver: Device that applies them.
-        pipelines: Of sender and receiver.
-        stage: The receiver's.
-        layers: Index of the first one, and after the last one.
-        size_bytes: Of their gradients or parameters.
+        pipelines: Numbers of the sender's pipeline and of the receiver's.
+        stage: Index of the receiver's stage in its pipeline.
+        layers: Index of the first layer, and after the last one.
+        size_bytes: Size of an update: gradients or parameters of these layers.
     """
 
     sender: str
@@ -168,7 +166,7 @@ class UpdateEdge:
 
 
 def update_edges(plan: Plan, scenario: Scenario) -> tuple[UpdateEdge, ...]:
-    """Return who sends updates to whom; nobody where pipelines sum their gradients and wait."""
+    """Return who sends updates to whom; empty where pipelines sum their gradients."""
     if plan.synchronisation.method == "allreduce":
         return ()
     edges = []
@@ -176,27 +174,20 @@ def update_edges(plan: Plan, scenario: Scenario) -> tuple[UpdateEdge, ...]:
         for q, other in enumerate(plan.pipelines):
             for sending in own.stages if p != q else ():
                 for index, receiving in enumerate(other.stages):
-                    layers = _shared_layers(sending, receiving)
-                    size_bytes = _shared_bytes(scenario, sending, receiving, layers)
+                    first = max(sending.first_layer, receiving.first_layer)
+                    end = max(first, min(sending.end_layer, receiving.end_layer))
+                    degree = min(sending.replicas[0].tensor_parallel, receiving.replicas[0].tensor_parallel)
+                    size_bytes = scenario.model.at_degree(degree).parameter_bytes(first, end)
                     if size_bytes:
                         ends = (sending.replicas[0].device, receiving.replicas[0].device)
-                        edges.append(UpdateEdge(*ends, (p, q), index, layers, size_bytes))
+                        edges.append(UpdateEdge(*ends, (p, q), index, (first, end), size_bytes))
     return tuple(edges)
 
 
 def samples_of_an_update(plan: Plan, pipeline: int) -> int:
-    """Return over how many samples the gradient of a pipeline's update is a mean.
+    """Return the number of samples over which a pipeline's update averages gradients.
 
-    The global batch where gradients add up to those of all pipelines; a pipeline's own samples where parameters are
+    It is the global batch where the pipelines' gradients add up, and the pipeline's own samples where parameters are
     averaged, since each pipeline then trains by itself.
     """
     return plan.pipelines[pipeline].samples if plan.synchronisation.method == "ma" else plan.global_batch
-
-
-def _shared_layers(one: Stage, other: Stage) -> tuple[int, int]:
-    return max(one.first_layer, other.first_layer), min(one.end_layer, other.end_layer)
-
-
-def _shared_bytes(scenario: Scenario, one: Stage, other: Stage, layers: tuple[int, int]) -> int:
-    degree = min(one.replicas[0].tensor_parallel, other.replicas[0].tensor_parallel)
-    return scenario.model.at_degree(degree).parameter_bytes(*layers) if layers[0] < layers[1] else 0

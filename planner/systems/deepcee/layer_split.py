@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.layers import LayerTable, layer_table
-from planner.cost.link_sharing import crossing_flows, ring_flows, seconds_per_byte
+from planner.cost.link_sharing import boundary_flows, ring_flows, seconds_per_byte
 from planner.cost.network import nominal_path
 from planner.plan.plan import Replica, Stage
 from planner.scenario.profile import ModelProfile
@@ -186,7 +186,7 @@ def split_problem(scenario: Scenario, devices: Sequence[Replicas], microbatches:
 
 def _crossing(left: Stage, right: Stage, samples: int, scenario: Scenario) -> tuple[float, float]:
     """Seconds for each byte of a microbatch, and the latency, of the worse direction."""
-    ways = [crossing_flows(left, right, samples), crossing_flows(right, left, samples)]
+    ways = [boundary_flows(left, right, samples), boundary_flows(right, left, samples)]
     latency_s = max((nominal_path(scenario, *pair).propagation_s(1) for flows in ways for pair in flows), default=0.0)
     return max(seconds_per_byte(flows, scenario) for flows in ways), latency_s
 

@@ -31,7 +31,7 @@ class Outcome:
 
 
 def exchanges_of_all(algorithm: str, elements: int, regions: Sequence[str]) -> list[tuple[Exchange, ...]]:
-    return [all_reduce(algorithm, elements, regions, position) for position in range(len(regions))]
+    return [all_reduce(algorithm, elements, tuple(regions), position) for position in range(len(regions))]
 
 
 def carry_out(lists: Sequence[Sequence[Exchange]], before: Numbers, seed: int) -> Outcome:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.in_flight import fitting_depths, latency_aware_depths, plain_depths
-from planner.cost.memory import stage_bytes
+from planner.cost.memory import needed_bytes
 from planner.plan.plan import Replica, Stage
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
 
@@ -57,13 +57,13 @@ def test_fitting_depths_use_what_there_is(width: int, samples: int, memory_bytes
     most = max(end - first for first, end in stage.intervals(samples))
     depth = fitted[0] if fitted else 0
     if depth:
-        assert stage_bytes(scenario, stage, most, depth) <= memory_bytes + 1
+        assert needed_bytes(scenario, stage, most, depth) <= memory_bytes + 1
     if depth < 50:
-        assert stage_bytes(scenario, stage, most, depth + 1) > memory_bytes + 1
+        assert needed_bytes(scenario, stage, most, depth + 1) > memory_bytes + 1
 
 
 def test_memory_by_hand() -> None:
     scenario = chain_scenario([1.0] * 2, [1.0] * 2, parameter_bytes=100, activation_bytes=10)
     # Parameters and gradients of two layers; 3 microbatches of 4 samples in flight.
     stage = Stage(0, 2, (Replica("device-0"),), 3)
-    assert stage_bytes(scenario, stage, samples=4, in_flight=3) == pytest.approx(2 * 2 * 100 + 3 * 4 * 20)
+    assert needed_bytes(scenario, stage, samples=4, in_flight=3) == pytest.approx(2 * 2 * 100 + 3 * 4 * 20)

@@ -44,7 +44,7 @@ def test_the_exchanges_of_a_device_are_those_of_its_position() -> None:
     scenario, plan = two_pipelines()
     first, _ = gradient_syncs(plan, scenario)
     for position, device in enumerate(first.devices):
-        assert first.exchanges(device) == all_reduce("ring", 10, ["a", "a", "b"], position)
+        assert first.exchanges(device) == all_reduce("ring", 10, ("a", "a", "b"), position)
 
 
 @pytest.mark.parametrize(("algorithm", "needed"), [("ring", False), ("tree", True), ("hierarchical", True)])

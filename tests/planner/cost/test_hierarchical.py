@@ -58,7 +58,9 @@ def test_rounds_are_those_of_the_formula(elements: int, regions: list[str]) -> N
 @pytest.mark.parametrize("regions", [["a"] * 5, ["a", "b", "c", "d"], ["a"]])
 def test_it_is_the_ring_for_one_region_or_one_participant_in_each(regions: list[str]) -> None:
     for position in range(len(regions)):
-        assert all_reduce("hierarchical", 23, regions, position) == all_reduce("ring", 23, regions, position)
+        assert all_reduce("hierarchical", 23, tuple(regions), position) == all_reduce(
+            "ring", 23, tuple(regions), position
+        )
 
 
 def test_two_regions_of_two_use_both_lanes() -> None:

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.memory import stage_bytes, state_bytes
+from planner.cost.memory import needed_bytes, state_bytes
 from planner.plan.actions import parse_action
 from planner.plan.plan import EXPLICIT, Replica
 from planner.scenario.effects import MemoryEffects
@@ -23,7 +23,7 @@ def test_states_are_parameter_gradient_and_what_the_optimizer_keeps() -> None:
 def test_a_stage_keeps_the_activations_of_what_is_in_flight() -> None:
     scenario = chain_scenario([1.0], [1.0], parameter_bytes=100, activation_bytes=7)
     stage = chain_plan(scenario).pipelines[0].stages[0]
-    assert stage_bytes(scenario, stage, samples=3, in_flight=2) == 200 + 2 * 3 * 7
+    assert needed_bytes(scenario, stage, samples=3, in_flight=2) == 200 + 2 * 3 * 7
 
 
 def test_earlier_stages_keep_more_microbatches() -> None:
@@ -74,7 +74,7 @@ def test_devices_that_share_layers_hold_their_shard() -> None:
     shared = replace(plan, pipelines=(replace(pipeline, stages=(group,)),))
     assert peak_bytes(plan, scenario, NOTHING) == {"device-0": 200 + 8}
     assert peak_bytes(shared, scenario, NOTHING) == {"device-0": 100 + 5}
-    assert stage_bytes(scenario, group, samples=1, in_flight=1, degree=2) == 105
+    assert needed_bytes(scenario, group, samples=1, in_flight=1, degree=2) == 105
 
 
 @pytest.mark.parametrize("share", [0.0, 2.25])

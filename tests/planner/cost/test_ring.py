@@ -35,7 +35,7 @@ def test_each_sends_twice_all_but_one_chunk(elements: int, participants: int) ->
 
 
 def test_three_participants_by_hand() -> None:
-    exchanges = all_reduce("ring", 7, ["a", "b", "a"], position=1)
+    exchanges = all_reduce("ring", 7, ("a", "b", "a"), position=1)
     # Chunks 0..2, 2..4, 4..7.
     assert [e.send for e in exchanges] == [(2, 4), (0, 2), (4, 7), (2, 4)]
     assert [e.receive for e in exchanges] == [(0, 2), (4, 7), (2, 4), (0, 2)]

@@ -21,23 +21,23 @@ def test_rounds_and_bytes_are_those_of_the_formulas(participants: int) -> None:
 
 
 def test_neighbours_exchange_most() -> None:
-    exchanges = all_reduce("tree", 16, ["a"] * 8, position=0)
+    exchanges = all_reduce("tree", 16, ("a",) * 8, position=0)
     assert [(e.send_to, e.send_elements) for e in exchanges] == [(1, 8), (2, 4), (4, 2), (4, 2), (2, 4), (1, 8)]
 
 
 def test_three_participants_by_hand() -> None:
     regions = ["a", "b", "a"]
-    assert all_reduce("tree", 5, regions, position=0) == (
+    assert all_reduce("tree", 5, tuple(regions), position=0) == (
         Exchange(0, 1, (0, 5), None, NOTHING, adds=True),
         Exchange(3, None, NOTHING, 1, (0, 5), adds=False),
     )
-    assert all_reduce("tree", 5, regions, position=1) == (
+    assert all_reduce("tree", 5, tuple(regions), position=1) == (
         Exchange(0, None, NOTHING, 0, (0, 5), adds=True),
         Exchange(1, 2, (2, 5), 2, (0, 2), adds=True),
         Exchange(2, 2, (0, 2), 2, (2, 5), adds=False),
         Exchange(3, 0, (0, 5), None, NOTHING, adds=False),
     )
-    assert all_reduce("tree", 5, regions, position=2) == (
+    assert all_reduce("tree", 5, tuple(regions), position=2) == (
         Exchange(1, 1, (0, 2), 1, (2, 5), adds=True),
         Exchange(2, 1, (2, 5), 1, (0, 2), adds=False),
     )
