@@ -13,7 +13,7 @@ from planner.plan.plan import Plan, Replica
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.problem import KINDS
 from planner.step.compile import CompiledStep, compile_step
-from planner.step.sync import releases
+from planner.step.sync import ready_buckets
 from planner.step.tables import SYNC, UPDATE
 
 
@@ -230,8 +230,8 @@ def _transfers(step: CompiledStep) -> dict[int, Transfer]:
         actions.pipeline[fed],
         actions.stage[fed],
         actions.microbatch[fed],
-        messages.first_sample,
-        messages.end_sample,
+        messages.start_sample,
+        messages.stop_sample,
         messages.size_bytes,
     )
     rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -247,8 +247,8 @@ def _completes(
 ) -> dict[int, list[Completed]]:
     """Which of its device's sums may begin during an action, by its number."""
     found: dict[int, list[Completed]] = {}
-    for _, released in groupby(releases(syncs, step.actions, step.actors, plan, scenario), lambda each: each.actor):
-        for place, each in enumerate(released):
+    for _, buckets in groupby(ready_buckets(syncs, step.actions, step.actors, plan, scenario), lambda each: each.actor):
+        for place, each in enumerate(buckets):
             found.setdefault(each.action, []).append(Completed(place, each.after_s))
     return found
 

@@ -1,4 +1,4 @@
-"""Why a plan is as fast as it is: what a step asks of stages and links, what binds it, and what would help."""
+"""Why a plan is as fast as it is: what a step demands of stages and links, what binds it, and what would help."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,18 +16,17 @@ from traces.common.units import size_text
 class Explanation:
     """What binds a plan.
 
-    All figures are those of the quick evaluator (`planner.step.evaluate`): steady links, of which every pair of devices
-    has its own share alone.
+    All figures come from `planner.step.evaluate`: constant rates, with links of its own for every pair of devices.
 
     Attributes:
-        step_s: Seconds of a step.
-        samples_per_s: Throughput.
-        pipelines: What the step asks of each kind of pipeline.
-        sums_share: Share of the step that would be saved without sums of gradients.
-        gains: What better things would save.
-        verdict: What binds.
+        step_s: Step time, seconds.
+        samples_per_s: Throughput, samples per second.
+        pipelines: What the step demands of each kind of pipeline.
+        sums_share: Share of the step that sums of gradients take.
+        gains: Shares of the step that improvements would save.
+        verdict: Bottleneck of the plan.
         unused_devices: Names of the cluster's devices that the plan gives no layers.
-        robust: What the plan reaches in most windows of the links' traces; None if nobody asked.
+        robust: Throughput in most windows of the links' traces; None if not asked for.
     """
 
     step_s: float
@@ -40,14 +39,14 @@ class Explanation:
     robust: RobustRate | None = None
 
     def document(self) -> dict[str, Any]:
-        """Return everything as JSON has it."""
+        """Return all figures as values of JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self) -> str:
-        """Return a few lines for people."""
+        """Return a few lines of text."""
         lines = [line for loads in self.pipelines for line in _pipeline_lines(loads)]
         if self.unused_devices:
             lines.append(f"unused devices: {', '.join(self.unused_devices)}")
@@ -62,10 +61,10 @@ def explain(plan: Plan, scenario: Scenario, quantile: float | None = None) -> Ex
     """Return what binds a plan.
 
     Args:
-        plan: A checked plan.
-        scenario: What it is for.
-        quantile: Share of the windows of the links' traces in which it may be slower than what is reported; None to
-            look at steady links only.
+        plan: Checked plan.
+        scenario: Scenario that the plan is for.
+        quantile: Share of the windows of the links' traces in which the plan may be slower than reported; None to
+            evaluate at declared rates only.
 
     Raises:
         InputError: The order of actions deadlocks, or the quantile is not a share below 1.

@@ -1,4 +1,4 @@
-"""What a step of a plan asks of each stage, of each crossing between stages, and of each link."""
+"""What a step of a plan demands of each stage, of transfers between stages, and of each link."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ from planner.step.tables import SYNC
 
 @dataclass(frozen=True, slots=True)
 class StageLoad:
-    """What a step asks of a stage.
+    """What a step demands of a stage.
 
     Attributes:
-        devices: That hold it.
+        devices: Names of the devices that hold the stage.
         first_layer: Index of its first layer.
         end_layer: Index after its last layer.
-        compute_s: Of the replica that computes longest, seconds.
-        idle_share: Of the step, of the replica that idles least, other stages that it holds included.
-        memory_bytes: The most that one of its devices holds at once, of the device that is fullest.
-        capacity_bytes: What that device has.
-        in_flight: Microbatches between forward and backward.
-        hiding_depth: As many as would hide its round trips; not more than there are microbatches.
+        compute_s: Compute time of its slowest replica, seconds.
+        idle_share: Share of the step in which its busiest replica is idle, other stages that it holds counted as work.
+        memory_bytes: Peak bytes on the fullest of its devices, relative to capacity.
+        capacity_bytes: Memory of that device, bytes.
+        in_flight: Number of microbatches between forward and backward.
+        hiding_depth: Number of microbatches in flight that would hide its round trips.
     """
 
     devices: tuple[str, ...]
@@ -45,21 +45,21 @@ class StageLoad:
 
     @property
     def memory_share(self) -> float:
-        """Of the capacity."""
+        """Share of the capacity that the peak takes."""
         return self.memory_bytes / self.capacity_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CrossingLoad:
-    """What a step asks of the way from one stage to the next, or back.
+    """What a step demands of the path from one stage to the next, or back.
 
     Attributes:
-        source_stage: Index in the pipeline.
-        target_stage: Index in the pipeline.
+        source_stage: Index of the stage that sends.
+        target_stage: Index of the stage that receives.
         source: Device that sends, of the busiest pair.
-        target: Device that receives.
-        busy_share: Of the step, of the busiest pair.
-        latency_s: One way, seconds, of the same pair.
+        target: Device that receives, of the busiest pair.
+        busy_share: Share of the step for which transfers keep that pair's path busy.
+        latency_s: Longest one-way latency of that pair's transfers, seconds.
     """
 
     source_stage: int
@@ -72,12 +72,12 @@ class CrossingLoad:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLoads:
-    """What a step asks of pipelines that are alike.
+    """What a step demands of equivalent pipelines.
 
     Attributes:
-        pipelines: Their indices in the plan; the figures are those of the first.
-        stages: In order.
-        crossings: Forwards and backwards, in order of the stage that sends.
+        pipelines: Indices of the pipelines in the plan; the figures are those of the first.
+        stages: Load of each stage, in order.
+        crossings: Load of transfers between stages, in order of the stage that sends.
     """
 
     pipelines: tuple[int, ...]
@@ -86,7 +86,7 @@ class PipelineLoads:
 
 
 def pipeline_loads(of: Sensitivity) -> tuple[PipelineLoads, ...]:
-    """Return what a step asks of each kind of pipeline."""
+    """Return what a step demands of each kind of pipeline."""
     peaks, hiding = peak_bytes(of.plan, of.scenario), of.hiding_plan()
     loads = []
     for group in alike_pipelines(of.plan, of.scenario):
@@ -97,13 +97,13 @@ def pipeline_loads(of: Sensitivity) -> tuple[PipelineLoads, ...]:
 
 
 def link_busy_shares(of: Sensitivity, sums: bool) -> dict[Ends, float]:
-    """Return for which share of the step each link is busy, in the busier direction.
+    """Return the share of the step for which each link is busy, in the busier direction.
 
-    Above 1 where flows share a link that the evaluator gives to each of them alone.
+    It may exceed 1 where flows share a link that the evaluator gives to each of them alone.
 
     Args:
-        of: The step.
-        sums: Whether to count what sums gradients, or what passes between stages.
+        of: Step to look at.
+        sums: Whether to count sums of gradients, or transfers between stages.
     """
     step = of.step
     own = of.is_sum == sums
@@ -123,8 +123,8 @@ def link_busy_shares(of: Sensitivity, sums: bool) -> dict[Ends, float]:
     return shares
 
 
-def longest_way(of: Sensitivity) -> Ends | None:
-    """Return the link with the longest latency that transfers between stages pass; None if there are none."""
+def longest_latency_link(of: Sensitivity) -> Ends | None:
+    """Return the link of the longest latency on paths between stages; None if there are none."""
     links = [
         link
         for pipeline in of.plan.pipelines

@@ -1,9 +1,9 @@
-"""What binds a plan, in one sentence: the thing that, made better, saves most."""
+"""The bottleneck of a plan, in one sentence: what saves most of the step if it is improved."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.explain.loads import PipelineLoads, StageLoad, link_busy_shares, longest_way
+from planner.explain.loads import PipelineLoads, StageLoad, link_busy_shares, longest_latency_link
 from planner.explain.sensitivity import BETTER, Sensitivity
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
@@ -21,14 +21,14 @@ _FIFTH = f"{100 * (BETTER - 1):.0f} %"
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """Which share of the step would be saved.
+    """Shares of the step that improvements by the factor `planner.explain.sensitivity.BETTER` would save.
 
     Attributes:
-        compute_share: If all devices were `planner.explain.sensitivity.BETTER` times as fast.
-        link_share: If all links had so many times the rate for what passes between stages.
-        latency_share: If its latency were shorter by so much.
-        sums_share: If sums of gradients travelled so many times as fast.
-        depth_share: If as many microbatches were in flight as hide the round trips, on devices that hold them.
+        compute_share: Share saved by faster devices.
+        link_share: Share saved by higher rates for transfers between stages.
+        latency_share: Share saved by shorter latencies of transfers between stages.
+        sums_share: Share saved by faster sums of gradients.
+        depth_share: Share saved by as many microbatches in flight as hide the round trips.
         needs_memory: Whether these do not fit into memory.
     """
 
@@ -42,14 +42,14 @@ class Savings:
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """What binds.
+    """What binds a plan.
 
     Attributes:
         cause: One of `CAUSES`.
-        place: Where: a stage, a device or a link.
-        shorter_share: Share of the step that is saved where all of it is better.
-        there_share: Share that is saved where it is better at this place alone; of memory the same, since devices need
-            it together.
+        place: Stage, device or link that binds.
+        shorter_share: Share of the step saved by an improvement everywhere.
+        there_share: Share saved by an improvement at this place alone; of memory the same, since devices need it
+            together.
         sentence: What binds, by how much, and what would help.
     """
 
@@ -61,21 +61,21 @@ class Bottleneck:
 
 
 def gains_of(of: Sensitivity) -> Savings:
-    """Return what better things would save."""
+    """Return what improvements would save."""
     return Savings(
         of.compute_gain(),
         of.link_gain(),
         of.latency_gain(),
         of.sums_gain(),
         of.depth_gain(),
-        _most_wanting(of.hiding_plan(), of.scenario)[1] > 1,
+        _fullest_device(of.hiding_plan(), of.scenario)[1] > 1,
     )
 
 
 def verdict_of(of: Sensitivity, pipelines: Sequence[PipelineLoads], gains: Savings) -> Bottleneck:
-    """Return what binds: compute, unless something else saves more.
+    """Return the bottleneck: compute, unless something else saves more.
 
-    Depths that memory holds are a matter of latency, which they would hide.
+    Depths that memory holds count as latency, which they would hide.
     """
     saved = {
         "compute": gains.compute_share,
@@ -118,7 +118,7 @@ def _link(of: Sensitivity, gains: Savings) -> Bottleneck:
 
 
 def _latency(of: Sensitivity, gains: Savings) -> Bottleneck:
-    ends = longest_way(of)
+    ends = longest_latency_link(of)
     assert ends is not None, "without transfers nothing waits for one"
     place, there = _between(ends), of.latency_gain({ends})
     latency_s = max(link.latency_s for link in of.scenario.cluster.links if {link.source, link.target} == set(ends))
@@ -137,7 +137,7 @@ def _latency(of: Sensitivity, gains: Savings) -> Bottleneck:
 
 
 def _memory(of: Sensitivity, pipelines: Sequence[PipelineLoads], gains: Savings) -> Bottleneck:
-    device, wanting = _most_wanting(of.hiding_plan(), of.scenario)
+    device, wanting = _fullest_device(of.hiding_plan(), of.scenario)
     capacity_bytes = of.scenario.cluster.by_name[device].memory_bytes
     depths = next(
         (
@@ -166,7 +166,7 @@ def _sums(of: Sensitivity, gains: Savings) -> Bottleneck:
 
 
 def _stages(pipelines: Sequence[PipelineLoads]) -> list[tuple[int, int, StageLoad]]:
-    """Number of the pipeline, index of the stage, and what is asked of it."""
+    """Number of the pipeline, index of the stage, and load of every stage."""
     return [(loads.pipelines[0], index, stage) for loads in pipelines for index, stage in enumerate(loads.stages)]
 
 
@@ -175,8 +175,8 @@ def _busiest(of: Sensitivity, *, sums: bool) -> tuple[Ends, float]:
     return max(shares.items(), key=lambda each: (each[1], sorted(each[0])))
 
 
-def _most_wanting(plan: Plan, scenario: Scenario) -> tuple[str, float]:
-    """The device whose memory a plan would exceed most, and how many times as much as it has the plan would take."""
+def _fullest_device(plan: Plan, scenario: Scenario) -> tuple[str, float]:
+    """The device whose memory a plan exceeds most, and the ratio of the plan's peak to that memory."""
     by_name = scenario.cluster.by_name
     peaks = peak_bytes(plan, with_unlimited_memory(scenario))
     ratios = {device: size_bytes / by_name[device].memory_bytes for device, size_bytes in peaks.items()}

@@ -103,6 +103,11 @@ class Pipeline:
         """Samples per step."""
         return sum(self.microbatches)
 
+    def with_depths(self, depths: Iterable[int]) -> "Pipeline":
+        """Return the pipeline with so many microbatches in flight at its stages."""
+        stages = tuple(replace(stage, in_flight=depth) for stage, depth in zip(self.stages, depths, strict=True))
+        return replace(self, stages=stages)
+
 
 @dataclass(frozen=True, slots=True)
 class Synchronisation:
@@ -198,8 +203,6 @@ class Plan:
 
     def with_microbatches(self, pipeline: int, microbatches: tuple[int, ...], in_flight: tuple[int, ...]) -> "Plan":
         """Return the plan with other microbatch sizes and per-stage depths in one pipeline."""
-        old = self.pipelines[pipeline]
-        stages = tuple(replace(stage, in_flight=depth) for stage, depth in zip(old.stages, in_flight, strict=True))
-        new = replace(old, stages=stages, microbatches=microbatches)
+        new = replace(self.pipelines[pipeline].with_depths(in_flight), microbatches=microbatches)
         pipelines = (*self.pipelines[:pipeline], new, *self.pipelines[pipeline + 1 :])
         return replace(self, pipelines=pipelines)

@@ -92,7 +92,7 @@ def _segments(compute: EventLog, record: RunRecord, answers_s: Mapping[int, floa
 def _standing(plan: Plan, scenario: Scenario) -> dict[str, float]:
     """States and framework of each device; partners of a tensor-parallel group hold what its first one does."""
     use = memory_use(plan, scenario)
-    of_actor = dict(zip(use.step.actors, use.standing.tolist(), strict=True))
+    of_actor = dict(zip(use.step.actors, use.resident.tolist(), strict=True))
     return {device: of_actor[leader] for device, leader in leaders(plan).items()}
 
 

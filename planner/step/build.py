@@ -1,4 +1,4 @@
-"""The pipelines of a plan as workers with orders: what a graph is built from."""
+"""Build the graph of a step from a plan's pipelines: workers, their orders of actions, and messages between them."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -11,25 +11,25 @@ from planner.plan.plan import Pipeline, Plan, Stage
 from planner.schedules.kernel.problem import BACKWARD_WEIGHT, FORWARD, Orders
 from planner.step.graph import Ints, StepGraph
 
-# What an action does for other stages: F feeds the next stage, I and B feed the one before, W nobody.
+# Which stage waits for an action: the next one for F, the one before for I and B, none for W.
 _FEEDS_NEXT, _FEEDS_PREVIOUS, _FEEDS_NOBODY = 0, 1, 2
 
 
 class Workers(NamedTuple):
-    """Who carries out which orders. Stages and workers are counted over all pipelines.
+    """Workers of all pipelines and their orders; stages and workers are numbered over all pipelines.
 
     Attributes:
-        first_ordered: Where each worker's actions begin in the next three, and their number, [workers + 1].
-        kind: `planner.schedules.kernel.problem` says which number is which kind.
-        stage: Counted over all pipelines.
-        microbatch: Index in the pipeline.
-        first_actor: The first replica of each worker, the others follow; and the number of actors, [workers + 1].
-        stage_worker: Who holds each stage, [stages].
-        is_last: Whether a stage is its pipeline's last one, [stages]; after it the next pipeline begins.
-        first_bound: Where each stage's rows begin in `bounds`, [stages].
-        bounds: For each stage and microbatch, where each replica's samples begin, and their number.
-        first_place: Where each stage's places begin in the table of actions, and the table's length, [stages + 1]:
-            for each microbatch and replica three places: F; I or B; W.
+        first_ordered: First entry of each worker in the next three arrays, and the number of entries, [workers + 1].
+        kind: Kind of each action, a number of `planner.schedules.kernel.problem`, [entries].
+        stage: Stage of each action, [entries].
+        microbatch: Microbatch of each action, an index in its pipeline, [entries].
+        first_actor: First actor of each worker, one for each replica, and the number of actors, [workers + 1].
+        stage_worker: Worker that holds each stage, [stages].
+        is_last: Whether a stage is the last one of its pipeline, [stages].
+        first_bound: First entry of each stage in `bounds`, [stages].
+        bounds: First sample of each replica, and the number of samples, for each stage and microbatch, flat.
+        first_place: First entry of each stage in the table of actions, and the table's length, [stages + 1]; the table
+            has three entries for each microbatch and replica: F; I or B; W.
     """
 
     first_ordered: Ints
@@ -45,23 +45,23 @@ class Workers(NamedTuple):
 
 
 class Origins(NamedTuple):
-    """Where actions and messages come from.
+    """Entries of the orders that actions come from, and actions that messages come from.
 
     Attributes:
-        ordered: The entry of the orders that each action carries out, [actions].
-        actor: Who carries it out, [actions].
-        sender: The action that hands each message over, rising, [messages].
-        receiver: The action that waits for it, [messages].
-        first_sample: The first sample that it carries, [messages].
-        end_sample: After the last one, [messages].
+        ordered: Entry of the orders that each action carries out, [actions].
+        actor: Actor of each action, [actions].
+        sender: Action that sends each message, rising, [messages].
+        receiver: Action that waits for each message, [messages].
+        start_sample: First sample that each message carries, [messages].
+        stop_sample: Sample after the last one, [messages].
     """
 
     ordered: Ints
     actor: Ints
     sender: Ints
     receiver: Ints
-    first_sample: Ints
-    end_sample: Ints
+    start_sample: Ints
+    stop_sample: Ints
 
 
 @njit(cache=True)
@@ -73,7 +73,7 @@ def _role(kind: int) -> int:
 
 @njit(cache=True)
 def _target(workers: Workers, stage: int, role: int) -> int:
-    """The stage that an action's result goes to, over a channel; -1 if there is none."""
+    """Stage on another worker that an action's result is sent to; -1 if there is none."""
     if role == _FEEDS_NOBODY:
         return -1
     if role == _FEEDS_NEXT:
@@ -106,10 +106,12 @@ def _place(workers: Workers, stage: int, microbatch: int, replicas: int, replica
 
 @njit(cache=True)
 def place_actions(workers: Workers) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the actions that have samples, actor by actor, and where to find each.
+    """Return the actions that have samples, actor by actor.
 
-    Shapes: [actors + 1] where each actor's actions begin; [actions] their entries in the orders; [actions] their
-    actors; [table] the action of each stage, microbatch, replica and role, -1 if there is none.
+    Returns:
+        The first action of each actor, and the number of actions, [actors + 1]; the entry of each action in the orders,
+        [actions]; the actor of each action, [actions]; and the table of actions by stage, microbatch, replica and role,
+        with -1 where there is none.
     """
     total = 0
     for worker in range(len(workers.first_actor) - 1):
@@ -139,9 +141,9 @@ def place_actions(workers: Workers) -> tuple[Ints, Ints, Ints, Ints]:
 
 @njit(cache=True)
 def trace_origins(workers: Workers) -> tuple[Ints, Origins]:
-    """Return where each actor's actions begin, [actors + 1], and where actions and messages come from.
+    """Return the first action of each actor, [actors + 1], and the origins of actions and messages.
 
-    A result travels as the intersections of its sender's and its receivers' sample intervals, one message each.
+    A result is sent as one message for each intersection of the sender's samples with those of a receiver.
     """
     first_action, entries, actors, table = place_actions(workers)
     most = 0
@@ -150,8 +152,8 @@ def trace_origins(workers: Workers) -> tuple[Ints, Origins]:
         most += _replicas(workers, target) if target >= 0 else 0
     sender = np.empty(most, np.int64)
     receiver = np.empty(most, np.int64)
-    first_sample = np.empty(most, np.int64)
-    end_sample = np.empty(most, np.int64)
+    start_sample = np.empty(most, np.int64)
+    stop_sample = np.empty(most, np.int64)
     messages = 0
     for action in range(len(entries)):
         stage, microbatch = workers.stage[entries[action]], workers.microbatch[entries[action]]
@@ -169,10 +171,10 @@ def trace_origins(workers: Workers) -> tuple[Ints, Origins]:
             if first < after:
                 sender[messages] = action
                 receiver[messages] = table[_place(workers, target, microbatch, replicas, other, role)]
-                first_sample[messages], end_sample[messages] = first, after
+                start_sample[messages], stop_sample[messages] = first, after
                 messages += 1
     return first_action, Origins(
-        entries, actors, sender[:messages], receiver[:messages], first_sample[:messages], end_sample[:messages]
+        entries, actors, sender[:messages], receiver[:messages], start_sample[:messages], stop_sample[:messages]
     )
 
 
@@ -182,9 +184,9 @@ def connect(first_action: Ints, actors: Ints, sender: Ints, receiver: Ints) -> S
 
     Args:
         first_action: Where each actor's actions begin, and their number, [actors + 1].
-        actors: The actor of each action, [actions].
-        sender: The action that hands each message over, rising, [messages].
-        receiver: The action that waits for it, [messages].
+        actors: Actor of each action, [actions].
+        sender: Action that sends each message, rising, [messages].
+        receiver: Action that waits for each message, [messages].
     """
     first_received, received = group_by(receiver, len(actors))
     first_sent, _ = group_by(sender, len(actors))
@@ -196,7 +198,7 @@ def connect(first_action: Ints, actors: Ints, sender: Ints, receiver: Ints) -> S
 
 @njit(cache=True)
 def group_by(keys: Ints, count: int) -> tuple[Ints, Ints]:
-    """Return where each key's entries begin, [count + 1], and the entries grouped by key, in their order."""
+    """Return the first entry of each key, [count + 1], and the entries grouped by key, in their order."""
     first = np.zeros(count + 1, np.int64)
     for key in keys:
         first[key + 1] += 1
@@ -211,7 +213,7 @@ def group_by(keys: Ints, count: int) -> tuple[Ints, Ints]:
 
 @njit(cache=True)
 def number_channels(actors: Ints, sender: Ints, receiver: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the channel of each message, and the channels' senders and receivers, as they first appear."""
+    """Return the channel of each message, numbered by first use, and each channel's sender and receiver."""
     count = 0
     # Chains of channels per sending actor: an actor sends to few others.
     newest = np.full(actors.max() + 1 if len(actors) else 0, -1, np.int64)
@@ -235,43 +237,43 @@ def number_channels(actors: Ints, sender: Ints, receiver: Ints) -> tuple[Ints, I
 
 
 def plan_workers(plan: Plan, orders: Sequence[Orders]) -> Workers:
-    """Return the workers of all pipelines, counted through.
+    """Return the workers of all pipelines.
 
     Args:
-        plan: A checked plan.
-        orders: Of each pipeline.
+        plan: Checked plan.
+        orders: Orders of each pipeline.
     """
-    held = [(pipeline, stage) for pipeline in plan.pipelines for stage in pipeline.stages]
+    stages = [(pipeline, stage) for pipeline in plan.pipelines for stage in pipeline.stages]
     first_stage = starts(len(pipeline.stages) for pipeline in plan.pipelines)
     first_worker = starts(max(pipeline.workers) + 1 for pipeline in plan.pipelines)
     stage_worker = np.concatenate(
         [np.array(each.workers) + first for each, first in zip(plan.pipelines, first_worker, strict=False)]
     )
-    _, first_held = np.unique(stage_worker, return_index=True)
-    is_last = np.zeros(len(held), np.bool_)
+    _, first_stage_held = np.unique(stage_worker, return_index=True)
+    is_last = np.zeros(len(stages), np.bool_)
     is_last[first_stage[1:] - 1] = True
-    bounds = [_bounds(pipeline, stage) for pipeline, stage in held]
+    bounds = [_bounds(pipeline, stage) for pipeline, stage in stages]
     return Workers(
         starts(int(count) for each in orders for count in np.diff(each.first_action)),
         np.concatenate([each.kind for each in orders]),
         np.concatenate([each.stage + first for each, first in zip(orders, first_stage, strict=False)]),
         np.concatenate([each.microbatch for each in orders]).astype(np.int64),
-        starts(len(held[index][1].replicas) for index in first_held),
+        starts(len(stages[index][1].replicas) for index in first_stage_held),
         stage_worker,
         is_last,
         starts(len(each) for each in bounds)[:-1],
         np.concatenate(bounds),
-        starts(3 * len(pipeline.microbatches) * len(stage.replicas) for pipeline, stage in held),
+        starts(3 * len(pipeline.microbatches) * len(stage.replicas) for pipeline, stage in stages),
     )
 
 
 def starts(counts: Iterable[int]) -> Ints:
-    """Return where each of consecutive parts begins, and after the last one the sum of the counts."""
+    """Return the start of each of consecutive parts, and the sum of their counts at the end."""
     return np.cumsum([0, *counts], dtype=np.int64)
 
 
 def _bounds(pipeline: Pipeline, stage: Stage) -> Ints:
-    """For each microbatch, where each replica's samples begin, and their number; flat."""
+    """First sample of each replica, and the number of samples, for each microbatch, flat."""
     sizes, which = np.unique(np.array(pipeline.microbatches), return_inverse=True)
     rows = [[0, *(end for _, end in stage.intervals(int(size)))] for size in sizes]
     return np.array(rows, np.int64)[which].ravel()

@@ -16,25 +16,32 @@ from planner.schedules.kernel.problem import FORWARD
 from planner.step.build import Origins, Workers, connect, plan_workers, starts, trace_origins
 from planner.step.graph import Floats, Ints, StepGraph
 from planner.step.orders import plan_orders
-from planner.step.sync import SyncSpan, cut, lane_actions, lanes_of, releases, sync_actions
+from planner.step.sync import (
+    SyncSpan,
+    communication_streams,
+    ready_buckets,
+    split_actions,
+    stream_actions,
+    sync_actions,
+)
 from planner.step.tables import SYNC, UPDATE, Actions, Messages, append, join_actions
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CompiledStep:
-    """A step in arrays. An actor is a device, or the devices of a tensor-parallel group, named by its first.
+    """One step of a plan in arrays.
 
-    Where sums of gradients overlap with backward there are lanes besides, which carry these out: see
-    `planner.step.sync`.
+    An actor is a device, or the devices of a tensor-parallel group, named by the first. Where sums of gradients overlap
+    with backward, communication streams are actors too (`planner.step.sync`).
 
     Attributes:
-        actors: Device names in rank order; then those of the devices that have lanes.
-        pipeline: Which each actor works for, [actors].
-        stage: The first one that each holds, [actors].
-        graph: What waits for what.
-        actions: What each action is, in the graph's order.
-        messages: What each message is, in the graph's order.
-        spans: The actors' parts in sums of gradients, actor by actor, in order.
+        actors: Names of the actors' devices in rank order; the devices of communication streams follow.
+        pipeline: Index of each actor's pipeline, [actors].
+        stage: Index of the first stage that each actor holds, [actors].
+        graph: Order of actions, and messages that they wait for.
+        actions: Description of each action, in the graph's order.
+        messages: Description of each message, in the graph's order.
+        spans: Actions of each actor's part in each sum of gradients, actor by actor, in order.
     """
 
     actors: tuple[str, ...]
@@ -50,33 +57,33 @@ class CompiledStep:
 def compile_step(plan: Plan, scenario: Scenario) -> CompiledStep:
     """Return one step of a plan that passes `planner.check.check_plan` for the scenario.
 
-    Remembered for the last plans: a step asks for its plan, a policy for its candidates at every step.
+    The last plans are cached: every step asks for its plan, and a policy for its candidates at every step.
     """
     workers = plan_workers(plan, plan_orders(plan, scenario))
     _, origins = trace_origins(workers)
     places = _places(plan)
     actors = tuple(places)
-    done = _actions(plan, scenario, workers, origins)
-    between = _messages(plan, scenario, workers, origins, actors)
+    computed = _actions(plan, scenario, workers, origins)
+    transfers = _messages(plan, scenario, workers, origins, actors)
     syncs, element_bytes = gradient_syncs(plan, scenario), scenario.training.element_bytes
-    doers = list(range(len(actors)))
+    devices = list(range(len(actors)))
     if plan.synchronisation.bucket_bytes:
-        released = releases(syncs, done, actors, plan, scenario)
-        pieces = cut(done, released)
-        done, between = pieces.actions, between.between(pieces.first_piece[1:] - 1, pieces.first_piece)
-        lanes = lanes_of(released, len(actors))
-        sums, exchanged, spans = lane_actions(syncs, released, lanes, actors, pieces, element_bytes)
-        doers += lanes
+        buckets = ready_buckets(syncs, computed, actors, plan, scenario)
+        computed, first_segment = split_actions(computed, buckets)
+        transfers = transfers.between(first_segment[1:] - 1, first_segment)
+        streams = communication_streams(buckets, len(actors))
+        sums, exchanged, spans = stream_actions(syncs, buckets, streams, actors, first_segment, element_bytes)
+        devices += streams
     else:
         sums, exchanged, spans = sync_actions(syncs, {name: actor for actor, name in enumerate(actors)}, element_bytes)
-        exchanged = exchanged.later(len(done.actor))
+        exchanged = exchanged.later(len(computed.actor))
     later = join_actions(sums, _updates(plan, scenario, places))
-    actions, messages, numbers = append(done, between, later, exchanged)
-    first_action = starts(np.bincount(actions.actor, minlength=len(doers)).tolist())
+    actions, messages, numbers = append(computed, transfers, later, exchanged)
+    first_action = starts(np.bincount(actions.actor, minlength=len(devices)).tolist())
     return CompiledStep(
-        tuple(actors[actor] for actor in doers),
-        np.array([pipeline for pipeline, _ in places.values()], np.int64)[doers],
-        np.array([stage for _, stage in places.values()], np.int64)[doers],
+        tuple(actors[actor] for actor in devices),
+        np.array([pipeline for pipeline, _ in places.values()], np.int64)[devices],
+        np.array([stage for _, stage in places.values()], np.int64)[devices],
         connect(first_action, actions.actor, messages.sender, messages.receiver),
         actions,
         messages,
@@ -86,9 +93,9 @@ def compile_step(plan: Plan, scenario: Scenario) -> CompiledStep:
 
 @lru_cache(maxsize=32)
 def planned_compute_s(plan: Plan, scenario: Scenario) -> Mapping[str, float]:
-    """Return how long each device computes in a step by its profile, seconds, the optimizer's update included.
+    """Return how long each device computes in a step by its profile, seconds, with the optimizer's update.
 
-    The partners of a tensor-parallel group are not listed: they compute as long as the device that leads them.
+    Of a tensor-parallel group only the first device is listed; the others compute as long.
     """
     step = compile_step(plan.without_overlap, scenario)
     kinds, durations_s = step.actions.kind.tolist(), step.actions.duration_s.tolist()
@@ -101,7 +108,7 @@ def planned_compute_s(plan: Plan, scenario: Scenario) -> Mapping[str, float]:
 
 
 def _places(plan: Plan) -> dict[str, tuple[int, int]]:
-    """Device to its pipeline and the first stage that it holds, in rank order."""
+    """The pipeline and the first stage of each device, in rank order."""
     places: dict[str, tuple[int, int]] = {}
     for number, pipeline in enumerate(plan.pipelines):
         for index, stage in enumerate(pipeline.stages):
@@ -122,7 +129,7 @@ def _actions(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins)
     replica = origins.actor - workers.first_actor[worker]
     replicas = np.diff(workers.first_actor)[worker]
     bound = workers.first_bound[stage] + microbatch * (replicas + 1) + replica
-    # A stage has three places for each microbatch and replica in the table of actions, and four durations here.
+    # A stage has three places for each microbatch and replica in the table of actions, and one row of durations.
     cell = workers.first_place[stage] // 3 + microbatch * replicas + replica
     first_stage = starts(len(pipeline.stages) for pipeline in plan.pipelines)
     pipeline = np.searchsorted(first_stage, stage, side="right") - 1
@@ -139,7 +146,7 @@ def _actions(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins)
 
 
 def _updates(plan: Plan, scenario: Scenario, places: Mapping[str, tuple[int, int]]) -> Actions:
-    """The optimizer's updates, of the actors whose profile knows how long they take."""
+    """The optimizer's updates, of the actors whose profile has their time."""
     update_s = dict.fromkeys(places, 0.0)
     for stage in _stages(plan):
         for replica in stage.replicas:
@@ -169,8 +176,8 @@ def _durations_s(plan: Plan, scenario: Scenario) -> Floats:
         for stage in pipeline.stages:
             times = [
                 [
-                    replica_times(scenario, stage, replica, end - first)
-                    for replica, (first, end) in zip(stage.replicas, stage.intervals(int(size)), strict=True)
+                    replica_times(scenario, stage, replica, stop - start)
+                    for replica, (start, stop) in zip(stage.replicas, stage.intervals(int(size)), strict=True)
                 ]
                 for size in sizes
             ]
@@ -195,5 +202,5 @@ def _messages(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins
     crosses = (region[origins.sender] != region[origins.receiver]).astype(np.int64)
     # A transfer of several samples has the bytes of each.
     forms = [[wire_bytes(form, 1, size) for size in output_bytes] for form in ("none", plan.compression)]
-    size_bytes = (origins.end_sample - origins.first_sample) * np.array(forms, np.int64)[crosses, boundary]
-    return Messages(origins.sender, origins.receiver, size_bytes, origins.first_sample, origins.end_sample)
+    size_bytes = (origins.stop_sample - origins.start_sample) * np.array(forms, np.int64)[crosses, boundary]
+    return Messages(origins.sender, origins.receiver, size_bytes, origins.start_sample, origins.stop_sample)

@@ -1,12 +1,17 @@
-"""How long one step of a plan takes on steady links: the quick judge of candidate plans, in compiled code.
+"""Step times of plans at constant rates, in compiled code: the judge of candidate plans.
 
-Each ordered device pair is a channel of its own that carries one transfer at a time. On constant links that no
-two channels share, this is exactly what the simulator's events give; a test holds the two together.
+Each ordered pair of devices is a channel of its own that carries one message at a time. On constant links that no two
+channels share, the times are exactly those of the simulator's events; a test compares the two.
+
+Where channels share links, `contended_paths` estimates how much longer transfers take. What one device sends to several
+others leaves at the same moment and surely shares a link. Other flows meet now and then, as activations that go forward
+while gradients come back over the same LAN: taken as independent, a flow meets another one for the part of the step for
+which that one is busy. Whenever flows meet, a link gives each its fair share. Sums of gradients meet those of the same
+round of their ring (`planner.cost.link_sharing`). A simulation is exact.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -27,49 +32,64 @@ def step_time_s(
     """Return the makespan of one step in seconds.
 
     Args:
-        plan: A checked plan.
-        scenario: What it is for.
-        path: The path from one device to another; the declared bandwidths and latencies if None.
-        slowdown: Device to the factor by which its compute takes longer than profiled.
+        plan: Checked plan.
+        scenario: Scenario that the plan is for.
+        path: Path from one device to another; the declared bandwidths and latencies if None.
+        slowdown: Factor by which the compute of devices takes longer than profiled, by device.
 
     Raises:
         InputError: The order of actions deadlocks.
     """
     step = compile_step(plan, scenario)
+    times = message_times(step, path or nominal_paths(plan, scenario))
+    return makespan_s(step, scenario, slowed_durations_s(step, slowdown or {}), *times)
+
+
+def makespan_s(
+    step: CompiledStep, scenario: Scenario, duration_s: Floats, transmission_s: Floats, latency_s: Floats
+) -> float:
+    """Return the makespan of a step whose actions and messages take these times, seconds.
+
+    Args:
+        step: Compiled step.
+        scenario: Says whether transfers block.
+        duration_s: Duration of each action, seconds, [actions].
+        transmission_s: Time for which each message keeps its path busy, seconds, [messages].
+        latency_s: Time from each message's departure to its arrival, seconds, [messages].
+
+    Raises:
+        InputError: The order of actions deadlocks.
+    """
     sequence, acting, position = walk(step.graph)
     if len(sequence) < step.graph.actions:
         actor = int(np.flatnonzero(position < step.graph.first_action[1:])[0])
         raise InputError(f"the order of actions deadlocks: device '{step.actors[actor]}' waits for ever")
-    transmission_s, latency_s = message_times(step, path or nominal_paths(plan, scenario))
     blocking = blocking_messages(step, scenario)
-    durations_s = _durations_s(step, slowdown)
-    return float(longest_path(step.graph, sequence, acting, durations_s, transmission_s, latency_s, blocking))
+    return float(longest_path(step.graph, sequence, acting, duration_s, transmission_s, latency_s, blocking))
 
 
 def step_times_s(plan: Plan, scenario: Scenario, networks: Sequence[Paths]) -> Floats:
     """Return the makespan of one step in seconds on each of many networks, [networks].
 
-    The graph is built once; robust planning scores a plan over many windows of its traces.
+    The graph is built once: robust planning scores a plan in many windows of its traces.
     """
     step = compile_step(plan, scenario)
     sequence, acting, _ = walk(step.graph)
-    times = [message_times(step, path) for path in networks]
-    duration_s = np.broadcast_to(step.actions.duration_s, (len(times), len(step.actions.duration_s)))
-    transmission_s = np.array([each for each, _ in times])
-    latency_s = np.array([each for _, each in times])
-    blocking = blocking_messages(step, scenario)
-    return np.asarray(
-        longest_paths(step.graph, sequence, acting, duration_s.copy(), transmission_s, latency_s, blocking)
+    transmission_s, latency_s = (
+        np.array(each) for each in zip(*(message_times(step, path) for path in networks), strict=True)
     )
+    duration_s = np.tile(step.actions.duration_s, (len(networks), 1))
+    blocking = blocking_messages(step, scenario)
+    return np.asarray(longest_paths(step.graph, sequence, acting, duration_s, transmission_s, latency_s, blocking))
 
 
 def nominal_paths(plan: Plan, scenario: Scenario) -> Paths:
-    """Return the paths between the plan's devices at declared bandwidths, with the plan's connections."""
+    """Return the paths between a plan's devices at declared bandwidths, with the plan's number of connections."""
     return lambda source, target: nominal_path(scenario, source, target, plan.connections)
 
 
 def message_times(step: CompiledStep, path: Paths) -> tuple[Floats, Floats]:
-    """Return for how long each message keeps its path busy and how long its way is, in seconds, [messages] each."""
+    """Return how long each message keeps its path busy, and its latency with jitter, in seconds, [messages] each."""
     graph, paths = step.graph, _channel_paths(step, path)
     if not paths:
         return np.empty(0), np.empty(0)
@@ -83,7 +103,7 @@ def message_times(step: CompiledStep, path: Paths) -> tuple[Floats, Floats]:
 
 
 def jitter_delays_s(step: CompiledStep, path: Paths) -> Floats:
-    """Return how much of each message's way is the jitter of its packets, seconds, [messages]."""
+    """Return the part of each message's latency that is the jitter of its packets, seconds, [messages]."""
     return _jitter_delays_s(step, _channel_paths(step, path))
 
 
@@ -97,10 +117,14 @@ def _jitter_delays_s(step: CompiledStep, paths: Sequence[ConstantRatePath]) -> F
     return delays_s
 
 
+def _channel_pairs(step: CompiledStep) -> list[Pair]:
+    """The devices that send and receive on each channel."""
+    channels = zip(step.graph.channel_sender.tolist(), step.graph.channel_receiver.tolist(), strict=True)
+    return [(step.actors[sender], step.actors[receiver]) for sender, receiver in channels]
+
+
 def _channel_paths(step: CompiledStep, path: Paths) -> list[ConstantRatePath]:
-    graph = step.graph
-    channels = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)
-    return [path(step.actors[sender], step.actors[receiver]) for sender, receiver in channels]
+    return [path(*pair) for pair in _channel_pairs(step)]
 
 
 def blocking_messages(step: CompiledStep, scenario: Scenario) -> Flags:
@@ -110,7 +134,8 @@ def blocking_messages(step: CompiledStep, scenario: Scenario) -> Flags:
     return np.asarray(step.actions.kind[step.messages.receiver] != SYNC, np.bool_)
 
 
-def _durations_s(step: CompiledStep, slowdown: Mapping[str, float] | None) -> Floats:
+def slowed_durations_s(step: CompiledStep, slowdown: Mapping[str, float]) -> Floats:
+    """Return the duration of each action where devices take ``slowdown`` times as long, seconds, [actions]."""
     if not slowdown:
         return step.actions.duration_s
     factors = np.array([slowdown.get(actor, 1.0) for actor in step.actors])
@@ -118,64 +143,48 @@ def _durations_s(step: CompiledStep, slowdown: Mapping[str, float] | None) -> Fl
 
 
 def contended_paths(plan: Plan, scenario: Scenario) -> Paths:
-    """Return the paths of a plan at declared bandwidths, each with what others leave it of its links."""
+    """Return the paths of a plan at declared bandwidths, each with what other flows leave it of its links."""
     return slowed_paths(plan, scenario, contention_factors(plan, scenario))
 
 
 @lru_cache(maxsize=256)
 def contention_factors(plan: Plan, scenario: Scenario) -> Mapping[Pair, float]:
-    """Return how many times as long each pair's transfers take as on links of their own, at declared bandwidths."""
+    """Return how many times as long the transfers of each pair take as on links of its own, at declared bandwidths."""
     paths = nominal_paths(plan, scenario)
-    between = _busy_s(compile_step(plan, scenario), paths)
+    busy_s = _busy_s(compile_step(plan, scenario), paths)
     factors: dict[Pair, float] = {**sharers(plan, scenario)}
-    if _share(between, scenario):
+    links = [link.name for pair in busy_s for link in scenario.cluster.path(*pair)]
+    if len(set(links)) < len(links):
         step_s = step_time_s(plan, scenario, paths)
-        flows = _Flows({pair: min(1.0, each / step_s) for pair, each in between.items()}, scenario, paths)
-        factors |= {pair: flows.factor(pair) for pair in between}
+        busy_shares = {pair: min(1.0, each / step_s) for pair, each in busy_s.items()}
+        factors |= {pair: _contention_factor(pair, busy_shares, scenario, paths) for pair in busy_s}
     return factors
 
 
-@dataclass(frozen=True, slots=True)
-class _Flows:
-    """Pairs of devices that send, each with the share of the time for which it does."""
-
-    busy: Mapping[Pair, float]
-    scenario: Scenario
-    paths: Paths
-
-    def factor(self, pair: Pair) -> float:
-        """How many times as long a transfer takes as alone."""
-        longest = 1.0
-        for link in self.scenario.cluster.path(*pair):
-            others = [
-                (1.0 if other[0] == pair[0] else self.busy[other], self.paths(*other).rate_bps)
-                for other in self.busy
-                if other != pair and link in self.scenario.cluster.path(*other)
-            ]
-            whole_bps = payload_bps(self.scenario.effects.network, link.bandwidth_bps)
-            own_bps = self.paths(*pair).rate_bps
-            # Who gets less elsewhere leaves the rest; nobody gets less than an equal part.
-            wanted_bps = sum(share * rate_bps for share, rate_bps in others)
-            equal_bps = whole_bps / (1 + sum(share for share, _ in others))
-            left_bps = max(equal_bps, whole_bps - wanted_bps)
-            longest = max(longest, own_bps / left_bps)
-        return longest
+def _contention_factor(pair: Pair, busy_shares: Mapping[Pair, float], scenario: Scenario, paths: Paths) -> float:
+    """How many times as long a transfer of a pair takes as alone, among pairs that are busy for shares of the step."""
+    longest = 1.0
+    for link in scenario.cluster.path(*pair):
+        others = [
+            (1.0 if other[0] == pair[0] else share, paths(*other).rate_bps)
+            for other, share in busy_shares.items()
+            if other != pair and link in scenario.cluster.path(*other)
+        ]
+        whole_bps = payload_bps(scenario.effects.network, link.bandwidth_bps)
+        # Flows that get less on other links leave the rest; no flow gets less than an equal part.
+        wanted_bps = sum(share * rate_bps for share, rate_bps in others)
+        equal_bps = whole_bps / (1 + sum(share for share, _ in others))
+        longest = max(longest, paths(*pair).rate_bps / max(equal_bps, whole_bps - wanted_bps))
+    return longest
 
 
 def _busy_s(step: CompiledStep, paths: Paths) -> dict[Pair, float]:
-    """For how long a step's transfers between stages keep each pair of devices busy, seconds."""
+    """How long a step's transfers between stages keep each pair of devices busy, seconds."""
     transmission_s, _ = message_times(step, paths)
     graph, between = step.graph, step.actions.kind[step.messages.receiver] != SYNC
     seconds = np.bincount(graph.channel[between], transmission_s[between], len(graph.channel_sender)).tolist()
-    pairs = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)
     busy: defaultdict[Pair, float] = defaultdict(float)
-    for (sender, receiver), each in zip(pairs, seconds, strict=True):
+    for pair, each in zip(_channel_pairs(step), seconds, strict=True):
         if each:
-            busy[step.actors[sender], step.actors[receiver]] += each
+            busy[pair] += each
     return dict(busy)
-
-
-def _share(busy: Mapping[Pair, float], scenario: Scenario) -> bool:
-    """Whether any two pairs have a link in common."""
-    links = [link.name for pair in busy for link in scenario.cluster.path(*pair)]
-    return len(set(links)) < len(links)

@@ -1,6 +1,6 @@
-"""One step of a plan as a graph in arrays: what each actor does in order, and the messages between them.
+"""One step of a plan as a graph in arrays: the actions of each actor in order, and the messages between them.
 
-Everything that is timed, the compiled evaluator and the simulator alike, walks this one form.
+The compiled evaluator and the simulator both time this one form.
 """
 
 from typing import NamedTuple
@@ -19,19 +19,19 @@ Flags = NDArray[np.bool_]
 class StepGraph(NamedTuple):
     """Actions of actors (a device, or the devices of a tensor-parallel group) and messages between them.
 
-    Actions are numbered actor by actor, in the order in which each does them; messages in the order of the
-    actions that hand them over, so that action a sends messages first_sent[a] to first_sent[a + 1] - 1. A channel
-    leads from one actor to another and has one sender.
+    Actions are numbered actor by actor, in the order in which each actor does them; messages in the order of the
+    actions that send them, so that action a sends messages first_sent[a] to first_sent[a + 1] - 1. A channel leads from
+    one actor to another.
 
     Attributes:
-        first_action: Where each actor's actions begin, and after the last one their number, [actors + 1].
-        first_received: Where each action's messages begin in `received`, [actions + 1].
-        received: Messages in the order in which they are waited for, [messages].
-        first_sent: First message that each action sends, [actions + 1].
-        receiver: Actor that a message goes to, [messages].
-        channel: What it travels on, [messages].
-        channel_sender: Actor, [channels].
-        channel_receiver: Actor, [channels].
+        first_action: First action of each actor, and the number of actions, [actors + 1].
+        first_received: First entry of each action in `received`, and the number of entries, [actions + 1].
+        received: Messages in the order in which actions wait for them, [messages].
+        first_sent: First message that each action sends, and the number of messages, [actions + 1].
+        receiver: Actor that receives each message, [messages].
+        channel: Channel of each message, [messages].
+        channel_sender: Actor that sends on each channel, [channels].
+        channel_receiver: Actor that receives from each channel, [channels].
     """
 
     first_action: Ints
@@ -61,11 +61,12 @@ class StepGraph(NamedTuple):
 
 @njit(cache=True)
 def walk(graph: StepGraph) -> tuple[Ints, Ints, Ints]:
-    """Return an order in which every action comes after what it waits for, for a scan without branches.
+    """Return the actions in an order in which each comes after those that it waits for.
 
-    Shapes: [actions] the actions in that order, shorter if the others wait for each other in a cycle; [actions] the
-    actor of each; [actors] the action at which each actor stops.
-    """
+        Returns:
+        The actions in that order, fewer than all if the others wait for each other in a cycle, [actions]; the actor of
+        each of them, [actions]; and the action at which each actor stops, [actors].
+        """
     actors = len(graph.first_action) - 1
     actions = len(graph.first_sent) - 1
     sequence = np.empty(actions, np.int64)
@@ -115,13 +116,13 @@ def longest_path(
     """Return the makespan on constant links that no two channels share, seconds.
 
     Args:
-        graph: What is done.
-        sequence: All actions, each after what it waits for; from `walk`.
-        acting: The actor of each.
-        duration_s: Of each action, [actions].
-        transmission_s: How long each message keeps its channel busy, [messages].
-        latency_s: From a message's departure to its arrival, unless one before it comes later, [messages].
-        blocking: Whether sender and receiver do nothing else while a message is on its way, [messages].
+        graph: Actions and messages.
+        sequence: All actions, each after those that it waits for; from `walk`.
+        acting: Actor of each action in ``sequence``.
+        duration_s: Duration of each action, [actions].
+        transmission_s: Time for which each message keeps its channel busy, [messages].
+        latency_s: Time from each message's departure to its arrival, unless one before it arrives later, [messages].
+        blocking: Whether sender and receiver do nothing else while a message is under way, [messages].
     """
     sent_s = np.empty(len(graph.receiver))
     clock_s = np.zeros(len(graph.first_action) - 1)
@@ -161,7 +162,7 @@ def longest_paths(
     latency_s: Floats,
     blocking: Flags,
 ) -> Floats:
-    """Return the makespans of many variants of one graph; the times have a row for each."""
+    """Return the makespans of one graph with many sets of times, whose arrays have a row for each set."""
     result = np.empty(len(duration_s))
     for row in range(len(duration_s)):
         result[row] = longest_path(

@@ -1,9 +1,13 @@
-"""Sums of gradients as actions that take no time themselves, and the messages between them."""
+"""Sums of gradients as actions that take no time themselves, and messages between them.
+
+Where sums overlap with backward, each action during which a bucket of gradients becomes ready is split there into
+segments, and each device that takes part in sums has a second actor, its communication stream, which exchanges the
+buckets. Messages of no bytes tell a stream that it may begin a sum, and its device that all sums are done.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,17 +21,20 @@ from planner.step.build import starts
 from planner.step.graph import Ints
 from planner.step.tables import SYNC, Actions, Messages, join_actions
 
+# The action of a bucket on a device that has no samples of the stage: its sum need not wait.
+AT_ONCE = -1
+
 
 @dataclass(frozen=True, slots=True)
 class SyncSpan:
     """One actor's part in one sum of gradients: consecutive actions.
 
     Attributes:
-        sync: What is summed.
-        actor: Who.
-        first_action: The first of its actions.
-        end_action: After the last one.
-        sent_bytes: What it sends in all of them.
+        sync: Sum that the actions belong to.
+        actor: Index of the actor.
+        first_action: Index of the first action.
+        end_action: Index after the last action.
+        sent_bytes: Bytes that the actor sends in all of them.
     """
 
     sync: GradientSync
@@ -37,7 +44,7 @@ class SyncSpan:
     sent_bytes: int
 
     def moved(self, numbers: Ints) -> "SyncSpan":
-        """Return the span under the new numbers of the actions."""
+        """Return the span with the new numbers of its actions."""
         first = int(numbers[self.first_action])
         return replace(self, first_action=first, end_action=first + self.end_action - self.first_action)
 
@@ -45,21 +52,22 @@ class SyncSpan:
 def sync_actions(
     syncs: Sequence[GradientSync], actors: Mapping[str, int], element_bytes: int
 ) -> tuple[Actions, Messages, list[SyncSpan]]:
-    """Return the actions and messages of all sums, actor by actor; ``actors`` says which one sums for a device.
+    """Return the actions and messages of all sums, actor by actor.
 
-    An exchange hands its part over at once and then waits, so what it waits for is received by the action after it;
-    an actor has one action more than exchanges.
+    An exchange sends at once and then waits, so that what it waits for is received by the action after it: an actor has
+    one action more than exchanges.
+
+    Args:
+        syncs: Sums of the plan.
+        actors: Actor that takes part in sums for each device, by the device's name.
+        element_bytes: Bytes of one gradient.
     """
-    of_device: dict[str, list[GradientSync]] = {device: [] for device in actors}
-    for sync in syncs:
-        for device in sync.devices:
-            of_device[device].append(sync)
     acting: list[int] = []
     sent: list[tuple[int, tuple[int, int, int, int], int]] = []
     waiting: dict[tuple[int, int, int, int], int] = {}
     spans = []
     for device, actor in actors.items():
-        for sync in of_device[device]:
+        for sync in (each for each in syncs if device in each.devices):
             exchanges = sync.exchanges(device)
             first = len(acting)
             for action, exchange in enumerate(exchanges, start=first):
@@ -72,42 +80,33 @@ def sync_actions(
             acting += [actor] * (len(exchanges) + 1)
             sent_bytes = sum(exchange.send_elements for exchange in exchanges) * element_bytes
             spans.append(SyncSpan(sync, actor, first, len(acting), sent_bytes))
-    return no_actions(acting), _messages(sent, waiting), spans
+    return _waiting_actions(acting), _messages([(action, waiting[key], size) for action, key, size in sent]), spans
 
 
-def no_actions(acting: list[int]) -> Actions:
-    """Return an action for each of these actors that takes no time."""
+def _waiting_actions(acting: Sequence[int]) -> Actions:
+    """One action that takes no time for each of these actors."""
     count = len(acting)
-    nothing = np.full(count, -1, np.int64)
-    none = np.zeros(count, np.int64)
-    return Actions(
-        np.array(acting, np.int64), np.full(count, SYNC, np.int8), none, nothing, nothing, none, none, np.zeros(count)
-    )
+    none, zero = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+    kind = np.full(count, SYNC, np.int8)
+    return Actions(np.array(acting, np.int64), kind, zero, none, none, zero, zero, np.zeros(count))
 
 
-def _messages(
-    sent: list[tuple[int, tuple[int, int, int, int], int]], waiting: dict[tuple[int, int, int, int], int]
-) -> Messages:
-    sender = np.array([action for action, _, _ in sent], np.int64)
-    receiver = np.array([waiting[key] for _, key, _ in sent], np.int64)
-    size_bytes = np.array([size for _, _, size in sent], np.int64)
-    none = np.zeros(len(sent), np.int64)
-    return Messages(sender, receiver, size_bytes, none, none)
-
-
-# Where a device has no samples of a stage, its sums need not wait for any of its actions.
-AT_ONCE = -1
+def _messages(sent: Sequence[tuple[int, int, int]]) -> Messages:
+    """Messages from triples of sender, receiver and bytes."""
+    sender, receiver, size_bytes = np.array(sent, np.int64).reshape(-1, 3).T
+    zero = np.zeros(len(sent), np.int64)
+    return Messages(sender, receiver, size_bytes, zero, zero)
 
 
 @dataclass(frozen=True, slots=True)
 class BucketReady:
-    """A device's part of a sum whose gradients are complete.
+    """When a device's gradients of a sum are complete.
 
     Attributes:
-        actor: Whose.
-        sync: Which of the plan's sums.
-        action: During which of the actor's actions, or `AT_ONCE`.
-        after_s: How long after that action's beginning, by its profile, seconds.
+        actor: Index of the device's actor.
+        sync: Index of the sum in the plan's sums.
+        action: Index of the action during which they become complete, or `AT_ONCE`.
+        after_s: Time from the start of that action until then, by its profile, seconds.
     """
 
     actor: int
@@ -116,20 +115,20 @@ class BucketReady:
     after_s: float
 
 
-def releases(
+def ready_buckets(
     syncs: Sequence[GradientSync], actions: Actions, actors: Sequence[str], plan: Plan, scenario: Scenario
 ) -> list[BucketReady]:
     """Return when each actor's sums may begin, actor by actor, in the order of the sums.
 
     Args:
-        syncs: The plan's sums.
-        actions: Of the step without overlap.
-        actors: Devices, in the order in which the actions count them.
-        plan: What is carried out.
-        scenario: What it is for.
+        syncs: Sums of the plan.
+        actions: Actions of the step without overlap.
+        actors: Names of the actors' devices.
+        plan: Plan that the step carries out.
+        scenario: Gives times and faults.
     """
     number = {name: actor for actor, name in enumerate(actors)}
-    # Of those the whole action counts, since all of it is lost when they leave.
+    # On devices that leave, a bucket is ready at the end of its action: all of an interrupted action is lost.
     leaving = {fault.device for fault in scenario.faults if isinstance(fault, Absence)}
     last = _last_backwards(actions)
     found = []
@@ -144,11 +143,11 @@ def releases(
             else:
                 after_s = _after_s(each, stage, replica, action, actions, scenario)
             found.append(BucketReady(actor, sync, action, after_s))
-    return sorted(found, key=lambda release: (release.actor, release.sync))
+    return sorted(found, key=lambda bucket: (bucket.actor, bucket.sync))
 
 
 def _last_backwards(actions: Actions) -> Mapping[tuple[int, int, int], int]:
-    """The last action of each actor and stage that adds to gradients, by actor, pipeline and stage."""
+    """The last action that adds to gradients, by actor, pipeline and stage."""
     backward = np.flatnonzero((actions.kind == BACKWARD) | (actions.kind == BACKWARD_WEIGHT))
     columns = (actions.actor[backward], actions.pipeline[backward], actions.stage[backward])
     places = zip(*(column.tolist() for column in columns), strict=True)
@@ -163,75 +162,71 @@ def _after_s(
         return duration_s
     # What is recomputed comes before all of backward.
     below = replace(stage, end_layer=sync.first_layer, recompute=False)
-    samples = int(actions.end_sample[action] - actions.first_sample[action])
+    samples = int(actions.stop_sample[action] - actions.start_sample[action])
     times = replica_times(scenario, below, replica, samples)
     rest_s = times.backward_s if actions.kind[action] == BACKWARD else times.backward_weight_s
     return max(0.0, duration_s - rest_s)
 
 
-class Cut(NamedTuple):
-    """Actions cut into pieces.
+def split_actions(actions: Actions, buckets: Sequence[BucketReady]) -> tuple[Actions, Ints]:
+    """Split actions into segments: one that ends with each bucket that becomes ready, and one for the rest.
 
-    Attributes:
-        actions: The pieces.
-        first_piece: Of each action, and the number of pieces, [actions before + 1].
+    Returns:
+        The segments, and the first segment of each action with the number of segments at the end, [actions + 1].
     """
-
-    actions: Actions
-    first_piece: Ints
-
-
-def cut(actions: Actions, released: Sequence[BucketReady]) -> Cut:
-    """Return the actions in pieces: one that ends with each release, and one for the rest."""
-    pieces = np.ones(len(actions.actor), np.int64)
-    cuts = {}
-    for action, group in groupby(sorted(released, key=lambda each: (each.action, each.sync)), lambda each: each.action):
+    counts = np.ones(len(actions.actor), np.int64)
+    cuts_s = {}
+    ordered = sorted(buckets, key=lambda each: (each.action, each.sync))
+    for action, group in groupby(ordered, lambda each: each.action):
         if action != AT_ONCE:
-            cuts[action] = [0.0, *(each.after_s for each in group), float(actions.duration_s[action])]
-            pieces[action] = len(cuts[action]) - 1
-    first_piece = starts(pieces.tolist())
-    parts = Actions._make(np.repeat(column, pieces) for column in actions)
-    for action, times_s in cuts.items():
-        parts.duration_s[first_piece[action] : first_piece[action + 1]] = np.diff(times_s)
-    return Cut(parts, first_piece)
+            cuts_s[action] = [0.0, *(each.after_s for each in group), float(actions.duration_s[action])]
+            counts[action] = len(cuts_s[action]) - 1
+    first_segment = starts(counts.tolist())
+    segments = Actions._make(np.repeat(column, counts) for column in actions)
+    for action, times_s in cuts_s.items():
+        segments.duration_s[first_segment[action] : first_segment[action + 1]] = np.diff(times_s)
+    return segments, first_segment
 
 
-def lanes_of(released: Sequence[BucketReady], actors: int) -> dict[int, int]:
-    """Return the lane of each actor that has one: their numbers follow those of the actors."""
-    return {actor: actors + lane for lane, actor in enumerate(dict.fromkeys(each.actor for each in released))}
+def communication_streams(buckets: Sequence[BucketReady], actors: int) -> dict[int, int]:
+    """Return the communication stream of each actor that has one; the streams' numbers follow those of the actors."""
+    return {actor: actors + stream for stream, actor in enumerate(dict.fromkeys(each.actor for each in buckets))}
 
 
-def lane_actions(
+def stream_actions(
     syncs: Sequence[GradientSync],
-    released: Sequence[BucketReady],
-    lanes: Mapping[int, int],
+    buckets: Sequence[BucketReady],
+    streams: Mapping[int, int],
     actors: Sequence[str],
-    pieces: Cut,
+    first_segment: Ints,
     element_bytes: int,
 ) -> tuple[Actions, Messages, list[SyncSpan]]:
-    """Return the sums as actions of lanes, and what devices and lanes tell each other.
+    """Return the sums as actions of communication streams, and the messages between devices and their streams.
 
-    Messages count the pieces first, then these actions.
+    In the messages these actions are numbered after the segments.
+
+    Args:
+        syncs: Sums of the plan.
+        buckets: When each device's gradients are complete, from `ready_buckets`.
+        streams: Communication stream of each actor, from `communication_streams`.
+        actors: Names of the actors' devices.
+        first_segment: First segment of each action, from `split_actions`.
+        element_bytes: Bytes of one gradient.
     """
-    shift = len(pieces.actions.actor)
-    sums, exchanged, spans = sync_actions(syncs, {actors[actor]: lane for actor, lane in lanes.items()}, element_bytes)
-    told = []
+    shift = int(first_segment[-1])
+    of_device = {actors[actor]: stream for actor, stream in streams.items()}
+    sums, exchanged, spans = sync_actions(syncs, of_device, element_bytes)
+    signals: list[tuple[int, int, int]] = []
     ends: dict[int, int] = {}
-    next_piece = pieces.first_piece.copy()
-    # Both go from actor to actor, and each actor's from sum to sum.
-    for each, span in zip(released, spans, strict=True):
-        ends[each.actor] = shift + span.end_action - 1
-        if each.action != AT_ONCE:
-            told.append((int(next_piece[each.action]), shift + span.first_action))
-            next_piece[each.action] += 1
-    # Where a device waits for its lane, with nothing to do.
-    closing = no_actions(list(lanes))
-    told += [(ends[actor], shift + len(sums.actor) + number) for number, actor in enumerate(lanes)]
-    return join_actions(sums, closing), _joined_messages(exchanged, shift, told), spans
-
-
-def _joined_messages(exchanged: Messages, shift: int, told: Sequence[tuple[int, int]]) -> Messages:
-    sender, receiver = np.array(told, np.int64).reshape(-1, 2).T
-    none = np.zeros(len(told), np.int64)
-    news = Messages(sender, receiver, none, none, none)
-    return Messages._make(np.concatenate(pair) for pair in zip(news, exchanged.later(shift), strict=True))
+    next_segment = first_segment.copy()
+    # Both are sorted by actor, and then by sum.
+    for bucket, span in zip(buckets, spans, strict=True):
+        ends[bucket.actor] = shift + span.end_action - 1
+        if bucket.action != AT_ONCE:
+            signals.append((int(next_segment[bucket.action]), shift + span.first_action, 0))
+            next_segment[bucket.action] += 1
+    # A last action on each device waits for its stream.
+    signals += [(ends[actor], shift + len(sums.actor) + number, 0) for number, actor in enumerate(streams)]
+    pairs = zip(_messages(signals), exchanged.later(shift), strict=True)
+    messages = Messages._make(np.concatenate(pair) for pair in pairs)
+    return join_actions(sums, _waiting_actions(list(streams))), messages, spans

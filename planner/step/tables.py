@@ -1,4 +1,4 @@
-"""What the actions and messages of a step are: tables with a column per field."""
+"""The actions and messages of a step: tables with one array for each field."""
 
 from typing import Any, NamedTuple
 
@@ -7,22 +7,22 @@ from numpy.typing import NDArray
 
 from planner.step.graph import Floats, Ints
 
-# Kinds after those of `planner.schedules.kernel.problem`: actions that exchange gradients, and the optimizer's update.
+# Kinds of actions after those of `planner.schedules.kernel.problem`: exchange of gradients, and optimizer's update.
 SYNC, UPDATE = 4, 5
 
 
 class Actions(NamedTuple):
-    """Actions, actor by actor, in the order in which each does them; all columns [actions].
+    """Actions, actor by actor, in the order in which each actor does them; every column has shape [actions].
 
     Attributes:
-        actor: Index of who does it.
-        kind: A number of `planner.schedules.kernel.problem`, or `SYNC` or `UPDATE`.
-        pipeline: Index.
-        stage: Index in the pipeline, -1 where none applies.
-        microbatch: Index in the pipeline, -1 where none applies.
-        first_sample: First sample of the microbatch that the actor takes.
-        end_sample: After the last one.
-        duration_s: Seconds, as profiled.
+        actor: Index of the actor.
+        kind: Number of `planner.schedules.kernel.problem`, or `SYNC` or `UPDATE`.
+        pipeline: Index of the pipeline.
+        stage: Index of the stage in the pipeline, -1 where none applies.
+        microbatch: Index of the microbatch in the pipeline, -1 where none applies.
+        start_sample: First sample of the microbatch that the actor takes.
+        stop_sample: Sample after the last one.
+        duration_s: Profiled duration, seconds.
     """
 
     actor: Ints
@@ -30,56 +30,61 @@ class Actions(NamedTuple):
     pipeline: Ints
     stage: Ints
     microbatch: Ints
-    first_sample: Ints
-    end_sample: Ints
+    start_sample: Ints
+    stop_sample: Ints
     duration_s: Floats
 
 
 class Messages(NamedTuple):
-    """Messages in the order of the actions that hand them over; all columns [messages].
+    """Messages in the order of the actions that send them; every column has shape [messages].
 
     Attributes:
-        sender: The action that hands it over.
-        receiver: The action that waits for it.
-        size_bytes: On the wire.
-        first_sample: First sample that it carries, 0 for gradients being summed.
-        end_sample: After the last one, 0 for gradients being summed.
+        sender: Action that sends the message when it ends.
+        receiver: Action that waits for the message.
+        size_bytes: Bytes on the wire.
+        start_sample: First sample of the microbatch that it carries, 0 for gradients being summed.
+        stop_sample: Sample after the last one, 0 for gradients being summed.
     """
 
     sender: Ints
     receiver: Ints
     size_bytes: Ints
-    first_sample: Ints
-    end_sample: Ints
+    start_sample: Ints
+    stop_sample: Ints
 
     def between(self, sender: Ints, receiver: Ints) -> "Messages":
-        """Return the messages between actions that have other numbers as senders and as receivers, [actions] each."""
+        """Return the messages with new numbers for the actions that send and that receive, [actions] each."""
         return self._replace(sender=sender[self.sender], receiver=receiver[self.receiver])
 
     def later(self, shift: int) -> "Messages":
-        """Return the messages between actions whose numbers are by so much higher."""
+        """Return the messages with ``shift`` added to the numbers of all actions."""
         return self._replace(sender=self.sender + shift, receiver=self.receiver + shift)
 
 
 def join_actions(one: Actions, other: Actions) -> Actions:
     """Return both tables as one, the first before the second."""
-    columns: list[Any] = list(one)
-    others: list[Any] = list(other)
-    joined = [np.concatenate([column, more]) for column, more in zip(columns, others, strict=True)]
-    return Actions._make(joined)
+    pairs: Any = zip(one, other, strict=True)
+    return Actions._make(np.concatenate(pair) for pair in pairs)
 
 
 def append(
     actions: Actions, messages: Messages, later: Actions, later_messages: Messages
 ) -> tuple[Actions, Messages, Ints]:
-    """Put each actor's later actions after its own; return both tables, and the new number of each later action.
+    """Put each actor's later actions after its own.
 
-    The later messages count through all actions, the later ones after the others.
+    Args:
+        actions: Actions so far.
+        messages: Messages between them.
+        later: Actions to add.
+        later_messages: Messages between any of the actions; the added ones are numbered after the others.
+
+    Returns:
+        The actions, the messages, and the new number of each added action.
     """
     if not len(later.actor):
         return actions, messages, np.empty(0, np.int64)
-    every = join_actions(actions, later)
-    by_actor = np.argsort(every.actor, kind="stable")
+    joined = join_actions(actions, later)
+    by_actor = np.argsort(joined.actor, kind="stable")
     numbers = np.empty_like(by_actor)
     numbers[by_actor] = np.arange(len(by_actor))
     shift = len(actions.actor)
@@ -88,7 +93,7 @@ def append(
     receiver = numbers[np.concatenate((messages.receiver, later_messages.receiver))]
     by_sender = np.argsort(sender, kind="stable")
     return (
-        Actions._make([column[by_actor] for column in every]),
+        Actions._make([column[by_actor] for column in joined]),
         Messages._make([column[by_sender] for column in (sender, receiver, *columns)]),
         numbers[shift:],
     )

@@ -155,5 +155,4 @@ def _with_depths(plan: Plan, pipeline: Pipeline, depths: list[int], scenario: Sc
     fitted = fitting_depths(depths, pipeline.stages, scenario, pipeline.microbatches)
     if fitted is None:
         return None
-    stages = tuple(replace(stage, in_flight=depth) for stage, depth in zip(pipeline.stages, fitted, strict=True))
-    return replace(plan, pipelines=(replace(pipeline, stages=stages),))
+    return replace(plan, pipelines=(pipeline.with_depths(fitted),))

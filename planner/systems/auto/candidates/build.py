@@ -94,6 +94,4 @@ def with_hiding_depths(pipeline: Pipeline, scenario: Scenario) -> Pipeline | Non
     fitted = fitting_depths(plain_depths(len(pipeline.stages)), pipeline.stages, scenario, pipeline.microbatches)
     if fitted is None:
         return None
-    depths = hiding_depths(pipeline, scenario) if len(pipeline.stages) > 1 else fitted
-    stages = tuple(replace(stage, in_flight=depth) for stage, depth in zip(pipeline.stages, depths, strict=True))
-    return replace(pipeline, stages=stages)
+    return pipeline.with_depths(hiding_depths(pipeline, scenario) if len(pipeline.stages) > 1 else fitted)

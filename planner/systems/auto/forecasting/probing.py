@@ -64,8 +64,8 @@ def _in_depth(plan: Plan, stages: tuple[Stage, ...], scenario: Scenario) -> Plan
     depths = fitting_depths(wanted, stages, scenario, microbatches)
     if depths is None:
         return None
-    deep = tuple(replace(stage, in_flight=depth) for stage, depth in zip(stages, depths, strict=True))
-    scouting = replace(plan, pipelines=(Pipeline(deep, microbatches),), schedule="1f1b", order="dynamic")
+    pipeline = Pipeline(tuple(stages), microbatches).with_depths(depths)
+    scouting = replace(plan, pipelines=(pipeline,), schedule="1f1b", order="dynamic")
     try:
         check_plan(scouting, scenario)
     except InputError:
