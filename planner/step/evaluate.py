@@ -75,9 +75,8 @@ def step_times_s(plan: Plan, scenario: Scenario, networks: Sequence[Paths]) -> F
     """
     step = compile_step(plan, scenario)
     sequence, acting, _ = walk(step.graph)
-    transmission_s, latency_s = (
-        np.array(each) for each in zip(*(message_times(step, path) for path in networks), strict=True)
-    )
+    times = [message_times(step, path) for path in networks]
+    transmission_s, latency_s = (np.array(each) for each in zip(*times, strict=True))
     duration_s = np.tile(step.actions.duration_s, (len(networks), 1))
     blocking = blocking_messages(step, scenario)
     return np.asarray(longest_paths(step.graph, sequence, acting, duration_s, transmission_s, latency_s, blocking))

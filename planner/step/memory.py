@@ -86,7 +86,7 @@ def _stage_numbers(step: CompiledStep, plan: Plan) -> np.ndarray[tuple[int], np.
 
 
 def _stage_bytes(step: CompiledStep, plan: Plan, scenario: Scenario) -> tuple[Floats, Floats]:
-    """Bytes of a sample, [saved, recomputed, largest layer; actors; stages of all pipelines], and of states, [actors]."""
+    """Bytes of a sample, [saved, recomputed, largest layer; actors; stages in all], and of states, [actors]."""
     number = {name: actor for actor, name in enumerate(step.actors)}
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     each = np.zeros((3, len(number), len(stages)))
