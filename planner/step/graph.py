@@ -63,10 +63,10 @@ class StepGraph(NamedTuple):
 def walk(graph: StepGraph) -> tuple[Ints, Ints, Ints]:
     """Return the actions in an order in which each comes after those that it waits for.
 
-        Returns:
-        The actions in that order, fewer than all if the others wait for each other in a cycle, [actions]; the actor of
-        each of them, [actions]; and the action at which each actor stops, [actors].
-        """
+    Returns:
+    The actions in that order, fewer than all if the others wait for each other in a cycle, [actions]; the actor of
+    each of them, [actions]; and the action at which each actor stops, [actors].
+    """
     actors = len(graph.first_action) - 1
     actions = len(graph.first_sent) - 1
     sequence = np.empty(actions, np.int64)
