@@ -1,27 +1,34 @@
 """The executor as a backend: the same plan and policy as a simulation, in real processes."""
 
-import json
+import os
 import shutil
-from collections import defaultdict
-from collections.abc import Callable
-from contextlib import nullcontext
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from safetensors import safe_open
-from safetensors.torch import save_file
-
-from executor.control.launcher import prepared_job, run_job
+from executor.control.control_server import ControlServer
+from executor.control.coordinator import Coordinator
+from executor.control.node_agent import WORKER
 from executor.control.policy_driver import PolicyDriver
-from executor.control.send_times import settling
+from executor.control.results import all_events, faults_of, merge_parameters, settling, total_losses
+from executor.core.clock import create_origin
+from executor.core.control_channel import decode, new_key, read_key, write_key
 from executor.core.events import EventRecorder
-from executor.core.hosts import Hosts
+from executor.core.hosts import Hosts, read_hosts
 from executor.core.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, RunConfig, Tcp, rank_devices
+from executor.core.subprocesses import ended, environment
+from executor.core.timeouts import timeouts
 from executor.recovery.checkpoints import CheckpointConfig, CheckpointFolder
 from executor.training.models.loading import check_model
 from executor.training.noise_scale import gather_norms
 from executor.training.parallel_layout import check_layouts
+from executor.transport.link_shaper import create_ledger
 from executor.validate import check_decision, check_spread, check_supported, too_fast
 from executor.wan.report import read_report
 from executor.wan.tcp_settings import read_tcp
@@ -29,12 +36,11 @@ from executor.wan.testbed import missing
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import Policy
 from planner.check import check_plan
-from planner.events.event import Event, EventWriter, fault_events, in_order, read_events
+from planner.events.event import Event, EventWriter, in_order, read_events
 from planner.plan.plan import Plan
 from planner.runs.record import RealNetwork, RunRecord, Watch
-from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario
-from traces.common.errors import InputError
+from traces.common.errors import InputError, RunError
 
 
 class TorchBackend:
@@ -134,17 +140,17 @@ class TorchBackend:
             run_job(job, devices, driver if config.is_steered else None)
             network = self._network(job, emulator)
             if self._parameters is not None and self._compute == "real":
-                _merge_parameters(job, len(devices), self._parameters)
+                merge_parameters(job, len(devices), self._parameters)
             if self._resources is not None:
                 for rank in filter(lambda rank: job.resources(rank).exists(), range(len(devices))):
                     shutil.copy(job.resources(rank), self._resources)
-            events = _published(job, rows) if rows is not None else settle(_all_events(job, len(devices)))
-            losses = driver.losses if config.publishes else _total_losses(job, len(devices))
+            events = _published(job, rows) if rows is not None else settle(all_events(job, len(devices)))
+            losses = driver.losses if config.publishes else total_losses(job, len(devices))
             return RunRecord(
                 self._compute,
                 scenario,
                 plan,
-                tuple(in_order([*events, *driver.decision_events, *_faults(scenario, driver, events)])),
+                tuple(in_order([*events, *driver.decision_events, *faults_of(scenario, driver, events)])),
                 tuple(adaptation.decisions) if adaptation is not None else (),
                 tuple(losses[step] for step in sorted(losses)),
                 gather_norms(job, len(devices)),
@@ -181,24 +187,99 @@ def choose_emulator(choice: EmulatorChoice, tell: Callable[[str], None]) -> Emul
     return "shaper"
 
 
-def _all_events(job: JobFolder, ranks: int) -> list[Event]:
-    return [event for rank in range(ranks) for event in read_events(job.events(rank))]
+@contextmanager
+def prepared_job(scenario: Scenario, plan: Plan, config: RunConfig, hosts: Hosts | None = None) -> Iterator[JobFolder]:
+    """Give the folder of a job, for `run_job`; it is gone afterwards, with what the job left there."""
+    folder = Path(tempfile.mkdtemp(prefix="ropebridge-"))
+    try:
+        job = JobFolder(folder)
+        job.write(scenario, plan, config)
+        create_ledger(job.ledger, scenario.cluster)
+        create_origin(job.origin)
+        if hosts is None:
+            write_key(job.key, new_key())
+        else:
+            hosts.write(job.hosts)
+        yield job
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _total_losses(job: JobFolder, ranks: int) -> dict[int, float]:
-    """The loss of each step: the sum over the ranks that hold part of it."""
-    total: defaultdict[int, float] = defaultdict(float)
-    for rank in range(ranks):
-        for step, loss in json.loads(job.losses(rank).read_text()):
-            total[step] += loss
-    return total
+def run_job(job: JobFolder, devices: Sequence[str], driver: PolicyDriver | None = None, module: str = WORKER) -> None:
+    """Run the processes of a job to their end.
+
+    Args:
+        job: The job's folder.
+        devices: The names of the devices in rank order.
+        driver: Hears of every step and answers what later ones run; None in a job that is not steered.
+        module: What each rank runs, as ``python -m MODULE AGENT_PID JOB_FOLDER``; it calls
+            `executor.rank.worker.join_job` first of all.
+
+    Raises:
+        InputError: A rank found the input wrong.
+        RunError: A rank failed or was killed; says which and why.
+    """
+    hosts = read_hosts(job.hosts)
+    own, agents = socket.socketpair()
+    with own, job.log.open("wb") as log:
+        with agents:
+            agent = subprocess.Popen(
+                _command(job, module, agents.fileno()),
+                env=environment("lo" if hosts is None else hosts.part(hosts.head).interface),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(agents.fileno(),),
+            )
+        with ended(agent):
+            server = ControlServer(
+                _listening(own, agent, job),
+                own,
+                read_key(job.key),
+                job,
+                len(devices),
+                hosts,
+            )
+            try:
+                coordinator = Coordinator(job, devices, hosts, server, driver)
+                try:
+                    coordinator.run()
+                except BaseException as error:
+                    coordinator.dismiss(1, str(error) or "it was interrupted")
+                    raise
+                coordinator.dismiss(0)
+            finally:
+                server.close()
+                # It ends the relay too, whose report is wanted.
+                with suppress(subprocess.TimeoutExpired):
+                    agent.wait(timeouts().agent_exit_s)
 
 
-def _faults(scenario: Scenario, driver: PolicyDriver, events: list[Event]) -> list[Event]:
-    """Of links those that were emulated, of devices those that were found."""
-    end_s = max(event.end_s for event in events)
-    outages = [fault for fault in scenario.faults if isinstance(fault, LinkOutage)]
-    return [*fault_events(outages, end_s), *driver.absences.events(end_s)]
+def _command(job: JobFolder, module: str, channel: int) -> list[str]:
+    _, _, config = job.read()
+    me = str(os.getpid())
+    agent = [sys.executable, "-m", "executor.control.node_agent", me, str(job.path), module, str(channel)]
+    isolated = [sys.executable, "-m", "executor.wan.linux", "run", me]
+    return [*isolated, *agent] if config.emulator == "relay" else agent
+
+
+def _listening(own: socket.socket, agent: "subprocess.Popen[bytes]", job: JobFolder) -> socket.socket:
+    """Return the socket that an agent listens at, in whichever network it is.
+
+    Raises:
+        RunError: It cannot.
+    """
+    said, descriptors, _, _ = socket.recv_fds(own, 1, 1)
+    if descriptors:
+        return socket.socket(fileno=descriptors[0])
+    if said:
+        with own.makefile("rb") as rest:
+            message = decode(said + rest.readline()) or {}
+        raise RunError(str(message.get("reason")))
+    status = agent.wait()
+    printed = job.log.read_text(errors="replace").strip().splitlines()[-3:]
+    raise RunError(f"the agent of this host ended with status {status}: {' | '.join(printed) or 'no message'}")
 
 
 def _leave(events: list[Event]) -> None:
@@ -214,13 +295,3 @@ def _write(rows: EventRecorder, events: list[Event]) -> None:
 def _published(job: JobFolder, rows: EventRecorder) -> list[Event]:
     rows.close()
     return read_events(job.published)
-
-
-def _merge_parameters(job: JobFolder, ranks: int, target: Path) -> None:
-    """One file with every layer once; replicas of a layer hold the same values, pipelines may not."""
-    merged = {}
-    # Ranks that were lost, and not needed any more, have left nothing.
-    for rank in filter(lambda rank: job.parameters(rank).exists(), range(ranks)):
-        with safe_open(job.parameters(rank), framework="pt") as file:
-            merged.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    save_file(merged, target)

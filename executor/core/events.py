@@ -66,7 +66,7 @@ class EventRecorder:
     def arrived(self, row: Callable[[float, float], Event], idle_since_s: float, arrived_s: float) -> None:
         """Log an arrival: a wait, or a row without length where the device had other things to do.
 
-        The latter say when the bytes arrived, and are gone once `executor.control.send_times` has used them.
+        The latter say when the bytes arrived, and are gone once `executor.control.results` has used them.
         """
         waited = arrived_s - idle_since_s > NOTICEABLE_WAIT_S
         self.log(row(idle_since_s if waited else arrived_s, arrived_s))

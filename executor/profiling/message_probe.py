@@ -29,7 +29,8 @@ from executor.core.clock import RunClock
 from executor.core.control_channel import listen
 from executor.core.failures import first_line
 from executor.core.subprocesses import die_with_parent
-from executor.transport.connection import Connection, Message, RecvHandle
+from executor.transport.receive import RecvHandle
+from executor.transport.transport import Connection, Message
 from traces.common.errors import RopebridgeError
 from traces.probe.interval import ROUNDS
 

@@ -14,7 +14,7 @@ import torch
 from executor.recovery.initial_state import FirstState, one_layer
 from executor.recovery.restore_point import Copies, layers_of
 from executor.training.compute import Compute
-from executor.transport.connection import RecvHandle
+from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import backup_tag
 from planner.adapt.migration import LayerTransfer, backup_moves

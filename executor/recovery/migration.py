@@ -11,7 +11,7 @@ import torch
 from executor.core.events import EventRecorder
 from executor.core.messages import Reconfiguration
 from executor.training.compute import Compute
-from executor.transport.connection import RecvHandle
+from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import move_tag
 from planner.adapt.migration import LayerTransfer
@@ -71,6 +71,6 @@ class LayerMoves:
         return lambda start_s, end_s: Event(EventKind.MIGRATE, *place, start_s, end_s, size_bytes)
 
     def _arrival(self, move: LayerTransfer, receipt: RecvHandle) -> Event:
-        """Only tells when the bytes were there, see executor/control/send_times.py."""
+        """Only tells when the bytes were there, see executor/control/results.py."""
         place = (move.target, move.source, -1, -1, -1, self._change.step, MIGRATE_ACTION)
         return Event(EventKind.RECEIVE, *place, receipt.arrived_s, receipt.arrived_s, receipt.size_bytes)

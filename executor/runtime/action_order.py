@@ -7,7 +7,7 @@ from typing import Protocol
 from executor.core.clock import RunClock
 from executor.core.step_program import StepProgram, Work
 from executor.training.tensor_parallel import TensorGroup
-from executor.transport.connection import RecvHandle
+from executor.transport.receive import RecvHandle
 from planner.cost.stage import scheduling_problems
 from planner.plan.actions import Action
 from planner.scenario.scenario import Scenario

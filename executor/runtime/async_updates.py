@@ -23,7 +23,7 @@ from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
 from executor.runtime.posted_receives import HEADER, IncomingUpdates, Update
 from executor.training.compute import Compute, Rows
-from executor.transport.connection import RecvHandle
+from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import update_tag
 from planner.cost.synchronisation import UpdateEdge

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from executor.core.step_program import StepProgram
-from executor.transport.connection import RecvHandle
+from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import norm_tag
 

@@ -11,7 +11,7 @@ import torch
 from executor.core.failures import PeerLostError
 from executor.core.step_program import StepProgram, Transfer
 from executor.runtime.action_order import ActionOrder
-from executor.transport.connection import RecvHandle
+from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import sync_tag, transfer_tag
 from planner.cost.synchronisation import GradientSync, UpdateEdge

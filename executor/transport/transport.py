@@ -1,9 +1,11 @@
 """Moves bytes between ranks: receives are posted ahead, sends never block, every message has its tag."""
 
+import queue
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from weakref import WeakSet
@@ -13,11 +15,134 @@ import torch.distributed as dist
 
 from executor.core.clock import RunClock
 from executor.core.failures import blaming
-from executor.transport.connection import Connection, EmulatedPath, Message, RecvHandle
 from executor.transport.link_shaper import LinkShaper
+from executor.transport.receive import RECV_TIMEOUT, RecvHandle
 from executor.transport.rendezvous import ProcessGroups
 from executor.transport.wire_format import NO_MESSAGE
-from planner.scenario.cluster import Cluster
+from planner.scenario.cluster import Cluster, Link
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Bytes for the peer.
+
+    Attributes:
+        payload: One-dimensional uint8 tensor; never changed once it is handed over, since over emulated links it still
+            lies here when it counts as departed.
+        tag: Which receive of the peer it is for.
+        ready_s: When it could depart, run seconds.
+        departed: Called with the run seconds at which the last byte departed: when the emulated links have taken it,
+            which is before it goes to the peer; without them when gloo has sent it.
+    """
+
+    payload: torch.Tensor
+    tag: int
+    ready_s: float
+    departed: Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedPath:
+    """The emulated links to the peer."""
+
+    shaper: LinkShaper
+    path: tuple[Link, ...]
+
+
+class Connection:
+    """Sends to one device from threads of its own, so that compute never waits for the network.
+
+    On the network as it is several sends are under way at once: gloo holds each back until the peer has posted its
+    receive, and those that come after it need not wait for that. Over emulated links messages are handed to gloo one by
+    one, when they would have arrived: one that the peer does not expect yet holds back those behind it, not their times
+    on the links.
+
+    Args:
+        device: The peer.
+        rank: Its rank.
+        group: Of the process groups that stand for connections, the one to use.
+        clock: Of the run.
+        emulated: Links that this process emulates itself; None leaves the network as it is.
+        failed: Called from a thread that could not go on.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        rank: int,
+        group: dist.ProcessGroup,
+        clock: RunClock,
+        emulated: EmulatedPath | None,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._device = device
+        self._rank = rank
+        self._group = group
+        self._clock = clock
+        self._failed = failed
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._in_the_air: queue.SimpleQueue[tuple[float, Message] | None] = queue.SimpleQueue()
+        self._handed_over: queue.SimpleQueue[tuple[dist.Work, Message] | None] = queue.SimpleQueue()
+        loops = [self._hand_over, self._complete]
+        if emulated is not None:
+            loops = [lambda: self._emulate(emulated), self._deliver]
+        self._threads = [threading.Thread(target=self._guarded, args=(loop,), daemon=True) for loop in loops]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, message: Message) -> None:
+        """Hand a message over; returns at once."""
+        self._outbox.put(message)
+
+    def close(self) -> None:
+        """Wait until everything handed over has been sent, and end the threads."""
+        self._outbox.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _hand_over(self) -> None:
+        try:
+            while (message := self._outbox.get()) is not None:
+                with blaming(self._device):
+                    self._handed_over.put((self._start(message), message))
+        finally:
+            # Also where a message could not go: the other thread must not wait for ever.
+            self._handed_over.put(None)
+
+    def _complete(self) -> None:
+        while (sent := self._handed_over.get()) is not None:
+            work, message = sent
+            with blaming(self._device):
+                work.wait(RECV_TIMEOUT)
+            message.departed(self._clock.now_s())
+
+    def _emulate(self, emulated: EmulatedPath) -> None:
+        try:
+            while (message := self._outbox.get()) is not None:
+                departed_s = emulated.shaper.transmit(emulated.path, 8 * message.payload.numel(), message.ready_s)
+                self._in_the_air.put((emulated.shaper.delivery_s(emulated.path, departed_s), message))
+                message.departed(departed_s)
+        finally:
+            self._in_the_air.put(None)
+
+    def _deliver(self) -> None:
+        while (flight := self._in_the_air.get()) is not None:
+            delivery_s, message = flight
+            self._clock.sleep_until(delivery_s)
+            with blaming(self._device):
+                self._start(message).wait(RECV_TIMEOUT)
+
+    def _start(self, message: Message) -> dist.Work:
+        work = dist.isend(message.payload, self._rank, group=self._group, tag=message.tag)
+        assert work is not None
+        return work
+
+    def _guarded(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except Exception as error:
+            self._failed(error)
+
 
 # A smaller message is not worth a second round of headers.
 LEAST_STRIPE_BYTES = 64 * 1024

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from executor.backend import TorchBackend
-from executor.control.launcher import prepared_job, run_job
+from executor.backend import TorchBackend, prepared_job, run_job
 from executor.core.job import RunConfig
 from executor.profiling.layer_times import LayerTimes
 from executor.training.models.loading import load_with_sizes

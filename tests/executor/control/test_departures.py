@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from executor.control.send_times import settle_departures, settling
+from executor.control.results import settle_departures, settling
 from planner.events.event import Event, EventKind
 from planner.runs.record import RunRecord
 from planner.scenario.scenario import Scenario

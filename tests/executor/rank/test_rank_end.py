@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from executor.control.launcher import prepared_job, run_job
+from executor.backend import prepared_job, run_job
 from executor.core.job import RunConfig
 from executor.rank.resources import read_samples
 from planner.plan.plan import Pipeline, Plan, Replica, Stage

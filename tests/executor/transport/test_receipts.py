@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from executor.core.clock import RunClock
 from executor.core.failures import PeerLostError
-from executor.transport.connection import RecvHandle
+from executor.transport.receive import RecvHandle
 
 PATIENCE_S = 5.0
 

@@ -14,7 +14,7 @@ from executor.runtime.interpreter import Interpreter
 from executor.training.compute import Compute
 from executor.training.models.loading import load_with_sizes
 from executor.training.real_compute import RealCompute
-from executor.transport.connection import RecvHandle
+from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import AsItIs
 from planner.cost.synchronisation import update_edges

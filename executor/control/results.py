@@ -1,17 +1,25 @@
-"""When the bytes of a send left, from when they arrived.
+"""What a job has left: its rows with the true ends of sends, its losses and its parameters.
 
 A sender hands its bytes to the operating system, which takes megabytes at once and sends them when it can; only the
 receiver sees when they are through. What the path itself takes, its latency, lies between the two.
 """
 
+import json
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
-from executor.core.job import Emulator
-from planner.events.event import UPDATE_ACTION, Event, EventKind
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from executor.control.policy_driver import PolicyDriver
+from executor.core.job import Emulator, JobFolder
+from planner.events.event import UPDATE_ACTION, Event, EventKind, fault_events, read_events
 from planner.plan.actions import Kind
 from planner.scenario.cluster import Cluster
+from planner.scenario.faults import LinkOutage
+from planner.scenario.scenario import Scenario
 
 # Source, target, step, action, pipeline, receiving stage, microbatch.
 _Identity = tuple[str, str, int, str, int, int, int]
@@ -87,3 +95,34 @@ def _identity(event: Event, source: str, target: str, stage: int) -> _Identity:
 
 def _receiving_stage(event: Event) -> int:
     return event.stage + 1 if event.action == Kind.FORWARD else event.stage - 1
+
+
+def all_events(job: JobFolder, ranks: int) -> list[Event]:
+    """Return the rows that the ranks of a job have written."""
+    return [event for rank in range(ranks) for event in read_events(job.events(rank))]
+
+
+def total_losses(job: JobFolder, ranks: int) -> dict[int, float]:
+    """Return the loss of each step: the sum over the ranks that have part of it."""
+    total: defaultdict[int, float] = defaultdict(float)
+    for rank in range(ranks):
+        for step, loss in json.loads(job.losses(rank).read_text()):
+            total[step] += loss
+    return total
+
+
+def faults_of(scenario: Scenario, driver: PolicyDriver, events: list[Event]) -> list[Event]:
+    """Return the faults of a run: of links those that were emulated, of devices those that were found."""
+    end_s = max(event.end_s for event in events)
+    outages = [fault for fault in scenario.faults if isinstance(fault, LinkOutage)]
+    return [*fault_events(outages, end_s), *driver.absences.events(end_s)]
+
+
+def merge_parameters(job: JobFolder, ranks: int, target: Path) -> None:
+    """Write one file with every layer once; replicas of a layer have the same values, pipelines may not."""
+    merged = {}
+    # Ranks that were lost, and not needed any more, have left nothing.
+    for rank in filter(lambda rank: job.parameters(rank).exists(), range(ranks)):
+        with safe_open(job.parameters(rank), framework="pt") as file:
+            merged.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    save_file(merged, target)
