@@ -27,7 +27,7 @@ from executor.core.job import JobFolder
 from executor.core.messages import NewPlan, SessionSpec
 from executor.core.timeouts import timeouts
 from executor.rank.handshake import Agreements, Disagreement
-from executor.recovery.restore_point import Copies, missing_layers, newest_complete, restoring_moves
+from executor.recovery.backups import Copies, missing_layers, newest_complete, restoring_moves
 from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.plan.plan import Plan
 from planner.scenario.faults import Absence, Hang

@@ -11,11 +11,10 @@ from executor.core.job import JobFolder, RunConfig, rank_devices
 from executor.core.step_program import DeviceProgram, compile_plan, device_program
 from executor.core.timeouts import timeouts
 from executor.rank.handshake import Job
-from executor.rank.resources import SampleFile
-from executor.recovery.backups import StateBackups
+from executor.rank.telemetry import SampleFile
+from executor.recovery.backups import StateBackups, layers_of
 from executor.recovery.checkpoint_writer import Checkpointing
 from executor.recovery.initial_state import first_state, one_layer
-from executor.recovery.restore_point import layers_of
 from executor.training.compute import Compute, PacedCompute
 from executor.training.device import compute_device
 from executor.training.flat_state import model_state

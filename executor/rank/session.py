@@ -13,9 +13,8 @@ from executor.core.step_program import DeviceProgram, StepProgram
 from executor.core.timeouts import timeouts
 from executor.rank.context import RankConfig, RankContext
 from executor.rank.control_client import ENDED, ControlClient, SessionEndedError
-from executor.rank.resources import sample_resources
 from executor.rank.step_source import StepSource, begins_another
-from executor.rank.telemetry import StepPublisher
+from executor.rank.telemetry import StepPublisher, sample_resources
 from executor.recovery.migration import LayerMoves
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.interpreter import Interpreter

@@ -19,7 +19,7 @@ from typing import Literal
 
 from executor.backend import TorchBackend, choose_emulator, prepared_job, run_job
 from executor.core.job import Emulator, RunConfig, Tcp
-from executor.rank.resources import read_samples
+from executor.rank.telemetry import read_samples
 from experiments.benches.cases import TWO_DEVICES, trained_scenario, two_stage_plan, two_stage_scenario
 from experiments.benches.execution.torch_pipelining import Measured, PipeliningRun
 from experiments.benches.result import BenchResult, Check, Row

@@ -7,7 +7,7 @@ import pytest
 
 from executor.backend import prepared_job, run_job
 from executor.core.job import RunConfig
-from executor.rank.resources import read_samples
+from executor.rank.telemetry import read_samples
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.profile import ModelProfile
 from tests.helpers.scenarios.builders import mesh_scenario

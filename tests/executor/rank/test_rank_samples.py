@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from executor.rank.resources import SampleFile, read_samples, sample_resources
+from executor.rank.telemetry import SampleFile, read_samples, sample_resources
 
 
 def test_a_sample_is_on_disk_before_the_next_one(tmp_path: Path) -> None:

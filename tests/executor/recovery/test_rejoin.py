@@ -12,7 +12,7 @@ import pytest
 
 from executor.backend import TorchBackend
 from executor.core.liveness import beat_path
-from executor.rank.resources import read_samples
+from executor.rank.telemetry import read_samples
 from planner.adapt.policy import DECISION_LAG_STEPS, Observation
 from planner.events.event import EventKind
 from planner.plan.plan import Plan

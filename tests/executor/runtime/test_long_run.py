@@ -14,7 +14,7 @@ import pytest
 
 from executor.backend import TorchBackend
 from executor.core.job import ComputeMode, EmulatorChoice
-from executor.rank.resources import ResourceSample, read_samples
+from executor.rank.telemetry import ResourceSample, read_samples
 from executor.wan.testbed import missing
 from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.scenario import Scenario

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from executor.core.liveness import beat_path
-from executor.rank.resources import read_samples
+from executor.rank.telemetry import read_samples
 
 
 def strike(folder: Path, rank: int, step: int, number: signal.Signals) -> None:
