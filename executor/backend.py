@@ -124,7 +124,7 @@ class TorchBackend:
             config = replace(
                 config,
                 checkpoints=str(checkpoints.folder.resolve()),
-                checkpoint_every=checkpoints.every,
+                checkpoint_every=checkpoints.interval_steps,
                 first_step=checkpoints.first_step,
             )
         devices = rank_devices(scenario, plan, config)

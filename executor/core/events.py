@@ -1,4 +1,7 @@
-"""What a partner of a tensor-parallel group does is in the rows of its first device, as in a simulation."""
+"""Records what happens on a rank as rows of events, for its file and for the head.
+
+What a partner of a tensor-parallel group does is in the rows of its first device, as in a simulation.
+"""
 
 import threading
 from collections.abc import Callable
@@ -14,24 +17,24 @@ _ROWS_AT_ONCE = 1024
 
 
 class Feed(Protocol):
-    """Who else takes rows."""
+    """What takes a copy of the rows, step by step."""
 
     def log(self, event: Event) -> None:
         """Take a row; that of a send closes what `sending` opened."""
 
     def sending(self, step: int) -> None:
-        """Take note that a send is under way which holds this step back."""
+        """Hold a step back while a send is under way."""
 
     def release(self, step: int) -> None:
-        """Take note that something is over that held this step back and has no row."""
+        """Note that something is over that held a step back and has no row."""
 
 
 class EventRecorder:
-    """Writes rows.
+    """Writes rows to a file, many at a time.
 
     Args:
-        file: Where they go.
-        feed: Gets a copy; None if nobody watches.
+        file: The file of this rank's rows.
+        feed: Takes a copy of each row; None if nobody steers the run.
     """
 
     def __init__(self, file: EventWriter, feed: Feed | None) -> None:
@@ -48,18 +51,18 @@ class EventRecorder:
             self._feed.log(event)
 
     def end_step(self) -> None:
-        """Write what has come together, if it is worth it."""
+        """Write the rows that have come together, if there are many."""
         if len(self._rows) >= _ROWS_AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has come together."""
+        """Write the rows that have come together."""
         with self._lock:
             rows, self._rows = self._rows, []
         self._file.append(rows)
 
     def close(self) -> None:
-        """Write what is left, and complete the file."""
+        """Write the rows that are left, and complete the file."""
         self.flush()
         self._file.close()
 

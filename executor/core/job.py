@@ -33,19 +33,19 @@ class RunConfig:
     """How the workers run a job.
 
     Attributes:
-        compute: ``paced`` or ``real``.
-        steps: Training steps.
+        compute: Whether the model is trained, ``real``, or its bytes are moved at the profile's pace, ``paced``.
+        steps: Number of training steps.
         emulator: What emulates the links: nothing; a `LinkShaper` in each process; a relay between namespaces.
         adapts: Whether a policy may change the plan.
         tcp: How the relay's hosts are set: as hosts for wide-area links should be, or as this machine is.
         backup_every: Steps between two copies of the state of all layers, from which a run goes on when ranks are lost;
             0 where such a run ends.
         checkpoints: The folder of the state on disk, from which a run goes on that has ended; empty if there is none.
-        checkpoints_mark: By which the ranks know that folder; see `CheckpointFolder.check_held`.
-        checkpoint_every: Steps between two of them; 0 writes none.
-        spread: Whether its ranks are on several machines.
-        is_watched: Whether somebody looks at the run while it goes on.
-        first_step: Of the run; where it is not 0, training goes on from the checkpoint of this step.
+        checkpoints_mark: A mark by which the ranks know that folder; see `CheckpointFolder.check_held`.
+        checkpoint_every: Steps from one checkpoint to the next; 0 writes none.
+        spread: Whether the ranks are on several hosts.
+        is_watched: Whether each step is shown as soon as it is finished.
+        first_step: The first step of the run; where it is not 0, training goes on from the checkpoint of this step.
     """
 
     compute: ComputeMode
@@ -73,10 +73,30 @@ class RunConfig:
 
 
 class JobFolder:
-    """The files of one job."""
+    """The files of one job.
+
+    Attributes:
+        path: The folder.
+        key: The secret of the job, which its owner alone can read: executor/core/control_channel.py.
+        hosts: The hosts of a job on several machines: executor/core/hosts.py.
+        ledger: The shared ledger of emulated links.
+        origin: Second 0 of the run, for the relay of the emulated links: executor/core/clock.py.
+        run_failure: Why the relay could not go on, in one sentence.
+        relay_report: What the relay did, written at its end: executor/wan/report.py.
+        log: Everything that the agent prints.
+        published: The rows of all ranks as the launcher was told of them, where files of ranks may be lost.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.key = path / KEY_FILE
+        self.hosts = path / "hosts.json"
+        self.ledger = path / "links.ledger"
+        self.origin = path / "origin"
+        self.run_failure = path / "run-failure.txt"
+        self.relay_report = path / "relay.json"
+        self.log = path / "log.txt"
+        self.published = path / "published.parquet"
 
     def write(self, scenario: Scenario, plan: Plan, config: RunConfig) -> None:
         """Write what the workers read."""
@@ -120,16 +140,6 @@ class JobFolder:
     def _document(self, name: str) -> Path:
         return self.path / f"{name}.json"
 
-    @property
-    def key(self) -> Path:
-        """The secret of the job, which its owner alone can read: executor/core/control_channel.py."""
-        return self.path / KEY_FILE
-
-    @property
-    def hosts(self) -> Path:
-        """The hosts of a job on several machines: executor/core/hosts.py."""
-        return self.path / "hosts.json"
-
     def left(self, kind: str, rank: int) -> Path:
         """Return the place of a file that a rank may leave at its end, besides what it publishes.
 
@@ -138,31 +148,6 @@ class JobFolder:
             rank: Number of the rank.
         """
         return {"parameters": self.parameters, "resources": self.resources, "norms": self.norms}[kind](rank)
-
-    @property
-    def ledger(self) -> Path:
-        """The shared ledger of emulated links."""
-        return self.path / "links.ledger"
-
-    @property
-    def origin(self) -> Path:
-        """Second 0 of the run, for the relay of the emulated links: executor/core/clock.py."""
-        return self.path / "origin"
-
-    @property
-    def run_failure(self) -> Path:
-        """Why the relay of the emulated links could not go on, in one sentence."""
-        return self.path / "run-failure.txt"
-
-    @property
-    def relay_report(self) -> Path:
-        """What the relay of the emulated links did, written at its end: executor/wan/report.py."""
-        return self.path / "relay.json"
-
-    @property
-    def log(self) -> Path:
-        """Everything that the agent prints."""
-        return self.path / "log.txt"
 
     def rank_log(self, rank: int) -> Path:
         """Everything that the processes of a rank print.
@@ -174,11 +159,6 @@ class JobFolder:
     def events(self, rank: int) -> Path:
         """A rank's events, written at the end."""
         return self.path / f"events-{rank}.parquet"
-
-    @property
-    def published(self) -> Path:
-        """The rows of all ranks as the launcher was told of them, of a run that goes on when ranks are lost."""
-        return self.path / "published.parquet"
 
     def resources(self, rank: int) -> Path:
         """What a rank's process held at the end of each step, as it comes."""
@@ -202,9 +182,10 @@ class JobFolder:
 
 
 def rank_devices(scenario: Scenario, plan: Plan, config: RunConfig) -> tuple[str, ...]:
-    """Return the devices in rank order: those of the first plan, then those that a later one may take up.
+    """Return the devices in rank order: those of the first plan, then those that a later one may have.
 
-    Only plans whose pipelines wait for each other can be set up anew, so only these need the rest of the cluster. On
+    Only between plans whose pipelines wait for each other can layers change devices, so only these need the rest of the
+    cluster. On
     several machines the order is the cluster's: what runs where must not change with the plan that a run goes on with.
     """
     devices = [device.name for device in scenario.cluster.devices]

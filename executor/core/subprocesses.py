@@ -1,4 +1,4 @@
-"""The process that starts the ranks of a machine: its environment, and its end whatever happens."""
+"""The environment of the processes that a launcher starts, and their end whatever happens."""
 
 import ctypes
 import os
@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from executor.core.timeouts import timeouts
 
 _PR_SET_PDEATHSIG = 1
 
@@ -25,12 +27,8 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-# How long it may take to end its ranks before the kernel does.
-GRACE_S = 5.0
-
-
 def environment(interface: str) -> dict[str, str]:
-    """Return its environment, and so that of the ranks; they meet over a network interface."""
+    """Return the environment of an agent and its ranks, which connect over a network interface."""
     # gloo must not look the host's name up.
     return {**python_environment(), "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"}
 
@@ -52,7 +50,7 @@ def ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(GRACE_S)
+                process.wait(timeouts().agent_exit_s)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

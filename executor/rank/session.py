@@ -122,7 +122,8 @@ class Session:
 
     def _restore(self, transport: Transport) -> None:
         """Have the layers as they were before the first step: from this rank's own copies and those of others."""
-        if self._spec.number == 0:
+        if self._spec.number == 0 or self._spec.origin_s is None:
+            # Nobody has trained yet.
             return
         backups, compute = self._context.backups, self._context.compute
         assert backups is not None

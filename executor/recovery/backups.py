@@ -28,25 +28,25 @@ def newest_complete(copies: Iterable[Copies], layers: int, latest: int) -> int |
     """Return the newest step before which the state of all layers is there, on whichever devices.
 
     Args:
-        copies: Of each device.
-        layers: Of the model.
-        latest: The step may not be after this one.
+        copies: The copies of each device.
+        layers: Number of layers of the model.
+        latest: The latest step that may be returned.
 
     Returns:
-        None if there is none.
+        The step; None if there is none.
     """
-    held = list(copies)
-    for step in sorted({step for each in held for step in each if step <= latest}, reverse=True):
-        if frozenset().union(*(each.get(step, frozenset()) for each in held)) >= frozenset(range(layers)):
+    found = list(copies)
+    for step in sorted({step for each in found for step in each if step <= latest}, reverse=True):
+        if frozenset().union(*(each.get(step, frozenset()) for each in found)) >= frozenset(range(layers)):
             return step
     return None
 
 
 def missing_layers(copies: Iterable[Copies], layers: int, latest: int) -> list[int]:
     """Return the layers that nobody has from the newest step, ``latest`` at most, of which some are left."""
-    held = list(copies)
-    newest = max((step for each in held for step in each if step <= latest), default=0)
-    there = frozenset().union(*(each.get(newest, frozenset()) for each in held))
+    found = list(copies)
+    newest = max((step for each in found for step in each if step <= latest), default=0)
+    there = frozenset().union(*(each.get(newest, frozenset()) for each in found))
     return sorted(set(range(layers)) - there)
 
 
@@ -54,13 +54,12 @@ def restoring_moves(plan: Plan, scenario: Scenario, step: int, copies: Mapping[s
     """Return what the devices of a plan need of each other to have its layers as they were before a step.
 
     Args:
-        plan: Of that step.
-        scenario: What it is for.
-        step: Of which every layer is there.
-        copies: By device.
+        plan: The plan of that step.
+        scenario: The scenario of the plan.
+        step: A step before which the state of every layer is there.
+        copies: The copies of each device.
     """
-    held = {device: each.get(step, frozenset()) for device, each in copies.items()}
-    return moves_from(held, plan, scenario)
+    return moves_from({device: each.get(step, frozenset()) for device, each in copies.items()}, plan, scenario)
 
 
 def layers_of(plan: Plan, device: str) -> frozenset[int]:
@@ -74,25 +73,27 @@ def layers_of(plan: Plan, device: str) -> frozenset[int]:
     )
 
 
-# Copies that not everybody is known to have.
+# Copies that not all ranks are known to have.
 _UNDER_WAY = 2
 
 
 class StateBackups:
-    """What one rank keeps, over all sessions.
+    """The copies of one rank, over all sessions.
 
     Args:
-        device: This rank's.
-        every: Steps from one copy to the next.
-        scenario: What is trained.
-        compute: Has the layers.
+        device: The name of this rank's device.
+        interval_steps: Steps from one copy to the next.
+        scenario: The scenario of the run.
+        compute: Holds the layers that this rank trains.
         source: Where layers that were never trained here are as they were before the run's first step: as the model
             was built, or as a checkpoint has them.
     """
 
-    def __init__(self, device: str, every: int, scenario: Scenario, compute: Compute, source: FirstState) -> None:
+    def __init__(
+        self, device: str, interval_steps: int, scenario: Scenario, compute: Compute, source: FirstState
+    ) -> None:
         self._device = device
-        self._every = every
+        self._interval_steps = interval_steps
         self._scenario = scenario
         self._compute = compute
         self._layers = range(len(scenario.model.layers))
@@ -109,8 +110,8 @@ class StateBackups:
         """Forget what is on its way, and the copies that are not needed any more or come too late.
 
         Args:
-            step: Before which everybody goes on; of some layers there may be one copy only.
-            durable: The step whose copies everybody was known to have.
+            step: The step before which all ranks go on; of some layers there may be one copy only.
+            durable: The step whose copies all ranks were known to have.
         """
         with self._lock:
             self._copies = {each: layers for each, layers in self._copies.items() if durable <= each <= step}
@@ -118,16 +119,16 @@ class StateBackups:
             self._begun.clear()
 
     def assign(self, plan: Plan) -> None:
-        """Take note that this rank trains the layers that it has under a plan: they are not as they were built."""
+        """Note that this rank trains the layers that it has under a plan: they are not as they were built."""
         self._untouched -= layers_of(plan, self._device)
 
     def begin_step(self, step: int, plan: Plan, durable: int, *, anew: bool, transport: Transport) -> None:
         """Copy the layers as they are before a step, if it is time; all ranks of the plan come to the same answer.
 
         Args:
-            step: Which.
-            plan: What it runs.
-            durable: The step whose copies everybody was known to have when this step was decided on.
+            step: Number of the step.
+            plan: The plan of the step.
+            durable: The step whose copies all ranks were known to have when this step was decided on.
             anew: Whether layers have changed devices before it.
             transport: Carries what goes to backups.
         """
@@ -139,7 +140,7 @@ class StateBackups:
             self._begun = [each for each in self._begun if each >= durable]
             self._awaited = {each: count for each, count in self._awaited.items() if each >= durable}
             under_way = sum(each > durable for each in self._begun)
-            if not (anew or step % self._every == 0) or step in self._begun or under_way >= _UNDER_WAY:
+            if not (anew or step % self._interval_steps == 0) or step in self._begun or under_way >= _UNDER_WAY:
                 return
         moves = backup_moves(plan, self._scenario)
         with self._lock:
@@ -161,7 +162,7 @@ class StateBackups:
             self._copies.setdefault(step, {}).update(states)
 
     def rest(self) -> None:
-        """Take note that this rank has no part in the steps to come: it has nothing to keep."""
+        """Note that this rank has no part in the steps to come: it has nothing to keep."""
         self._own = frozenset()
         with self._lock:
             self._rests = True
@@ -178,9 +179,9 @@ class StateBackups:
     def copies(self) -> Copies:
         """Return the layers of which this rank has the state before some step, by that step."""
         with self._lock:
-            held = {step: frozenset(layers) for step, layers in self._copies.items()}
+            found = {step: frozenset(layers) for step, layers in self._copies.items()}
         first = self._source.step
-        return {**held, first: held.get(first, frozenset()) | frozenset(self._untouched)}
+        return {**found, first: found.get(first, frozenset()) | frozenset(self._untouched)}
 
     def state(self, step: int, move: LayerTransfer) -> torch.Tensor:
         """Return the copy of the layers of ``move`` as they were before ``step``."""
@@ -202,10 +203,10 @@ class StateBackups:
         return copy
 
     def _arrival(self, step: int, move: LayerTransfer, sizes: Sequence[int]) -> Callable[[RecvHandle], None]:
-        def arrived(receipt: RecvHandle) -> None:
-            if receipt.lost:
+        def arrived(handle: RecvHandle) -> None:
+            if handle.lost:
                 return
-            parts = dict(zip(move.layers, receipt.wait().split_with_sizes(list(sizes)), strict=True))
+            parts = dict(zip(move.layers, handle.wait().split_with_sizes(list(sizes)), strict=True))
             with self._lock:
                 if step in self._awaited:
                     self._copies[step].update(parts)

@@ -19,17 +19,17 @@ _Part = tuple[int, Plan, dict[int, torch.Tensor]]
 
 
 class Checkpointing:
-    """What one rank writes, over all sessions.
+    """The checkpoints of one rank, over all sessions.
 
     Training waits for the copy, and for the disk only where the copy before has not been written yet: so there is one
     copy in memory at most, and devices that train together are at most one checkpoint apart.
 
     Args:
         run: How the job runs: where checkpoints go, and how often.
-        device: This rank's device.
-        scenario: What is trained.
-        model: What the state consists of: executor/recovery/checkpoint_file.py.
-        compute: Has the layers.
+        device: The name of this rank's device.
+        scenario: The scenario of the run.
+        model: What the state of each layer consists of: executor/recovery/checkpoint_file.py.
+        compute: Holds the layers that this rank trains.
         failed: Called from the writing thread when a file cannot be written.
     """
 

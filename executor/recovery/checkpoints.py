@@ -36,12 +36,12 @@ _LOCK, _MARK = "lock", "mark"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One that is whole.
+    """A checkpoint that is whole.
 
     Attributes:
-        step: The first one that has not been done.
-        plan: JSON of the one that the run had.
-        files: Which file has each layer, in the order of the layers.
+        step: The first step that has not been done.
+        plan: The plan that the run had, as JSON.
+        files: The file of each layer, in the order of the layers.
     """
 
     step: int
@@ -66,7 +66,7 @@ class CheckpointFolder:
 
     @property
     def steps(self) -> list[int]:
-        """Of which there are files, rising."""
+        """The steps of which there are files, in rising order."""
         found = (each.name.removeprefix("step-") for each in self.path.glob("step-*"))
         return sorted(int(number) for number in found if number.isdigit())
 
@@ -108,7 +108,7 @@ class CheckpointFolder:
         )
 
     def of_step(self, step: int, model: tuple[str, ...]) -> Checkpoint:
-        """Return the checkpoint of a step; each row is looked at when it is read.
+        """Return the checkpoint of a step; each row is checked when it is read.
 
         Raises:
             InputError: It is not whole.
@@ -213,16 +213,16 @@ def _another_model(path: Path, there: tuple[str, ...], wanted: tuple[str, ...]) 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    """What a run does about checkpoints.
+    """Where and how often a run writes checkpoints.
 
     Attributes:
-        folder: Where they are.
-        every: Steps from one to the next.
-        first_step: Of the run: that of the checkpoint from which it goes on, or 0.
+        folder: The folder of the checkpoints.
+        interval_steps: Steps from one checkpoint to the next.
+        first_step: The first step of the run: that of the checkpoint from which it goes on, or 0.
     """
 
     folder: Path
-    every: int
+    interval_steps: int
     first_step: int = 0
 
 
@@ -230,9 +230,9 @@ def resumption(folder: Path, scenario: Scenario, steps: int, tell: Callable[[str
     """Return with which step a run goes on, and the plan that it had.
 
     Args:
-        folder: Of its checkpoints.
-        scenario: What is trained.
-        steps: That the run shall have in all.
+        folder: The folder of the run's checkpoints.
+        scenario: The scenario of the run.
+        steps: Number of steps that the run shall have in all.
         tell: Called with a line for each checkpoint that is damaged, and so not used.
 
     Raises:
@@ -251,7 +251,7 @@ def refuse_used(folder: Path) -> None:
     """Refuse a folder with checkpoints for a run that begins anew: it would mix two runs.
 
     Raises:
-        InputError: There are some.
+        InputError: There are checkpoints in the folder.
     """
     if CheckpointFolder(folder).steps:
         raise InputError(

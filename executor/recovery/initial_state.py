@@ -13,11 +13,11 @@ from planner.scenario.scenario import Scenario
 
 
 class FirstState(Protocol):
-    """Gives it."""
+    """Gives the state of layers before a run's first step."""
 
     @property
     def step(self) -> int:
-        """The first one."""
+        """The first step of the run."""
 
     def row(self, layer: int) -> torch.Tensor:
         """Return the state of a layer that was never trained here, uint8, one-dimensional."""
@@ -27,8 +27,8 @@ class AsBuilt:
     """The model as every rank has built it.
 
     Args:
-        scenario: What is trained.
-        compute: Has the layers.
+        scenario: The scenario of the run.
+        compute: Holds the layers.
     """
 
     step = 0
@@ -38,7 +38,7 @@ class AsBuilt:
         self._compute = compute
 
     def row(self, layer: int) -> torch.Tensor:
-        """Return what it was built with."""
+        """Return the state with which a layer was built."""
         return self._compute.layer_state(one_layer(self._scenario, layer))
 
 
@@ -46,10 +46,10 @@ def first_state(run: RunConfig, scenario: Scenario, compute: Compute, model: tup
     """Return what a run begins with.
 
     Args:
-        run: Of the run.
-        scenario: What is trained.
-        compute: Has the layers.
-        model: What their state consists of: executor/recovery/checkpoint_file.py.
+        run: How the job runs.
+        scenario: The scenario of the run.
+        compute: Holds the layers.
+        model: What the layers' state consists of: executor/recovery/checkpoint_file.py.
 
     Raises:
         InputError: It begins with a checkpoint that is not whole.

@@ -19,14 +19,14 @@ from planner.events.event import MIGRATE_ACTION, Event, EventKind
 
 
 class LayerMoves:
-    """What a rank sends and receives before the first step of a set-up.
+    """The state that a rank sends and receives before a step with which layers change devices.
 
     Args:
-        device: This rank's.
-        change: Has the moves.
-        transport: Carries them.
-        compute: Holds the layers.
-        rows: Takes what happened.
+        device: The name of this rank's device.
+        change: The reconfiguration, which has the moves.
+        transport: Carries the state of layers.
+        compute: Holds the layers that this rank trains.
+        rows: Records what happened.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LayerMoves:
             self._awaited.append((move, self._transport.post(move.source, tag, size_bytes)))
 
     def send(self, state_of: Callable[[LayerTransfer], torch.Tensor]) -> None:
-        """Hand over what others need, of which ``state_of`` gives copies; returns at once."""
+        """Send what others need, of which ``state_of`` gives copies; returns at once."""
         start_s = self._compute.free_s()
         for number, move in self._own(lambda move: move.source):
             state = state_of(move)
@@ -55,10 +55,10 @@ class LayerMoves:
 
     def take(self) -> None:
         """Wait for what this rank needs, and put it in its place. The layers must be held already."""
-        for move, receipt in self._awaited:
-            self._compute.put_layer_state(move, receipt.wait())
-            self._rows.log(self._arrival(move, receipt))
-            self._compute.wait_until(receipt.arrived_s)
+        for move, handle in self._awaited:
+            self._compute.put_layer_state(move, handle.wait())
+            self._rows.log(self._arrival(move, handle))
+            self._compute.wait_until(handle.arrived_s)
         self._awaited.clear()
 
     def _own(self, end: Callable[[LayerTransfer], str]) -> Iterator[tuple[int, LayerTransfer]]:
@@ -70,7 +70,7 @@ class LayerMoves:
         size_bytes = state.numel()
         return lambda start_s, end_s: Event(EventKind.MIGRATE, *place, start_s, end_s, size_bytes)
 
-    def _arrival(self, move: LayerTransfer, receipt: RecvHandle) -> Event:
+    def _arrival(self, move: LayerTransfer, handle: RecvHandle) -> Event:
         """Only tells when the bytes were there, see executor/control/results.py."""
         place = (move.target, move.source, -1, -1, -1, self._change.step, MIGRATE_ACTION)
-        return Event(EventKind.RECEIVE, *place, receipt.arrived_s, receipt.arrived_s, receipt.size_bytes)
+        return Event(EventKind.RECEIVE, *place, handle.arrived_s, handle.arrived_s, handle.size_bytes)
