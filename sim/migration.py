@@ -1,7 +1,8 @@
-"""Layers on their way from device to device, before the first step of a set-up, over the network of that step."""
+"""Layers that travel from device to device before the first step of an epoch, over the network of that step."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import simpy
 
@@ -13,54 +14,67 @@ from sim.network.network import Network
 from traces.common.errors import RunError
 
 
-class StateTransfer:
-    """What travels; whoever waits for it begins when all that it needs is there.
+@dataclass(eq=False, slots=True, kw_only=True)
+class LayerMessage(Message):
+    """A message with the state of layers.
 
-    What goes the same way leaves in order, and before anything of the step. Devices that leave meanwhile are not looked
-    at: what they send still arrives.
-
-    Args:
-        moves: What.
-        step: The first one of the set-up.
-        ready_at_s: Gives the second of the run from which on a device can send.
-        actor_of: The actor of each device that receives.
+    Attributes:
+        transfer: Layers that travel, and between which devices.
     """
 
-    def __init__(
-        self, moves: Sequence[LayerTransfer], step: int, ready_at_s: Callable[[str], float], actor_of: Mapping[str, int]
-    ) -> None:
+    transfer: LayerTransfer
+
+
+class StateTransfer:
+    """All layers that travel before an epoch, and the actors that wait for them.
+
+    Messages between the same two devices leave in order, and before those of the step. Devices that leave meanwhile are
+    ignored: what they send still arrives.
+
+    Args:
+        transfers: Layers that travel.
+        actor_of: Actor of each device that receives layers.
+
+    Attributes:
+        end_s: When the last layers so far have arrived, seconds.
+    """
+
+    def __init__(self, transfers: Sequence[LayerTransfer], actor_of: Mapping[str, int]) -> None:
+        self._transfers = transfers
         self._actor_of = actor_of
-        self._under_way = {
-            Message(step, number, move.size_bytes, ready_at_s(move.source)): move for number, move in enumerate(moves)
-        }
-        self._awaited = Counter(actor_of[move.target] for move in moves)
+        self._awaited = Counter(actor_of[transfer.target] for transfer in transfers)
         self.end_s = 0.0
 
     @property
     def waiting(self) -> frozenset[int]:
-        """Actors that need something that is not there yet."""
+        """Actors that wait for layers."""
         return frozenset(actor for actor, count in self._awaited.items() if count)
 
-    def send(self, network: Network) -> None:
-        """Hand everything over."""
-        for parcel, move in list(self._under_way.items()):
-            network.send(network.number[move.source, move.target], parcel)
+    def send(self, network: Network, step: int, ready_at_s: Callable[[str], float]) -> None:
+        """Send all layers.
 
-    def __contains__(self, parcel: Message) -> bool:
-        return parcel in self._under_way
+        Args:
+            network: Network that carries them.
+            step: First step of the epoch.
+            ready_at_s: Returns when a device can begin to send, seconds from the start of the run.
+        """
+        for each in self._transfers:
+            message = LayerMessage(step, -1, each.size_bytes, ready_at_s(each.source), transfer=each)
+            network.connection(each.source, each.target).send(message)
 
-    def arrive(self, parcel: Message, arrived_s: float) -> int | None:
-        """Take what has arrived; return the actor that waits for nothing more now, None if there is none."""
-        actor = self._actor_of[self._under_way.pop(parcel).target]
+    def arrive(self, message: LayerMessage) -> int | None:
+        """Take layers that have arrived; return the actor that now has all its layers, or None."""
+        actor = self._actor_of[message.transfer.target]
         self._awaited[actor] -= 1
-        self.end_s = max(self.end_s, arrived_s)
+        self.end_s = max(self.end_s, message.arrived_s)
         return None if self._awaited[actor] else actor
 
-    def row(self, parcel: Message, departed_s: float) -> Event:
-        """Return the row of what is under way."""
-        move = self._under_way[parcel]
-        place = (move.source, move.target, -1, -1, -1, parcel.step, MIGRATE_ACTION)
-        return Event(EventKind.MIGRATE, *place, parcel.ready_s, departed_s, move.size_bytes)
+
+def migrate_event(message: LayerMessage) -> Event:
+    """Return the event of sending layers."""
+    transfer = message.transfer
+    place = (transfer.source, transfer.target, -1, -1, -1, message.step, MIGRATE_ACTION)
+    return Event(EventKind.MIGRATE, *place, message.ready_s, message.departed_s, message.size_bytes)
 
 
 def travel_s(migration: Migration, scenario: Scenario, connections: int) -> float:
@@ -70,15 +84,11 @@ def travel_s(migration: Migration, scenario: Scenario, connections: int) -> floa
         RunError: A link stays at rate zero for ever.
     """
     environment = simpy.Environment()
-    number = {target: place for place, target in enumerate(dict.fromkeys(move.target for move in migration.moves))}
-    under_way = StateTransfer(migration.moves, 0, lambda _: 0.0, number)
-    pairs = {(move.source, move.target): True for move in migration.moves}
-
-    def deliver(parcel: Message, departed_s: float, arrived_s: float) -> None:
-        under_way.arrive(parcel, arrived_s)
-
-    under_way.send(Network(environment, scenario, pairs, connections, deliver, lambda: None))
+    pairs = {(each.source, each.target): True for each in migration.moves}
+    network = Network(environment, scenario, pairs, connections)
+    receivers = dict.fromkeys((each.target for each in migration.moves), 0)
+    StateTransfer(migration.moves, receivers).send(network, 0, lambda _: 0.0)
     environment.run()
-    if under_way.waiting:
+    if len(network.delivered) < len(migration.moves):
         raise RunError("layers that change devices never arrive; does a link stay at rate zero?")
-    return under_way.end_s
+    return max((message.arrived_s for message in network.delivered), default=0.0)

@@ -1,59 +1,62 @@
-"""When receivers post their receives, where senders wait for that: a step ahead, if the plan of the step is known."""
+"""Receives that devices post ahead of their messages.
 
-from collections.abc import Callable
+Where senders wait for a ready notice, a message leaves after its receive is posted. A device posts the receives of a
+step when it starts the step before, if the step's plan is known then.
+"""
 
 import numpy as np
 
 from sim.network.connection import Message
-from sim.step import StepUnderWay
+from sim.network.network import Network
+from sim.step import StepRuns
+from sim.step_gate import StepGate
 
 
 class PostedReceives:
-    """The receives that devices have posted, and the parcels that wait for them.
+    """When devices post their receives, and the messages that wait for that.
 
     Args:
-        first_step: Whose receives are posted when it begins.
-        step: Gives a step.
-        send: Lets a parcel go, with its line.
+        steps: Steps under way.
+        gate: Knows which steps have a plan.
+        network: Network that carries messages whose receives are posted.
     """
 
-    def __init__(
-        self, first_step: int, step: Callable[[int], StepUnderWay], send: Callable[[int, Message], None]
-    ) -> None:
-        self._first_step = first_step
-        self._step = step
-        self._send = send
-        self._unannounced: list[tuple[int, int]] = []
+    def __init__(self, steps: StepRuns, gate: StepGate, network: Network) -> None:
+        self._steps = steps
+        self._gate = gate
+        self._network = network
+        # (step, actor): receives to be posted when the step's plan is known.
+        self._unplanned: list[tuple[int, int]] = []
 
-    def begin(self, step: int, actor: int, now_s: float, known_steps: int, steps: int) -> None:
-        """Let an actor that begins a step post the receives of the next one, or as soon as its plan is known."""
-        if step == self._first_step:
+    def start_step(self, step: int, actor: int, now_s: float) -> None:
+        """Post the receives of the next step for an actor that starts a step, or note that they are to be posted."""
+        if step == self._gate.first_step:
             self._post(step, actor, now_s)
-        if step + 1 < min(known_steps, steps):
+        if step + 1 < min(self._gate.known_steps, self._gate.end_step):
             self._post(step + 1, actor, now_s)
-        elif step + 1 < steps:
-            self._unannounced.append((step + 1, actor))
+        elif step + 1 < self._gate.end_step:
+            self._unplanned.append((step + 1, actor))
 
-    def learn(self, known_steps: int, steps: int, now_s: float) -> None:
-        """Post the receives of a step whose plan has just become known, of those that have begun the one before."""
-        known = [(step, actor) for step, actor in self._unannounced if step < known_steps]
-        self._unannounced = [(step, actor) for step, actor in self._unannounced if step >= known_steps]
-        for step, actor in known:
-            if step < steps:
+    def post_planned(self, now_s: float) -> None:
+        """Post the receives of steps whose plan has become known, for actors that have started the step before."""
+        planned = [(step, actor) for step, actor in self._unplanned if step < self._gate.known_steps]
+        self._unplanned = [each for each in self._unplanned if each[0] >= self._gate.known_steps]
+        for step, actor in planned:
+            if step < self._gate.end_step:
                 self._post(step, actor, now_s)
 
-    def send(self, under_way: StepUnderWay, receiver: int, line: int, parcel: Message) -> None:
-        """Let a parcel go, now or when its receiver posts the receive."""
-        if np.isnan(under_way.posted_s[receiver]):
-            under_way.unposted.setdefault(receiver, []).append((line, parcel))
-            return
-        parcel.posted_s = float(under_way.posted_s[receiver])
-        self._send(line, parcel)
+    def is_posted(self, message: Message, receiver: int, line: int) -> bool:
+        """Return whether a message's receive is posted; if not, the message is sent as soon as it is."""
+        step = self._steps[message.step]
+        message.posted_s = float(step.posted_s[receiver])
+        if not np.isnan(message.posted_s):
+            return True
+        step.unposted.setdefault(receiver, []).append((line, message))
+        return False
 
     def _post(self, step: int, actor: int, now_s: float) -> None:
-        """Take note that an actor posts its receives of a step, and let those parcels go that waited for it."""
-        under_way = self._step(step)
-        under_way.posted_s[actor] = now_s
-        for line, parcel in under_way.unposted.pop(actor, ()):
-            parcel.posted_s = now_s
-            self._send(line, parcel)
+        step_run = self._steps[step]
+        step_run.posted_s[actor] = now_s
+        for line, message in step_run.unposted.pop(actor, ()):
+            message.posted_s = now_s
+            self._network.connections[line].send(message)

@@ -1,6 +1,6 @@
-"""What happened in a step, as events in columns."""
+"""Records finished steps as events in columns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -8,24 +8,21 @@ from numpy.typing import NDArray
 
 from planner.adapt.policy import Decision
 from planner.events.event import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
-from planner.events.log import FIELDS, EventLog
+from planner.events.log import FIELDS, TEXTS, EventLog
+from planner.plan.plan import Plan
 from planner.schedules.kernel.problem import KINDS
 from planner.step.compile import CompiledStep
 from planner.step.tables import SYNC
-from sim.kernel.advance import StepState
-from sim.step import first_pieces
+from sim.step import StepRun, first_segments
 
 Columns = dict[str, NDArray[np.float64] | NDArray[np.int64]]
 
-# Each device of a plan that leads a tensor-parallel group, to the others of it.
-Partners = Mapping[str, Sequence[str]]
-
 
 class Recorder:
-    """Turns finished steps into rows.
+    """Collects the events of a run.
 
     Args:
-        devices: All that any plan of the run may name.
+        devices: All devices that any plan of the run may name.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -37,40 +34,32 @@ class Recorder:
         self._others: list[Event] = []
 
     def add(self, event: Event) -> None:
-        """Write down something that is not part of a step."""
+        """Record an event that is not part of a step's graph."""
         self._others.append(event)
 
     def decide(self, decision: Decision, time_s: float) -> None:
-        """Write down that something was decided at a time."""
+        """Record a decision that was made at a time."""
         step = decision.observed_step
         self.add(Event(EventKind.DECISION, "", "", -1, -1, -1, step, "", time_s, time_s, 0))
 
-    def finish(self, step: int, compiled: CompiledStep, state: StepState, partners: Partners) -> EventLog:
-        """Write a finished step down, and return its events."""
-        parts = self._rows(step, compiled, state, partners)
-        self._parts += parts
-        return EventLog(self._names, _join(parts))
+    def finish(self, step: StepRun) -> EventLog:
+        """Record a finished step, and return its events."""
+        events = self._events(step)
+        self._parts.append(events.columns)
+        return events
 
-    def until(self, time_s: float, step: int, compiled: CompiledStep, state: StepState, partners: Partners) -> EventLog:
-        """Return what of a step had ended at a time.
+    def until(self, time_s: float, step: StepRun) -> EventLog:
+        """Return the events of a step that is going to be lost which had ended at a time.
 
-        The step is going to be lost: who has updated its parameters takes that back, and there is no row of it.
+        Devices that have updated their parameters take that back: there is no event of it.
         """
-        columns = _join(self._rows(step, compiled, state, partners))
-        kept = (columns["end_s"] <= time_s) & (columns["action"] != self._number[UPDATE_ACTION])
-        return EventLog(self._names, {name: column[kept] for name, column in columns.items()})
+        events = self._events(step)
+        ended = events.columns["end_s"] <= time_s
+        return events.take(np.flatnonzero(ended & (events.columns["action"] != self._number[UPDATE_ACTION])))
 
     def keep(self, events: EventLog) -> None:
-        """Write down what `until` returned."""
+        """Record events that `until` returned."""
         self._parts.append(events.columns)
-
-    def _rows(self, step: int, compiled: CompiledStep, state: StepState, partners: Partners) -> list[Columns]:
-        return [
-            self._compute(step, compiled, state, partners),
-            self._sends(step, compiled, state),
-            self._receives(step, compiled, state),
-            self._syncs(step, compiled, state),
-        ]
 
     def log(self) -> EventLog:
         """Return all events in order."""
@@ -78,29 +67,34 @@ class Recorder:
         names = tuple(dict.fromkeys([*self._names, *others.names]))
         number = np.array([names.index(name) for name in others.names], np.int64)
         columns: Columns = dict(others.columns)
-        for field in ("kind", "device", "peer", "action"):
-            columns[field] = number[others.columns[field]] if len(others) else others.columns[field]
+        if len(others):
+            columns |= {field: number[others.columns[field]] for field in TEXTS}
         return EventLog(names, _join([*self._parts, columns])).in_order()
 
+    def _events(self, step: StepRun) -> EventLog:
+        parts = [self._compute(step), self._sends(step), self._receives(step), self._syncs(step)]
+        return EventLog(self._names, _join(parts))
+
     def _devices(self, compiled: CompiledStep) -> NDArray[np.int64]:
+        """Return the number of each actor's device, [actors]."""
         return np.array([self._number[actor] for actor in compiled.actors], np.int64)
 
-    def _compute(self, step: int, compiled: CompiledStep, state: StepState, followers: Partners) -> Columns:
-        actions, device = compiled.actions, self._devices(compiled)
-        rows, last_rows = _computed(compiled)
+    def _compute(self, step: StepRun) -> Columns:
+        actions, device = step.compiled.actions, self._devices(step.compiled)
+        first, last = _computed(step.compiled)
         columns = self._columns(
             EventKind.COMPUTE,
             step,
-            device=device[actions.actor[rows]],
-            pipeline=actions.pipeline[rows],
-            stage=actions.stage[rows],
-            microbatch=actions.microbatch[rows],
-            action=self._action[actions.kind[rows]],
-            start_s=state.start_s[rows],
-            end_s=state.end_s[last_rows],
+            device=device[actions.actor[first]],
+            pipeline=actions.pipeline[first],
+            stage=actions.stage[first],
+            microbatch=actions.microbatch[first],
+            action=self._action[actions.kind[first]],
+            start_s=step.state.start_s[first],
+            end_s=step.state.end_s[last],
         )
         parts = [columns]
-        for leader, partners in followers.items():
+        for leader, partners in _partners(step.plan):
             own = columns["device"] == self._number[leader]
             for partner in partners:
                 copied: Columns = {name: column[own] for name, column in columns.items()}
@@ -108,10 +102,11 @@ class Recorder:
                 parts.append(copied)
         return _join(parts)
 
-    def _sends(self, step: int, compiled: CompiledStep, state: StepState) -> Columns:
+    def _sends(self, step: StepRun) -> Columns:
+        compiled, state = step.compiled, step.state
         actions, messages, device = compiled.actions, compiled.messages, self._devices(compiled)
-        away = _away(compiled)
-        sender, receiver = messages.sender[away], messages.receiver[away]
+        sent = _sent(compiled)
+        sender, receiver = messages.sender[sent], messages.receiver[sent]
         exchanged = actions.kind[sender] == SYNC
         return self._columns(
             EventKind.SEND,
@@ -122,12 +117,13 @@ class Recorder:
             stage=np.where(exchanged, compiled.stage[actions.actor[sender]], actions.stage[sender]),
             microbatch=actions.microbatch[sender],
             action=self._action[actions.kind[receiver]],
-            start_s=state.sent_s[away],
-            end_s=state.departed_s[away],
-            size_bytes=messages.size_bytes[away],
+            start_s=state.sent_s[sent],
+            end_s=state.departed_s[sent],
+            size_bytes=messages.size_bytes[sent],
         )
 
-    def _receives(self, step: int, compiled: CompiledStep, state: StepState) -> Columns:
+    def _receives(self, step: StepRun) -> Columns:
+        compiled, state = step.compiled, step.state
         actions, messages, device = compiled.actions, compiled.messages, self._devices(compiled)
         rows = np.flatnonzero((state.arrival_s > state.wait_s) & (actions.kind[messages.receiver] != SYNC))
         sender, receiver = messages.sender[rows], messages.receiver[rows]
@@ -145,7 +141,8 @@ class Recorder:
             size_bytes=messages.size_bytes[rows],
         )
 
-    def _syncs(self, step: int, compiled: CompiledStep, state: StepState) -> Columns:
+    def _syncs(self, step: StepRun) -> Columns:
+        compiled, state = step.compiled, step.state
         device, spans = self._devices(compiled), compiled.spans
         actor = np.array([span.actor for span in spans], np.int64)
         return self._columns(
@@ -160,11 +157,11 @@ class Recorder:
             size_bytes=np.array([span.sent_bytes for span in spans], np.int64),
         )
 
-    def _columns(self, kind: EventKind, step: int, **given: NDArray[np.int64] | NDArray[np.float64]) -> Columns:
-        """All columns from those given; the others say that nothing applies."""
+    def _columns(self, kind: EventKind, step: StepRun, **given: NDArray[np.int64] | NDArray[np.float64]) -> Columns:
+        """Return all columns of events, with those that are not given filled with what means that nothing applies."""
         count = len(given["start_s"])
         blank = {"pipeline": -1, "stage": -1, "microbatch": -1, "size_bytes": 0, "staleness": -1}
-        fixed = {**blank, "kind": self._number[kind], "peer": self._number[""], "step": step}
+        fixed = {**blank, "kind": self._number[kind], "peer": self._number[""], "step": step.number}
         return {name: given[name] if name in given else np.full(count, fixed[name], np.int64) for name in FIELDS}
 
 
@@ -174,16 +171,23 @@ def _join(parts: Sequence[Columns]) -> Columns:
 
 # A run records the same step time after time.
 @lru_cache(maxsize=32)
+def _partners(plan: Plan) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the devices that lead tensor-parallel groups, with the others of their groups."""
+    replicas = (r for p in plan.pipelines for s in p.stages for r in s.replicas)
+    return [(replica.device, replica.partners) for replica in replicas if replica.partners]
+
+
+@lru_cache(maxsize=32)
 def _computed(compiled: CompiledStep) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The first and the last piece of each action that computes; it is in pieces where sums overlap with it."""
+    """Return the first and the last segment of each action that computes."""
     rows = np.flatnonzero(compiled.actions.kind != SYNC)
-    begins = first_pieces(compiled)[rows] == rows
+    begins = first_segments(compiled)[rows] == rows
     ends = np.append(begins[1:], True)[: len(rows)]
     return rows[begins], rows[ends]
 
 
 @lru_cache(maxsize=32)
-def _away(compiled: CompiledStep) -> NDArray[np.int64]:
-    """The messages that leave a device: not what it and its lane tell each other."""
+def _sent(compiled: CompiledStep) -> NDArray[np.int64]:
+    """Return the messages that leave a device, which are not those between it and its communication stream."""
     names, actor = np.array(compiled.actors), compiled.actions.actor
     return np.flatnonzero(names[actor[compiled.messages.sender]] != names[actor[compiled.messages.receiver]])

@@ -1,31 +1,37 @@
-"""The simulator as a backend: the same plan and policy as a real run, in a model of the cluster."""
+"""The simulator as a backend: runs a plan and a policy, like a real run, in a model of the cluster."""
 
 import math
+from itertools import groupby
 
 from planner.adapt.adaptation import Adaptation
-from planner.adapt.policy import Policy
+from planner.adapt.policy import Decision, Policy
 from planner.check import check_plan
 from planner.check.paths import check_traces_last
+from planner.events.event import fault_events
+from planner.events.log import EventLog
 from planner.plan.plan import Plan
 from planner.runs.record import RunRecord
+from planner.scenario.faults import DETECTION_S, known_away, noticed_absences
 from planner.scenario.scenario import Scenario
-from sim.run import Run
+from sim.epoch import Epoch, EpochRun
+from sim.recorder import Recorder
 from sim.step_gate import StopCondition
+from traces.common.errors import RunError
 
 
 class Simulator:
-    """Runs plans in simulated time. Deterministic: the same inputs give the same events.
+    """Runs plans in simulated time. The same inputs give the same events.
 
     Args:
-        duration_s: No step is begun that all could begin only at or after this time, seconds from the start of the
-            run: it ends with the steps that are under way then.
+        duration_s: Time at or after which no step starts, seconds from the start of the run; steps under way then are
+            finished.
     """
 
     def __init__(self, duration_s: float = math.inf) -> None:
         self._duration_s = duration_s
 
     def run(self, scenario: Scenario, plan: Plan, policy: Policy | None, steps: int) -> RunRecord:
-        """Simulate ``steps`` training steps, or those of the duration if that is shorter.
+        """Simulate ``steps`` training steps, or those that start within the duration if they are fewer.
 
         Raises:
             InputError: The scenario cannot carry out the plan.
@@ -39,3 +45,107 @@ class Simulator:
         events = Run(scenario, plan, adaptation, StopCondition(steps, self._duration_s)).run()
         decisions = tuple(adaptation.decisions) if adaptation is not None else ()
         return RunRecord("simulated", scenario, plan, events, decisions)
+
+
+class Run:
+    """One run: epochs one after the other, with migrations between them.
+
+    Where a decision moves layers, they travel as soon as their source has finished the step before, and a device starts
+    the next step when it has what it needs: there is no barrier. Where devices have left and the policy goes on without
+    them, the step under way is lost at the moment when that is known; steps that everybody has finished are kept.
+
+    Args:
+        scenario: Scenario that is trained.
+        plan: Plan of the first step.
+        adaptation: Plans of the other steps; None if all steps have the same plan.
+        stop: When the run ends.
+    """
+
+    def __init__(self, scenario: Scenario, plan: Plan, adaptation: Adaptation | None, stop: StopCondition) -> None:
+        self._scenario = scenario
+        self._plan = plan
+        self._adaptation = adaptation
+        self._stop = stop
+        self._recorder = Recorder([device.name for device in scenario.cluster.devices])
+
+    def run(self) -> EventLog:
+        """Return all events of the run.
+
+        Raises:
+            RunError: The run stalls, lasts longer than a trace that ends, or a decision cannot be carried out.
+        """
+        epoch: Epoch | None = Epoch(self._plan)
+        while epoch is not None:
+            epoch_run = EpochRun(self._scenario, epoch, self._adaptation, self._stop, self._recorder)
+            epoch = self._run_to_departure(epoch_run, epoch.plan) or self._next_epoch(epoch_run)
+        for event in (*epoch_run.updates.events(), *fault_events(self._scenario.faults, epoch_run.now_s)):
+            self._recorder.add(event)
+        return self._recorder.log()
+
+    def _run_to_departure(self, epoch_run: EpochRun, plan: Plan) -> Epoch | None:
+        """Run an epoch until a device is known to have left and the policy goes on without it.
+
+        Returns:
+            The epoch that follows the departure; None if the epoch has run until nothing happens any more.
+        """
+        absences = noticed_absences(self._scenario.faults)
+        if self._adaptation is not None and plan.synchronisation.method == "allreduce" and absences:
+            start_s = epoch_run.receive_layers()
+            own = [each for each in absences if each.device in plan.devices and each.end_s > start_s]
+            for noticed_s, _ in groupby(own, key=lambda absence: max(absence.start_s + DETECTION_S, start_s)):
+                epoch_run.run(noticed_s)
+                if epoch_run.is_over:
+                    break
+                away = known_away(absences, noticed_s)
+                gone = tuple(device for device in away if device in plan.devices)
+                decision = self._ask(self._adaptation, epoch_run, noticed_s, gone, away)
+                if decision is not None:
+                    transfers = decision.migration.moves
+                    return Epoch(decision.plan, decision.first_step, transfers, earliest_s=noticed_s)
+        epoch_run.run()
+        return None
+
+    def _ask(
+        self, adaptation: Adaptation, epoch_run: EpochRun, now_s: float, gone: tuple[str, ...], away: tuple[str, ...]
+    ) -> Decision | None:
+        """Show the policy the steps under way; if it goes on without devices that are gone, these steps are lost."""
+        lost = [self._recorder.until(now_s, step) for _, step in sorted(epoch_run.steps.items())]
+        events = [event for part in lost for event in part]
+        decision = adaptation.lose_devices(epoch_run.gate.next_step, events, gone, away)
+        if decision is not None:
+            for part in lost:
+                self._recorder.keep(part)
+            self._recorder.decide(decision, now_s)
+        return decision
+
+    def _next_epoch(self, epoch_run: EpochRun) -> Epoch | None:
+        """Return the epoch that follows one that has run to its end; None if the run is over.
+
+        Raises:
+            RunError: The epoch stalls, or lasts longer than a trace that ends.
+        """
+        if not epoch_run.is_over:
+            raise RunError(
+                f"the run stalls at {epoch_run.now_s:.3f} s: {', '.join(epoch_run.waiting)} wait for bytes that "
+                "never arrive; does a link stay at rate zero, or a device never return?"
+            )
+        self._check_traces(epoch_run)
+        gate = epoch_run.gate
+        start = self._adaptation.next_start(gate.first_step) if self._adaptation is not None else None
+        if start is None or start.first_step != gate.next_step:
+            return None
+        ended_s = epoch_run.ended_s
+        if not self._stop.allows(gate.next_step, max(ended_s.values())):
+            return None
+        return Epoch(start.plan, start.first_step, start.migration.moves, ended_s, min(ended_s.values()))
+
+    def _check_traces(self, epoch_run: EpochRun) -> None:
+        """Refuse a run that lasts longer than a trace that ends: nothing is known of the link then."""
+        used = {link.name for route in epoch_run.network.routes for link in route.path}
+        for link in self._scenario.cluster.links:
+            trace = link.trace
+            if link.name in used and trace is not None and trace.ends and trace.duration_s < epoch_run.now_s:
+                raise RunError(
+                    f"the run lasts {epoch_run.now_s:.3f} s, but the trace of link {link.name} ends at "
+                    f"{trace.duration_s:g} s: let it loop, give a longer one, or run fewer steps"
+                )

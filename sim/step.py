@@ -1,4 +1,4 @@
-"""Random factors on compute times, the same for the same seed on every machine."""
+"""A step of a run: what it consists of, how long that takes, and how far it has come."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -7,11 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from planner.adapt.adaptation import Adaptation
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.compile import CompiledStep, compile_step
 from planner.step.evaluate import blocking_messages, jitter_delays_s, message_times, nominal_paths
-from planner.step.graph import Floats
+from planner.step.graph import Floats, Ints
 from sim.kernel.advance import StepState, StepTimes, new_state
 from sim.network.connection import Message
 from sim.network.network import Network
@@ -19,8 +20,11 @@ from sim.network.network import Network
 
 # A run asks for the same step time after time.
 @lru_cache(maxsize=32)
-def first_pieces(compiled: CompiledStep) -> NDArray[np.int64]:
-    """Return, for each piece, the first one of its action, [actions]."""
+def first_segments(compiled: CompiledStep) -> Ints:
+    """Return, for each action segment, the first segment of its action, [actions].
+
+    An action is split into segments where a gradient bucket becomes ready.
+    """
     actions = compiled.actions
     identity = np.stack([actions.actor, actions.kind, actions.pipeline, actions.stage, actions.microbatch])
     begins = np.append(True, (identity[:, 1:] != identity[:, :-1]).any(axis=0))
@@ -34,8 +38,8 @@ def jitter_factors(seed: int, step: int, count: int, deviation: float) -> NDArra
     numbers is promised never to change.
 
     Args:
-        seed: Of the scenario.
-        step: Of training.
+        seed: Seed of the scenario.
+        step: Index of the training step.
         count: Number of actions.
         deviation: Standard deviation of the factors.
     """
@@ -47,19 +51,24 @@ def jitter_factors(seed: int, step: int, count: int, deviation: float) -> NDArra
 
 
 @dataclass(eq=False, slots=True)
-class StepUnderWay:
-    """One step of the run.
+class StepRun:
+    """One step of a run.
 
     Attributes:
-        compiled: What is done.
-        times: How long it takes.
-        state: What has happened.
-        unfinished: Actors that have not finished it, and messages on shared lines that have not departed.
-        begun_s: When each actor began it, nan where it has not, [actors].
+        number: Index of the step in the run.
+        plan: Plan of the step.
+        compiled: Actions and messages of the step.
+        times: Durations of actions and messages.
+        state: What has happened so far.
+        unfinished: Number of actors that have not finished the step, and of messages on shared lines that have not
+            departed.
+        begun_s: When each actor began the step, nan where it has not, [actors].
         posted_s: When each actor posted its receives of the step, nan where it has not, [actors].
-        unposted: Parcels, with their lines, that wait for an actor to post its receives, by actor.
+        unposted: Messages whose receives are not posted, with their lines, by receiving actor.
     """
 
+    number: int
+    plan: Plan
     compiled: CompiledStep
     times: StepTimes
     state: StepState
@@ -70,36 +79,55 @@ class StepUnderWay:
 
     @property
     def over_s(self) -> float:
-        """When the last action ended and the last message departed, of a finished step."""
+        """When the last action ended and the last message departed, for a finished step; seconds."""
         return float(np.nanmax(np.concatenate((self.state.end_s, self.state.departed_s))))
 
     @property
     def working(self) -> list[int]:
-        """Actors that have begun and not finished."""
+        """Actors that have begun the step and not finished it."""
         graph = self.compiled.graph
         begun = ~np.isnan(self.begun_s)
         working = (self.state.position < graph.first_action[1:]) | (self.state.sending > 0)
         return np.flatnonzero(begun & working).tolist()
 
 
-def begin_step(step: int, plan: Plan, scenario: Scenario, network: Network) -> StepUnderWay:
-    """Return a step of which nothing has happened."""
-    compiled = compile_step(plan, scenario)
-    times = _times(plan, scenario, network)
-    jitter = scenario.effects.compute.jitter
-    if jitter > 0:
-        factors = jitter_factors(scenario.effects.compute.seed, step, compiled.graph.actions, jitter)
-        # An action has one factor, in however many pieces it is: where sums begin says nothing of how long it takes.
-        times = times._replace(duration_s=times.duration_s * factors[first_pieces(compiled)])
-    actors = compiled.graph.actors
-    return StepUnderWay(
-        compiled, times, new_state(compiled.graph), actors, np.full(actors, np.nan), np.full(actors, np.nan)
-    )
+class StepRuns(dict[int, StepRun]):
+    """Steps under way by their number; a step is made when it is first asked for.
+
+    Args:
+        plan: Plan of all steps, if there is no adaptation.
+        adaptation: Plans of the steps, or None.
+        scenario: Scenario that is trained.
+        network: Network with a line for each pair of devices that communicates.
+    """
+
+    def __init__(self, plan: Plan, adaptation: Adaptation | None, scenario: Scenario, network: Network) -> None:
+        super().__init__()
+        self._plan = plan
+        self._adaptation = adaptation
+        self._scenario = scenario
+        self._network = network
+
+    def __missing__(self, number: int) -> StepRun:
+        plan = self._plan if self._adaptation is None else self._adaptation.plan_for(number)
+        compiled = compile_step(plan, self._scenario)
+        times = _times(plan, self._scenario, self._network)
+        compute = self._scenario.effects.compute
+        if compute.jitter > 0:
+            factors = jitter_factors(compute.seed, number, compiled.graph.actions, compute.jitter)
+            # All segments of an action have the same factor: where buckets become ready does not change its duration.
+            times = times._replace(duration_s=times.duration_s * factors[first_segments(compiled)])
+        actors = compiled.graph.actors
+        unknown_s = np.full(actors, np.nan)
+        self[number] = StepRun(
+            number, plan, compiled, times, new_state(compiled.graph), actors, unknown_s, unknown_s.copy()
+        )
+        return self[number]
 
 
 @lru_cache(maxsize=32)
 def _times(plan: Plan, scenario: Scenario, network: Network) -> StepTimes:
-    """What the actions and messages of every step of a plan take, jitter aside."""
+    """Return the durations of actions and messages in every step of a plan, without the jitter of actions."""
     compiled = compile_step(plan, scenario)
     paths = nominal_paths(plan, scenario)
     transmission_s, latency_s = message_times(compiled, paths)

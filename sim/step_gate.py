@@ -1,25 +1,124 @@
-"""How far a run goes: so many steps, and no step that nobody begins before a time."""
+"""Which step the devices of an epoch may start: its plan must be known, and the run must go on so far."""
 
 import math
+from collections.abc import Sequence
+
+from planner.adapt.adaptation import Adaptation
+from planner.adapt.policy import DECISION_LAG_STEPS, Decision
+from planner.events.log import EventLog
+from planner.scenario.faults import known_away, noticed_absences
+from planner.scenario.scenario import Scenario
+from planner.step.graph import Floats
 
 
 class StopCondition:
-    """Says which steps are begun.
+    """When a run ends.
 
-    Devices ask in any order, not in that of time: a step that one of them begins in time is everybody's.
+    Devices ask in any order, not in that of time: if one of them may start a step, all others do too.
 
     Args:
-        steps: At most so many.
-        duration_s: A step that all could begin only at or after this time is not begun; seconds.
+        steps: Number of training steps at most.
+        duration_s: Time at or after which no step starts, seconds from the start of the run.
     """
 
     def __init__(self, steps: int, duration_s: float = math.inf) -> None:
         self.steps = steps
         self._duration_s = duration_s
-        self._opened = 0
+        self._allowed = 0
 
     def allows(self, step: int, now_s: float) -> bool:
-        """Return whether somebody who could begin a step at a time does so; then all others do too."""
+        """Return whether a device that could start a step at a time may do so."""
         if now_s < self._duration_s:
-            self._opened = max(self._opened, step + 1)
-        return step < min(self._opened, self.steps)
+            self._allowed = max(self._allowed, step + 1)
+        return step < min(self._allowed, self.steps)
+
+
+class StepGate:
+    """Holds actors back until they may start their next step, and shows finished steps to the policy.
+
+    With a policy, a step may start once the step ``DECISION_LAG_STEPS`` before it is finished everywhere: only then its
+    plan is known. The epoch ends before the first step of a decision for which everything is set up anew.
+
+    Args:
+        scenario: Scenario that is trained.
+        adaptation: Plans of the steps; None if all steps have the same plan.
+        stop: When the run ends.
+        actors: Number of actors.
+        first_step: First step of the epoch.
+
+    Attributes:
+        adaptation: Plans of the steps; None if all steps have the same plan.
+        first_step: First step of the epoch.
+        end_step: Step before which the epoch ends.
+        known_steps: Number of steps whose plan is known, counted from the start of the run.
+        next_step: First step that not every actor has finished.
+        unfinished: Number of actors that have not come to the end of the epoch, or to a step that may not start.
+    """
+
+    def __init__(
+        self, scenario: Scenario, adaptation: Adaptation | None, stop: StopCondition, actors: int, first_step: int
+    ) -> None:
+        self.adaptation = adaptation
+        self.first_step = first_step
+        self.end_step = stop.steps
+        self.known_steps = first_step + DECISION_LAG_STEPS if adaptation is not None else stop.steps
+        self.next_step = first_step
+        self.unfinished = actors
+        self._stop = stop
+        self._absences = noticed_absences(scenario.faults)
+        # Actors that wait for a step, by step: until its plan is known, or until another actor may start it.
+        self._undecided: dict[int, list[int]] = {}
+        self._disallowed: dict[int, list[int]] = {}
+        self._end_before_next_epoch()
+
+    @property
+    def undecided(self) -> set[int]:
+        """Actors that wait for a step's plan."""
+        return {actor for actors in self._undecided.values() for actor in actors}
+
+    def admit(self, step: int, actors: Sequence[int], clock_s: Floats) -> list[int]:
+        """Return the actors that start a step now: those given, those that it has held back, or none.
+
+        Args:
+            step: Step that the actors could start.
+            actors: Actors that could start it.
+            clock_s: Time of each actor, seconds, [actors].
+        """
+        if step == self.end_step:
+            self.unfinished -= len(actors)
+        elif step >= self.known_steps:
+            self._undecided.setdefault(step, []).extend(actors)
+        elif not self._stop.allows(step, float(clock_s[actors].min())):
+            self._disallowed.setdefault(step, []).extend(actors)
+            self.unfinished -= len(actors)
+        else:
+            held_back = self._disallowed.pop(step, [])
+            self.unfinished += len(held_back)
+            return [*actors, *held_back]
+        return []
+
+    def finish(self, step: int, events: EventLog, over_s: float) -> Decision | None:
+        """Take note that all actors have finished a step; return what the policy decides on seeing it.
+
+        Args:
+            step: Step that is finished.
+            events: Events of the step.
+            over_s: When the step was over, seconds.
+        """
+        self.next_step = max(self.next_step, step + 1)
+        if self.adaptation is None:
+            return None
+        decision = self.adaptation.finish_step(step, events, known_away(self._absences, over_s))
+        if decision is not None:
+            self._end_before_next_epoch()
+        self.known_steps = step + DECISION_LAG_STEPS + 1
+        return decision
+
+    def release(self) -> list[int]:
+        """Return the actors that have waited for the plan of the last known step."""
+        return self._undecided.pop(self.known_steps - 1, [])
+
+    def _end_before_next_epoch(self) -> None:
+        start = self.adaptation.next_start(self.first_step) if self.adaptation is not None else None
+        if start is not None:
+            self.end_step = min(self.end_step, start.first_step)

@@ -1,7 +1,7 @@
 """Devices at work, in compiled code: each goes on until it waits for something that is not known yet.
 
-What a device does in a fixed order, and what passes over a line that nobody shares, needs no events: its times
-follow from those before it. Only messages on shared lines come back from here, for the network to carry.
+Actions in a fixed order, and messages over lines that nobody shares, need no events: their times follow from those
+before them. Only messages on shared lines are returned, for connections to send.
 """
 
 from typing import NamedTuple
@@ -14,26 +14,26 @@ from planner.schedules.kernel.timing import transmit_fifo
 from planner.step.graph import Flags, Floats, Ints, StepGraph
 from sim.kernel.piecewise import RateTables, rate_at, resumes_s, time_of
 
-# How a line carries messages: at a constant rate, at the rate of a table, or together with other lines.
+# How a line carries messages: at a constant rate, at the rate of a table, or over links shared with other lines.
 CONSTANT, TABLED, SHARED = 0, 1, 2
 
 
 class StepState(NamedTuple):
-    """How far a step has come; times in seconds of the run, nan where not known yet.
+    """How far a step has come; times are seconds from the start of the run, nan where not known yet.
 
     Attributes:
-        position: The action that each actor does next, [actors].
-        arrival_s: When each message is there, [messages].
-        waiting: The actor that waits for a message, -1 if none does, [messages].
+        position: Next action of each actor, [actors].
+        arrival_s: When each message arrives, [messages].
+        waiting: Actor that waits for a message, -1 if none does, [messages].
         wait_s: When the receiver began to wait for a message, [messages].
-        sent_s: When a message was handed over, [messages].
-        departed_s: When its last bit left, [messages].
-        start_s: Of each action, [actions].
-        end_s: Of each action, [actions].
-        sending: Messages on shared lines for whose departure each actor waits, [actors].
-        shared: Filled by `advance`: messages handed over to shared lines, [messages].
-        finished: Filled by `advance`: actors that have finished the step, [actors].
-        stack: Room for `advance` to remember who goes on next, [2 * actors].
+        sent_s: When each message was ready to be sent, [messages].
+        departed_s: When the last bit of each message left, [messages].
+        start_s: Start of each action, [actions].
+        end_s: End of each action, [actions].
+        sending: Number of messages on shared lines whose departure an actor waits for, [actors].
+        unsent: Output of `advance`: messages that it left to connections, [messages].
+        finished: Output of `advance`: actors that have finished the step, [actors].
+        stack: Working memory of `advance`: actors that go on next, [2 * actors].
     """
 
     position: Ints
@@ -45,22 +45,22 @@ class StepState(NamedTuple):
     start_s: Floats
     end_s: Floats
     sending: Ints
-    shared: Ints
+    unsent: Ints
     finished: Ints
     stack: Ints
 
 
 class StepTimes(NamedTuple):
-    """What the actions and messages of one step take.
+    """Durations of the actions and messages of one step.
 
     Attributes:
-        duration_s: Of each action, [actions].
-        transmission_s: How long a message keeps a line of constant rate busy, [messages].
-        wire_bits: What a message puts on a line, [messages].
-        latency_s: Of a message's line, where it is constant, jitter included, [messages].
-        jitter_s: What the jitter of a line's packets adds where its latency is not constant, [messages].
-        line: The line of each channel, [channels].
-        blocking: Whether sender and receiver do nothing else while a message is on its way, [messages].
+        duration_s: Duration of each action, [actions].
+        transmission_s: Time for which a message keeps a line of constant rate busy, [messages].
+        wire_bits: Bits that a message puts on a line, [messages].
+        latency_s: Latency of a message on a line of constant latency, jitter included, [messages].
+        jitter_s: Delay by jitter of a message on a line of varying latency, [messages].
+        line: Line of each channel, [channels].
+        blocking: Whether sender and receiver do nothing else while a message is under way, [messages].
     """
 
     duration_s: Floats
@@ -73,15 +73,15 @@ class StepTimes(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """One direction between two devices each, for the whole run.
+    """Lines of a run, each one direction between two devices.
 
     Attributes:
         mode: `CONSTANT`, `TABLED` or `SHARED`, [lines].
-        free_s: When the last message handed over has departed, [lines].
-        arrived_s: When it has arrived, [lines].
-        rate_table: Of its rate, for `TABLED`, [lines].
-        latency_table: Of its latency; -1 where that is constant, [lines].
-        tables: Bits per second, and seconds.
+        free_s: When the last message so far has departed, seconds, [lines].
+        arrived_s: When the last message so far has arrived, seconds, [lines].
+        rate_table: Number of the table of a `TABLED` line's rate, [lines].
+        latency_table: Number of the table of a line's latency, -1 if it is constant, [lines].
+        tables: Rates in bits per second, and latencies in seconds.
     """
 
     mode: Ints
@@ -93,15 +93,15 @@ class Lines(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """What the actors' devices go through during the run.
+    """Clocks, speeds and absences of the actors' devices.
 
     Attributes:
-        clock_s: When each actor has done what it has done, [actors].
-        speed_table: Of its speed, -1 where that is always 1, [actors].
+        clock_s: Time up to which each actor has worked, seconds, [actors].
+        speed_table: Number of the table of an actor's speed, -1 if that is always 1, [actors].
         tables: Speeds relative to the profile.
-        first_absence: Where each actor's absences begin in the next two, [actors + 1].
-        leaves_s: Starts of absences, rising per actor, [absences].
-        returns_s: Their ends, [absences].
+        first_absence: Index of each actor's first absence in the next two arrays, [actors + 1].
+        leaves_s: Starts of absences, seconds, rising per actor, [absences].
+        returns_s: Ends of absences, seconds, [absences].
     """
 
     clock_s: Floats
@@ -113,7 +113,7 @@ class Devices(NamedTuple):
 
 
 def new_state(graph: StepGraph) -> StepState:
-    """Return the state of a step that has not begun."""
+    """Return the state of a step in which nothing has happened yet."""
     messages, actions = len(graph.receiver), len(graph.first_sent) - 1
     times = [np.full(messages, np.nan) for _ in range(4)]
     return StepState(
@@ -134,9 +134,9 @@ def new_state(graph: StepGraph) -> StepState:
 
 @inner
 def _occupied(devices: Devices, actor: int, ready_s: float, duration_s: float) -> tuple[float, float]:
-    """Return when an action that could start at ``ready_s`` really starts and ends; infinity if it never does.
+    """Return when an action that could start at ``ready_s`` starts and ends; infinity if it never does.
 
-    What is under way when the device leaves is lost, and starts again when it returns.
+    An action under way when its device leaves is lost, and starts again when the device returns.
     """
     start_s = ready_s
     table = devices.speed_table[actor]
@@ -159,8 +159,8 @@ def _occupied(devices: Devices, actor: int, ready_s: float, duration_s: float) -
 
 
 @inner
-def _hand_over(graph: StepGraph, times: StepTimes, lines: Lines, state: StepState, message: int, now_s: float) -> bool:
-    """Put a message on its line at ``now_s``; return whether its arrival is known, as it is where nobody shares."""
+def _transmit(graph: StepGraph, times: StepTimes, lines: Lines, state: StepState, message: int, now_s: float) -> bool:
+    """Transmit a message at ``now_s`` unless its line is shared; return whether its arrival is known."""
     state.sent_s[message] = now_s
     channel = graph.channel[message]
     line = times.line[channel]
@@ -184,14 +184,14 @@ def _hand_over(graph: StepGraph, times: StepTimes, lines: Lines, state: StepStat
 
 @njit(cache=True)
 def occupied(devices: Devices, actor: int, ready_s: float, duration_s: float) -> tuple[float, float]:
-    """Return what `_occupied` does, to whoever is not compiled."""
+    """Return when an action starts and ends; `_occupied` for callers that are not compiled."""
     return _occupied(devices, actor, ready_s, duration_s)
 
 
 @njit(cache=True)
 def transmit(graph: StepGraph, times: StepTimes, lines: Lines, state: StepState, message: int, now_s: float) -> bool:
-    """Return what `_hand_over` does, to whoever is not compiled."""
-    return _hand_over(graph, times, lines, state, message, now_s)
+    """Transmit a message; `_transmit` for callers that are not compiled."""
+    return _transmit(graph, times, lines, state, message, now_s)
 
 
 @njit(cache=True)
@@ -203,13 +203,13 @@ def advance(
     state: StepState,
     ready: Ints,
 ) -> tuple[int, int]:
-    """Let the ready actors of a step go on as far as they get, and those whom their messages wake.
+    """Let actors of a step that are ready go on until they wait, and those that wait for their messages.
 
     Returns:
-        How many messages it put into ``state.shared`` and actors into ``state.finished``, in the order of events.
+        Number of messages put into ``state.unsent``, and of actors put into ``state.finished``, in order of events.
     """
-    shared, finished, stack = state.shared, state.finished, state.stack
-    shared_count, finished_count = 0, 0
+    unsent, finished, stack = state.unsent, state.finished, state.stack
+    unsent_count, finished_count = 0, 0
     stack[: len(ready)] = ready[::-1]
     height = len(ready)
     while height:
@@ -242,7 +242,7 @@ def advance(
             state.start_s[action], state.end_s[action] = start_s, end_s
             clock_s = end_s
             for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
-                if _hand_over(graph, times, lines, state, message, end_s):
+                if _transmit(graph, times, lines, state, message, end_s):
                     if times.blocking[message]:
                         clock_s = max(clock_s, state.departed_s[message])
                     if state.waiting[message] >= 0:
@@ -250,8 +250,8 @@ def advance(
                         state.waiting[message] = -1
                         height += 1
                 else:
-                    shared[shared_count] = message
-                    shared_count += 1
+                    unsent[unsent_count] = message
+                    unsent_count += 1
                     if times.blocking[message]:
                         state.sending[actor] += 1
                         blocked = True
@@ -261,4 +261,4 @@ def advance(
         if not blocked:
             finished[finished_count] = actor
             finished_count += 1
-    return shared_count, finished_count
+    return unsent_count, finished_count

@@ -1,8 +1,7 @@
-"""A line over shared links: messages leave in order, one at a time, and arrive after the latency."""
+"""A connection over shared links: it sends one message after the other."""
 
 import math
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,153 +9,143 @@ import simpy
 
 from planner.cost.network import jitter_delay_s, payload_bps
 from planner.scenario.effects import NetworkEffects
-from sim.kernel.timer import Timer
-from sim.network.flow import Flow
+from sim.kernel.events import Flow, Timer
 from sim.network.routes import Route
 from sim.network.tcp_window import SendWindow
 
 
 class SharedLink(Protocol):
-    """Shared links that messages are started on."""
+    """One or several links that flows share."""
 
     def start(self, flow: Flow) -> None:
-        """Let a message share the links from now on."""
+        """Let a flow share the links from now on; its ``depart`` is called when the last bit has left."""
 
 
 @dataclass(eq=False, slots=True)
 class Message:
-    """A message between its handing over and its arrival.
+    """A message on a shared line.
 
     Attributes:
-        step: Of training.
-        message: Its number in the step's graph.
-        size_bytes: Payload.
-        ready_s: When it is handed over; may lie ahead of the clock.
-        posted_s: When the receiver posted its receive; minus infinity if that does not matter.
+        step: Training step that it belongs to.
+        number: Number of the message in the step's graph; -1 for messages that are outside of it.
+        size_bytes: Size of the payload, bytes.
+        ready_s: When its sender has it ready, seconds; may lie ahead of the clock.
+        posted_s: When its receiver posted the receive; minus infinity if senders do not wait for that.
+        departed_s: When its last bit left the sender, seconds; nan until then.
+        arrived_s: When it is at its receiver, seconds; nan until it has departed, and then perhaps ahead of the clock.
     """
 
     step: int
-    message: int
+    number: int
     size_bytes: int
     ready_s: float
     posted_s: float = -math.inf
+    departed_s: float = math.nan
+    arrived_s: float = math.nan
 
 
 class Connection:
-    """One direction between two devices.
+    """One direction between two devices, over links that it shares with others.
 
     Args:
-        environment: The clock.
-        route: Its links.
-        carrier: What shares them.
-        effects: What TCP does.
+        environment: The simulation's clock.
+        route: Links of the connection's path.
+        link: What the connection's flows share.
+        effects: How TCP behaves.
         back_s: Latency of the way back, seconds.
-        deliver: Called with each parcel, and the times of its departure and arrival, when it has departed.
+        delivered: Queue that takes messages as they depart.
     """
 
     def __init__(
         self,
         environment: simpy.Environment,
         route: Route,
-        carrier: SharedLink,
+        link: SharedLink,
         effects: NetworkEffects,
         back_s: float,
-        deliver: Callable[[Message, float, float], None],
+        delivered: deque[Message],
     ) -> None:
         self._environment = environment
         self._route = route
-        self._carrier = carrier
+        self._link = link
         self._effects = effects
         self._back_s = back_s
-        self._deliver = deliver
-        self._latency_sways = any(link.trace is not None and link.trace.latency_s is not None for link in route.path)
-        self._latency_s = sum(link.latency_s for link in route.path)
-        self._jitter_s = sum(link.jitter_s for link in route.path)
-        self._curves = [link.size_curve for link in route.path if link.size_curve is not None]
-        self._links = tuple(link.name for link in route.binding)
-        self._round_trip_s = self._latency_s + back_s
-        self._lossy = any(link.loss for link in route.path)
-        self._window = None
-        self._most_bytes = math.inf
-        if effects.cold_start:
-            # Where packets are lost, what windows let through in the long run is in the route's ceiling.
-            self._most_bytes = math.inf if self._lossy else effects.window_bytes * route.connections
-            first_bytes = min(effects.initial_window_bytes * route.connections, self._most_bytes)
-            self._window = SendWindow(first_bytes, self._most_bytes, self._round_trip_s, effects.idle_s)
-        self._left_bytes = 0.0
+        self._delivered = delivered
         self._queue: deque[Message] = deque()
-        self._busy = False
+        self._window = None
+        self._window_bytes = math.inf
+        self._ceiling_bps = route.ceiling_bps
+        if effects.cold_start:
+            # Where packets are lost, the route's ceiling already holds what windows let through in the long run.
+            if not route.loses_packets:
+                self._window_bytes = effects.window_bytes * route.connections
+                self._ceiling_bps = math.inf
+            first_bytes = min(effects.initial_window_bytes * route.connections, self._window_bytes)
+            self._window = SendWindow(first_bytes, self._window_bytes, route.latency_s + back_s, effects.idle_s)
+        self._left_bytes = 0.0
         self._arrived_s = 0.0
 
-    def send(self, parcel: Message) -> None:
-        """Hand a parcel over; it leaves when those before it have."""
-        self._queue.append(parcel)
-        if not self._busy:
-            self._busy = True
-            self._next()
+    def send(self, message: Message) -> None:
+        """Queue a message; it leaves when it is ready and those before it have left."""
+        self._queue.append(message)
+        if len(self._queue) == 1:
+            self._await_start()
 
-    def _next(self) -> None:
-        """Start the first parcel in the queue when all that it waits for is there."""
-        parcel = self._queue[0]
-        now_s = self._environment.now
-        start_s = max(now_s, parcel.ready_s, parcel.posted_s + self._back_s)
-        if self._window is not None:
-            start_s += self._window.waiting_s(start_s, parcel.size_bytes, self._payload_bps(start_s))
-        if start_s > now_s:
-            Timer(self._environment, start_s, self._start)
+    # These methods are one generator process in parts: with a process per connection, runs over shared links took a
+    # quarter longer.
+
+    def _await_start(self) -> None:
+        """Wait until the first message of the queue can leave, and transmit it."""
+        message = self._queue[0]
+        self._left_bytes = float(message.size_bytes)
+        start_s = self._start_s(message)
+        if start_s > self._environment.now:
+            Timer(self._environment, start_s, self._transmit_window)
         else:
-            self._start()
+            self._transmit_window()
 
-    def _start(self, _: Timer | None = None) -> None:
-        self._left_bytes = self._queue[0].size_bytes
-        self._start_window()
+    def _transmit_window(self, _: Timer | None = None) -> None:
+        """Transmit as much of the message as a window holds: at most that is queued before links at a time."""
+        sent_bytes = min(self._left_bytes, self._window_bytes)
+        self._left_bytes -= sent_bytes
+        self._link.start(self._flow(sent_bytes, self._queue[0].size_bytes))
 
-    def _start_window(self) -> None:
-        """Let as much of the first parcel go as a window holds at most: what is queued before links at a time."""
-        window_bytes = min(self._left_bytes, self._most_bytes)
-        self._left_bytes -= window_bytes
-        bits = 8 * window_bytes / self._effects.payload_efficiency
-        ceiling_bps = self._ceiling_bps(self._queue[0].size_bytes)
-        self._carrier.start(Flow(self._links, bits, self._route.connections, ceiling_bps, self._window_departed))
-
-    def _window_departed(self, now_s: float) -> None:
-        # Half a byte is what rounding left.
+    def _depart(self, departed_s: float) -> None:
+        """Transmit the next window of the message, or deliver it and go on with the next message."""
+        # Half a byte is what rounding leaves.
         if self._left_bytes > 0.5:
-            self._start_window()
-        else:
-            self._departed(now_s)
+            self._transmit_window()
+            return
+        message, route = self._queue.popleft(), self._route
+        latency_s = route.latency_at_s(departed_s) + jitter_delay_s(route.jitter_s, message.size_bytes)
+        # Messages arrive in order, also where the latency falls or a smaller message follows.
+        self._arrived_s = max(self._arrived_s, departed_s + latency_s)
+        message.departed_s, message.arrived_s = departed_s, self._arrived_s
+        self._delivered.append(message)
+        if self._queue:
+            self._await_start()
 
-    def _ceiling_bps(self, size_bytes: int) -> float:
-        """Return the bits on the wire per second that a message reaches by itself at most, of each connection."""
-        ceiling_bps = math.inf if self._opens else self._route.ceiling_bps
-        for curve in self._curves if size_bytes else ():
-            rate_bps = self._effects.share * curve.rate_bps(size_bytes) / self._effects.payload_efficiency
-            ceiling_bps = min(ceiling_bps, rate_bps / self._route.connections)
-        return ceiling_bps
+    def _start_s(self, message: Message) -> float:
+        """Return when a message's bytes can leave without a pause, seconds."""
+        start_s = max(self._environment.now, message.ready_s, message.posted_s + self._back_s)
+        if self._window is not None:
+            start_s += self._window.waiting_s(start_s, message.size_bytes, self._payload_bps(start_s))
+        return start_s
 
-    @property
-    def _opens(self) -> bool:
-        """Whether what windows let through follows from how they open and close, and not from losses."""
-        return self._window is not None and not self._lossy
+    def _flow(self, sent_bytes: float, message_bytes: int) -> Flow:
+        """Return a flow of some bytes of a message, whose size may limit its rate."""
+        effects, route = self._effects, self._route
+        ceiling_bps = self._ceiling_bps
+        for curve in route.size_curves if message_bytes else ():
+            rate_bps = effects.share * curve.rate_bps(message_bytes) / effects.payload_efficiency
+            ceiling_bps = min(ceiling_bps, rate_bps / route.connections)
+        bits = 8 * sent_bytes / effects.payload_efficiency
+        return Flow(route.link_names, bits, route.connections, ceiling_bps, self._depart)
 
-    def _payload_bps(self, now_s: float) -> float:
-        """Return what the path carries of payload if nothing else is on it, bits per second."""
+    def _payload_bps(self, time_s: float) -> float:
+        """Return the payload rate of the path at a time if nothing else is on it, bits per second."""
         slowest_bps = min(
-            link.bandwidth_bps if link.trace is None else float(link.trace.bandwidth_at(now_s))
+            link.bandwidth_bps if link.trace is None else float(link.trace.bandwidth_at(time_s))
             for link in self._route.path
         )
         return payload_bps(self._effects, slowest_bps)
-
-    def _departed(self, now_s: float) -> None:
-        parcel = self._queue.popleft()
-        latency_s = self._latency_s
-        if self._latency_sways:
-            latency_s = sum(link.latency_at_s(now_s) for link in self._route.path)
-        latency_s += jitter_delay_s(self._jitter_s, parcel.size_bytes)
-        # Nothing overtakes, also where the latency falls or a smaller message follows.
-        self._arrived_s = max(self._arrived_s, now_s + latency_s)
-        if self._queue:
-            self._next()
-        else:
-            self._busy = False
-        self._deliver(parcel, now_s, self._arrived_s)

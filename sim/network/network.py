@@ -1,33 +1,36 @@
-"""The network of a run: lines that need no events, and links that are shared."""
+"""The network of an epoch: lines whose times follow from arithmetic, and connections over shared links."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import simpy
 
-from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario
 from sim.kernel.advance import CONSTANT, SHARED, TABLED, Lines
 from sim.kernel.piecewise import RateTable, join_tables, latency_table
 from sim.network.connection import Connection, Message, SharedLink
-from sim.network.fair_link import FairLink
-from sim.network.fifo_link import QueuedLink
-from sim.network.flow import first_come_rates, max_min_rates
 from sim.network.routes import Route, find_routes, group_links, link_rates
-from sim.network.shared_links import SharedLinks
+from sim.network.shared_links import SharedLinks, first_come_rates, max_min_rates
+from sim.network.single_link import FairLink, FifoLink
 
 
 class Network:
-    """All lines between devices that may talk; `lines` carries what nobody shares, `send` the rest.
+    """All lines between communicating devices.
 
     Args:
-        environment: The clock.
-        scenario: Gives links, outages and what TCP makes of them.
-        pairs: Ordered pairs of devices that may talk, and whether what they send needs events even where nobody
-            shares their links; a line is the place of its pair.
-        connections: TCP connections between devices of different regions.
-        deliver: Called with each parcel that has departed, and the times of its departure and arrival.
-        settled: Called when all that depart at one time have.
+        environment: The simulation's clock.
+        scenario: Scenario with links, outages and TCP's effects.
+        pairs: Ordered pairs of devices, and whether a pair needs a connection even where nobody shares its links.
+        connections: Number of TCP connections between devices of different regions.
+
+    Attributes:
+        number: Number of each pair's line.
+        routes: Route of each line.
+        lines: Lines in arrays; `sim.kernel.advance` transmits over those that are not `SHARED`.
+        connections: Connection of each shared line, by the line's number.
+        delivered: Messages that have departed and that nobody has taken yet, in order of their departures.
     """
 
     def __init__(
@@ -36,42 +39,33 @@ class Network:
         scenario: Scenario,
         pairs: Mapping[tuple[str, str], bool],
         connections: int,
-        deliver: Callable[[Message, float, float], None],
-        settled: Callable[[], None],
     ) -> None:
-        self._environment = environment
-        self._scenario = scenario
-        self._deliver = deliver
         self.number = {pair: line for line, pair in enumerate(pairs)}
         self.routes = find_routes(list(pairs), scenario, connections)
-        users: dict[str, int] = {}
-        for route in self.routes:
-            for link in route.binding:
-                users[link.name] = users.get(link.name, 0) + 1
+        users = Counter(name for route in self.routes for name in route.link_names)
         exclusive = [
-            not eventful and all(users[link.name] == 1 for link in route.binding)
+            not eventful and all(users[name] == 1 for name in route.link_names)
             for route, eventful in zip(self.routes, pairs.values(), strict=True)
         ]
-        self.lines = _exclusive_lines(self.routes, exclusive, scenario)
-        shared = [route for route, mode in zip(self.routes, self.lines.mode, strict=True) if mode == SHARED]
-        self._groups = _share_groups(environment, shared, scenario, settled)
-        self._connections: dict[int, Connection] = {}
+        self.lines = _make_lines(self.routes, exclusive, scenario)
+        self.delivered: deque[Message] = deque()
+        shared = [line for line, mode in enumerate(self.lines.mode.tolist()) if mode == SHARED]
+        links = _shared_links(environment, [self.routes[line] for line in shared], scenario)
+        self.connections: dict[int, Connection] = {}
+        for line in shared:
+            route = self.routes[line]
+            back_s = sum(link.latency_s for link in scenario.cluster.path(route.target, route.source))
+            self.connections[line] = Connection(
+                environment, route, links[route.link_names[0]], scenario.effects.network, back_s, self.delivered
+            )
 
-    def send(self, line: int, parcel: Message) -> None:
-        """Hand a parcel over to a shared line."""
-        connection = self._connections.get(line)
-        if connection is None:
-            connection = self._connections[line] = self._connect(self.routes[line])
-        connection.send(parcel)
-
-    def _connect(self, route: Route) -> Connection:
-        group = self._groups[route.binding[0].name]
-        back_s = sum(link.latency_s for link in self._scenario.cluster.path(route.target, route.source))
-        effects = self._scenario.effects.network
-        return Connection(self._environment, route, group, effects, back_s, self._deliver)
+    def connection(self, source: str, target: str) -> Connection:
+        """Return the connection between two devices whose line is shared."""
+        return self.connections[self.number[source, target]]
 
 
-def _exclusive_lines(routes: Sequence[Route], exclusive: Sequence[bool], scenario: Scenario) -> Lines:
+def _make_lines(routes: Sequence[Route], exclusive: Sequence[bool], scenario: Scenario) -> Lines:
+    """Return the lines of some routes, given which of them share no link."""
     effects = scenario.effects.network
     tables: list[RateTable] = []
     modes, rate_numbers, latency_numbers = [], [], []
@@ -79,23 +73,22 @@ def _exclusive_lines(routes: Sequence[Route], exclusive: Sequence[bool], scenari
         rates = [link_rates(link, scenario) for link in route.binding]
         traced = [link.trace is not None for link in route.binding]
         changing = [table for table, follows in zip(rates, traced, strict=True) if follows or len(table.rates) > 1]
-        swaying = [link for link in route.path if link.trace is not None and link.trace.latency_s is not None]
-        curved = any(link.size_curve is not None for link in route.path)
         rate_number = latency_number = -1
-        # A device and its lane are one.
-        events = bool(route.path) and (not alone or effects.ready_notice or effects.cold_start)
-        if events or len(changing) > 1 or len(swaying) > 1 or (changing and curved):
+        # A path without links leads from a device to its own communication stream.
+        eventful = bool(route.path) and (not alone or effects.ready_notice or effects.cold_start)
+        several = len(changing) > 1 or len(route.varying_links) > 1
+        if eventful or several or (changing and route.size_curves):
             mode = SHARED
         else:
             mode = TABLED if changing else CONSTANT
             if changing:
-                steady_bps = [table.rates[0] for table in rates if table is not changing[0]]
-                ceiling_bps = min([route.connections * route.ceiling_bps, *steady_bps])
+                constant_bps = [table.rates[0] for table in rates if table is not changing[0]]
+                ceiling_bps = min([route.connections * route.ceiling_bps, *constant_bps])
                 rate_number = len(tables)
                 tables.append(changing[0].clipped(1.0, ceiling_bps))
-            if swaying:
+            if route.varying_links:
                 latency_number = len(tables)
-                tables.append(_path_latency(route.path, swaying[0]))
+                tables.append(_path_latency(route))
         modes.append(mode)
         rate_numbers.append(rate_number)
         latency_numbers.append(latency_number)
@@ -110,47 +103,40 @@ def _exclusive_lines(routes: Sequence[Route], exclusive: Sequence[bool], scenari
     )
 
 
-def _path_latency(path: Sequence[Link], swaying: Link) -> RateTable:
-    """The latency of a path on which one link's latency follows its trace."""
-    assert swaying.trace is not None
-    others_s = sum(link.latency_s for link in path if link is not swaying)
-    table = latency_table(swaying.trace)
-    return RateTable(table.times_s, [rate + others_s for rate in table.rates], table.duration_s, table.repeat_from_s)
+def _path_latency(route: Route) -> RateTable:
+    """Return the latency of a path on which one link's latency follows its trace."""
+    (varying,) = route.varying_links
+    assert varying.trace is not None
+    others_s = sum(link.latency_s for link in route.path if link is not varying)
+    table = latency_table(varying.trace)
+    return replace(table, rates=[rate + others_s for rate in table.rates])
 
 
-def _share_groups(
-    environment: simpy.Environment, routes: Sequence[Route], scenario: Scenario, settled: Callable[[], None]
-) -> dict[str, SharedLink]:
-    """What carries the messages over each shared link, by the link's name."""
+def _shared_links(environment: simpy.Environment, routes: Sequence[Route], scenario: Scenario) -> dict[str, SharedLink]:
+    """Return what carries flows over each shared link, by the link's name."""
     links = {link.name: link for route in routes for link in route.binding}
     number = {name: index for index, name in enumerate(links)}
     tables = join_tables([link_rates(link, scenario) for link in links.values()])
-    groups: dict[str, SharedLink] = {}
+    shared: dict[str, SharedLink] = {}
     for names in group_links(routes):
-        own = [route for route in routes if route.binding[0].name in names]
-        queue = _queue(scenario, own)
+        own = [route for route in routes if route.link_names[0] in names]
+        # With open windows whole messages queue before links. Where packets are lost windows are small: what is on a
+        # link comes from all senders at the same time.
+        queues = scenario.effects.network.cold_start and not any(route.loses_packets for route in own)
         group: SharedLink
         if not _is_one_link(names, own):
             numbers = {name: number[name] for name in sorted(names)}
-            rates = first_come_rates if queue else max_min_rates
-            group = SharedLinks(environment, tables, numbers, rates, settled)
-        elif queue:
-            group = QueuedLink(environment, tables, number[next(iter(names))], settled)
+            group = SharedLinks(environment, tables, numbers, first_come_rates if queues else max_min_rates)
         else:
-            group = FairLink(environment, tables, number[next(iter(names))], settled)
-        groups |= dict.fromkeys(names, group)
-    return groups
+            group = (FifoLink if queues else FairLink)(environment, tables, number[next(iter(names))])
+        shared |= dict.fromkeys(names, group)
+    return shared
 
 
 def _is_one_link(names: set[str], routes: Sequence[Route]) -> bool:
-    same_ceiling = len({route.ceiling_bps for route in routes}) == 1
-    curved = any(link.size_curve is not None for route in routes for link in route.path)
-    return len(names) == 1 and same_ceiling and not curved
-
-
-def _queue(scenario: Scenario, routes: Sequence[Route]) -> bool:
-    """Whether messages queue before links as a whole, since the windows of their senders are open.
-
-    Where packets are lost windows are small: what is on a link is on its way from everybody at the same time.
-    """
-    return scenario.effects.network.cold_start and not any(link.loss for route in routes for link in route.path)
+    """Return whether routes share one link only, with the same ceiling whatever a message's size."""
+    return (
+        len(names) == 1
+        and len({route.ceiling_bps for route in routes}) == 1
+        and not any(route.size_curves for route in routes)
+    )

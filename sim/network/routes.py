@@ -1,32 +1,35 @@
-"""Which lines have their links for themselves, and which share them.
+"""Routes of lines, and which links bind them.
 
-A line is one direction between two devices. What passes over links that no other line takes follows from
-arithmetic; only shared links need events. A link that can never fill, whatever the lines over it carry, binds nobody
-and is left out: the network interface of a host behind a slow wide-area link.
+A line is one direction between two devices. Times on links that no other line takes follow from arithmetic; only shared
+links need events. A link that can never fill, whatever the lines over it carry, binds none of them and is left out:
+the network interface of a host behind a slow wide-area link, for example.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from planner.cost.network import connections_ceiling_bps
 from planner.scenario.cluster import Link
 from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario
+from planner.scenario.size_curve import SizeCurve
 from sim.kernel.piecewise import RateTable, link_table
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Route:
-    """The way of one line.
+    """The path of one line.
 
     Attributes:
-        source: Sending device.
-        target: Receiving device.
-        path: All links that it takes.
-        binding: Those of them that can bind it.
-        connections: TCP connections.
-        ceiling_bps: Bits on the wire per second and connection; infinite if neither windows nor losses bind.
+        source: Device that sends.
+        target: Device that receives.
+        path: All links from the source to the target.
+        binding: Links of the path that can limit the line's rate.
+        connections: Number of TCP connections.
+        ceiling_bps: Highest rate on the wire of each connection, bits per second; infinite if neither windows nor
+            losses limit it.
     """
 
     source: str
@@ -35,6 +38,40 @@ class Route:
     binding: tuple[Link, ...]
     connections: int
     ceiling_bps: float
+
+    @cached_property
+    def link_names(self) -> tuple[str, ...]:
+        """Names of the links that can limit the line's rate."""
+        return tuple(link.name for link in self.binding)
+
+    @cached_property
+    def latency_s(self) -> float:
+        """Sum of the links' latencies where they do not vary, seconds."""
+        return sum(link.latency_s for link in self.path)
+
+    @cached_property
+    def jitter_s(self) -> float:
+        """Longest delay of a packet by jitter, seconds."""
+        return sum(link.jitter_s for link in self.path)
+
+    @cached_property
+    def loses_packets(self) -> bool:
+        """Whether packets are lost on any link of the path."""
+        return any(link.loss for link in self.path)
+
+    @cached_property
+    def size_curves(self) -> tuple[SizeCurve, ...]:
+        """Rates by message size of the path's links that have such a curve."""
+        return tuple(link.size_curve for link in self.path if link.size_curve is not None)
+
+    @cached_property
+    def varying_links(self) -> tuple[Link, ...]:
+        """Links of the path whose latency follows a trace."""
+        return tuple(link for link in self.path if link.trace is not None and link.trace.latency_s is not None)
+
+    def latency_at_s(self, time_s: float) -> float:
+        """Return the latency of the path at a time of the run, seconds."""
+        return sum(link.latency_at_s(time_s) for link in self.path) if self.varying_links else self.latency_s
 
 
 def link_rates(link: Link, scenario: Scenario) -> RateTable:

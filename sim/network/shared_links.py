@@ -1,29 +1,88 @@
 """Links that messages share along paths of several links, integrated exactly.
 
-Between two moments at which a message starts, one departs or a link's rate changes, all rates are constant; the
-links wake at these moments only.
+Between two moments at which a flow starts, a flow departs or a link's rate changes, all rates are constant; the links
+compute new rates at these moments only.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import simpy
 
 from planner.scenario.cluster import LONGEST_OUTAGE_S
+from sim.kernel.events import Flow, Timer
 from sim.kernel.piecewise import RateTables, holding
-from sim.kernel.timer import Timer
-from sim.network.flow import Flow
 from traces.common.errors import RunError
+
+
+def max_min_rates(flows: Sequence[Flow], capacity_bps: Mapping[str, float]) -> list[float]:
+    """Return the max-min fair rate of each flow in bits per second, over all its connections.
+
+    Args:
+        flows: Flows over at least one link each, with ``weight`` connections of at most ``ceiling_bps`` each.
+        capacity_bps: Bits per second of each link that some flow takes.
+    """
+    rates = [0.0] * len(flows)
+    remaining_bps = dict(capacity_bps)
+    users: dict[str, int] = dict.fromkeys(remaining_bps, 0)
+    for flow in flows:
+        for link in flow.links:
+            users[link] += flow.weight
+    growing = list(range(len(flows)))
+    level = 0.0
+    while growing:
+        room = min(remaining_bps[link] / count for link, count in users.items() if count)
+        reached = min(flows[index].ceiling_bps for index in growing)
+        step = min(room, reached - level)
+        level += step
+        full = set()
+        for link, count in users.items():
+            if count:
+                share = remaining_bps[link] / count
+                remaining_bps[link] = max(0.0, remaining_bps[link] - step * count)
+                if share <= step:
+                    full.add(link)
+        still = []
+        for index in growing:
+            flow = flows[index]
+            rates[index] = level * flow.weight
+            if flow.ceiling_bps > level and full.isdisjoint(flow.links):
+                still.append(index)
+            else:
+                for link in flow.links:
+                    users[link] -= flow.weight
+        growing = still
+    return rates
+
+
+def first_come_rates(flows: Sequence[Flow], capacity_bps: Mapping[str, float]) -> list[float]:
+    """Return the rate of each flow in bits per second where flows queue before links: first come, first served.
+
+    A flow that waits for one of its links does not hold up others on the rest of its path.
+
+    Args:
+        flows: Flows in order of their starts; each takes what those before it leave.
+        capacity_bps: Bits per second of each link that some flow takes.
+    """
+    remaining_bps = dict(capacity_bps)
+    rates = []
+    for flow in flows:
+        rate_bps = min([flow.ceiling_bps * flow.weight, *(remaining_bps[link] for link in flow.links)])
+        for link in flow.links:
+            remaining_bps[link] -= rate_bps
+        rates.append(rate_bps)
+    return rates
 
 
 class SharedLinks:
     """Links that some paths have in common.
 
     Args:
-        environment: The clock.
-        tables: Rates in bits per second.
-        table: Of each link, by name.
-        rates: Says who gets what: the flows by when they came, and the rate of each link, in bits per second.
-        settled: Called after departures.
+        environment: The simulation's clock.
+        tables: Rates of links in bits per second.
+        table: Number of each link's table, by the link's name.
+        share: Returns the rate of each flow, given the flows in order of their starts and the rate of each link, in
+            bits per second.
     """
 
     def __init__(
@@ -31,67 +90,69 @@ class SharedLinks:
         environment: simpy.Environment,
         tables: RateTables,
         table: Mapping[str, int],
-        rates: Callable[[Sequence[Flow], Mapping[str, float]], list[float]],
-        settled: Callable[[], None],
+        share: Callable[[Sequence[Flow], Mapping[str, float]], list[float]],
     ) -> None:
         self._environment = environment
         self._tables = tables
         self._table = table
-        self._shares_of = rates
-        self._settled = settled
+        self._share = share
         self._flows: list[Flow] = []
         self._rates: list[float] = []
         self._ends_s: list[float] = []
         self._updated_s = 0.0
-        self._alarm: Timer | None = None
+        self._timer: Timer | None = None
         self._moved_s = 0.0
 
     def start(self, flow: Flow) -> None:
-        """Let a message share its links from now on."""
+        """Let a flow share its links from now on."""
         now_s = self._environment.now
         self._progress(now_s)
         if not self._flows:
             self._moved_s = now_s
         self._flows.append(flow)
         self._rates.append(0.0)
-        self._ends_s.append(float("inf"))
-        if self._alarm is None or self._alarm.time_s > now_s:
-            self._alarm = Timer(self._environment, now_s, self._settle)
+        self._ends_s.append(math.inf)
+        if self._timer is None or self._timer.time_s > now_s:
+            self._timer = Timer(self._environment, now_s, self._expire)
 
     def _progress(self, now_s: float) -> None:
+        """Take away the bits that have left since the last change."""
         elapsed_s = now_s - self._updated_s
         if elapsed_s > 0:
             for flow, rate_bps in zip(self._flows, self._rates, strict=True):
                 flow.bits -= rate_bps * elapsed_s
             self._updated_s = now_s
 
-    def _settle(self, alarm: Timer) -> None:
-        """Let go what has departed, share the links among the others, and wait for the next change."""
-        if alarm is not self._alarm:
+    def _expire(self, timer: Timer) -> None:
+        """Let flows depart whose bits have left, share the links among the others, and wait for the next change."""
+        if timer is not self._timer:
             return
-        self._alarm = None
-        now_s = alarm.time_s
+        self._timer = None
+        now_s = timer.time_s
         self._progress(now_s)
         departed: list[Flow] = []
         staying: list[Flow] = []
         for flow, end_s in zip(self._flows, self._ends_s, strict=True):
             (departed if end_s <= now_s or flow.bits <= 0 else staying).append(flow)
         self._flows = staying
-        self._share(now_s)
+        self._await_change(now_s)
         for flow in departed:
-            flow.departed(now_s)
-        if departed:
-            self._settled()
+            flow.depart(now_s)
 
-    def _share(self, now_s: float) -> None:
+    def _await_change(self, now_s: float) -> None:
+        """Set the rates that hold from now on, and a timer for the next departure or change of a link's rate.
+
+        Raises:
+            RunError: No link has carried anything for longer than the longest outage.
+        """
         if not self._flows:
             self._rates, self._ends_s = [], []
             return
         names = dict.fromkeys(name for flow in self._flows for name in flow.links)
-        held = {name: holding(self._tables, self._table[name], now_s) for name in names}
-        self._rates = self._shares_of(self._flows, {name: rate_bps for name, (rate_bps, _) in held.items()})
+        capacity = {name: holding(self._tables, self._table[name], now_s) for name in names}
+        self._rates = self._share(self._flows, {name: rate_bps for name, (rate_bps, _) in capacity.items()})
         self._ends_s = [
-            now_s + flow.bits / rate_bps if rate_bps > 0 else float("inf")
+            now_s + flow.bits / rate_bps if rate_bps > 0 else math.inf
             for flow, rate_bps in zip(self._flows, self._rates, strict=True)
         ]
         if any(self._rates):
@@ -101,6 +162,6 @@ class SharedLinks:
                 f"no link has carried anything for {LONGEST_OUTAGE_S:g} s at {now_s:.3f} s of the run, and bytes wait "
                 f"for {', '.join(sorted(names))}: do their traces ever rise above zero, at the same time?"
             )
-        next_s = min([*self._ends_s, *(change_s for _, change_s in held.values())])
-        if next_s < float("inf"):
-            self._alarm = Timer(self._environment, next_s, self._settle)
+        next_s = min([*self._ends_s, *(change_s for _, change_s in capacity.values())])
+        if next_s < math.inf:
+            self._timer = Timer(self._environment, next_s, self._expire)

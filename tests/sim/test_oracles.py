@@ -17,13 +17,11 @@ from planner.plan.plan import Plan
 from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
+from sim.kernel.events import Flow, Timer
 from sim.kernel.piecewise import RateTable, RateTables, join_tables, link_table
-from sim.kernel.timer import Timer
 from sim.network.connection import SharedLink
-from sim.network.fair_link import FairLink
-from sim.network.fifo_link import QueuedLink
-from sim.network.flow import Flow, first_come_rates, max_min_rates
-from sim.network.shared_links import SharedLinks
+from sim.network.shared_links import SharedLinks, first_come_rates, max_min_rates
+from sim.network.single_link import FairLink, FifoLink
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, makespan_s
 from tests.helpers.strategies.run_strategies import TIMES_S, chains, replicated, with_packets
@@ -192,12 +190,10 @@ def ends_s(*flows: tuple[float, list[Link], float]) -> list[float]:
     links = {link.name: link for _, path, _ in flows for link in path}
     tables = tables_of(links.values())
     numbers = {name: number for number, name in enumerate(links)}
-    ends = _ends_on(lambda environment: SharedLinks(environment, tables, numbers, max_min_rates, _nothing), flows)
+    ends = _ends_on(lambda environment: SharedLinks(environment, tables, numbers, max_min_rates), flows)
     if len(links) == 1:
         # Virtual time and progressive filling are two ways to the same shares.
-        assert _ends_on(lambda environment: FairLink(environment, tables, 0, _nothing), flows) == pytest.approx(
-            ends, rel=1e-8
-        )
+        assert _ends_on(lambda environment: FairLink(environment, tables, 0), flows) == pytest.approx(ends, rel=1e-8)
     return ends
 
 
@@ -207,20 +203,16 @@ def tables_of(links: Iterable[Link]) -> RateTables:
     )
 
 
-def _nothing() -> None:
-    pass
-
-
 def _ends_on(
     make: Callable[[simpy.Environment], SharedLink], flows: Sequence[tuple[float, list[Link], float]]
 ) -> list[float]:
     environment = simpy.Environment()
-    carrier = make(environment)
+    shared = make(environment)
     ends = [inf] * len(flows)
     for index, (start_s, path, bits) in enumerate(flows):
         names = tuple(link.name for link in path)
         flow = Flow(names, bits, 1, inf, partial(ends.__setitem__, index))
-        Timer(environment, start_s, lambda alarm, flow=flow: carrier.start(flow))
+        Timer(environment, start_s, lambda _, flow=flow: shared.start(flow))
     environment.run()
     return ends
 
@@ -269,8 +261,8 @@ def test_whole_messages_queue_as_lindley_says(link: Link, messages: list[tuple[f
         expected.append(free_s)
     tables, flows = tables_of([link]), [(start_s, [link], bits) for start_s, bits in arrivals]
     for make in (
-        lambda environment: QueuedLink(environment, tables, 0, _nothing),
-        lambda environment: SharedLinks(environment, tables, {link.name: 0}, first_come_rates, _nothing),
+        lambda environment: FifoLink(environment, tables, 0),
+        lambda environment: SharedLinks(environment, tables, {link.name: 0}, first_come_rates),
     ):
         assert _ends_on(make, flows) == pytest.approx(expected, rel=1e-8)
 

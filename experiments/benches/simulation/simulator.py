@@ -132,7 +132,7 @@ def _compare(stages: int, microbatches: int, repeats: int) -> Row:
     prepared = prepare(problem, orders)
     times_s = times_of(problem, orders, prepared)
     compile_step(plan, scenario)
-    world = _world(scenario, plan)
+    epoch_run = _epoch_run(scenario, plan)
     plain, simulated, evaluated, with_graph, compiled = _timings(
         repeats,
         lambda: PlainPipeline(problem, pipeline.orders).makespan_s(),
@@ -141,7 +141,7 @@ def _compare(stages: int, microbatches: int, repeats: int) -> Row:
         lambda: makespan_s(problem, orders),
         lambda: _compile_anew(scenario, plan),
     )
-    world.run()
+    epoch_run.run()
     makespan = PlainPipeline(problem, pipeline.orders).makespan_s()
     return {
         "case": f"{stages}x{microbatches}",
@@ -156,7 +156,7 @@ def _compare(stages: int, microbatches: int, repeats: int) -> Row:
         "simulator_speedup": plain / simulated,
         "evaluator_speedup": plain / evaluated,
         "speedup_with_graph": plain / with_graph,
-        "simulated_difference": abs(world.now_s - makespan) / makespan,
+        "simulated_difference": abs(epoch_run.now_s - makespan) / makespan,
         "evaluated_difference": abs(step_time_s(plan, scenario) - makespan) / makespan,
         "events": prepared.graph.actions + prepared.graph.messages,
         "memory_mib": _memory_mib(),
@@ -188,10 +188,10 @@ def _seconds(way: Callable[[], object], count: int) -> float:
 
 def _simulate(scenario: Scenario, plan: Plan) -> None:
     """One step in the simulator, with all that it records; the plan is compiled."""
-    _world(scenario, plan).run()
+    _epoch_run(scenario, plan).run()
 
 
-def _world(scenario: Scenario, plan: Plan) -> EpochRun:
+def _epoch_run(scenario: Scenario, plan: Plan) -> EpochRun:
     return EpochRun(scenario, Epoch(plan), None, StopCondition(1), Recorder(plan.devices))
 
 

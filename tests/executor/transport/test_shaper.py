@@ -15,9 +15,9 @@ import simpy
 from executor.core.clock import RunClock
 from executor.transport.link_shaper import LinkShaper, create_ledger
 from planner.scenario.cluster import Cluster, Device, Link
+from sim.kernel.events import Flow
 from sim.kernel.piecewise import RateTable, join_tables
-from sim.network.flow import Flow, max_min_rates
-from sim.network.shared_links import SharedLinks
+from sim.network.shared_links import SharedLinks, max_min_rates
 from traces.common.errors import RunError
 from traces.trace import LinkTrace
 
@@ -76,11 +76,11 @@ def test_a_path_of_two_links_leaves_the_fast_one_to_others(tmp_path: Path) -> No
     links = (Link("east", "middle", 100e6, 0.0), Link("middle", "west", 10e6, 0.0))
     cluster = Cluster(devices, links)
     flows = {"both": ("a", "c", 5e6), "slow": ("b", "c", 5e6), "fast": ("a", "b", 90e6)}
-    expected_s: dict[str, float] = {}
     environment = simpy.Environment()
     numbers = {link.name: number for number, link in enumerate(links)}
     tables = join_tables([RateTable((0.0,), (link.bandwidth_bps,)) for link in links])
-    shared = SharedLinks(environment, tables, numbers, max_min_rates, lambda: None)
+    shared = SharedLinks(environment, tables, numbers, max_min_rates)
+    expected_s: dict[str, float] = {}
     for name, (source, target, bits) in flows.items():
         path = tuple(link.name for link in cluster.path(source, target))
         shared.start(Flow(path, bits, 1, inf, partial(expected_s.__setitem__, name)))

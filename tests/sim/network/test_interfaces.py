@@ -146,8 +146,8 @@ def test_an_interface_that_can_never_fill_changes_nothing(
     assert step_time_s(wide[1], wide[0]) == step_time_s(without[1], without[0])
     # Nor does it cost anything: no line needs events.
     scenario, plan = wide
-    world = EpochRun(scenario, Epoch(plan), None, StopCondition(1), Recorder(plan.devices))
-    assert (world.network.lines.mode != SHARED).all()
+    epoch_run = EpochRun(scenario, Epoch(plan), None, StopCondition(1), Recorder(plan.devices))
+    assert (epoch_run.network.lines.mode != SHARED).all()
 
 
 @settings(deadline=None, max_examples=60)

@@ -5,6 +5,7 @@ the means of consecutive batches; each test also says how wide that may be, so t
 """
 
 import math
+from collections import deque
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from planner.scenario.cluster import Link
 from planner.scenario.effects import NetworkEffects
 from sim.kernel.piecewise import RateTable, join_tables
 from sim.network.connection import Connection, Message
-from sim.network.fair_link import FairLink
 from sim.network.routes import Route
+from sim.network.single_link import FairLink
 
 Floats = NDArray[np.float64]
 
@@ -28,23 +29,22 @@ BATCHES = 40
 def sojourns_s(
     arrivals_s: Floats, sizes_bytes: Floats, *, connections: int = 1, ceiling_bps: float = math.inf
 ) -> Floats:
-    """From handing over to departure of each message, which take turns on the connections over one link."""
+    """Time from ready to departed of each message, sent over the connections in turn, all over one link."""
     environment = simpy.Environment()
     link = Link("a", "b", RATE_BPS, 0.0)
-    carrier = FairLink(environment, join_tables([RateTable((0.0,), (RATE_BPS,))]), 0, lambda: None)
+    shared = FairLink(environment, join_tables([RateTable((0.0,), (RATE_BPS,))]), 0)
     route = Route("a", "b", (link,), (link,), 1, ceiling_bps)
-    left_s = np.full(len(arrivals_s), np.nan)
-
-    def deliver(parcel: Message, departed_s: float, arrived_s: float) -> None:
-        left_s[parcel.message] = departed_s
-
+    delivered: deque[Message] = deque()
     lines = [
-        Connection(environment, route, carrier, NetworkEffects(), 0.0, deliver)
+        Connection(environment, route, shared, NetworkEffects(), 0.0, delivered)
         for _ in range(min(connections, len(arrivals_s)))
     ]
     for number, (arrival_s, size_bytes) in enumerate(zip(arrivals_s.tolist(), sizes_bytes.tolist(), strict=True)):
         lines[number % len(lines)].send(Message(0, number, int(size_bytes), arrival_s))
     environment.run()
+    left_s = np.full(len(arrivals_s), np.nan)
+    for message in delivered:
+        left_s[message.number] = message.departed_s
     return left_s - arrivals_s
 
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.network.flow import Flow, first_come_rates, max_min_rates
+from sim.kernel.events import Flow
+from sim.network.shared_links import first_come_rates, max_min_rates
 
 LINKS = "abcde"
 SLACK = 1e-9

@@ -1,0 +1,140 @@
+"""Carries out steps: lets devices work as far as they can, sends their messages and takes what arrives.
+
+Devices run ahead of the clock as far as their times follow from what is known; the clock moves only where a message
+passes over links that others use too, or where devices choose their actions themselves.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import simpy
+
+from planner.scenario.scenario import Scenario
+from sim.dynamic import DynamicStep
+from sim.kernel.advance import SHARED, Devices, advance
+from sim.network.connection import Message
+from sim.network.network import Network
+from sim.receives import PostedReceives
+from sim.step import StepRun, StepRuns
+
+
+class StepEngine:
+    """Carries out the steps under way.
+
+    Args:
+        environment: The simulation's clock.
+        scenario: Scenario that is trained.
+        network: Network with a line for each pair of devices that communicates.
+        devices: Devices of the actors.
+        steps: Steps under way.
+        receives: Receives that devices have posted; None if senders do not wait for them.
+    """
+
+    def __init__(
+        self,
+        environment: simpy.Environment,
+        scenario: Scenario,
+        network: Network,
+        devices: Devices,
+        steps: StepRuns,
+        receives: PostedReceives | None,
+    ) -> None:
+        self._environment = environment
+        self._scenario = scenario
+        self._network = network
+        self._devices = devices
+        self._steps = steps
+        self._receives = receives
+        self._dynamic: dict[int, DynamicStep] = {}
+        self._ready: deque[tuple[int, list[int]]] = deque()
+        self._unsent: deque[tuple[StepRun, int]] = deque()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `advance` has anything to do."""
+        return bool(self._ready or self._unsent)
+
+    def start(self, number: int, actors: Sequence[int]) -> None:
+        """Let actors start a step at their clocks."""
+        step = self._steps[number]
+        step.begun_s[actors] = self._devices.clock_s[actors]
+        if self._receives is not None:
+            for actor in actors:
+                self._receives.start_step(number, actor, float(self._devices.clock_s[actor]))
+        if step.plan.order != "dynamic":
+            self._ready.append((number, list(actors)))
+            return
+        if number not in self._dynamic:
+            self._dynamic[number] = DynamicStep(
+                self._environment, self._scenario, step, self._devices, self._network.lines, self._unsent, self._ready
+            )
+        for actor in actors:
+            self._dynamic[number].begin(actor)
+
+    def advance(self) -> Iterator[tuple[int, list[int]]]:
+        """Let all actors that are ready go on until each of them waits; yield steps, and actors that finish them.
+
+        Actors may start steps between two of these.
+        """
+        while self._unsent:
+            self._send(*self._unsent.popleft())
+        while self._ready:
+            number, actors = self._ready.popleft()
+            while self._ready and self._ready[0][0] == number:
+                actors += self._ready.popleft()[1]
+            step = self._steps[number]
+            unsent_count, finished_count = advance(
+                step.compiled.graph,
+                step.times,
+                self._network.lines,
+                self._devices,
+                step.state,
+                np.array(actors, np.int64),
+            )
+            for message in step.state.unsent[:unsent_count].tolist() if unsent_count else ():
+                self._send(step, message)
+            if finished_count:
+                yield number, step.state.finished[:finished_count].tolist()
+
+    def arrive(self, message: Message) -> StepRun:
+        """Take the departure and arrival of a step's message; return the step."""
+        step, number = self._steps[message.step], message.number
+        state, dynamic = step.state, self._dynamic.get(step.number)
+        state.departed_s[number] = message.departed_s
+        state.arrival_s[number] = message.arrived_s
+        waiting = int(state.waiting[number])
+        if waiting >= 0:
+            state.waiting[number] = -1
+            self._ready.append((step.number, [waiting]))
+        elif dynamic is not None:
+            dynamic.arrive(number)
+        if step.times.blocking[number] and dynamic is None:
+            self._unblock(step, message)
+        step.unfinished -= 1
+        return step
+
+    def forget(self, number: int) -> None:
+        """Drop a finished step."""
+        del self._steps[number]
+        self._dynamic.pop(number, None)
+
+    def _send(self, step: StepRun, message: int) -> None:
+        graph = step.compiled.graph
+        line = int(step.times.line[graph.channel[message]])
+        if self._network.lines.mode[line] != SHARED:
+            # A line of its own that never carries the message: its receiver waits for ever, and the run stalls.
+            return
+        step.unfinished += 1
+        size_bytes = int(step.compiled.messages.size_bytes[message])
+        sent = Message(step.number, message, size_bytes, float(step.state.sent_s[message]))
+        if self._receives is None or self._receives.is_posted(sent, int(graph.receiver[message]), line):
+            self._network.connections[line].send(sent)
+
+    def _unblock(self, step: StepRun, message: Message) -> None:
+        """Let the sender of a message that has departed go on, if it does nothing else while it sends."""
+        actor = int(step.compiled.actions.actor[step.compiled.messages.sender[message.number]])
+        self._devices.clock_s[actor] = max(self._devices.clock_s[actor], message.departed_s)
+        step.state.sending[actor] -= 1
+        if not step.state.sending[actor]:
+            self._ready.append((step.number, [actor]))

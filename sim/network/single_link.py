@@ -1,0 +1,141 @@
+"""One link that messages share: equally (`FairLink`), or one after the other (`FifoLink`)."""
+
+import heapq
+import math
+from collections import deque
+from itertools import count
+
+import simpy
+
+from sim.kernel.events import Flow, Timer
+from sim.kernel.piecewise import RateTables, moved, time_of
+
+
+class FairLink:
+    """A link that connections with the same ceiling share equally, however the link's rate changes.
+
+    This is processor sharing in virtual time (the idea of fair queueing: Demers, Keshav and Shenker, 1989). The virtual
+    time counts the bits that each connection has been given since the start: a message of b bits that starts at virtual
+    time v departs at v + b, whatever starts, departs or changes its rate meanwhile. A change of the link's rate needs
+    no event either, since the next departure follows from the integral of the rate.
+
+    Args:
+        environment: The simulation's clock.
+        tables: Rates of links in bits per second.
+        table: Number of this link's table.
+    """
+
+    def __init__(self, environment: simpy.Environment, tables: RateTables, table: int) -> None:
+        self._environment = environment
+        self._tables = tables
+        self._table = table
+        # Most links inside a region never change: their integral needs no table.
+        constant = tables.first[table + 1] - tables.first[table] == 1
+        self._constant_bps = float(tables.rate[tables.first[table]]) if constant else None
+        # (virtual time of the departure, order of arrival, flow), a heap.
+        self._flows: list[tuple[float, int, Flow]] = []
+        self._numbers = count()
+        self._weight = 0
+        self._virtual_bits = 0.0
+        self._updated_s = 0.0
+        self._timer: Timer | None = None
+        # The virtual time of the departure that the timer is set for, as long as no flow starts meanwhile.
+        self._due_bits = 0.0
+
+    def start(self, flow: Flow) -> None:
+        """Let a flow share the link from now on."""
+        now_s = self._environment.now
+        self._progress(now_s)
+        # A new flow delays the others: a timer set before expires too early, and is set again then.
+        self._due_bits = 0.0
+        bits = self._virtual_bits + flow.bits / flow.weight
+        is_first = not self._flows or bits < self._flows[0][0]
+        heapq.heappush(self._flows, (bits, next(self._numbers), flow))
+        self._weight += flow.weight
+        if is_first:
+            self._await_departure(now_s)
+
+    def _progress(self, now_s: float) -> None:
+        """Advance the virtual time to now."""
+        if self._weight and now_s > self._updated_s:
+            ceiling_bps = self._flows[0][2].ceiling_bps * self._weight
+            if self._constant_bps is None:
+                bits = moved(self._tables, self._table, self._updated_s, now_s, ceiling_bps)
+            else:
+                bits = min(self._constant_bps, ceiling_bps) * (now_s - self._updated_s)
+            self._virtual_bits += bits / self._weight
+        if now_s > self._updated_s:
+            self._updated_s = now_s
+
+    def _expire(self, timer: Timer) -> None:
+        """Let flows depart whose bits have left, and wait for the next departure."""
+        if timer is not self._timer:
+            return
+        self._timer = None
+        self._progress(timer.time_s)
+        # Rounding may leave a rest that an outage would then hold for long: the timer was set for this departure.
+        self._virtual_bits = max(self._virtual_bits, self._due_bits)
+        reached_bits = self._virtual_bits * (1 + 1e-14)
+        flows = self._flows
+        departed = []
+        while flows and flows[0][0] <= reached_bits:
+            flow = heapq.heappop(flows)[2]
+            self._weight -= flow.weight
+            departed.append(flow)
+        if flows:
+            self._await_departure(timer.time_s)
+        else:
+            self._virtual_bits = 0.0
+        for flow in departed:
+            flow.depart(timer.time_s)
+
+    def _await_departure(self, now_s: float) -> None:
+        head_bits, _, head = self._flows[0]
+        rest = (head_bits - self._virtual_bits) * self._weight
+        ceiling_bps = head.ceiling_bps * self._weight
+        if self._constant_bps:
+            departure_s = now_s + max(rest, 0.0) / min(self._constant_bps, ceiling_bps)
+        else:
+            departure_s = time_of(self._tables, self._table, rest, now_s, ceiling_bps)
+        self._timer = None
+        if departure_s < math.inf:
+            self._due_bits = head_bits
+            self._timer = Timer(self._environment, departure_s, self._expire)
+
+
+class FifoLink:
+    """A link before which whole flows queue: first come, first served.
+
+    What a TCP window lets through leaves its sender at once and waits in the buffer before the link. A flow that comes
+    later does not delay it, as it would where both share the link.
+
+    Args:
+        environment: The simulation's clock.
+        tables: Rates of links in bits per second.
+        table: Number of this link's table.
+    """
+
+    def __init__(self, environment: simpy.Environment, tables: RateTables, table: int) -> None:
+        self._environment = environment
+        self._tables = tables
+        self._table = table
+        self._queue: deque[Flow] = deque()
+
+    def start(self, flow: Flow) -> None:
+        """Put a flow into the queue."""
+        self._queue.append(flow)
+        if len(self._queue) == 1:
+            self._serve(self._environment.now)
+
+    def _serve(self, now_s: float) -> None:
+        flow = self._queue[0]
+        departure_s = time_of(self._tables, self._table, flow.bits, now_s, flow.ceiling_bps * flow.weight)
+        # A flow that never departs holds up all behind it; the run then stalls.
+        if departure_s < math.inf:
+            Timer(self._environment, departure_s, self._expire)
+
+    def _expire(self, timer: Timer) -> None:
+        flow = self._queue.popleft()
+        if self._queue:
+            self._serve(timer.time_s)
+        flow.depart(timer.time_s)
