@@ -6,6 +6,8 @@ network namespace of its own: so it opens the socket of the control server there
 another host `run_member` is the agent: it reaches the head, and both prove that they know the job's key.
 """
 
+import gc
+import importlib
 import json
 import os
 import queue
@@ -17,9 +19,10 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from executor.core.clock import create_origin
@@ -28,12 +31,14 @@ from executor.core.failures import read_failure
 from executor.core.hosts import Hosts, read_hosts
 from executor.core.job import INCARNATION, JobFolder, RunConfig
 from executor.core.liveness import LivenessProbe, beat_path
-from executor.core.subprocesses import die_with_parent, environment
+from executor.core.subprocesses import ForkedProcess, die_with_parent, environment
 from executor.core.timeouts import timeouts
 from executor.wan.testbed import TestBed, control_address
 from traces.common.errors import RunError
 
 WORKER = "executor.rank.worker"
+
+Process = subprocess.Popen[bytes] | ForkedProcess
 
 # The last bytes of a log that say why a process has ended.
 _LOG_BYTES = 16_000
@@ -48,22 +53,31 @@ class NodeAgent:
         own: The ranks of this host.
         count: Number of ranks of the whole job.
         variables: Environment variables of the processes.
+        run_rank: What a rank's process does, called with this process's number and the job's folder: processes are
+            forked from this one, which has loaded what they need. None to start each of them by itself.
     """
 
     def __init__(
-        self, job: JobFolder, module: str, own: Sequence[int], count: int, variables: Mapping[str, str]
+        self,
+        job: JobFolder,
+        module: str,
+        own: Sequence[int],
+        count: int,
+        variables: Mapping[str, str],
+        run_rank: Callable[[str, str], None] | None = None,
     ) -> None:
         self._job = job
         self._module = module
+        self._run_rank = run_rank
         self._own = own
         self._count = count
         self._variables = variables
-        self._processes: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
+        self._processes: dict[int, tuple[int, Process]] = {}
         self._probes: dict[int, LivenessProbe] = {}
         # Why a process was ended here.
         self._stuck: dict[int, str] = {}
         # What the head says, None when it is gone; and ranks with processes that have ended.
-        self._events: queue.SimpleQueue[Message | tuple[int, subprocess.Popen[bytes]] | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Message | tuple[int, Process] | None] = queue.SimpleQueue()
 
     def serve(self, channel: Channel, *, replaces: bool) -> Message | None:
         """Carry out what the head says, until it says that the job is over.
@@ -112,14 +126,7 @@ class NodeAgent:
             "LOCAL_WORLD_SIZE": str(len(self._own)),
             INCARNATION: str(incarnation),
         }
-        with self._job.rank_log(rank).open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", self._module, str(os.getpid()), str(self._job.path)],
-                env={**os.environ, **self._variables, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        process = self._new_process(rank, {**self._variables, **variables})
         limits = timeouts()
         self._processes[rank] = incarnation, process
         self._probes[rank] = LivenessProbe(
@@ -127,11 +134,19 @@ class NodeAgent:
         )
         threading.Thread(target=self._await_end, args=(rank, process), name=f"rank {rank}", daemon=True).start()
 
-    def _await_end(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
+    def _new_process(self, rank: int, variables: Mapping[str, str]) -> Process:
+        arguments, log = (str(os.getpid()), str(self._job.path)), self._job.rank_log(rank)
+        if self._run_rank is not None:
+            return ForkedProcess(f"rank {rank}", partial(self._run_rank, *arguments), variables, log)
+        command, environment = [sys.executable, "-m", self._module, *arguments], {**os.environ, **variables}
+        with log.open("ab") as file:
+            return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+
+    def _await_end(self, rank: int, process: Process) -> None:
         process.wait()
         self._events.put((rank, process))
 
-    def _report_end(self, channel: Channel, rank: int, process: "subprocess.Popen[bytes]") -> None:
+    def _report_end(self, channel: Channel, rank: int, process: Process) -> None:
         incarnation, _ = self._processes.pop(rank)
         del self._probes[rank]
         failure = read_failure(self._job, rank)
@@ -234,10 +249,13 @@ def main(parent: str, folder: str, module: str, descriptor: str) -> None:
         with listening:
             address = listening.getsockname()[:2]
             socket.send_fds(connection, [b"!"], [listening.fileno()])
+        # While the launcher reads this: torch takes seconds, and ranks are forked from here.
+        run_rank = importlib.import_module(WORKER).main if module == WORKER else None
+        gc.freeze()
         said = channel.receive()
         if said is None or said["kind"] != "welcome":
             return
-        agent = NodeAgent(job, module, tuple(said["ranks"]), said["count"], head_address(address, 0.0))
+        agent = NodeAgent(job, module, tuple(said["ranks"]), said["count"], head_address(address, 0.0), run_rank)
         agent.serve(channel, replaces=said["replaces"])
 
 

@@ -1,16 +1,21 @@
-"""The environment of the processes that a launcher starts, and their end whatever happens."""
+"""Processes of a job: their environment, how they are started or forked, and that they end whatever happens."""
 
 import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Never
 
 from executor.core.timeouts import timeouts
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 
 
 def die_with_parent(parent: int) -> None:
@@ -18,10 +23,7 @@ def die_with_parent(parent: int) -> None:
 
     Linux only; elsewhere the launcher's own clean-up is all there is.
     """
-    try:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):
-        return
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The parent may have ended before the call took effect.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -41,6 +43,12 @@ def python_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
+def _prctl(option: int, argument: object) -> None:
+    """Set something of this process, where the system is Linux."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(option, argument)
+
+
 @contextmanager
 def ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
     """End a process after the block if it goes on: by a signal on which it ends its ranks, then by the kernel's."""
@@ -54,3 +62,70 @@ def ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+class ForkedProcess:
+    """A process that goes on from this one's memory: what is loaded here need not be loaded again.
+
+    Loading torch takes seconds of a processor core, for each rank. The other threads of this process may only wait in
+    the kernel while it forks, holding no lock that the new process needs.
+
+    Args:
+        name: What `ps` and `top` call the process, up to 15 characters.
+        main: What the process does; it ends with status 0 when this returns, with 1 when it raises.
+        variables: Environment variables that are set in the process.
+        log: The file to which its output and errors are appended.
+
+    Attributes:
+        pid: The number of the process.
+        returncode: Its status after `wait`, negative if a signal ended it; None before.
+    """
+
+    def __init__(self, name: str, main: Callable[[], None], variables: Mapping[str, str], log: Path) -> None:
+        self.returncode: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            # Python warns of every fork beside other threads.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if not self.pid:
+            _begin(name, main, variables, log)
+
+    def wait(self) -> int:
+        """Wait for the end of the process; return its status. Only one thread may wait."""
+        if self.returncode is None:
+            _, status = os.waitpid(self.pid, 0)
+            self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process is known to have ended."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End the process, which cannot refuse."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _begin(name: str, main: Callable[[], None], variables: Mapping[str, str], log: Path) -> Never:
+    status = 1
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()))
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        written = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        for descriptor, standard in ((nothing, 0), (written, 1), (written, 2)):
+            os.dup2(descriptor, standard)
+        # A connection of the agent must end with the agent.
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.environ.update(variables)
+        main()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

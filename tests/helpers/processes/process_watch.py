@@ -22,7 +22,10 @@ def marked_processes(mark: str) -> dict[int, str]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                # A rank is forked from its agent, and has that one's command line.
+                forked = (folder / "comm").read_text().startswith("rank ")
+                found[int(folder.name)] = "python -m executor.rank.worker " if forked else command
         except OSError:
             continue
     return found
