@@ -1,8 +1,8 @@
-"""Processes that train the same layers beside one that measures: what the other ranks of a machine do meanwhile.
+"""Processes that train the same layers beside a measurement, as the other ranks of a machine do.
 
-Two ranks share caches, memory and the clock of a processor. Each companion is started as ``python -m
-executor.profiling.background_load PARENT_PID``, reads what to train from its input, says that it is ready, and goes on
-until somebody ends it.
+Ranks of one machine share caches, memory and the clock of a processor. Each process is started as ``python -m
+executor.profiling.background_load PARENT_PID``, reads what to train from its input, prints that it is ready, and goes
+on until it is killed.
 """
 
 import json
@@ -30,15 +30,15 @@ _END_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """What a companion trains.
+    """What a background process trains.
 
     Attributes:
-        path: The model's file.
-        arguments: Of its ``build``.
-        samples: Sizes of microbatches, rising.
+        path: Path of the model's file.
+        arguments: Arguments of the model's ``build``.
+        samples: Microbatch sizes, rising.
         optimizer: Name of the update rule.
-        precision: What layers compute in.
-        threads: Of each process.
+        precision: One of `planner.scenario.training.ELEMENT_BYTES`.
+        threads: Number of threads of each process.
     """
 
     path: str
@@ -50,27 +50,27 @@ class LoadConfig:
 
 
 @contextmanager
-def background_load(count: int, orders: LoadConfig) -> Iterator[None]:
-    """Around a measurement on the CPU: as many processes compute as it says.
+def background_load(count: int, config: LoadConfig) -> Iterator[None]:
+    """Run ``count`` processes that compute on the CPU during the context.
 
     Raises:
         RunError: One of them ends.
     """
     with ExitStack() as stack:
-        started = [stack.enter_context(_companion(orders)) for _ in range(count)]
-        for process in started:
+        processes = [stack.enter_context(_process(config)) for _ in range(count)]
+        for process in processes:
             assert process.stdout is not None, "it is a pipe"
             if process.stdout.readline().strip() != _READY:
                 raise RunError("a process that was to compute beside the measurement has ended; see what it wrote")
         yield
-        if any(process.poll() is not None for process in started):
+        if any(process.poll() is not None for process in processes):
             raise RunError("a process that computed beside the measurement has ended; see what it wrote")
 
 
 @contextmanager
-def _companion(orders: LoadConfig) -> Iterator[subprocess.Popen[str]]:
+def _process(config: LoadConfig) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "executor.profiling.background_load", str(os.getpid())]
-    # In a session of its own, so that Ctrl-C reaches the one process that ends the others.
+    # In a session of its own: Ctrl-C must reach only the process that ends it.
     process = subprocess.Popen(
         command,
         env=python_environment(),
@@ -81,9 +81,9 @@ def _companion(orders: LoadConfig) -> Iterator[subprocess.Popen[str]]:
     )
     try:
         assert process.stdin is not None, "it is a pipe"
-        # Who has ended already is missed where it was to say that it is ready.
+        # A process that has ended already does not print that it is ready.
         with suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(asdict(orders)))
+            process.stdin.write(json.dumps(asdict(config)))
             process.stdin.close()
         yield process
     finally:
@@ -96,16 +96,16 @@ def _companion(orders: LoadConfig) -> Iterator[subprocess.Popen[str]]:
 
 
 def main(parent: str) -> None:
-    """Compute until somebody ends this."""
+    """Compute until the process is killed."""
     die_with_parent(int(parent))
     keep_freed_memory()
-    orders = LoadConfig(**json.loads(sys.stdin.read()))
-    torch.set_num_threads(orders.threads)
-    training = Training(max(orders.samples), optimizer=Optimizer(orders.optimizer), precision=orders.precision)
-    loaded = load_with_sizes(ModelCode(Path(orders.path), orders.arguments), training.seed)
+    config = LoadConfig(**json.loads(sys.stdin.read()))
+    torch.set_num_threads(config.threads)
+    training = Training(max(config.samples), optimizer=Optimizer(config.optimizer), precision=config.precision)
+    loaded = load_with_sizes(ModelCode(Path(config.path), config.arguments), training.seed)
     print(_READY, flush=True)
     while True:
-        for samples in orders.samples:
+        for samples in config.samples:
             measure_layers(loaded, range(len(loaded.sizes)), samples, training, repeats=2, wait_s=0.0)
 
 

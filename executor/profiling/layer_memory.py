@@ -1,32 +1,31 @@
-"""What a layer needs of a device's memory: what it keeps from forward to backward, and the most it holds at once."""
+"""The memory of layers: what they keep from forward to backward, and the most that they use at once."""
 
 import os
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import nn
 
-from executor.training.device import settle
+from executor.training.device import synchronize
 from executor.training.models.loading import LoadedModel, SampleShape
 from executor.training.models.trainable import DataOrder
 from executor.training.stage_module import Loss, StageModule
 from planner.scenario.training import Training
 
-# What a sample keeps is the difference of what two numbers of samples keep: more than one, for layers that need a few.
+# Activations of a sample are the difference between two numbers of samples, both above 1 for layers that need several.
 _FEW, _MORE = 2, 4
 
 _MICROBATCH = 0
 
-# Above all levels that torch's profiler library has.
+# Above all log levels of torch's profiler library.
 _SILENT = "99"
-
-Make = Callable[[int], torch.Tensor]
 
 
 def activations_bytes(loaded: LoadedModel, training: Training) -> list[int]:
-    """Return what each layer keeps of a sample for its backward; the model is on the CPU."""
-    outputs = [None, *(size.output for size in loaded.sizes[:-1])]
+    """Return the bytes that each layer keeps of a sample for its backward; the model is on the CPU."""
+    inputs = [None, *(size.output for size in loaded.sizes[:-1])]
     data = DataOrder(loaded.model, max(_MORE, training.global_batch), training.seed)
 
     def make(count: int) -> torch.Tensor:
@@ -35,46 +34,47 @@ def activations_bytes(loaded: LoadedModel, training: Training) -> list[int]:
     def loss(outputs: torch.Tensor) -> torch.Tensor:
         return loaded.model.loss(outputs, data.samples(0, 0, len(outputs))[1])
 
-    last = len(outputs) - 1
+    last = len(inputs) - 1
     return [
-        activation_bytes(layer, inputs, make, loss if index == last else None)
-        for index, (layer, inputs) in enumerate(zip(loaded.model.layers, outputs, strict=True))
+        activation_bytes(layer, shape, make, loss if index == last else None)
+        for index, (layer, shape) in enumerate(zip(loaded.model.layers, inputs, strict=True))
     ]
 
 
-def activation_bytes(layer: nn.Module, inputs: SampleShape | None, make: Make, loss: Loss | None = None) -> int:
-    """Return what autograd keeps of a sample for a layer's backward, parameters apart, bytes.
+def activation_bytes(
+    layer: nn.Module, inputs: SampleShape | None, make: Callable[[int], torch.Tensor], loss: Loss | None = None
+) -> int:
+    """Return the bytes that autograd keeps of a sample for a layer's backward, without parameters.
 
     Args:
-        layer: On the CPU.
-        inputs: What it takes of one sample; None where that is the model's own data.
-        make: Gives the model's own data for some samples.
-        loss: Of its outputs, where it is the last one.
+        layer: The layer, on the CPU.
+        inputs: Shape of its input for one sample; None if it takes the model's data.
+        make: Returns the model's data for a number of samples.
+        loss: The loss of its outputs, for the last layer.
     """
-    few, more = (
-        _kept_bytes(
-            layer, make(count) if inputs is None else torch.randn(count, *inputs.sizes, dtype=inputs.dtype), loss
-        )
-        for count in (_FEW, _MORE)
-    )
-    return max(0, (more - few) // (_MORE - _FEW))
+
+    def saved(count: int) -> int:
+        samples = make(count) if inputs is None else torch.randn(count, *inputs.sizes, dtype=inputs.dtype)
+        return _saved_bytes(layer, samples, loss)
+
+    return max(0, (saved(_MORE) - saved(_FEW)) // (_MORE - _FEW))
 
 
 def stage_peak_bytes(
     loaded: LoadedModel, layers: Sequence[int], samples: int, training: Training, device: torch.device
 ) -> int:
-    """Return the most that forward and backward of one microbatch hold at once, bytes.
+    """Return the most memory that forward and backward of one microbatch use at once, bytes.
 
-    Beside parameters, and gradients that they have already: inputs, what is kept for backward, gradients on their way,
-    temporaries. On CUDA torch's allocator says it, on the CPU what torch's profiler notes of its allocator, which does
-    not see what libraries take for themselves.
+    It counts inputs, activations, gradients on their way and temporaries, but neither parameters nor their gradients.
+    On CUDA it comes from torch's allocator, on the CPU from what torch's profiler records of its allocator, which does
+    not see memory that libraries allocate themselves.
 
     Args:
         loaded: The model.
-        layers: Consecutive.
-        samples: Of the microbatch.
-        training: The precision, and the global batch.
-        device: Where the layers are computed.
+        layers: Indices of consecutive layers.
+        samples: Number of samples in the microbatch.
+        training: The precision and the global batch.
+        device: The device that computes the layers.
     """
     sizes, model = loaded.sizes, loaded.model
     first, last = layers[0], layers[-1]
@@ -93,7 +93,7 @@ def stage_peak_bytes(
         module.backward(_MICROBATCH, None if loss is not None else torch.zeros_like(outputs))
 
     module.start_step(recompute=False, splits=False)
-    # The first time makes the parameters' gradients.
+    # The first pass allocates the parameters' gradients.
     train()
     peak_bytes = _peak_on_cuda(train, device) if device.type == "cuda" else _peak_on_cpu(train)
     for layer in chosen:
@@ -102,43 +102,39 @@ def stage_peak_bytes(
 
 
 def _peak_on_cuda(work: Callable[[], None], device: torch.device) -> int:
-    settle(device)
+    synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     work()
-    settle(device)
+    synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
 
 
 def _peak_on_cpu(work: Callable[[], None]) -> int:
-    # Else it writes about itself on the standard error.
+    # The library would log to the standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
-    with torch.autograd.profiler.profile(use_device=None, profile_memory=True) as taken:
+    with torch.autograd.profiler.profile(use_device=None, profile_memory=True) as profile:
         work()
-    results: Any = taken.kineto_results
-    changes = [(each.start_ns(), each.nbytes()) for each in results.events() if each.name() == "[memory]"]
-    held = most = 0
-    for _, change in sorted(changes, key=lambda each: each[0]):
-        held += change
-        most = max(most, held)
-    return most
+    results: Any = profile.kineto_results
+    allocations = sorted((e for e in results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    return max(accumulate((int(each.nbytes()) for each in allocations), initial=0))
 
 
-def _kept_bytes(layer: nn.Module, inputs: torch.Tensor, loss: Loss | None) -> int:
-    known = {each.untyped_storage().data_ptr() for each in (*layer.parameters(), *layer.buffers())}
-    kept: dict[int, int] = {}
+def _saved_bytes(layer: nn.Module, inputs: torch.Tensor, loss: Loss | None) -> int:
+    own = {each.untyped_storage().data_ptr() for each in (*layer.parameters(), *layer.buffers())}
+    saved: dict[int, int] = {}
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+    def save(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     entering = inputs.requires_grad_() if inputs.is_floating_point() else inputs
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        # Held until all is counted: a place that is free may be taken again.
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        # Kept until all is counted: the address of freed memory may be reused.
         outputs = layer(entering.clone() if entering.requires_grad else entering)
         result = outputs if loss is None else loss(outputs)
-    total = sum(kept.values())
+    total = sum(saved.values())
     del outputs, result
     return total

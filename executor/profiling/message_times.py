@@ -1,4 +1,4 @@
-"""How long messages of ranks take from this host to another one: starts a process at each end, and waits for both."""
+"""Measures how long messages between ranks take from this host to another one: one process at each end."""
 
 import json
 import os
@@ -17,22 +17,23 @@ from traces.common.errors import RunError
 from traces.probe.interval import Interval, interval_of
 from traces.probe.peer import Peer
 
+# Name of the responder's service for this.
 SERVICE = "messages"
 
-# All of it, whatever the network does.
-_MOST_S = 150.0
+# For the whole measurement, whatever the network does.
+_MEASURING_S = 150.0
 
 _START_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
 class MessageProfile:
-    """Of gloo, over one connection that is in use.
+    """Times of gloo's messages over one connection that is in use.
 
     Attributes:
-        arrival_s: For each size in bytes, from the sending of a message to its arrival, if its receive was posted
-            before; seconds.
-        notice_s: From the posting of a receive to the departure of a message that waits for it; seconds.
+        arrival_s: Time from sending a message to its arrival if its receive was posted before, seconds, by the size of
+            the message in bytes.
+        notice_s: Time from posting a receive to the departure of a message that waits for it, seconds.
     """
 
     arrival_s: dict[int, Interval]
@@ -40,106 +41,104 @@ class MessageProfile:
 
 
 def can_measure_messages() -> bool:
-    """Return whether this host has what it takes, which is torch."""
+    """Return whether this host has torch, which the measurement needs."""
     return find_spec("torch") is not None
 
 
 def measure_messages(peer: Peer, sizes_bytes: Sequence[int], repeats: Sequence[int]) -> MessageProfile:
-    """Measure, with a responder that offers `SERVICE`.
+    """Measure messages to a responder that offers `SERVICE`.
 
     Args:
-        peer: The session with it.
-        sizes_bytes: Of messages, rising.
-        repeats: Of each of the sizes in each of the rounds.
+        peer: The session with the responder.
+        sizes_bytes: Sizes of messages, rising.
+        repeats: Number of messages of each size in each round.
 
     Raises:
         RunError: The processes do not reach each other, or fail.
     """
-    own = _plain(peer.own_host)
-    orders = json.dumps({"sizes_bytes": list(sizes_bytes), "repeats": list(repeats)})
-    with _probe("0", own, own, 0, orders) as lines:
-        port = lines(_START_S).get("port")
+    own = _without_prefix(peer.own_host)
+    config = json.dumps({"sizes_bytes": list(sizes_bytes), "repeats": list(repeats)})
+    with _probe("0", own, own, 0, config) as next_message:
+        port = next_message(_START_S).get("port")
         peer.ask(SERVICE, {"port": port})
-        # If the other end fails it says so, and why, long before this one has waited for long enough.
-        answer = peer.answer(_MOST_S + _START_S)
-        found = lines(_START_S)
+        # If the other end fails it answers, with the reason, long before the messages here time out.
+        answer = peer.answer(_MEASURING_S + _START_S)
+        found = next_message(_START_S)
     if "times" not in found or answer.get("served") is not True:
         raise RunError("gloo's processes ended without a result")
     times = found["times"]
-    # Whichever is quickest: the first messages of a process can take longer than larger ones after them.
+    # The fastest: the first messages of a process can take longer than larger ones after them.
     one_way_s = min(interval_of(taken).median for taken in times["posted_s"])
     return MessageProfile(
         {
             size_bytes: interval_of([max(0.0, taken_s) for taken_s in taken])
             for size_bytes, taken in zip(sizes_bytes, times["posted_s"], strict=True)
         },
-        # The receive is posted a latency after the sending, and what it lets go takes a latency more.
+        # The receive is posted one latency after the send, and the message it allows takes another one.
         interval_of([max(0.0, taken_s - 2 * one_way_s) for taken_s in times["late_s"]]),
     )
 
 
 def serve_messages(own_host: str, peer_host: str, message: dict[str, Any]) -> dict[str, Any]:
-    """Answer a peer that measures; what a responder calls for `SERVICE`.
+    """Answer a peer that measures; a responder calls it for `SERVICE`.
 
     Raises:
         RunError: The two processes do not reach each other.
     """
     port = message.get("port")
     if type(port) is not int or not 0 < port < 1 << 16:
-        raise RunError(f"no port: {str(port)[:40]}")
-    with _probe("1", _plain(own_host), _plain(peer_host), port, "") as lines:
-        return lines(_MOST_S)
+        raise RunError(f"{str(port)[:40]} is not a port")
+    with _probe("1", _without_prefix(own_host), _without_prefix(peer_host), port, "") as next_message:
+        return next_message(_MEASURING_S)
 
 
-def _plain(host: str) -> str:
-    """An IPv4 address as such, where a socket for both kinds has it."""
+def _without_prefix(host: str) -> str:
+    """Return an address without the prefix that a dual-stack socket adds to IPv4 addresses."""
     return host.removeprefix("::ffff:") if "." in host else host
 
 
 @contextmanager
 def _probe(
-    rank: str, own_host: str, store_host: str, port: int, orders: str
+    rank: str, own_host: str, store_host: str, port: int, config: str
 ) -> Iterator[Callable[[float], dict[str, Any]]]:
-    """Start one of the two processes; give what returns its next message, and end it in any case."""
-    command = [
-        sys.executable,
-        "-m",
-        "executor.profiling.message_probe",
-        str(os.getpid()),
-        rank,
-        own_host,
-        store_host,
-        str(port),
-    ]
-    pipe, known = subprocess.PIPE, python_environment()
-    process = subprocess.Popen(command, env=known, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+    """Run one of the two processes during the context; yield what returns its next message within a timeout."""
+    module = "executor.profiling.message_probe"
+    command = [sys.executable, "-m", module, str(os.getpid()), rank, own_host, store_host, str(port)]
+    process = subprocess.Popen(
+        command,
+        env=python_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(f"{orders}\n")
+        process.stdin.write(f"{config}\n")
         process.stdin.close()
-        heard: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=_read, args=(process.stdout, heard), daemon=True).start()
-        yield lambda patience_s: _next(heard, patience_s)
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
+        yield lambda timeout_s: _next(lines, timeout_s)
     finally:
         process.kill()
         process.wait()
 
 
-def _read(output: IO[str], heard: "queue.SimpleQueue[str]") -> None:
+def _read(output: IO[str], lines: "queue.SimpleQueue[str]") -> None:
     with output:
         for line in output:
-            heard.put(line)
-    heard.put("")
+            lines.put(line)
+    lines.put("")
 
 
-def _next(heard: "queue.SimpleQueue[str]", patience_s: float) -> dict[str, Any]:
+def _next(lines: "queue.SimpleQueue[str]", timeout_s: float) -> dict[str, Any]:
     try:
-        line = heard.get(timeout=patience_s)
+        line = lines.get(timeout=timeout_s)
     except queue.Empty:
-        raise RunError(f"gloo's messages took more than {patience_s:g} s") from None
+        raise RunError(f"gloo's messages took more than {timeout_s:g} s") from None
     if not line:
-        raise RunError("the process that sends gloo's messages ended without a word")
+        raise RunError("the process that sends gloo's messages ended without an answer")
     message: dict[str, Any] = json.loads(line)
     if "failed" in message:
         raise RunError(f"gloo: {message['failed']}")

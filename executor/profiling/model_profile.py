@@ -1,4 +1,4 @@
-"""What a model costs on this machine: each layer's times for several sizes of microbatches, and its bytes."""
+"""The costs of a model: times of each layer measured for several microbatch sizes, bytes, and operations counted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,55 +16,20 @@ from planner.scenario.scenario import ModelCode
 from planner.scenario.training import Training
 from traces.probe.interval import ROUNDS, Interval, interval_of
 
-
-def count_work(loaded: LoadedModel, code: ModelCode, training: Training) -> Sequence[LayerWork]:
-    """Return each layer's work and bytes for one sample.
-
-    Args:
-        loaded: The model, which gives the data.
-        code: It is built again from this, without memory.
-        training: The seed.
-
-    Raises:
-        InputError: A layer cannot do without values.
-    """
-    samples, _ = DataOrder(loaded.model, 1, training.seed).samples(0, 0, 1)
-    passed = samples.to("meta")
-    with torch.device("meta"):
-        model = load_model(code, training.seed)
-    flop = []
-    for index, layer in enumerate(model.layers):
-        counter = FlopCounterMode(display=False)
-        with user_code(code.path, f"layer {index} cannot be counted"), torch.no_grad(), counter:
-            passed = layer(passed)
-        flop.append(float(counter.get_total_flops()))
-    activations = activations_bytes(loaded, training)
-    return [
-        LayerWork(
-            f"{index}-{type(layer).__name__.lower()}",
-            flop[index],
-            loaded.sizes[index].parameter_bytes,
-            loaded.sizes[index].output.size_bytes,
-            activations[index],
-        )
-        for index, layer in enumerate(loaded.model.layers)
-    ]
-
-
-# Of each round: a pass without layers takes microseconds.
+# In each round; a pass without layers takes microseconds.
 _OVERHEAD_REPEATS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchTimes:
-    """One layer's times for a microbatch of some samples, and of the optimizer's update; seconds.
+    """Times of one layer for a microbatch of some samples, without the overhead of a pass.
 
     Attributes:
-        forward_s: Beyond what a stage takes without layers, as all times of passes.
-        backward_s: Both gradients in one go.
-        backward_input_s: That of the input, where backward is split.
-        backward_weight_s: Those of the weights, where backward is split.
-        update_s: Once a step.
+        forward_s: Time of the forward, seconds.
+        backward_s: Time of an unsplit backward, seconds.
+        backward_input_s: Time of the input gradient in a split backward, seconds.
+        backward_weight_s: Time of the weight gradients in a split backward, seconds.
+        update_s: Time of the optimizer's update, once per step, seconds.
     """
 
     forward_s: Interval
@@ -76,15 +41,15 @@ class MicrobatchTimes:
 
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
-    """One layer.
+    """The costs of one layer.
 
     Attributes:
-        name: Its number and its class.
-        parameter_bytes: Of all its parameters.
-        output_bytes: Of one sample.
-        activation_bytes: Kept of one sample from forward to backward.
-        peak_bytes: The most that a pass of the largest microbatch holds at once, beside parameters and their gradients.
-        times: Samples of a microbatch to its times.
+        name: Index and class of the layer.
+        parameter_bytes: Bytes of all parameters.
+        output_bytes: Bytes of the output for one sample.
+        activation_bytes: Bytes kept from forward to backward for one sample.
+        peak_bytes: Most memory that passes of the largest microbatch use at once, without parameters and gradients.
+        times: Times of the layer by the number of samples in a microbatch.
     """
 
     name: str
@@ -97,13 +62,13 @@ class LayerCosts:
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """A model on a device.
+    """The costs of a model on a device.
 
     Attributes:
-        layers: In order.
-        launch_forward_s: What a forward takes whatever layers it has and however many samples, seconds.
-        launch_backward_s: The same of a backward.
-        peak_bytes: The most that forward and backward of the largest microbatch through all layers hold at once.
+        layers: The costs of each layer, in order.
+        launch_forward_s: Time of a forward that does not depend on its layers or samples, seconds.
+        launch_backward_s: Time of a backward that does not depend on its layers or samples, seconds.
+        peak_bytes: Most memory that passes of the largest microbatch through all layers use at once.
     """
 
     layers: Sequence[LayerCosts]
@@ -113,12 +78,12 @@ class ModelCosts:
 
     @property
     def launch_overhead_s(self) -> float:
-        """Of a forward and a backward, in the mean: simulations have one figure for both."""
+        """Mean launch overhead of a forward and a backward, seconds: the simulator has one figure for both."""
         return (self.launch_forward_s.median + self.launch_backward_s.median) / 2
 
     @property
     def workspace_share(self) -> float:
-        """What a pass holds beyond what its layer keeps, relative to what the layer that keeps most does."""
+        """Largest memory of a pass beyond its layer's activations, relative to the largest activations of a layer."""
         samples = max(self.layers[0].times)
         most = samples * max(layer.activation_bytes for layer in self.layers)
         beyond = max(layer.peak_bytes - samples * layer.activation_bytes for layer in self.layers)
@@ -126,7 +91,7 @@ class ModelCosts:
 
 
 def profiling_steps(samples: Sequence[int]) -> int:
-    """Return how often `profile_model` tells of its progress."""
+    """Return how many times `profile_model` reports its progress."""
     return 1 + (ROUNDS + 1) * len(samples)
 
 
@@ -138,22 +103,22 @@ def profile_model(
     device: torch.device = CPU,
     begin: Callable[[str], None] = lambda _: None,
 ) -> ModelCosts:
-    """Return what each layer costs.
+    """Measure the costs of each layer.
 
     Args:
         loaded: The model; its layers are moved to the device.
-        samples: Sizes of microbatches, rising.
-        training: The update rule, the precision, and a global batch of the largest size at least.
-        repeats: How often each time is taken in a round.
-        device: Where the layers are computed.
-        begin: Called with a line about what comes next, `profiling_steps` times.
+        samples: Microbatch sizes to measure, rising.
+        training: The update rule, the precision, and a global batch of at least the largest microbatch.
+        repeats: Number of measurements of each time in a round.
+        device: The device that computes the layers.
+        begin: Called `profiling_steps` times with a line about what comes next.
     """
     begin("memory")
     activations = activations_bytes(loaded, training)
     layers = range(len(loaded.sizes))
     peaks = [stage_peak_bytes(loaded, [layer], samples[-1], training, device) for layer in layers]
     whole_peak = stage_peak_bytes(loaded, layers, samples[-1], training, device)
-    # Rounds lie apart in time: this machine is not always equally fast.
+    # The speed of a machine changes with time, and rounds are spread over time.
     rounds: list[dict[int, list[LayerTimes]]] = []
     overheads: list[PassOverhead] = []
     for number in range(ROUNDS + 1):
@@ -163,11 +128,11 @@ def profile_model(
             measured[count] = measure_layers(loaded, layers, count, training, repeats, device)
         rounds.append(measured)
         overheads.append(measure_overhead(training, _OVERHEAD_REPEATS, device))
-    # The first one has only warmed up.
+    # The first round warms up.
     del rounds[0], overheads[0]
     costs = [
         LayerCosts(
-            f"{layer}-{type(loaded.model.layers[layer]).__name__.lower()}",
+            _layer_name(loaded, layer),
             loaded.sizes[layer].parameter_bytes,
             loaded.sizes[layer].output.size_bytes,
             activations[layer],
@@ -184,12 +149,45 @@ def profile_model(
     )
 
 
+def count_work(loaded: LoadedModel, code: ModelCode, training: Training) -> Sequence[LayerWork]:
+    """Count each layer's operations and bytes for one sample, on tensors without memory.
+
+    Args:
+        loaded: The model, which has the data.
+        code: The model's code, from which a copy without memory is built.
+        training: The training, which has the seed.
+
+    Raises:
+        InputError: A layer depends on the values of its inputs.
+    """
+    outputs = DataOrder(loaded.model, 1, training.seed).samples(0, 0, 1)[0].to("meta")
+    with torch.device("meta"):
+        model = load_model(code, training.seed)
+    flop = []
+    for index, layer in enumerate(model.layers):
+        counter = FlopCounterMode(display=False)
+        with user_code(code.path, f"layer {index} cannot be counted"), torch.no_grad(), counter:
+            outputs = layer(outputs)
+        flop.append(float(counter.get_total_flops()))
+    activations = activations_bytes(loaded, training)
+    return [
+        LayerWork(
+            _layer_name(loaded, index), flop[index], size.parameter_bytes, size.output.size_bytes, activations[index]
+        )
+        for index, size in enumerate(loaded.sizes)
+    ]
+
+
+def _layer_name(loaded: LoadedModel, layer: int) -> str:
+    return f"{layer}-{type(loaded.model.layers[layer]).__name__.lower()}"
+
+
 def _times(rounds: Sequence[LayerTimes], overheads: Sequence[PassOverhead]) -> MicrobatchTimes:
     pairs = list(zip(rounds, overheads, strict=True))
     return MicrobatchTimes(
-        interval_of([max(0.0, times.forward_s - once.forward_s) for times, once in pairs]),
-        interval_of([max(0.0, times.backward_s - once.backward_s) for times, once in pairs]),
-        interval_of([max(0.0, times.backward_input_s - once.backward_s) for times, once in pairs]),
+        interval_of([max(0.0, times.forward_s - overhead.forward_s) for times, overhead in pairs]),
+        interval_of([max(0.0, times.backward_s - overhead.backward_s) for times, overhead in pairs]),
+        interval_of([max(0.0, times.backward_input_s - overhead.backward_s) for times, overhead in pairs]),
         interval_of([times.backward_weight_s for times in rounds]),
         interval_of([times.update_s for times in rounds]),
     )

@@ -23,7 +23,7 @@ from executor.training.noise_scale import NoiseMeasuringCompute
 from executor.training.real_compute import RealCompute
 from executor.training.tensor_parallel import TensorGroup, form_group
 from executor.transport.link_shaper import LinkShaper
-from executor.transport.wire_format import AsItIs, CheckedWire, Compressing, Wire
+from executor.transport.wire_format import CompressedWire, UncheckedWire, Wire
 from planner.events.event import EventWriter
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
@@ -81,9 +81,8 @@ class RankConfig:
     def wire(self, plan: Plan) -> Wire:
         """Return how payloads look on the wire under a plan."""
         if self.run.compute == "paced":
-            return AsItIs()
-        compression = plan.compression
-        return CheckedWire(AsItIs() if compression == "none" else Compressing(compression, self.scenario.cluster))
+            return UncheckedWire()
+        return CompressedWire(plan.compression, self.scenario.cluster)
 
     @property
     def watches(self) -> bool:

@@ -133,7 +133,7 @@ class Session:
         moves = LayerMoves(self._config.device, Reconfiguration(first, new, now_s), transport, compute, self._rows)
         moves.expect()
         moves.send(lambda move: backups.state(first, move))
-        compute.hold(new.plan, self._config.program(new.plan))
+        compute.set_plan(new.plan, self._config.program(new.plan))
         backups.restore(first, new.plan)
         backups.assign(new.plan)
         moves.take()
@@ -210,7 +210,7 @@ class Session:
         moves = LayerMoves(self._config.device, change, transport, context.compute, self._rows)
         moves.expect()
         moves.send(context.compute.layer_state)
-        context.compute.hold(plan, self._config.program(plan))
+        context.compute.set_plan(plan, self._config.program(plan))
         if context.backups is not None:
             context.backups.assign(plan)
         moves.take()

@@ -1,4 +1,4 @@
-"""Sums gradients in a thread of its own while its rank computes: each sum as soon as its gradients are complete."""
+"""Gradient sums: a ring or another exchange after the actions of a step, or overlapped with them in a thread."""
 
 import threading
 from functools import partial
@@ -17,56 +17,62 @@ from planner.events.event import EventKind
 
 
 class GradientExchange:
-    """Carries out sums of gradients."""
+    """Carries out gradient sums.
 
-    def __init__(self, transport: Transport, compute: Compute, clock: RunClock, rows: EventRecorder) -> None:
+    Args:
+        transport: The connections of this rank.
+        compute: Holds the gradients.
+        clock: Clock of the run.
+        recorder: Records events.
+    """
+
+    def __init__(self, transport: Transport, compute: Compute, clock: RunClock, recorder: EventRecorder) -> None:
         self._transport = transport
         self._compute = compute
         self._clock = clock
-        self._rows = rows
+        self._recorder = recorder
 
     def synchronise(self, current: StepProgram, sync: GradientSync, posted: PostedStep) -> None:
-        """Sum the gradients of some layers; they are the compute's again when this returns."""
+        """Sum the gradients of some layers over the devices of ``sync``, and write the sum back to the compute."""
         start_s = self._clock.now_s()
-        row = self._compute.gradient(sync)
+        program, step = current.program, current.step
+        gradient = self._compute.gradient(sync)
         sent_bytes = 0
-        for exchange in sync.exchanges(current.program.device):
+        for exchange in sync.exchanges(program.device):
             if exchange.send_to is not None:
-                # A copy: a later round may change this part of the row while the message is still on its way.
-                payload = row[slice(*exchange.send)].clone().view(torch.uint8)
+                # A copy: a later round may change this part while the message is still in transit.
+                payload = gradient[slice(*exchange.send)].clone().view(torch.uint8)
                 self._send(current, sync, exchange.round, sync.devices[exchange.send_to], payload)
                 sent_bytes += payload.numel()
             if exchange.receive_from is not None:
-                receipt = posted.exchange(sync, exchange.round)
-                arrived = receipt.wait().view(row.dtype)
-                self._log_arrival(current, sync.devices[exchange.receive_from], receipt.size_bytes, receipt.arrived_s)
+                handle = posted.take_exchange(sync, exchange.round)
+                received = handle.wait().view(gradient.dtype)
+                # Of no duration: the waiting time is in the event of the whole sum.
+                arrival_s = (handle.arrived_s, handle.arrived_s)
+                source, size_bytes = sync.devices[exchange.receive_from], handle.size_bytes
+                self._recorder.log(program.exchange_event(EventKind.RECEIVE, step, source, size_bytes, *arrival_s))
                 if exchange.adds:
-                    row[slice(*exchange.receive)] += arrived
+                    gradient[slice(*exchange.receive)] += received
                 else:
-                    row[slice(*exchange.receive)] = arrived
-        self._compute.put_gradient(sync, row)
-        self._rows.log(current.program.sync_event(current.step, sent_bytes, start_s, self._clock.now_s()))
+                    gradient[slice(*exchange.receive)] = received
+        self._compute.put_gradient(sync, gradient)
+        self._recorder.log(program.sync_event(step, sent_bytes, start_s, self._clock.now_s()))
 
     def _send(self, current: StepProgram, sync: GradientSync, number: int, target: str, payload: torch.Tensor) -> None:
         start_s = self._clock.now_s()
-        row = partial(current.program.exchange_event, EventKind.SEND, current.step, target, payload.numel())
-        departed = self._rows.sending(current.step, row, start_s)
+        event = partial(current.program.exchange_event, EventKind.SEND, current.step, target, payload.numel())
+        departed = self._recorder.sending(current.step, event, start_s)
         self._transport.send(target, sync_tag(current.step, sync.first_layer, number), payload, start_s, departed)
-
-    def _log_arrival(self, current: StepProgram, source: str, size_bytes: int, arrived_s: float) -> None:
-        """A row without length: the time of waiting is in the row of the whole sum."""
-        row = current.program.exchange_event(EventKind.RECEIVE, current.step, source, size_bytes, arrived_s, arrived_s)
-        self._rows.log(row)
 
 
 class OverlappedAllReduce:
-    """The sums of one step, one after the other.
+    """A thread that carries out the gradient sums of one step, each as soon as its gradients are complete.
 
     Args:
-        exchange: Carries them out.
-        clock: Of the run.
+        exchange: Carries out a sum.
+        clock: Clock of the run.
         current: The step.
-        posted: Its receives.
+        posted: The receives of the step.
     """
 
     def __init__(self, exchange: GradientExchange, clock: RunClock, current: StepProgram, posted: PostedStep) -> None:
@@ -75,26 +81,26 @@ class OverlappedAllReduce:
         self._current = current
         self._posted = posted
         program = current.program
-        during = {each.sync for work in program.work for each in work.completes}
+        during_actions = {each.sync for work in program.work for each in work.completes}
         self._complete = [threading.Event() for _ in program.synchronisations]
         for sync, complete in enumerate(self._complete):
-            if sync not in during:
+            if sync not in during_actions:
                 complete.set()
         self._error: Exception | None = None
         self._done_s = float("-inf")
-        # If its rank fails, nobody will tell it that anything is complete.
+        # A daemon: if the rank fails, it waits for gradients that nobody completes.
         self._thread = threading.Thread(target=self._run, name="sums", daemon=True)
         self._thread.start()
 
     def complete(self, sync: int) -> None:
-        """Let a sum begin."""
+        """Note that the gradients of a sum, given by its index, are complete."""
         self._complete[sync].set()
 
     def finish(self) -> float:
-        """Wait for all sums; return the run second at which they were done.
+        """Wait for all sums; return when they were done, run seconds.
 
         Raises:
-            PeerLostError: One of the others is gone.
+            PeerLostError: One of the other devices is lost.
         """
         self._thread.join()
         if self._error is not None:

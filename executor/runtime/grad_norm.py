@@ -1,8 +1,8 @@
-"""The norm of all gradients, known to every stage before it needs it and without anybody waiting for it.
+"""The norm of all gradients, which every stage knows before it needs it and for which no device waits.
 
-Each device adds its part to a sum that follows the gradients up the pipeline: later stages finish earlier, so the
-sum is there when the first stage has finished its own part, and is then complete. From there it goes down ahead of
-the next step's first activations, and every device updates its layers just before it needs them.
+Each device adds its part to a sum that follows the gradients up the pipeline. Later stages finish earlier, so that the
+sum is complete once the first stage has finished its own part. From there the total goes down ahead of the next step's
+first activations, and every device updates its layers just before it needs them.
 """
 
 import struct
@@ -15,17 +15,17 @@ from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import norm_tag
 
-_SIZE_BYTES = 8
+_NUMBER = struct.Struct("d")
 
 
 class NormChain:
     """One rank's place in the chain of its pipeline's devices.
 
-    The messages, eight bytes each, are not logged: they are no part of what a plan moves.
+    Its messages, eight bytes each, are not logged: a plan does not count them.
 
     Args:
-        transport: Moves bytes.
-        wanted: Whether anybody wants the norm.
+        transport: The connections of this rank.
+        wanted: Whether the norm is needed.
     """
 
     def __init__(self, transport: Transport, wanted: bool) -> None:
@@ -41,49 +41,49 @@ class NormChain:
             return
         place, tag = _Place(current), norm_tag(current.step)
         if place.below is not None:
-            self._from_below[current.step] = self._transport.post(place.below, tag, _SIZE_BYTES)
+            self._from_below[current.step] = self._transport.post(place.below, tag, _NUMBER.size)
         if place.above is not None:
-            self._from_above[current.step] = self._transport.post(place.above, tag, _SIZE_BYTES)
+            self._from_above[current.step] = self._transport.post(place.above, tag, _NUMBER.size)
 
     def contribute(self, current: StepProgram, squared_norm: Callable[[], float]) -> None:
         """Add this rank's part to the sum, and send it up."""
         if not self.wanted:
             return
         place, step = _Place(current), current.step
-        # Asked of everyone: the devices of a tensor-parallel group make it together.
+        # Called on every rank: the devices of a tensor-parallel group compute it together.
         total = squared_norm()
         if not place.leads:
             return
         if place.below is not None:
-            total += _number(self._from_below.pop(step).wait())
+            total += _number(self._from_below.pop(step))
         if place.above is not None:
             self._send(place.above, step, total)
         self._sums[step] = total
 
     def total(self, current: StepProgram) -> float | None:
-        """Return the squared norm of all gradients of a step, and pass it on; None if nobody wants it."""
+        """Return the squared norm of all gradients of a step, and pass it on; None if it is not needed."""
         if not self.wanted:
             return None
         place, step = _Place(current), current.step
         own = self._sums.pop(step, 0.0)
-        total = own if place.above is None else _number(self._from_above.pop(step).wait())
+        total = own if place.above is None else _number(self._from_above.pop(step))
         for device in place.informs:
             self._send(device, step, total)
         return total
 
     def _send(self, target: str, step: int, number: float) -> None:
-        payload = torch.frombuffer(bytearray(struct.pack("d", number)), dtype=torch.uint8)
+        payload = torch.frombuffer(bytearray(_NUMBER.pack(number)), dtype=torch.uint8)
         self._transport.send(target, norm_tag(step), payload, 0.0)
 
 
 class _Place:
-    """Who is above and below a rank in the chain; the first replica of a device group leads the others.
+    """A rank's neighbours in the chain; the first device of each stage leads the stage's others.
 
     Attributes:
-        leads: Whether it is the one that adds and passes on.
-        above: Whom it hears the total from; None for the one at the top.
-        below: Whom it hears a part of the sum from.
-        informs: Whom it tells the total.
+        leads: Whether this rank adds and passes on.
+        above: The device that sends the total; None at the top.
+        below: The device that sends a partial sum; None at the bottom.
+        informs: The devices that this rank sends the total to.
     """
 
     def __init__(self, current: StepProgram) -> None:
@@ -99,6 +99,6 @@ class _Place:
         self.informs = [*([self.below] if self.below is not None else []), *others]
 
 
-def _number(payload: torch.Tensor) -> float:
-    number: float = struct.unpack("d", payload.numpy().tobytes())[0]
+def _number(handle: RecvHandle) -> float:
+    number: float = _NUMBER.unpack(handle.wait().numpy().tobytes())[0]
     return number

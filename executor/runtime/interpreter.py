@@ -1,4 +1,4 @@
-"""Carries out one rank's programs over the transport, and logs what happens."""
+"""Carries out one rank's programs over the transport, and records what happens."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
 from executor.core.step_program import StepProgram, Transfer, Work
-from executor.runtime.action_order import group_order
+from executor.runtime.action_order import action_order
 from executor.runtime.allreduce import GradientExchange, OverlappedAllReduce
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.grad_norm import NormChain
@@ -26,18 +26,18 @@ class Interpreter:
     """Runs step after step; the receives of a step are posted while the step before it runs.
 
     Args:
-        scenario: What the plans are for.
-        transport: Moves bytes.
+        scenario: The scenario of the plans.
+        transport: The connections of this rank.
         compute: Carries out actions.
-        clock: Of the run.
-        wire: How payloads look on the wire.
-        rows: Takes what happened.
-        updates: What pipelines send each other without waiting; None where they do not.
-        finished: Called with each step and this rank's part of its loss, if it has one, when the step is updated.
-        group: With which this rank computes; None where it does by itself.
-        begun: Told of every step before it: all updates of the steps before it are made.
-        ended: Told of every step when its update is made and what follows from it is under way: no row of the step
-            begins after that.
+        clock: Clock of the run.
+        wire: Converts payloads to what is sent.
+        recorder: Records events.
+        updates: Updates between pipelines that do not wait for each other; None if all wait.
+        finished: Called with each updated step and this rank's part of its loss, if it has one.
+        group: The tensor-parallel group of this rank; None if it is in none.
+        begun: Called before each step, when the updates of all steps before it are made.
+        ended: Called with each step when its update is made and the messages that follow from it are being sent: no
+            event of the step begins later.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Interpreter:
         compute: Compute,
         clock: RunClock,
         wire: Wire,
-        rows: EventRecorder,
+        recorder: EventRecorder,
         updates: PipelineUpdates | None,
         finished: Callable[[int, float], None],
         group: TensorGroup | None = None,
@@ -59,14 +59,14 @@ class Interpreter:
         self._compute = compute
         self._clock = clock
         self._wire = wire
-        self._rows = rows
+        self._recorder = recorder
         self._updates = updates
         self._finished = finished
         self._begun = begun
         self._ended = ended
         self._group = group
         self._posted: dict[int, PostedStep] = {}
-        self._exchange = GradientExchange(transport, compute, clock, rows)
+        self._exchange = GradientExchange(transport, compute, clock, recorder)
         self._norms = NormChain(transport, scenario.training.clip_norm is not None)
         self._unfinished: StepProgram | None = None
         self._last: StepProgram | None = None
@@ -75,17 +75,17 @@ class Interpreter:
         """Post all receives of a step, unless that was done."""
         if current.step in self._posted:
             return
-        order = group_order(current, self._scenario, self._clock, self._group)
+        order = action_order(current, self._scenario, self._clock, self._group)
         element_bytes = self._scenario.training.element_bytes
         self._posted[current.step] = PostedStep(current, order, self._transport, element_bytes)
         self._norms.post(current)
 
     def run(self, current: StepProgram, following: Callable[[int], StepProgram | None], ready_s: float) -> None:
-        """Carry out a step; its update may have to wait for the norm of all gradients, until the next step begins.
+        """Carry out a step. Its update may have to wait for the norm of all gradients, until the next step begins.
 
         Args:
             current: The step.
-            following: Gives a coming step if its plan is known, so that its receives are posted in time.
+            following: Returns a later step if its plan is known, so that its receives are posted in time.
             ready_s: When the device could begin, run seconds.
         """
         self.post(current)
@@ -95,21 +95,24 @@ class Interpreter:
         if self._updates is not None:
             ready_s = max(ready_s, self._updates.begin(current.step))
         self._compute.start_step(current.step, current.plan, current.program)
-        lane = OverlappedAllReduce(self._exchange, self._clock, current, posted) if current.program.overlaps else None
-        complete = lane.complete if lane is not None else _nothing_overlaps
+        overlapped = None
+        complete: Callable[[int], None] = lambda sync: None  # noqa: E731
+        if current.program.overlaps:
+            overlapped = OverlappedAllReduce(self._exchange, self._clock, current, posted)
+            complete = overlapped.complete
         while (upcoming := posted.order.next()) is not None:
             work, idle_since_s = upcoming
             self._post_ahead(current.step + 1, following)
-            inputs, arrived_s = self._take(current, work, posted, idle_since_s)
+            inputs, arrived_s = self._take_inputs(current, work, posted, idle_since_s)
             done = self._compute.run(work, inputs, ready_s=max(ready_s, arrived_s), complete=complete)
-            # Before all else: somebody may wait for it.
+            # Before all else: another device may be waiting.
             for transfer, payload in zip(work.sends, done.outputs, strict=True):
                 self._send(current, transfer, payload, done.end_s)
             posted.order.finish(work)
             self._log(current, current.program.compute_event(current.step, work.action, done.start_s, done.end_s))
         self._post_ahead(current.step + 1, following)
-        if lane is not None:
-            self._compute.wait_until(lane.finish())
+        if overlapped is not None:
+            self._compute.wait_until(overlapped.finish())
         else:
             self._synchronise(current, posted)
         del self._posted[current.step]
@@ -118,13 +121,13 @@ class Interpreter:
         if not self._norms.wanted:
             self.update()
 
-    def _log(self, current: StepProgram, row: Event) -> None:
-        """A row of compute, in which the partners of a tensor-parallel group take part."""
-        for device in (row.device, *current.program.partners):
-            self._rows.log(replace(row, device=device))
+    def _log(self, current: StepProgram, event: Event) -> None:
+        """Log a compute event of this device and of its tensor-parallel partners, which take part in it."""
+        for device in (event.device, *current.program.partners):
+            self._recorder.log(replace(event, device=device))
 
     def close(self) -> None:
-        """Finish the last step, and apply what other pipelines still send."""
+        """Finish the last step, and apply the updates that other pipelines still send."""
         self.update()
         if self._updates is not None and self._last is not None and self._updates.drain():
             self._update_once_more(self._last)
@@ -146,7 +149,7 @@ class Interpreter:
         self._ended(current.step)
 
     def _update_once_more(self, last: StepProgram) -> None:
-        """With the gradients as they are, at the learning rate of the last step."""
+        """Update from the gradients as they are, at the learning rate of the last step."""
         after = replace(last, step=last.step + 1)
         self._norms.post(after)
         self._norms.contribute(after, self._compute.squared_norm)
@@ -165,26 +168,22 @@ class Interpreter:
         if step not in self._posted and (upcoming := following(step)) is not None:
             self.post(upcoming)
 
-    def _take(
+    def _take_inputs(
         self, current: StepProgram, work: Work, posted: PostedStep, idle_since_s: float
     ) -> tuple[list[torch.Tensor], float]:
-        """What an action needs of others, and when the last of it was there, run seconds."""
+        """Wait for the payloads of an action; return them, and when the last one arrived, run seconds."""
         inputs, arrived_s = [], float("-inf")
         for transfer in work.receives:
-            receipt = posted.transfer(transfer)
-            inputs.append(self._wire.unpack(transfer, receipt.wait()))
-            row = partial(current.program.transfer_event, EventKind.RECEIVE, current.step, transfer)
-            self._rows.arrived(row, idle_since_s, receipt.arrived_s)
-            arrived_s = max(arrived_s, receipt.arrived_s)
+            handle = posted.take_transfer(transfer)
+            inputs.append(self._wire.unpack(transfer, handle.wait()))
+            event = partial(current.program.transfer_event, EventKind.RECEIVE, current.step, transfer)
+            self._recorder.arrived(event, idle_since_s, handle.arrived_s)
+            arrived_s = max(arrived_s, handle.arrived_s)
         return inputs, arrived_s
 
     def _send(self, current: StepProgram, transfer: Transfer, payload: torch.Tensor, start_s: float) -> None:
-        row = partial(current.program.transfer_event, EventKind.SEND, current.step, transfer)
+        event = partial(current.program.transfer_event, EventKind.SEND, current.step, transfer)
         packed = self._wire.pack(transfer, payload)
         assert packed.numel() == transfer.size_bytes, (transfer, packed.numel())
-        departed = self._rows.sending(current.step, row, start_s)
+        departed = self._recorder.sending(current.step, event, start_s)
         self._transport.send(transfer.target, transfer_tag(current.step, transfer), packed, start_s, departed)
-
-
-def _nothing_overlaps(sync: int) -> None:
-    """Sums begin when all actions are done."""

@@ -1,4 +1,4 @@
-"""The receives of one step: all of them posted at once, before the step begins."""
+"""Receives posted before anybody waits for them: those of a step, and those of updates from other pipelines."""
 
 import struct
 import threading
@@ -16,15 +16,21 @@ from executor.transport.transport import Transport
 from executor.transport.wire_format import sync_tag, transfer_tag
 from planner.cost.synchronisation import GradientSync, UpdateEdge
 
+# Precedes an update: how many of the receiver's steps the sender knew of when it began the first step in the sum.
+HEADER = struct.Struct("q")
+
+# Updates posted ahead: one that arrives, and one whose ready notice is on its way meanwhile.
+_POSTED_UPDATES = 2
+
 
 class PostedStep:
-    """A step whose receives are posted.
+    """All receives of one step, posted at once before the step begins.
 
     Args:
-        current: The step.
-        order: Who may want to hear of arrivals.
-        transport: Takes the receives.
-        element_bytes: Of one number of a gradient.
+        current: The step to post for.
+        order: The order of its actions, which may need to know of arrivals.
+        transport: The connections to post on.
+        element_bytes: Bytes of one element of a gradient.
     """
 
     def __init__(self, current: StepProgram, order: ActionOrder, transport: Transport, element_bytes: int) -> None:
@@ -46,50 +52,43 @@ class PostedStep:
                     source = sync.devices[exchange.receive_from]
                     self._exchanges[key] = transport.post(source, sync_tag(step, *key), size_bytes)
 
-    def transfer(self, transfer: Transfer) -> RecvHandle:
-        """Return the receipt of a transfer, which is then forgotten."""
+    def take_transfer(self, transfer: Transfer) -> RecvHandle:
+        """Remove and return the handle of a transfer."""
         return self._transfers.pop(transfer)
 
-    def exchange(self, sync: GradientSync, number: int) -> RecvHandle:
-        """Return the receipt of a round of a sum of gradients, which is then forgotten."""
+    def take_exchange(self, sync: GradientSync, number: int) -> RecvHandle:
+        """Remove and return the handle of a round of a gradient sum."""
         return self._exchanges.pop((sync.first_layer, number))
-
-
-# Before the numbers: of how many of the receiver's steps the sender knew when it began the first step it sums.
-HEADER = struct.Struct("q")
-
-# Receives posted ahead: one that is arriving, and one whose ready notice is under way meanwhile.
-_POSTED = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Gradients or parameters of another pipeline.
+    """Gradients or parameters that another pipeline has sent.
 
     Attributes:
-        edge: Who sent what.
+        edge: The sender, the receiver and the layers.
         exchange: Number of the round, from 0.
-        known: Steps of the receiver that the sender knew of.
-        row: The numbers: float32, one-dimensional.
-        arrived_s: Run seconds.
+        known: Number of steps of the receiver that the sender knew of.
+        values: A one-dimensional float32 tensor of the layers' gradients or parameters.
+        arrived_s: When it arrived, run seconds.
     """
 
     edge: UpdateEdge
     exchange: int
     known: int
-    row: torch.Tensor
+    values: torch.Tensor
     arrived_s: float
 
 
 class IncomingUpdates:
-    """One edge that ends at this rank.
+    """The updates over one edge that ends at this rank, received in order whether or not anybody asks for them.
 
-    Receives are posted anew by the threads in which bytes arrive: a quick sender need not wait for a slow receiver.
+    The threads that receive also post the next receives: a fast sender need not wait for a slow receiver.
 
     Args:
-        edge: Who sends what.
-        exchanges: How many rounds there are.
-        post: Posts the receive of a round, and tells of its arrival.
+        edge: The sender, the receiver and the layers.
+        exchanges: Number of rounds in the run.
+        post: Posts the receive of a round, with a callback for its arrival.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class IncomingUpdates:
         self._post_round = post
         self._next = 0
         self._posted: deque[RecvHandle] = deque()
-        self._there: deque[RecvHandle] = deque()
+        self._ready: deque[RecvHandle] = deque()
         self._arrived_s: list[float] = []
         self._taken = 0
         self._lost: PeerLostError | None = None
@@ -110,58 +109,56 @@ class IncomingUpdates:
 
     @property
     def arrived(self) -> int:
-        """Updates that have arrived so far."""
+        """Number of updates that have arrived."""
         return len(self._arrived_s)
 
-    def wait_for(self, exchanges: int) -> float:
-        """Wait until the first so many updates have arrived; return when the last of them did, run seconds.
+    def wait_for(self, count: int) -> float:
+        """Wait for the first ``count`` updates; return when the last of them arrived, run seconds.
 
         Raises:
-            PeerLostError: The sender is gone.
+            PeerLostError: The sender is lost.
         """
         with self._changed:
-            while self.arrived < exchanges:
+            while self.arrived < count:
                 if self._lost is not None:
                     raise self._lost
                 self._changed.wait()
-            return self._arrived_s[exchanges - 1] if exchanges else float("-inf")
+            return self._arrived_s[count - 1] if count else float("-inf")
 
     def wait_for_all(self) -> None:
-        """Wait until nothing is to come any more."""
+        """Wait for every update of the run."""
         self.wait_for(self._exchanges)
 
-    def take(self, end: int | None) -> list[Update]:
-        """Return what has arrived and was not taken before, of the rounds before ``end`` if that is given.
+    def take(self, stop: int | None) -> list[Update]:
+        """Remove and return the updates that have arrived, only those of rounds before ``stop`` unless it is None.
 
         Raises:
-            PeerLostError: The sender is gone.
+            PeerLostError: The sender is lost.
         """
         updates = []
         with self._changed:
-            while self._there and (end is None or self._taken < end):
-                updates.append(self._update(self._there.popleft()))
+            while self._ready and (stop is None or self._taken < stop):
+                handle = self._ready.popleft()
+                payload = handle.wait()
+                (known,) = HEADER.unpack(payload[: HEADER.size].numpy().tobytes())
+                values = payload[HEADER.size :].clone().view(torch.float32)
+                updates.append(Update(self.edge, self._taken, known, values, handle.arrived_s))
                 self._taken += 1
         return updates
 
-    def _update(self, receipt: RecvHandle) -> Update:
-        payload = receipt.wait()
-        (known,) = HEADER.unpack(payload[: HEADER.size].numpy().tobytes())
-        row = payload[HEADER.size :].clone().view(torch.float32)
-        return Update(self.edge, self._taken, known, row, receipt.arrived_s)
-
     def _post(self) -> None:
-        while self._next < self._exchanges and len(self._posted) < _POSTED:
-            self._posted.append(self._post_round(self._next, self._note))
+        while self._next < self._exchanges and len(self._posted) < _POSTED_UPDATES:
+            self._posted.append(self._post_round(self._next, self._on_arrival))
             self._next += 1
 
-    def _note(self, _: RecvHandle) -> None:
-        """Several threads wait for bytes, and need not wake up in the order in which these came."""
+    def _on_arrival(self, _: RecvHandle) -> None:
+        """Accept updates in order: several threads receive, and need not wake up in the order of the arrivals."""
         with self._changed:
             try:
-                while self._posted and self._posted[0].settled:
-                    receipt = self._posted.popleft()
-                    self._there.append(receipt)
-                    self._arrived_s.append(receipt.arrived_s)
+                while self._posted and self._posted[0].is_complete:
+                    handle = self._posted.popleft()
+                    self._ready.append(handle)
+                    self._arrived_s.append(handle.arrived_s)
                     self._post()
             except PeerLostError as error:
                 self._lost = error

@@ -1,8 +1,4 @@
-"""Freed memory stays with a process that trains: the next microbatch needs as much again.
-
-Left to itself, glibc gives large blocks back to the system as soon as they are free, and gets new ones that the system
-has to clear page by page: where several microbatches are in flight, in every step.
-"""
+"""The device that a rank computes on: its choice, threads, random numbers, memory, and copies to and from the CPU."""
 
 import ctypes
 import os
@@ -14,89 +10,92 @@ from executor.core.job import ComputeMode
 
 CPU = torch.device("cpu")
 
+# Parameters of mallopt, from glibc's malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+
+# glibc's largest value for the mmap threshold: half of the heap of a thread.
+_LARGEST_BYTES = 32 * 2**20
+
 
 def compute_device(kind: str, compute: ComputeMode) -> torch.device:
-    """Return where this rank computes; if that is a GPU, it becomes this process's current one.
+    """Return the device that this rank computes on, and make it the process's current one if it is a GPU.
 
     The ranks of a machine take its GPUs in turn. Paced compute has no layers, and stays on the CPU.
 
     Args:
-        kind: Of the device that the rank stands for: ``cpu``, and what begins with ``cpu-``, are no GPUs.
-        compute: How the rank computes.
+        kind: Kind of the rank's device in the plan; ``cpu`` and names that begin with ``cpu-`` are not GPUs.
+        compute: Whether the rank computes or sleeps.
     """
-    stands_for_a_cpu = kind == "cpu" or kind.startswith("cpu-")
-    if compute == "paced" or stands_for_a_cpu or not torch.cuda.is_available():
+    is_cpu = kind == "cpu" or kind.startswith("cpu-")
+    if compute == "paced" or is_cpu or not torch.cuda.is_available():
         return CPU
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    # What names no GPU, as the allocation of page-locked memory, would otherwise go to the first one.
+    # Calls that name no GPU, such as the allocation of page-locked memory, would otherwise use the first one.
     torch.cuda.set_device(device)
     return device
 
 
 def threads_of_a_rank(ranks: int) -> int:
-    """Return the threads that torch may use in each of a machine's ranks: its share of the cores, one at least.
+    """Return the number of threads for torch in each of a machine's ranks: its share of the cores, at least one.
 
     Args:
-        ranks: Processes that share the cores that this one may run on, which a container's or a batch system's mask
-            may make fewer than the machine has.
+        ranks: Number of processes that share the cores of this process's affinity mask, which a container or a batch
+            system may have restricted.
     """
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
-def settle(device: torch.device) -> None:
-    """Wait until a device has done all that it was given, so that a clock read now shows it."""
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has finished all its work, so that a clock read afterwards includes it."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def seed_random(device: torch.device, seed: int) -> None:
-    """Start the random numbers of layers on a device anew.
+    """Seed the random numbers of layers on a device.
 
-    `torch.manual_seed` does it for every kind of device that torch knows, and writes down the stack for each kind that
-    is not in use: a millisecond for every forward.
+    `torch.manual_seed` seeds every kind of device that torch knows, and records the stack for each kind that is not in
+    use: a millisecond for every forward.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
 
 
-# Of glibc's malloc.h.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-
-# The most that it takes, half of what the heap of a thread may be.
-_LARGEST_BYTES = 32 * 2**20
-
-
 def keep_freed_memory() -> None:
-    """Give memory back to the system only when this process ends, where its C library can be told so."""
+    """Have glibc keep freed memory in the process, since the next microbatch needs as much again.
+
+    By default glibc returns large blocks to the system when they are freed, and gets new ones that the system clears
+    page by page: with several microbatches in flight, in every step. Other C libraries are left as they are.
+    """
     try:
-        tell = ctypes.CDLL(None).mallopt
+        mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
-    # Never, however much is free at the end of the heap. Blocks outside of it go when they are free: have fewer.
-    tell(_TRIM_THRESHOLD, -1)
-    tell(_MMAP_THRESHOLD, _LARGEST_BYTES)
+    # Never trim the heap, and take fewer blocks from outside it, which are returned when they are freed.
+    mallopt(_TRIM_THRESHOLD, -1)
+    mallopt(_MMAP_THRESHOLD, _LARGEST_BYTES)
 
 
 def to_payload(samples: torch.Tensor) -> torch.Tensor:
-    """Return the samples as a one-dimensional uint8 tensor on the CPU, which shares memory where it can."""
-    row = samples.contiguous().view(-1).view(torch.uint8)
-    if row.device.type != "cuda":
-        return row.cpu()
-    # Page-locked memory, which a GPU writes to directly and torch keeps for the next payload; the copy is waited for.
-    return torch.empty(row.numel(), dtype=torch.uint8, pin_memory=True).copy_(row)
+    """Return a tensor as a one-dimensional uint8 tensor on the CPU, which shares its memory if possible."""
+    flat = samples.contiguous().view(-1).view(torch.uint8)
+    if flat.device.type != "cuda":
+        return flat.cpu()
+    # A GPU writes directly to page-locked memory, which torch keeps for the next payload; the copy is synchronous.
+    return torch.empty(flat.numel(), dtype=torch.uint8, pin_memory=True).copy_(flat)
 
 
 def from_payloads(
-    parts: Sequence[torch.Tensor], sizes: Sequence[int], dtype: torch.dtype, device: torch.device
+    payloads: Sequence[torch.Tensor], sizes: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Return one tensor of the samples of consecutive payloads.
 
     Args:
-        parts: In the order of the samples.
+        payloads: The payloads, in the order of the samples.
         sizes: Shape of a sample.
-        dtype: Of its numbers.
-        device: Where the tensor is wanted.
+        dtype: Element type of a sample.
+        device: The device of the result.
     """
-    row = parts[0] if len(parts) == 1 else torch.cat(list(parts))
-    return row.view(dtype).view(-1, *sizes).to(device)
+    flat = payloads[0] if len(payloads) == 1 else torch.cat(list(payloads))
+    return flat.view(dtype).view(-1, *sizes).to(device)

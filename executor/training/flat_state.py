@@ -1,4 +1,4 @@
-"""What a layer is to whoever holds it next: its parameters, what the optimizer keeps of them, and its buffers."""
+"""Parameters, gradients and whole states of layers as one-dimensional tensors, as they are summed, sent and stored."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -9,17 +9,16 @@ from executor.training.optimizer import UpdateRule
 
 
 class FlatParameters:
-    """Rows of float32 on the CPU, with every parameter of the layers in order.
+    """The parameters of layers in order as one-dimensional float32 tensors on the CPU.
 
-    Frozen parameters keep their place in a row, and are never written.
+    Frozen parameters keep their place in a tensor, and are never written.
 
-    A parameter that took no part in a step has no gradient, and no update leaves its mark on it: neither weight decay
-    nor momentum. So that this is known after a sum too, its part of a row is all -0.0, which only -0.0 added to -0.0
-    gives; gradients of zero are +0.0 here. A part from which something was subtracted says it no more: then the
-    gradient is zero.
+    A parameter that took no part in a step has no gradient, and the update must not change it, neither by weight decay
+    nor by momentum. So that this is known after a sum too, its part of the tensor is all -0.0, which only results from
+    adding -0.0 to -0.0; gradients of zero are +0.0 here. A subtraction loses the mark, and the gradient is then zero.
 
     Args:
-        layers: In the order of the model.
+        layers: The layers, in the order of the model.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
@@ -27,52 +26,51 @@ class FlatParameters:
 
     @property
     def elements(self) -> int:
-        """Numbers in a row."""
+        """Number of elements of all parameters."""
         return sum(parameter.numel() for parameter in self._parameters)
 
     def gradients(self) -> torch.Tensor:
         """Return the gradients; -0.0 where a parameter has none."""
-        row = _row([torch.zeros_like(each) if each.grad is None else each.grad for each in self._parameters])
+        flat = _flatten([torch.zeros_like(each) if each.grad is None else each.grad for each in self._parameters])
         # Turns -0.0 into +0.0.
-        row += 0.0
-        for parameter, part in self._parts(row):
+        flat += 0.0
+        for parameter, part in self._parts(flat):
             if parameter.grad is None:
                 part.fill_(-0.0)
-        return row
+        return flat
 
-    def put_gradients(self, row: torch.Tensor) -> None:
-        """Replace the gradients; a parameter without one gets none if the row has none."""
-        for parameter, part in self._trained(row):
+    def put_gradients(self, values: torch.Tensor) -> None:
+        """Replace the gradients; a parameter without one stays without where ``values`` has none."""
+        for parameter, part in self._trained(values):
             if parameter.grad is not None:
                 parameter.grad.copy_(part)
             elif not _is_none(part):
                 parameter.grad = part.to(parameter.device, copy=True)
 
-    def add_gradients(self, row: torch.Tensor) -> None:
-        """Add to the gradients; a parameter without one gets none if the row has none."""
-        for parameter, part in self._trained(row):
-            if parameter.grad is None:
-                if not _is_none(part):
-                    parameter.grad = part.to(parameter.device, copy=True)
-            else:
+    def add_gradients(self, values: torch.Tensor) -> None:
+        """Add to the gradients; a parameter without one stays without where ``values`` has none."""
+        for parameter, part in self._trained(values):
+            if parameter.grad is not None:
                 parameter.grad.add_(part.to(parameter.device))
+            elif not _is_none(part):
+                parameter.grad = part.to(parameter.device, copy=True)
 
     def parameters(self) -> torch.Tensor:
-        """Return the parameters."""
-        return _row(self._parameters)
+        """Return a copy of the parameters."""
+        return _flatten(self._parameters)
 
-    def put_parameters(self, row: torch.Tensor) -> None:
+    def put_parameters(self, values: torch.Tensor) -> None:
         """Replace the parameters."""
         with torch.no_grad():
-            for parameter, part in self._trained(row):
+            for parameter, part in self._trained(values):
                 parameter.copy_(part)
 
-    def _trained(self, row: torch.Tensor) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-        """The parameters that are trained, each with its part of the row in its shape."""
-        return ((parameter, part) for parameter, part in self._parts(row) if parameter.requires_grad)
+    def _trained(self, values: torch.Tensor) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        return ((parameter, part) for parameter, part in self._parts(values) if parameter.requires_grad)
 
-    def _parts(self, row: torch.Tensor) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-        parts = row.split_with_sizes([parameter.numel() for parameter in self._parameters])
+    def _parts(self, values: torch.Tensor) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        """Yield each parameter with its part of ``values``, a view in the parameter's shape."""
+        parts = values.split_with_sizes([parameter.numel() for parameter in self._parameters])
         for parameter, part in zip(self._parameters, parts, strict=True):
             yield parameter, part.view_as(parameter)
 
@@ -81,20 +79,21 @@ def _is_none(part: torch.Tensor) -> bool:
     return not part.any() and bool(part.signbit().all())
 
 
-def _row(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    if not values:
+def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    if not tensors:
         return torch.zeros(0)
-    return torch.cat([value.detach().flatten() for value in values]).cpu()
+    return torch.cat([tensor.detach().flatten() for tensor in tensors]).cpu()
 
 
 class LayerState:
-    """The state of consecutive layers as one row of bytes: uint8, one-dimensional, on the CPU.
+    """The state of consecutive layers as a one-dimensional uint8 tensor on the CPU.
 
-    Its length follows from the layers and the kind of optimizer alone, so that a receiver knows it before.
+    It holds parameters, optimizer state and buffers. Its length follows from the layers and the kind of optimizer
+    alone, so that a receiver knows it in advance.
 
     Args:
-        layers: In the order of the model.
-        rule: Updates their parameters.
+        layers: The layers, in the order of the model.
+        rule: The update rule of their parameters.
     """
 
     def __init__(self, layers: Sequence[nn.Module], rule: UpdateRule) -> None:
@@ -103,7 +102,7 @@ class LayerState:
 
     @property
     def size_bytes(self) -> int:
-        """Of the row."""
+        """Length of the packed state in bytes."""
         parameters = [each for layer in self._layers for each in layer.parameters()]
         buffers = sum(each.nbytes for layer in self._layers for each in layer.buffers())
         return sum(each.nbytes + self._rule.state_bytes(each) for each in parameters) + buffers
@@ -113,17 +112,17 @@ class LayerState:
         parts = [each.detach().cpu().reshape(-1).view(torch.uint8) for each in self._tensors()]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.uint8)
 
-    def unpack(self, row: torch.Tensor) -> None:
-        """Replace the state by one that was packed of equal layers."""
+    def unpack(self, state: torch.Tensor) -> None:
+        """Replace the state by one that was packed from equal layers."""
         tensors = self._tensors()
-        parts = row.split_with_sizes([each.nbytes for each in tensors])
+        parts = state.split_with_sizes([each.nbytes for each in tensors])
         with torch.no_grad():
             for tensor, part in zip(tensors, parts, strict=True):
-                # A part may begin anywhere, and numbers must begin at a multiple of their size.
+                # The copy is aligned to the element size, which a part need not be.
                 tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
 
     def _tensors(self) -> list[torch.Tensor]:
-        """The state itself, no copies."""
+        """Return the tensors of the state themselves, not copies."""
         tensors: list[torch.Tensor] = []
         for layer in self._layers:
             for parameter in layer.parameters():
@@ -133,10 +132,10 @@ class LayerState:
 
 
 def model_state(layers: Iterable[nn.Module], optimizer: str) -> tuple[str, ...]:
-    """Return what the state of each layer consists of: equal where one model's can be another's."""
-    return tuple(f"{_parts(layer)} by {optimizer}" for layer in layers)
+    """Return a description of each layer's state; equal descriptions mean that one state can replace the other."""
+    return tuple(f"{_describe(layer)} by {optimizer}" for layer in layers)
 
 
-def _parts(layer: nn.Module) -> str:
+def _describe(layer: nn.Module) -> str:
     parts = [*layer.named_parameters(), *layer.named_buffers()]
     return ", ".join(f"{name} {list(part.shape)}" for name, part in parts) or "no parameters"

@@ -1,4 +1,4 @@
-"""A model's parallel layout, held against the degrees of a plan and the profile's shards; without memory."""
+"""Checks a model's parallel layout, without memory, against the degrees of a plan and the profiles of its shards."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -16,10 +16,10 @@ from traces.common.errors import InputError
 
 
 class TracingGroup:
-    """One of so many devices, of which the others are not there; it follows what lies between columns and rows.
+    """The first of several devices, without the others; it records what lies between columns and rows.
 
     Args:
-        degree: Devices that share the layer.
+        degree: Number of devices that share the layer.
     """
 
     def __init__(self, degree: int) -> None:
@@ -27,23 +27,23 @@ class TracingGroup:
         self._totals: list[Node] = []
 
     def shard(self, whole: torch.Tensor, dimension: int) -> torch.Tensor:
-        """Return the first part of a tensor, cut along a dimension."""
+        """Return the first part of a tensor, split along a dimension."""
         return whole.chunk(self._degree, dimension)[0]
 
     def enter(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the inputs without what they were made from: that gets the sum of all devices' gradients."""
+        """Return the inputs, detached: what they were computed from gets the sum of all devices' gradients."""
         return inputs.detach().requires_grad_()
 
     def total(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the outputs, and remember what they were made from."""
+        """Return the outputs, and record the graph that they were computed by."""
         if outputs.grad_fn is not None:
             self._totals.append(outputs.grad_fn)
         return outputs
 
-    def gets_one_part(self) -> Iterator[torch.Tensor]:
-        """Give what gets its gradient on this device from this device's part alone: shards, as it should be, or more.
+    def partial_leaves(self) -> Iterator[torch.Tensor]:
+        """Yield tensors whose gradient comes from this device's part alone: only shards, if the layout is right.
 
-        What a layer computes outside autograd's graph, in reentrant checkpoints for one, is not seen.
+        Computations outside autograd's graph, as in reentrant checkpoints, are not seen.
         """
         seen, waiting = set[Node](), list(self._totals)
         while waiting:
@@ -51,7 +51,7 @@ class TracingGroup:
             if node in seen:
                 continue
             seen.add(node)
-            # A node that adds to a leaf's gradient.
+            # Nodes that accumulate the gradient of a leaf have this attribute.
             leaf = getattr(node, "variable", None)
             if leaf is not None:
                 yield leaf
@@ -59,43 +59,44 @@ class TracingGroup:
 
 
 def check_layouts(scenario: Scenario, plan: Plan) -> None:
-    """Refuse a plan whose tensor-parallel groups the scenario's model, which has code, cannot be cut for.
+    """Refuse a plan with tensor-parallel groups over which the scenario's model, which has code, cannot be sharded.
 
     Raises:
-        InputError: The model names no layout, or one that cannot be computed in so many parts or would be trained
-            wrongly, or its parts do not have the sizes that the profile says.
+        InputError: The model has no layout, or one that cannot be computed at this degree or would be trained wrongly,
+            or its shards do not have the sizes that the profile says.
     """
-    stages = [(stage, replica) for each in plan.pipelines for stage in each.stages for replica in stage.replicas]
-    cuts = {
+    sharded = {
         (replica.tensor_parallel, layer)
-        for stage, replica in stages
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for replica in stage.replicas
         for layer in stage.layers
         if replica.tensor_parallel > 1
     }
     code, seed = scenario.code, scenario.training.seed
-    if not cuts:
+    if not sharded:
         return
     assert code is not None, "the model was checked"
     loaded = load_with_sizes(code, seed)
-    for degree in sorted({degree for degree, _ in cuts}):
+    for degree in sorted({degree for degree, _ in sharded}):
         with torch.device("meta"):
             model = load_model(code, seed)
         if not isinstance(model, TensorParallelModel):
             raise InputError(
-                "the model names no parallel layout",
+                "the model has no parallel layout",
                 where=str(code.path),
                 valid=f"tensor parallelism over {degree} devices needs its method 'parallel_layout'; or make a plan "
                 "without 'partners'",
             )
-        for index in sorted(layer for each, layer in cuts if each == degree):
+        for index in sorted(layer for each, layer in sharded if each == degree):
             where = f"{code.path}: parallel_layout({index})"
             with user_code(code.path, f"'parallel_layout' fails for layer {index}"):
                 layout = dict(model.parallel_layout(index))
             _check_names(model.layers[index], layout, degree, where)
             group = TracingGroup(degree)
             shard_layer(model.layers[index], layout, group)
-            entering = _check_forward(model.layers[index], index, loaded, code, seed, degree)
-            _check_gradients(model.layers[index], group, entering, where)
+            inputs = _check_forward(model.layers[index], index, loaded, code, seed, degree)
+            _check_gradients(model.layers[index], group, inputs, where)
             _check_size(model.layers[index], index, scenario, degree, where)
 
 
@@ -123,11 +124,11 @@ def _check_names(layer: nn.Module, layout: Mapping[str, str], degree: int, where
                 where=where,
                 valid=f"its {'outputs' if how == COLUMN else 'inputs'}, {width}, must be a multiple of {degree}",
             )
-        _refuse_second_names(layer, name, module, where)
+        _check_aliases(layer, name, module, where)
 
 
-def _refuse_second_names(layer: nn.Module, name: str, module: nn.Linear, where: str) -> None:
-    """Under another name a parameter would stay whole, and go its own way."""
+def _check_aliases(layer: nn.Module, name: str, module: nn.Linear, where: str) -> None:
+    """Refuse a parameter that the layer also has under another name, where it would stay whole."""
     own = {id(parameter) for parameter in module.parameters()}
     for other, parameter in layer.named_parameters(remove_duplicate=False):
         if id(parameter) in own and other.rpartition(".")[0] != name:
@@ -141,10 +142,9 @@ def _refuse_second_names(layer: nn.Module, name: str, module: nn.Linear, where: 
 def _check_forward(
     layer: nn.Module, index: int, loaded: LoadedModel, code: ModelCode, seed: int, degree: int
 ) -> torch.Tensor:
-    """Parts that come out of the layer uncollected, and attention by heads that are no whole number, show in shapes.
+    """Refuse a sharded layer that fails or puts out another shape; return the inputs that it got.
 
-    Returns:
-        The inputs that the layer got.
+    The shape shows parts that are not summed, and attention with a fractional number of heads.
     """
     if index:
         before = loaded.sizes[index - 1].output
@@ -153,7 +153,7 @@ def _check_forward(
         inputs = DataOrder(loaded.model, global_batch=1, seed=seed).samples(0, 0, 1)[0].to("meta")
     failure = f"layer {index} cannot be computed in {degree} parts by its parallel layout"
     with user_code(code.path, failure):
-        # A copy, which the layer may change in place.
+        # The layer may change its inputs in place.
         outputs = layer(inputs.clone())
     expected = [1, *loaded.sizes[index].output.sizes]
     if list(outputs.shape) != expected:
@@ -166,12 +166,10 @@ def _check_forward(
 
 
 def _check_gradients(layer: nn.Module, group: TracingGroup, inputs: torch.Tensor, where: str) -> None:
-    """What is whole and is used between a column and a row gets the gradient of one part, and nobody sums those."""
-    whole: dict[torch.Tensor, str] = {
-        part.parameter: f"parameter '{part.name}'" for part in parameter_parts(layer) if part.dimension is None
-    }
-    whole[inputs] = "input"
-    for leaf in group.gets_one_part():
+    """Refuse whole parameters and inputs used between a column and a row: nobody sums their partial gradients."""
+    whole: dict[torch.Tensor, str] = {inputs: "input"}
+    whole |= {part.parameter: f"parameter '{part.name}'" for part in parameter_parts(layer) if part.dimension is None}
+    for leaf in group.partial_leaves():
         if leaf in whole:
             raise InputError(
                 f"the layer's {whole[leaf]} is used on a part, between '{COLUMN}' and '{ROW}'",

@@ -1,4 +1,4 @@
-"""Trains the user's model: this rank's stages, forward and backward by autograd, torch's optimizers."""
+"""Trains the user's model: this rank's stages, forward and backward by autograd, and torch's optimizers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import nn
 from executor.core.clock import RunClock
 from executor.core.step_program import DeviceProgram, Work
 from executor.training.compute import Performed
-from executor.training.device import CPU, from_payloads, seed_random, settle, to_payload
+from executor.training.device import CPU, from_payloads, seed_random, synchronize, to_payload
 from executor.training.flat_state import FlatParameters, LayerState
 from executor.training.grad_buckets import GradBucketHooks
 from executor.training.models.loading import LoadedModel, SampleShape
@@ -27,31 +27,31 @@ from planner.scenario.training import Training
 
 
 @dataclass(frozen=True, slots=True)
-class _HeldStage:
-    """A stage that this rank holds.
+class _Stage:
+    """A stage of this rank.
 
     Attributes:
-        module: Its layers.
-        received: What the stage before puts out; None for the first one, which gets data.
-        put_out: What it puts out itself; None for the last one, which has the loss.
+        module: The layers of the stage.
+        input_shape: Shape of a sample from the stage before; None for the first stage, which reads data.
+        output_shape: Shape of a sample for the stage after; None for the last stage, which computes the loss.
     """
 
     module: StageModule
-    received: SampleShape | None
-    put_out: SampleShape | None
+    input_shape: SampleShape | None
+    output_shape: SampleShape | None
 
 
 class RealCompute:
-    """The stages of the model that one rank holds.
+    """The stages of the model that one rank trains.
 
     Args:
-        loaded: The whole model, of which these stages' layers are trained.
-        plan: Says which stages; so does the one of `hold`, and those of the steps until then have the same ones.
-        program: This rank's first program; None if it has none.
-        training: The update rule and the global batch.
-        clock: Of the run.
-        device: Where layers are computed and their parameters kept.
-        group: Who shares every layer with this rank; None if it has them alone.
+        loaded: The whole model.
+        plan: The plan, which gives this rank's stages until `set_plan` is called.
+        program: This rank's program in the plan; None if it has none.
+        training: The update rule, the precision and the global batch.
+        clock: Clock of the run.
+        device: The device that has the parameters and computes the layers.
+        group: The tensor-parallel group that shares every layer of this rank; None if it is in none.
     """
 
     def __init__(
@@ -69,67 +69,63 @@ class RealCompute:
         self._clock = clock
         self._device = device
         self._group = group
+        self._leads = group is None or group.leads
         self._data = DataOrder(loaded.model, training.global_batch, training.seed)
         self._pipeline = -1
-        self._stages: dict[int, _HeldStage] = {}
+        self._stages: dict[int, _Stage] = {}
         self._layers: dict[int, nn.Module] = {}
         self._rule = UpdateRule([], training)
-        self._handed_over: dict[tuple[int, Kind, int], torch.Tensor] = {}
+        # Outputs and gradients from one of this rank's stages to another: receiving stage, kind, microbatch.
+        self._local: dict[tuple[int, Kind, int], torch.Tensor] = {}
         self._losses: dict[int, torch.Tensor] = {}
         self._step = 0
         self._first_samples: list[int] = []
         self._syncs: tuple[GradientSync, ...] = ()
         self._samples_of_an_update = training.global_batch
-        self.hold(plan, program)
+        self.set_plan(plan, program)
 
-    def hold(self, plan: Plan, program: DeviceProgram | None) -> None:
-        """Take up the stages of another plan; layers that this rank trains already keep their state."""
+    def set_plan(self, plan: Plan, program: DeviceProgram | None) -> None:
+        """Take the stages of another plan; layers that this rank trains already keep their state."""
         self._stages, self._layers = {}, {}
         if program is not None:
             self._pipeline = program.pipeline
             for index, stage in enumerate(plan.pipelines[program.pipeline].stages):
                 if any(program.device in replica.devices for replica in stage.replicas):
-                    self._stages[index] = self._hold(stage)
+                    self._stages[index] = self._add_stage(stage)
         parameters = [each for layer in self._layers.values() for each in layer.parameters()]
         before, self._rule = self._rule, UpdateRule(parameters, self._training)
         self._rule.adopt(before)
 
-    def state_bytes(self, move: LayerTransfer) -> int:
-        """Return the bytes of the state of the layers of ``move``: more than it says, if they have buffers."""
-        return self._state(move).size_bytes
-
-    def layer_state(self, move: LayerTransfer) -> torch.Tensor:
-        """Return a copy of the state of these layers."""
-        return self._state(move).pack()
-
-    def put_layer_state(self, move: LayerTransfer, state: torch.Tensor) -> None:
-        """Replace the state of these layers."""
-        self._state(move).unpack(state)
-
-    def _state(self, move: LayerTransfer) -> LayerState:
-        layers = [self._loaded.model.layers[index] for index in move.layers]
-        return LayerState(layers, self._rule)
-
-    def _hold(self, stage: Stage) -> _HeldStage:
-        sizes = self._loaded.sizes
-        layers = {index: self._loaded.model.layers[index] for index in stage.layers}
-        self._cut(layers)
+    def _add_stage(self, stage: Stage) -> _Stage:
+        model, sizes = self._loaded.model, self._loaded.sizes
+        layers = {index: model.layers[index] for index in stage.layers}
+        if self._group is not None:
+            assert isinstance(model, TensorParallelModel), "the launcher has checked this"
+            for index, layer in layers.items():
+                shard_layer(layer, model.parallel_layout(index), self._group)
         self._layers |= layers
-        # Any of them: before it there may be layers that pass on what they get, or a view of it.
+        # In any layer: those before it may pass on their inputs, or a view of them.
         copies_inputs = any(size.changes_inputs for size in sizes[stage.first_layer : stage.end_layer])
-        return _HeldStage(
+        return _Stage(
             StageModule(list(layers.values()), self._device, self._training.precision, copies_inputs=copies_inputs),
             sizes[stage.first_layer - 1].output if stage.first_layer > 0 else None,
             sizes[stage.end_layer - 1].output if stage.end_layer < len(sizes) else None,
         )
 
-    def _cut(self, layers: Mapping[int, nn.Module]) -> None:
-        if self._group is None:
-            return
-        model = self._loaded.model
-        assert isinstance(model, TensorParallelModel), "the launcher has checked this"
-        for index, layer in layers.items():
-            shard_layer(layer, model.parallel_layout(index), self._group)
+    def state_bytes(self, move: LayerTransfer) -> int:
+        """Return the bytes of the state of the layers of ``move``: more than the plan says if they have buffers."""
+        return self._state(move).size_bytes
+
+    def layer_state(self, move: LayerTransfer) -> torch.Tensor:
+        """Return a copy of the state of the layers of ``move``."""
+        return self._state(move).pack()
+
+    def put_layer_state(self, move: LayerTransfer, state: torch.Tensor) -> None:
+        """Replace the state of the layers of ``move``."""
+        self._state(move).unpack(state)
+
+    def _state(self, move: LayerTransfer) -> LayerState:
+        return LayerState([self._loaded.model.layers[index] for index in move.layers], self._rule)
 
     @property
     def layers(self) -> Mapping[int, nn.Module]:
@@ -144,21 +140,21 @@ class RealCompute:
             for name, parameter in whole_parameters(layer, self._group)
         }
 
-    def rows(self, first_layer: int, end_layer: int, elements: int) -> FlatParameters:
-        """Return the rows of layers ``first_layer`` to ``end_layer - 1``, all of which this rank trains."""
-        rows = FlatParameters([self._layers[index] for index in range(first_layer, end_layer)])
-        assert rows.elements == elements, (first_layer, end_layer, rows.elements, elements)
-        return rows
+    def flat_parameters(self, first_layer: int, end_layer: int, elements: int) -> FlatParameters:
+        """Return access to the parameters of layers ``first_layer`` to ``end_layer - 1``, which this rank trains."""
+        found = FlatParameters([self._layers[index] for index in range(first_layer, end_layer)])
+        assert found.elements == elements, (first_layer, end_layer, found.elements, elements)
+        return found
 
     def wait_until(self, time_s: float) -> None:
-        """Nothing follows: what is measured is when things happen."""
+        """Do nothing: actions are timed by the clock."""
 
     def free_s(self) -> float:
-        """Return the time: the last action has ended."""
+        """Return the current time: the last action has ended."""
         return self._clock.now_s()
 
     def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
-        """Begin a step; whatever an unfinished one has left is dropped."""
+        """Begin a step, and drop what an unfinished one has left."""
         self._step = step
         pipeline = plan.pipelines[self._pipeline]
         before = sum(earlier.samples for earlier in plan.pipelines[: self._pipeline])
@@ -166,9 +162,9 @@ class RealCompute:
         self._samples_of_an_update = samples_of_an_update(plan, self._pipeline)
         self._syncs = program.synchronisations
         split = {work.action.stage for work in program.work if work.action.kind is Kind.BACKWARD_INPUT}
-        for index, held in self._stages.items():
-            held.module.start_step(recompute=pipeline.stages[index].recompute, splits=index in split)
-        self._handed_over.clear()
+        for index, stage in self._stages.items():
+            stage.module.start_step(recompute=pipeline.stages[index].recompute, splits=index in split)
+        self._local.clear()
         self._losses.clear()
         self._rule.clear_gradients()
 
@@ -177,18 +173,18 @@ class RealCompute:
     ) -> Performed:
         """Run a stage's layers forward, backward, or through a part of backward, for one microbatch."""
         start_s = self._clock.now_s()
-        watch = self._watch(work, complete) if work.completes else None
-        result = self._carry_out(work, inputs, watch)
-        if watch is not None:
-            watch.close()
+        buckets = self._buckets(work, complete) if work.completes else None
+        result = self._carry_out(work, inputs, buckets)
+        if buckets is not None:
+            buckets.close()
         outputs = []
         for send in work.sends:
             assert result is not None
             outputs.append(to_payload(result[send.first - work.first : send.end - work.first]))
-        settle(self._device)
+        synchronize(self._device)
         return Performed(outputs, start_s, self._clock.now_s())
 
-    def _watch(self, work: Work, complete: Callable[[int], None]) -> GradBucketHooks:
+    def _buckets(self, work: Work, complete: Callable[[int], None]) -> GradBucketHooks:
         buckets = {}
         for each in work.completes:
             sync = self._syncs[each.sync]
@@ -197,80 +193,81 @@ class RealCompute:
         return GradBucketHooks(buckets, complete)
 
     def _carry_out(
-        self, work: Work, inputs: Sequence[torch.Tensor], watch: GradBucketHooks | None
+        self, work: Work, inputs: Sequence[torch.Tensor], buckets: GradBucketHooks | None
     ) -> torch.Tensor | None:
-        stage, kind, microbatch = work.action.stage, work.action.kind, work.action.microbatch
-        held = self._stages[stage]
+        index, kind, microbatch = work.action.stage, work.action.kind, work.action.microbatch
+        stage = self._stages[index]
         if kind is Kind.BACKWARD_WEIGHT:
-            held.module.backward_weight(microbatch, watch)
+            stage.module.backward_weight(microbatch, buckets)
             return None
         if kind is Kind.FORWARD:
-            result: torch.Tensor | None = self._forward(work, held, inputs)
-            key = (stage + 1, Kind.FORWARD, microbatch)
+            result: torch.Tensor | None = self._forward(work, stage, inputs)
+            key = (index + 1, Kind.FORWARD, microbatch)
         else:
             gradient = None
-            if held.put_out is not None:
-                gradient = self._incoming((stage, Kind.BACKWARD, microbatch), held.put_out, work, inputs)
+            if stage.output_shape is not None:
+                gradient = self._incoming((index, Kind.BACKWARD, microbatch), stage.output_shape, work, inputs)
             if kind is Kind.BACKWARD:
-                result = held.module.backward(microbatch, gradient, watch)
+                result = stage.module.backward(microbatch, gradient, buckets)
             else:
-                result = held.module.backward_input(microbatch, gradient)
-            key = (stage - 1, Kind.BACKWARD, microbatch)
+                result = stage.module.backward_input(microbatch, gradient)
+            key = (index - 1, Kind.BACKWARD, microbatch)
         if key[0] in self._stages and result is not None:
-            self._handed_over[key] = result
+            self._local[key] = result
         return result
 
-    def _forward(self, work: Work, held: _HeldStage, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        stage, microbatch, count = work.action.stage, work.action.microbatch, work.end - work.first
+    def _forward(self, work: Work, stage: _Stage, payloads: Sequence[torch.Tensor]) -> torch.Tensor:
+        microbatch, count = work.action.microbatch, work.end - work.first
         loss: Loss | None = None
-        if held.received is None or held.put_out is None:
+        if stage.input_shape is None or stage.output_shape is None:
             data, targets = self._data.samples(self._step, self._first_samples[microbatch] + work.first, count)
-        if held.put_out is None:
-            loss = self._part_of_loss(targets.to(self._device), count / self._samples_of_an_update)
-        if held.received is None:
-            entering = data.to(self._device)
+        if stage.output_shape is None:
+            loss = self._weighted_loss(targets.to(self._device), count / self._samples_of_an_update)
+        if stage.input_shape is None:
+            inputs = data.to(self._device)
         else:
-            entering = self._incoming((stage, Kind.FORWARD, microbatch), held.received, work, inputs).requires_grad_()
+            key = (work.action.stage, Kind.FORWARD, microbatch)
+            inputs = self._incoming(key, stage.input_shape, work, payloads).requires_grad_()
         seed_random(self._device, self._random_seed(work))
-        outputs = held.module.forward(microbatch, entering, loss)
+        outputs = stage.module.forward(microbatch, inputs, loss)
         if loss is not None:
             self._losses[microbatch] = outputs
         return outputs
 
-    def _part_of_loss(self, targets: torch.Tensor, share: float) -> Loss:
-        return lambda outputs: self._loaded.model.loss(outputs, targets) * share
+    def _weighted_loss(self, targets: torch.Tensor, weight: float) -> Loss:
+        return lambda outputs: self._loaded.model.loss(outputs, targets) * weight
 
     def _incoming(
         self, key: tuple[int, Kind, int], shape: SampleShape, work: Work, payloads: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """What another stage has put out: one of this rank's own, or one that sent it."""
-        if key in self._handed_over:
-            return self._handed_over.pop(key)
+        """Return the output or gradient of another stage: of this rank, or received by the leader of its group."""
+        if key in self._local:
+            return self._local.pop(key)
         if self._group is None:
             return from_payloads(payloads, shape.sizes, shape.dtype, self._device)
-        if self._group.leads:
-            entering = from_payloads(payloads, shape.sizes, shape.dtype, CPU)
+        if self._leads:
+            received = from_payloads(payloads, shape.sizes, shape.dtype, CPU)
         else:
-            entering = torch.empty(work.end - work.first, *shape.sizes, dtype=shape.dtype)
-        self._group.broadcast(entering)
-        return entering.to(self._device)
+            received = torch.empty(work.end - work.first, *shape.sizes, dtype=shape.dtype)
+        self._group.broadcast(received)
+        return received.to(self._device)
 
     def _random_seed(self, work: Work) -> int:
-        """For dropout and the like: other numbers for every forward, the same ones if a step is done again."""
+        """Return the seed for dropout and the like: its own for every forward, the same if a step is repeated."""
         place = (self._pipeline, work.action.stage, work.action.microbatch, work.first)
         sequence = np.random.SeedSequence((self._training.seed, self._step, *place))
         return int(sequence.generate_state(1, np.uint64)[0])
 
     def gradient(self, sync: GradientSync) -> torch.Tensor:
-        """Return the gradients of the layers of ``sync`` in one row."""
-        return self.rows(sync.first_layer, sync.end_layer, sync.elements).gradients()
+        """Return the gradients of the layers of ``sync``."""
+        return self.flat_parameters(sync.first_layer, sync.end_layer, sync.elements).gradients()
 
     def put_gradient(self, sync: GradientSync, gradient: torch.Tensor) -> None:
-        """Write the summed row back."""
-        self.rows(sync.first_layer, sync.end_layer, sync.elements).put_gradients(gradient)
+        """Replace the gradients of the layers of ``sync`` by their sum."""
+        self.flat_parameters(sync.first_layer, sync.end_layer, sync.elements).put_gradients(gradient)
 
     def clear_gradients(self) -> None:
-        """Forget all gradients."""
+        """Drop all gradients."""
         self._rule.clear_gradients()
 
     def squared_norm(self) -> float:
@@ -282,13 +279,13 @@ class RealCompute:
     def finish_step(self, step: int, squared_norm: float | None) -> float | None:
         """Update the parameters, clipping by ``squared_norm``; return this rank's part of the loss, if it has one."""
         self._rule.update(step, squared_norm)
-        # Else the next action would seem to take the time of what the optimizer has begun.
-        settle(self._device)
-        if all(held.put_out is not None for held in self._stages.values()):
+        # The next action must not be charged for the optimizer's time.
+        synchronize(self._device)
+        if all(stage.output_shape is not None for stage in self._stages.values()):
             return None
         # The partners of a tensor-parallel group have computed the same loss.
-        if self._group is not None and not self._group.leads:
+        if not self._leads:
             return None
-        # In the order of the microbatches, whatever order they were computed in.
+        # Summed in the order of the microbatches, in whichever order they were computed.
         total = sum(self._losses[microbatch].item() for microbatch in sorted(self._losses))
         return total * (self._samples_of_an_update / self._training.global_batch)

@@ -1,8 +1,9 @@
-"""The split of backward in two: I gives the input gradient and puts weight gradients off, W computes those.
+"""Backward split in two: the input pass gives the input gradient and defers weight gradients to the weight pass.
 
-Only where the weight gradient is where the time goes: see `executor.training.split_backward`. Everything else, as
-norms, biases, embeddings and parameters that a layer uses directly, gets its gradient in I. The sums are those of an
-unsplit backward; where a weight is used several times they are added in another order.
+Only weight gradients of linear layers and convolutions are deferred, where most of the time goes. All other parameters,
+such as those of norms and embeddings, biases, and parameters that a layer uses directly, get their gradients in the
+input pass. The sums are those of an unsplit backward; a weight that is used several times gets its terms in another
+order.
 """
 
 from abc import ABC, abstractmethod
@@ -19,41 +20,41 @@ from executor.training.grad_buckets import GradBucketHooks
 
 
 class Splittable(ABC):
-    """A linear layer or a convolution: its forward, and each gradient by itself.
+    """A linear layer or a convolution: its forward, and each of its gradients.
 
-    Inputs, weight, bias and gradients that its methods get are of the dtype that is computed in.
+    Inputs, weight, bias and gradients that the methods get have the dtype of the computation.
 
     Attributes:
-        module: It keeps the parameters; what recomputation hands back are copies of them.
+        weight: The module's own parameter; recomputation uses copies of it.
+        bias: The module's own parameter, if it has one.
     """
 
-    def __init__(self, module: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
-        self.module = module
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
         self.weight = weight
         self.bias = bias
 
     def run(self, inputs: torch.Tensor, apply: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Return what the module returns, where ``apply`` does `forward` on the inputs in the shape for it."""
+        """Return the module's outputs; ``apply`` calls `forward` on the inputs in the shape that it takes."""
         return apply(inputs)
 
     @abstractmethod
     def forward(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return the outputs; they must not be a view, or nobody could change them in place."""
+        """Return the outputs; they must not be a view, which could not be changed in place."""
 
     @abstractmethod
     def input_gradient(self, gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the inputs from that of the outputs."""
+        """Return the gradient of the inputs from the gradient of the outputs."""
 
     @abstractmethod
     def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the bias from that of the outputs."""
+        """Return the gradient of the bias from the gradient of the outputs."""
 
     @abstractmethod
     def weight_gradient(self, gradient: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the weight from that of the outputs."""
+        """Return the gradient of the weight from the gradient of the outputs."""
 
     def add_weight_gradient(self, gradient: torch.Tensor, inputs: torch.Tensor) -> None:
-        """Add the gradient of the weight to what the parameter has."""
+        """Add the gradient of the weight to the parameter's."""
         found = self.weight_gradient(gradient, inputs).to(self.weight.dtype)
         self.weight.grad = found if self.weight.grad is None else self.weight.grad.add_(found)
 
@@ -62,7 +63,7 @@ class _Linear(Splittable):
     """Shapes: inputs N x I, outputs N x O, weight O x I."""
 
     def run(self, inputs: torch.Tensor, apply: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        # With more dimensions torch would return a view.
+        # For inputs of more dimensions torch would return a view.
         return apply(inputs.reshape(-1, inputs.shape[-1])).view(*inputs.shape[:-1], -1)
 
     def forward(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -82,13 +83,13 @@ class _Convolution(Splittable):
     """Shapes: inputs B x I x H x W, outputs B x O x H' x W', weight O x I/groups x K x K'."""
 
     def __init__(self, module: nn.Conv2d, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
-        super().__init__(module, weight, bias)
+        super().__init__(weight, bias)
         assert not isinstance(module.padding, str)
         self._stride, self._padding, self._dilation = module.stride, module.padding, module.dilation
         self._groups = module.groups
 
     def run(self, inputs: torch.Tensor, apply: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        # torch takes a single image too.
+        # torch also accepts a single image.
         return apply(inputs) if inputs.ndim == 4 else apply(inputs.unsqueeze(0)).squeeze(0)
 
     def forward(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -106,29 +107,29 @@ class _Convolution(Splittable):
     def _gradients(
         self, gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, wanted: list[bool]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        steps = (self._stride, self._padding, self._dilation)
+        geometry = (self._stride, self._padding, self._dilation)
         gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.aten.convolution_backward(
-            gradient, inputs, weight, None, *steps, False, (0, 0), self._groups, wanted
+            gradient, inputs, weight, None, *geometry, False, (0, 0), self._groups, wanted
         )
         return gradients
 
 
 def splittable(module: nn.Module) -> Splittable | None:
-    """Return the parts of a module's backward; None where it does more than its class, or something else."""
-    if type(module) not in (nn.Linear, nn.Conv2d) or _is_extended(module):
+    """Return the parts of a module's backward; None if the module is of another class, or modified."""
+    if type(module) not in (nn.Linear, nn.Conv2d) or _is_modified(module):
         return None
-    # Parametrisations and pruning replace the parameter by something that is computed from others.
+    # Parametrisations and pruning replace the parameter by a tensor that is computed from others.
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
     if type(weight) is not nn.Parameter or _has_hooks(weight) or not (bias is None or type(bias) is nn.Parameter):
         return None
     if isinstance(module, nn.Conv2d):
-        # Other paddings are computed ahead of the convolution, or are not the same on both sides.
+        # Other kinds of padding are computed before the convolution, or are not symmetric.
         plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
         return _Convolution(module, weight, bias) if plain else None
-    return _Linear(module, weight, bias)
+    return _Linear(weight, bias)
 
 
-def _is_extended(module: nn.Module) -> bool:
+def _is_modified(module: nn.Module) -> bool:
     hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
     return "forward" in vars(module) or any(getattr(module, name) for name in hooks)
 
@@ -138,19 +139,19 @@ def _has_hooks(parameter: nn.Parameter) -> bool:
 
 
 # A module, the gradient of its outputs, and its inputs.
-_PutOff = tuple[Splittable, torch.Tensor, torch.Tensor]
+_Deferred = tuple[Splittable, torch.Tensor, torch.Tensor]
 
 
 class WeightStore:
-    """Weight gradients that are put off, by microbatch."""
+    """The inputs of deferred weight gradients, by microbatch."""
 
     def __init__(self) -> None:
-        self._put_off: dict[int, list[_PutOff]] = {}
-        self._current: list[_PutOff] | None = None
+        self._deferred: dict[int, list[_Deferred]] = {}
+        self._current: list[_Deferred] | None = None
         self._installed: list[nn.Module] = []
 
     def install(self, modules: Iterable[nn.Module]) -> None:
-        """From their next forward on, let the backward of these modules be split; of the instances, not the classes."""
+        """Make the backward of these modules, not of their classes, splittable from their next forward on."""
         if self._installed:
             return
         for module in modules:
@@ -160,57 +161,55 @@ class WeightStore:
                 self._installed.append(module)
 
     def remove(self) -> None:
-        """Let the modules do again what their class says."""
+        """Undo `install`."""
         for module in self._installed:
             del vars(module)["forward"]
         self._installed = []
 
-    @contextmanager
-    def putting_off(self, microbatch: int) -> Iterator[None]:
-        """Around the backward of a microbatch of which only the input gradient is wanted now."""
-        with self._taking(self._put_off.setdefault(microbatch, [])):
-            yield
+    def deferring(self, microbatch: int) -> AbstractContextManager[None]:
+        """Return a context in which backward defers the weight gradients of a microbatch."""
+        return self._collecting(self._deferred.setdefault(microbatch, []))
 
     def paused(self) -> AbstractContextManager[None]:
-        """Around a forward, which may run inside a backward and may itself ask autograd for gradients."""
-        return self._taking(None)
+        """Return a context for a forward, which may run inside a backward and may itself compute gradients."""
+        return self._collecting(None)
 
     @contextmanager
-    def _taking(self, put_off: list[_PutOff] | None) -> Iterator[None]:
-        before, self._current = self._current, put_off
+    def _collecting(self, deferred: list[_Deferred] | None) -> Iterator[None]:
+        before, self._current = self._current, deferred
         try:
             yield
         finally:
             self._current = before
 
-    def compute(self, microbatch: int, watch: GradBucketHooks | None = None) -> None:
-        """Add the weight gradients that were put off for a microbatch, and let go of what they are made from."""
-        # Those of the last layers were put off first.
-        waiting = self._put_off.pop(microbatch)[::-1]
-        if watch is not None:
-            watch.expect(parts.weight for parts, _, _ in waiting)
+    def compute(self, microbatch: int, buckets: GradBucketHooks | None = None) -> None:
+        """Add the deferred weight gradients of a microbatch, and drop their inputs one by one."""
+        # The last layers' were deferred first.
+        waiting = self._deferred.pop(microbatch)[::-1]
+        if buckets is not None:
+            buckets.expect(parts.weight for parts, _, _ in waiting)
         with torch.no_grad():
             while waiting:
                 parts, gradient, inputs = waiting.pop()
                 parts.add_weight_gradient(gradient, inputs)
-                if watch is not None:
-                    watch.arrived(parts.weight)
+                if buckets is not None:
+                    buckets.added(parts.weight)
 
     def clear(self) -> None:
-        """Forget everything that was put off."""
-        self._put_off = {}
+        """Drop everything that was deferred."""
+        self._deferred = {}
 
-    def put_off(self, parts: Splittable, gradient: torch.Tensor, inputs: torch.Tensor) -> bool:
-        """Keep what a weight gradient is made from, if it is put off now; return whether it is."""
+    def defer(self, parts: Splittable, gradient: torch.Tensor, inputs: torch.Tensor) -> bool:
+        """Inside `deferring`, store the inputs of this weight gradient. Returns True if stored."""
         if self._current is None:
             return False
-        # Detached: inputs come out of the graph with all that they were made from.
+        # Detached: inputs would keep the graph that they were computed by.
         self._current.append((parts, gradient.detach(), inputs.detach()))
         return True
 
 
 class _Split(torch.autograd.Function):
-    """A splittable module in the graph; its weight gets its gradient here unless the store takes it."""
+    """A splittable module in the graph; its backward computes the weight gradient unless the store takes it."""
 
     @staticmethod
     def forward(
@@ -223,7 +222,7 @@ class _Split(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.parts, ctx.store = parts, store
-        # Cast here and not by autocast, which would remember the copies for uses outside, and they have no graph.
+        # Autocast would cache the copies for later uses, and they have no graph.
         dtype = inputs.dtype
         return parts.forward(inputs, weight.to(dtype), None if bias is None else bias.to(dtype))
 
@@ -235,7 +234,7 @@ class _Split(torch.autograd.Function):
         store: WeightStore = ctx.store
         of_inputs, of_weight, of_bias, *_ = ctx.needs_input_grad
         found = parts.input_gradient(gradient, inputs, weight.to(inputs.dtype)) if of_inputs else None
-        later = not of_weight or store.put_off(parts, gradient, inputs)
+        later = not of_weight or store.defer(parts, gradient, inputs)
         now = None if later else parts.weight_gradient(gradient, inputs).to(weight.dtype)
         return found, now, parts.bias_gradient(gradient).to(weight.dtype) if of_bias else None, None, None
 
@@ -243,7 +242,7 @@ class _Split(torch.autograd.Function):
 def _forward(
     store: WeightStore, parts: Splittable, original: Callable[[torch.Tensor], torch.Tensor], input: torch.Tensor
 ) -> torch.Tensor:
-    """What a module does while its backward can be split; the name of ``input`` is torch's."""
+    """Replace the forward of an installed module, whose argument torch calls ``input``."""
     if not torch.is_grad_enabled() or not parts.weight.requires_grad:
         return original(input)
     device = input.device.type

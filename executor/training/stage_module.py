@@ -1,4 +1,4 @@
-"""The layers of one stage: forward, and backward in one part or in two, of several microbatches at a time."""
+"""The layers of one stage: forward, and backward in one part or in two, with several microbatches in flight."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,13 +16,13 @@ Loss = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Forwarded:
     """What a microbatch's backward starts from; the graph keeps the rest.
 
     Attributes:
-        inputs: They get the gradient for the stage before.
+        inputs: The stage's inputs, which get the gradient for the stage before.
         edge: The end of the graph, which does not keep the outputs; None if nothing can be differentiated.
-        shape: Of the outputs.
+        shape: Shape of the outputs.
     """
 
     inputs: torch.Tensor
@@ -34,8 +34,8 @@ class StageModule:
     """Consecutive layers, and the state of the microbatches between their forward and their backward.
 
     Args:
-        layers: In order.
-        device: Where they are computed.
+        layers: The layers in order.
+        device: The device that computes them.
         precision: One of `planner.scenario.training.ELEMENT_BYTES`.
         copies_inputs: Whether a layer changes its inputs in place, so that the first one must get a copy.
     """
@@ -49,17 +49,17 @@ class StageModule:
         self._copies_inputs = copies_inputs
         self._recompute = False
         self._store = WeightStore()
-        self._held: dict[int, _Held] = {}
+        self._forwarded: dict[int, _Forwarded] = {}
 
     def start_step(self, *, recompute: bool, splits: bool) -> None:
-        """Forget every microbatch, and prepare for a step.
+        """Drop all microbatches, and prepare for a step.
 
         Args:
-            recompute: Whether only the inputs are kept until backward, which computes the rest again, with the same
+            recompute: Whether only the inputs are kept until backward, which computes the rest again with the same
                 random numbers.
-            splits: Whether some microbatch's backward is split.
+            splits: Whether the backward of some microbatch is split.
         """
-        self._held.clear()
+        self._forwarded.clear()
         self._store.clear()
         self._recompute = recompute
         if splits:
@@ -68,67 +68,65 @@ class StageModule:
             self._store.remove()
 
     def forward(self, microbatch: int, inputs: torch.Tensor, loss: Loss | None = None) -> torch.Tensor:
-        """Return the layers' outputs as float32, or the loss of them; detached.
+        """Return the layers' outputs as float32, or their loss; detached.
 
         Args:
-            microbatch: Index by which backward finds it.
-            inputs: Requiring a gradient if the stage before wants it. They are kept.
-            loss: Of the model, on the last stage.
+            microbatch: Index of the microbatch, by which backward finds it.
+            inputs: The inputs, which are kept; they require a gradient if the stage before needs it.
+            loss: The model's loss function on the last stage.
         """
-        with _computing_in(self._precision, self._device):
+        with _autocast(self._precision, self._device):
             if self._recompute:
-                # Inside the context, so that it computes in the same precision again.
+                # Within autocast, so that the recomputation has the same precision.
                 outputs: torch.Tensor = checkpoint(self._run, inputs, loss, use_reentrant=False)
             else:
                 outputs = self._run(inputs, loss)
         edge = get_gradient_edge(outputs) if outputs.requires_grad else None
-        self._held[microbatch] = _Held(inputs, edge, outputs.shape)
+        self._forwarded[microbatch] = _Forwarded(inputs, edge, outputs.shape)
         return outputs.detach()
 
     def backward(
-        self, microbatch: int, gradient: torch.Tensor | None, watch: GradBucketHooks | None = None
+        self, microbatch: int, gradient: torch.Tensor | None, buckets: GradBucketHooks | None = None
     ) -> torch.Tensor | None:
-        """Add to the parameters' gradients; return that of the inputs if they require it.
+        """Add to the parameters' gradients, and drop the microbatch.
 
         Args:
-            microbatch: Index; it is forgotten.
-            gradient: Of the outputs; None if they are the loss.
-            watch: Hears of every gradient.
+            microbatch: Index of the microbatch.
+            gradient: Gradient of the outputs; None if they are the loss.
+            buckets: Observes the gradients.
+
+        Returns:
+            The gradient of the inputs if they require one.
         """
-        held = self._held.pop(microbatch)
-        if held.edge is not None:
+        forwarded = self._forwarded.pop(microbatch)
+        if forwarded.edge is not None:
             if gradient is None:
-                gradient = torch.ones(held.shape, device=self._device)
-            with watch.autograd() if watch is not None else nullcontext():
-                torch.autograd.backward([held.edge], [gradient])
-        if not held.inputs.requires_grad:
+                gradient = torch.ones(forwarded.shape, device=self._device)
+            with buckets.autograd() if buckets is not None else nullcontext():
+                torch.autograd.backward([forwarded.edge], [gradient])
+        inputs = forwarded.inputs
+        if not inputs.requires_grad:
             return None
-        # Nothing flows back through layers whose outputs do not depend on their inputs.
-        return torch.zeros_like(held.inputs) if held.inputs.grad is None else held.inputs.grad
+        # There is no gradient if the outputs do not depend on the inputs.
+        return torch.zeros_like(inputs) if inputs.grad is None else inputs.grad
 
     def backward_input(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """Do as `backward`, but leave weight gradients for `backward_weight` that take time."""
-        with self._store.putting_off(microbatch):
+        """Do as `backward`, but defer expensive weight gradients to `backward_weight`."""
+        with self._store.deferring(microbatch):
             return self.backward(microbatch, gradient)
 
-    def backward_weight(self, microbatch: int, watch: GradBucketHooks | None = None) -> None:
-        """Add what `backward_input` has left; ``watch`` hears of every gradient."""
-        self._store.compute(microbatch, watch)
+    def backward_weight(self, microbatch: int, buckets: GradBucketHooks | None = None) -> None:
+        """Add the weight gradients that `backward_input` deferred; ``buckets`` observes the gradients."""
+        self._store.compute(microbatch, buckets)
 
     def _run(self, inputs: torch.Tensor, loss: Loss | None) -> torch.Tensor:
         with self._store.paused():
             outputs: torch.Tensor = self._layers(inputs.clone() if self._copies_inputs else inputs)
-            # What leaves a stage is float32, whatever is computed in.
+            # Outputs leave a stage as float32 in any precision.
             return outputs.float() if loss is None else loss(outputs).float()
 
 
-def _computing_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context for forward computations of layers and loss.
-
-    Args:
-        precision: One of `planner.scenario.scenario.ELEMENT_BYTES`.
-        device: Where they are computed.
-    """
+def _autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     if precision == "fp32":
         return nullcontext()
     assert precision == "bf16-mixed", precision

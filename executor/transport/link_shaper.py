@@ -1,4 +1,8 @@
-"""How long a message takes on this machine by itself, so that an emulated link does not come on top of it."""
+"""Emulates links inside the processes of the ranks, which share a ledger of how long each link is taken.
+
+Messages still travel through this machine, which takes some time of its own; it is measured and subtracted from the
+emulated latency.
+"""
 
 import fcntl
 import mmap
@@ -17,13 +21,19 @@ from executor.core.clock import RunClock
 from planner.scenario.cluster import LONGEST_OUTAGE_S, Cluster, Link
 from traces.common.errors import RunError
 
-# A piece lasts this long on its link, so that two senders alternate many times during a message.
-PIECE_S = 0.005
+# Messages are sent in chunks that last this long on their link, so that two senders alternate many times.
+CHUNK_S = 0.005
 
-# Below this size pieces would cost more time to reserve than to send.
-LEAST_PIECE_BITS = 8 * 16 * 1024
+# Smaller chunks would cost more time to reserve than to send.
+LEAST_CHUNK_BITS = 8 * 16 * 1024
 
 _RECORD = struct.Struct("d")
+
+# The exchange that measures this machine's own delivery time.
+_ROUNDS = 20
+_PAUSE_S = 0.003
+_SIZE_BYTES = 32 * 1024
+_TAG = 1
 
 
 def create_ledger(path: Path, cluster: Cluster) -> None:
@@ -35,10 +45,10 @@ class LinkShaper:
     """One process's access to the emulated links.
 
     Args:
-        ledger: What `create_ledger` wrote.
-        cluster: Its links.
-        clock: Of the run.
-        local_delivery_s: How long this machine itself takes to deliver a message; part of an emulated latency.
+        ledger: Path of the file that `create_ledger` wrote.
+        cluster: The cluster with the links.
+        clock: Clock of the run.
+        local_delivery_s: Time that this machine takes to deliver a message, which is part of an emulated latency.
     """
 
     def __init__(self, ledger: Path, cluster: Cluster, clock: RunClock, local_delivery_s: float = 0.0) -> None:
@@ -56,24 +66,24 @@ class LinkShaper:
         os.close(self._file)
 
     def transmit(self, path: Sequence[Link], bits: float, ready_s: float) -> float:
-        """Wait while the links of ``path`` carry ``bits``; return when the last bit left, in run seconds."""
+        """Wait while the links of ``path`` carry ``bits``; return when the last bit departed, run seconds."""
         cursor_s = max(ready_s, 0.0)
         while bits > 0:
-            piece_bits = min(bits, max(LEAST_PIECE_BITS, min(_bits_soon(link, cursor_s) for link in path)))
-            cursor_s = self._reserve(path, piece_bits, cursor_s)
-            bits -= piece_bits
+            chunk_bits = min(bits, max(LEAST_CHUNK_BITS, min(_bits_soon(link, cursor_s) for link in path)))
+            cursor_s = self._reserve(path, chunk_bits, cursor_s)
+            bits -= chunk_bits
             self._clock.sleep_until(cursor_s)
         return cursor_s
 
     def delivery_s(self, path: Sequence[Link], departed_s: float) -> float:
-        """Return when to hand a message on so that it arrives when the links of ``path`` would have it, run seconds."""
+        """Return when to give a message to gloo so that it arrives as over the links of ``path``, run seconds."""
         latency_s = sum(link.latency_at_s(departed_s) for link in path)
         return departed_s + max(0.0, latency_s - self.local_delivery_s)
 
     def _reserve(self, path: Sequence[Link], bits: float, earliest_s: float) -> float:
-        """Take the links for one piece; return when it has left.
+        """Reserve the links for one chunk; return when it has departed.
 
-        Each link carries the piece as soon as it is free itself: a fast link behind a slow one stays open to others.
+        Each link carries the chunk as soon as it is free itself: a fast link behind a slow one stays open to others.
         """
         with self._lock:
             fcntl.lockf(self._file, fcntl.LOCK_EX)
@@ -83,23 +93,23 @@ class LinkShaper:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def _take(self, link: Link, bits: float, earliest_s: float) -> float:
-        """Write into the ledger that a link carries one more piece; return when it has."""
-        place = _RECORD.size * self._index[link.name]
-        start_s = max(earliest_s, _RECORD.unpack_from(self._taken_until, place)[0])
+        """Record in the ledger that a link carries another chunk; return when it has."""
+        offset = _RECORD.size * self._index[link.name]
+        start_s = max(earliest_s, _RECORD.unpack_from(self._taken_until, offset)[0])
         end_s = start_s + _seconds_for(link, bits, start_s)
         if end_s - start_s > LONGEST_OUTAGE_S:
             raise RunError(
                 f"link {link.name} carries nothing for {LONGEST_OUTAGE_S:g} s from {start_s:.3f} s of the run on: does "
                 "its trace ever rise above zero again?"
             )
-        _RECORD.pack_into(self._taken_until, place, end_s)
+        _RECORD.pack_into(self._taken_until, offset, end_s)
         return float(end_s)
 
 
 def _bits_soon(link: Link, start_s: float) -> float:
     if link.trace is None:
-        return link.bandwidth_bps * PIECE_S
-    return float(link.trace.bits_between(start_s, start_s + PIECE_S))
+        return link.bandwidth_bps * CHUNK_S
+    return float(link.trace.bits_between(start_s, start_s + CHUNK_S))
 
 
 def _seconds_for(link: Link, bits: float, start_s: float) -> float:
@@ -108,17 +118,11 @@ def _seconds_for(link: Link, bits: float, start_s: float) -> float:
     return float(link.trace.time_to_send(bits, start_s))
 
 
-_ROUNDS = 20
-_PAUSE_S = 0.003
-_SIZE_BYTES = 32 * 1024
-_TAG = 1
-
-
 def measure_local_delivery_s(rank: int, ranks: int) -> float:
-    """Return the time from when a message should be handed to gloo until a waiting rank has it, in seconds.
+    """Return the time from when a message should be given to gloo until a waiting rank has it, seconds.
 
-    Waking up late is part of it, on either side. Ranks measure in pairs, all at the same time, as they will send;
-    all get the mean of the pairs' medians. All ranks of one machine must call this together.
+    It includes waking up late, on either side. Ranks measure in pairs, all at the same time, as they will send; all
+    get the mean of the pairs' medians. All ranks of one machine must call this together.
     """
     partner = rank ^ 1
     result = torch.zeros(2, dtype=torch.float64)

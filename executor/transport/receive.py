@@ -1,4 +1,4 @@
-"""A receive that was posted ahead: a handle on bytes that may not have arrived yet."""
+"""A posted receive: a handle on bytes that may not have arrived yet."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -12,22 +12,25 @@ from executor.core.clock import RunClock
 from executor.core.failures import PeerLostError, blaming
 from executor.core.timeouts import timeouts
 
-# A link may be out for minutes; whoever waits longer than this for a peer gives up.
+# A link may be out for minutes; a rank that waits longer than this for a peer gives up.
 RECV_TIMEOUT = timedelta(seconds=timeouts().recv_s)
 
 
 class RecvHandle:
-    """Bytes that will arrive.
+    """A posted receive: a handle on bytes that may not have arrived yet.
 
-    gloo says that something has arrived only to who waits for it. Where it matters when bytes arrive that nobody is
-    waiting for yet, a thread of its own `settle`s the receipt.
+    gloo reports an arrival only to a thread that waits for it. Where the time of an arrival matters although no thread
+    needs the bytes yet, a background thread waits for them.
 
     Args:
-        buffer: Where they go: uint8, one-dimensional.
-        works: The receives of its stripes, each on a connection of its own.
-        source: Who sends them.
-        clock: Of the run.
-        arrived: Called once with the receipt when it is settled, also if the sender is gone.
+        buffer: A one-dimensional uint8 tensor for the bytes.
+        works: The receives of the message's stripes, each on a connection of its own.
+        source: Name of the sending device.
+        clock: Clock of the run.
+        arrived: Called once with the handle when it is complete, also if the sender is lost.
+
+    Attributes:
+        arrived_s: When the bytes arrived, or the sender was found to be lost, run seconds; infinite until then.
     """
 
     def __init__(
@@ -43,63 +46,63 @@ class RecvHandle:
         self._source = source
         self._clock = clock
         self._arrived = arrived
-        self._watched = False
-        self._settled = threading.Event()
-        self._concluding = threading.Lock()
+        self._in_background = False
+        self._completed = threading.Event()
+        self._completing = threading.Lock()
         self._lost: PeerLostError | None = None
         self.arrived_s = float("inf")
 
     @property
-    def settled(self) -> bool:
-        """Whether it is known that the bytes are there; never before `wait` unless a thread settles it."""
-        return self._settled.is_set()
+    def is_complete(self) -> bool:
+        """Whether the bytes are known to have arrived, or the sender to be lost."""
+        return self._completed.is_set()
 
     @property
     def lost(self) -> bool:
-        """Whether it is known that the sender is gone."""
+        """Whether the sender is known to be lost."""
         return self._lost is not None
 
     @property
     def size_bytes(self) -> int:
-        """Bytes to receive."""
+        """Number of bytes to receive."""
         return self._buffer.numel()
 
-    def watch(self, threads: Executor, failed: Callable[[Exception], None]) -> None:
-        """Have a thread settle the receipt; ``failed`` is told there of anything but the loss of the sender.
+    def wait_in_background(self, threads: Executor, failed: Callable[[Exception], None]) -> None:
+        """Have a thread wait for the bytes; it calls ``failed`` with any error except the loss of the sender.
 
-        Nobody else would hear of that, and who waits for the bytes, or for what follows from them, would for ever.
+        Otherwise nobody would hear of the error, and whoever waits for the bytes would wait for ever.
         """
 
-        def look(settling: Future[None]) -> None:
-            error = settling.exception()
+        def report(waiting: Future[None]) -> None:
+            error = waiting.exception()
             if isinstance(error, Exception):
                 failed(error)
 
-        self._watched = True
-        threads.submit(self._settle).add_done_callback(look)
+        self._in_background = True
+        threads.submit(self._receive).add_done_callback(report)
 
     def wait(self) -> torch.Tensor:
-        """Return the bytes once they are there: uint8, one-dimensional.
+        """Wait for the bytes, and return them as a one-dimensional uint8 tensor.
 
         Raises:
-            PeerLostError: The sender is gone.
+            PeerLostError: The sender is lost.
         """
-        if self._watched:
-            self._settled.wait()
-        elif not self.settled:
-            self._settle()
+        if self._in_background:
+            self._completed.wait()
+        elif not self.is_complete:
+            self._receive()
         if self._lost is not None:
             raise self._lost
         return self._buffer
 
-    def lose(self) -> None:
-        """Give up what has not arrived; its connection is closed.
+    def abort(self) -> None:
+        """Complete the handle as lost unless its bytes have arrived; the connection is closed.
 
-        gloo ends the wait for a message that has not begun to arrive, but not for one that was cut off in the middle.
+        gloo ends the wait for a message of which nothing has arrived, but not for one that was cut off.
         """
-        self._conclude(PeerLostError(f"lost {self._source}: the connection was closed"))
+        self._complete(PeerLostError(f"lost {self._source}: the connection was closed"))
 
-    def _settle(self) -> None:
+    def _receive(self) -> None:
         lost = None
         try:
             with blaming(self._source):
@@ -107,14 +110,14 @@ class RecvHandle:
                     work.wait(RECV_TIMEOUT)
         except PeerLostError as error:
             lost = error
-        self._conclude(lost)
+        self._complete(lost)
 
-    def _conclude(self, lost: PeerLostError | None) -> None:
-        with self._concluding:
-            if self._settled.is_set():
+    def _complete(self, lost: PeerLostError | None) -> None:
+        with self._completing:
+            if self._completed.is_set():
                 return
             self._lost = lost
             self.arrived_s = self._clock.now_s()
-            self._settled.set()
+            self._completed.set()
         if self._arrived is not None:
             self._arrived(self)

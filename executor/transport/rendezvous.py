@@ -1,4 +1,4 @@
-"""How ranks are connected with each other by gloo."""
+"""Connections between ranks by gloo."""
 
 import os
 import socket
@@ -15,30 +15,32 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 class ProcessGroups:
-    """Groups over all ranks of a session, which make them together.
+    """Process groups over all ranks of a session, each of which serves as one of several parallel connections.
+
+    All ranks must construct it, and call `use`, together.
 
     Args:
-        count: How many to begin with.
+        count: Number of groups at first.
     """
 
     def __init__(self, count: int) -> None:
-        everybody = dist.group.WORLD
-        assert everybody is not None
-        self._groups = [everybody]
+        all_ranks = dist.group.WORLD
+        assert all_ranks is not None
+        self._groups = [all_ranks]
         self.use(count)
 
     def use(self, count: int) -> None:
-        """Use so many from now on; those that there are not yet are made, which all ranks must do at the same point."""
+        """Use this many groups from now on, making those that are missing."""
         while len(self._groups) < count:
-            self._groups.append(dist.new_group(backend="gloo", timeout=_patience()))
+            self._groups.append(dist.new_group(backend="gloo", timeout=_connect_timeout()))
         self.count = count
 
     def __getitem__(self, index: int) -> dist.ProcessGroup:
         return self._groups[index]
 
 
-def _patience() -> timedelta:
-    """Return how long gloo waits for a connection; who waits for a message says how long."""
+def _connect_timeout() -> timedelta:
+    """Return how long gloo waits for a connection; waits for a message have timeouts of their own."""
     return timedelta(seconds=timeouts().connect_s)
 
 
@@ -46,7 +48,7 @@ def check_interface() -> None:
     """Refuse a network interface for gloo that this host does not have.
 
     Raises:
-        RunError: Names it, and those that there are.
+        RunError: The interface is missing; lists those that exist.
     """
     present = [name for _, name in socket.if_nameindex()]
     for name in filter(None, os.environ.get(_INTERFACE, "").split(",")):
@@ -58,17 +60,17 @@ def connect(store: Store, rank: int, ranks: int, name: str) -> None:
     """Make torch's default process group, which connects every two ranks.
 
     Args:
-        store: Where ranks find each other's addresses.
-        rank: Number of this one among those that connect.
-        ranks: How many connect.
-        name: What no other group has been called in this store.
+        store: The store through which ranks exchange their addresses.
+        rank: Number of this rank among those that connect.
+        ranks: Number of ranks that connect.
+        name: A name that no other group has in the store.
 
     Raises:
         PeerLostError: Some ranks cannot be reached; names the network interface.
     """
-    patience = _patience()
+    timeout = _connect_timeout()
     try:
-        dist.init_process_group("gloo", store=PrefixStore(name, store), rank=rank, world_size=ranks, timeout=patience)
+        dist.init_process_group("gloo", store=PrefixStore(name, store), rank=rank, world_size=ranks, timeout=timeout)
     except RuntimeError as error:
         interface = os.environ.get(_INTERFACE)
         place = f"'{interface}' ({_INTERFACE})" if interface else f"of its host name (set {_INTERFACE} to choose one)"

@@ -1,4 +1,4 @@
-"""Moves bytes between ranks: receives are posted ahead, sends never block, every message has its tag."""
+"""Moves bytes between ranks: receives are posted ahead, sends never block, and every message has a tag."""
 
 import queue
 import threading
@@ -21,18 +21,25 @@ from executor.transport.rendezvous import ProcessGroups
 from executor.transport.wire_format import NO_MESSAGE
 from planner.scenario.cluster import Cluster, Link
 
+# A smaller part of a message is not worth another set of headers.
+LEAST_STRIPE_BYTES = 64 * 1024
+
+# Threads that wait for posted receives, one each; the pool starts only as many as are needed.
+_MOST_WAITING = 1 << 14
+
+_AT_ONCE = timedelta(milliseconds=1)
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Bytes for the peer.
+    """Bytes to send to the peer.
 
     Attributes:
-        payload: One-dimensional uint8 tensor; never changed once it is handed over, since over emulated links it still
-            lies here when it counts as departed.
-        tag: Which receive of the peer it is for.
+        payload: A one-dimensional uint8 tensor, which nobody may change after `Connection.send`: over emulated links
+            it departs, by their clock, before gloo reads it.
+        tag: Identifies the receive of the peer that takes the message.
         ready_s: When it could depart, run seconds.
-        departed: Called with the run seconds at which the last byte departed: when the emulated links have taken it,
-            which is before it goes to the peer; without them when gloo has sent it.
+        departed: Called with the run second at which the last byte departed: onto the emulated links, or from gloo.
     """
 
     payload: torch.Tensor
@@ -43,27 +50,27 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedPath:
-    """The emulated links to the peer."""
+    """The links to the peer, which this process emulates itself."""
 
     shaper: LinkShaper
     path: tuple[Link, ...]
 
 
 class Connection:
-    """Sends to one device from threads of its own, so that compute never waits for the network.
+    """Sends to one device in threads of its own, so that compute never waits for the network.
 
-    On the network as it is several sends are under way at once: gloo holds each back until the peer has posted its
-    receive, and those that come after it need not wait for that. Over emulated links messages are handed to gloo one by
-    one, when they would have arrived: one that the peer does not expect yet holds back those behind it, not their times
-    on the links.
+    Without emulation several sends are in progress at once: gloo holds each back until the peer has posted its receive,
+    and the messages behind it need not wait for that. Over emulated links messages go to gloo one by one, each at its
+    arrival time: a message that the peer does not expect yet delays the delivery of those behind it, but not their
+    times on the links.
 
     Args:
-        device: The peer.
-        rank: Its rank.
-        group: Of the process groups that stand for connections, the one to use.
-        clock: Of the run.
-        emulated: Links that this process emulates itself; None leaves the network as it is.
-        failed: Called from a thread that could not go on.
+        device: Name of the peer's device.
+        rank: Rank of the peer.
+        group: The process group to use, one of those that serve as parallel connections.
+        clock: Clock of the run.
+        emulated: Links that this process emulates; None leaves the network as it is.
+        failed: Called with the error, from the thread that it ends.
     """
 
     def __init__(
@@ -81,36 +88,36 @@ class Connection:
         self._clock = clock
         self._failed = failed
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._in_the_air: queue.SimpleQueue[tuple[float, Message] | None] = queue.SimpleQueue()
-        self._handed_over: queue.SimpleQueue[tuple[dist.Work, Message] | None] = queue.SimpleQueue()
-        loops = [self._hand_over, self._complete]
+        self._in_flight: queue.SimpleQueue[tuple[float, Message] | None] = queue.SimpleQueue()
+        self._sending: queue.SimpleQueue[tuple[dist.Work, Message] | None] = queue.SimpleQueue()
+        loops = [self._start_sends, self._complete_sends]
         if emulated is not None:
             loops = [lambda: self._emulate(emulated), self._deliver]
-        self._threads = [threading.Thread(target=self._guarded, args=(loop,), daemon=True) for loop in loops]
+        self._threads = [threading.Thread(target=self._guard, args=(loop,), daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
 
     def send(self, message: Message) -> None:
-        """Hand a message over; returns at once."""
+        """Queue a message, and return at once."""
         self._outbox.put(message)
 
     def close(self) -> None:
-        """Wait until everything handed over has been sent, and end the threads."""
+        """Wait until every queued message has been sent, and end the threads."""
         self._outbox.put(None)
         for thread in self._threads:
             thread.join()
 
-    def _hand_over(self) -> None:
+    def _start_sends(self) -> None:
         try:
             while (message := self._outbox.get()) is not None:
                 with blaming(self._device):
-                    self._handed_over.put((self._start(message), message))
+                    self._sending.put((self._start(message), message))
         finally:
-            # Also where a message could not go: the other thread must not wait for ever.
-            self._handed_over.put(None)
+            # After an error too, so that the other thread ends.
+            self._sending.put(None)
 
-    def _complete(self) -> None:
-        while (sent := self._handed_over.get()) is not None:
+    def _complete_sends(self) -> None:
+        while (sent := self._sending.get()) is not None:
             work, message = sent
             with blaming(self._device):
                 work.wait(RECV_TIMEOUT)
@@ -120,13 +127,13 @@ class Connection:
         try:
             while (message := self._outbox.get()) is not None:
                 departed_s = emulated.shaper.transmit(emulated.path, 8 * message.payload.numel(), message.ready_s)
-                self._in_the_air.put((emulated.shaper.delivery_s(emulated.path, departed_s), message))
+                self._in_flight.put((emulated.shaper.delivery_s(emulated.path, departed_s), message))
                 message.departed(departed_s)
         finally:
-            self._in_the_air.put(None)
+            self._in_flight.put(None)
 
     def _deliver(self) -> None:
-        while (flight := self._in_the_air.get()) is not None:
+        while (flight := self._in_flight.get()) is not None:
             delivery_s, message = flight
             self._clock.sleep_until(delivery_s)
             with blaming(self._device):
@@ -137,49 +144,34 @@ class Connection:
         assert work is not None
         return work
 
-    def _guarded(self, loop: Callable[[], None]) -> None:
+    def _guard(self, loop: Callable[[], None]) -> None:
         try:
             loop()
         except Exception as error:
             self._failed(error)
 
 
-# A smaller message is not worth a second round of headers.
-LEAST_STRIPE_BYTES = 64 * 1024
-
-
 def stripes(size_bytes: int, connections: int) -> list[tuple[int, int]]:
-    """Return the (first, end) bytes that each connection carries, at most one stripe each.
+    """Return the range of bytes, start and stop, of each stripe of a message: at most one stripe per connection.
 
-    Both ends know the size, and come to the same answer.
+    Both ends know the size and compute the same stripes.
     """
     count = max(1, min(connections, size_bytes // LEAST_STRIPE_BYTES))
-    bounds = [size_bytes * part // count for part in range(count + 1)]
-    return list(pairwise(bounds))
-
-
-# Threads that wait for receives, one for each that is posted; there are as many as that asks for.
-_MOST_WAITING = 1 << 14
-
-_AT_ONCE = timedelta(milliseconds=1)
-
-
-def _nobody_asks(departed_s: float) -> None:
-    """What is no part of a step has no row."""
+    return list(pairwise(size_bytes * stripe // count for stripe in range(count + 1)))
 
 
 class Transport:
-    """One rank's connections.
+    """The connections of one rank.
 
     Args:
-        device: This rank's device.
-        ranks: Device to rank.
-        cluster: Says what crosses regions, and what an emulated link does.
-        groups: The connections between every two ranks, over which messages between regions are spread.
-        clock: Of the run.
+        device: Name of this rank's device.
+        ranks: Rank of each device.
+        cluster: The cluster, with the regions of its devices and its links.
+        groups: Parallel connections between every two ranks, over which messages between regions are striped.
+        clock: Clock of the run.
         shaper: Emulates the links; None leaves the network as it is.
-        watches: Whether it matters when every message arrives, not only those that somebody waits for.
-        failed: Called from a sending or a receiving thread that could not go on.
+        records_arrivals: Whether the arrival time of every message matters, not only of awaited ones.
+        failed: Called with the error from a sending or receiving thread that could not go on.
     """
 
     def __init__(
@@ -190,7 +182,7 @@ class Transport:
         groups: ProcessGroups,
         clock: RunClock,
         shaper: LinkShaper | None,
-        watches: bool,
+        records_arrivals: bool,
         failed: Callable[[Exception], None],
     ) -> None:
         self._device = device
@@ -199,7 +191,7 @@ class Transport:
         self._groups = groups
         self._clock = clock
         self._shaper = shaper
-        self._watches = watches
+        self._records_arrivals = records_arrivals
         self._failed = failed
         self._connections: dict[tuple[str, int], Connection] = {}
         self._connecting = threading.Lock()
@@ -210,23 +202,23 @@ class Transport:
     def post(
         self, source: str, tag: int, size_bytes: int, arrived: Callable[[RecvHandle], None] | None = None
     ) -> RecvHandle:
-        """Post a receive: gloo moves nothing before the receiver has said that it is ready.
+        """Post a receive: gloo sends nothing before the receiver has announced that it is ready.
 
-        ``arrived`` is told of the arrival at once, in another thread.
+        ``arrived`` is called with the handle on arrival, in another thread.
         """
         buffer = torch.empty(size_bytes, dtype=torch.uint8)
         works = []
         with blaming(source):
-            for index, (first, end) in enumerate(self._stripes(source, size_bytes)):
-                work = dist.irecv(buffer[first:end], self._ranks[source], group=self._groups[index], tag=tag)
+            for index, (start, stop) in enumerate(self._stripes(source, size_bytes)):
+                work = dist.irecv(buffer[start:stop], self._ranks[source], group=self._groups[index], tag=tag)
                 assert work is not None
                 works.append(work)
-        receipt = RecvHandle(buffer, works, source, self._clock, arrived)
+        handle = RecvHandle(buffer, works, source, self._clock, arrived)
         with self._posting:
-            self._posted.add(receipt)
-        if self._watches or arrived is not None:
-            receipt.watch(self._waiting, self._failed)
-        return receipt
+            self._posted.add(handle)
+        if self._records_arrivals or arrived is not None:
+            handle.wait_in_background(self._waiting, self._failed)
+        return handle
 
     def send(
         self,
@@ -234,28 +226,33 @@ class Transport:
         tag: int,
         payload: torch.Tensor,
         ready_s: float,
-        departed: Callable[[float], None] = _nobody_asks,
+        departed: Callable[[float], None] = lambda departed_s: None,
     ) -> None:
-        """Hand over ``payload`` (uint8, one-dimensional), which was ready at run second ``ready_s``.
+        """Send a payload without waiting for it.
 
-        ``departed`` is told the run second at which its last byte has departed.
+        Args:
+            target: Name of the receiving device.
+            tag: Identifies the receive that takes the message.
+            payload: A one-dimensional uint8 tensor.
+            ready_s: When the payload was ready, run seconds.
+            departed: Called with the run second at which the last byte departed.
         """
-        parts = self._stripes(target, payload.numel())
-        told = _when_all_have(len(parts), departed)
-        for index, (first, end) in enumerate(parts):
-            self._connection(target, index).send(Message(payload[first:end], tag, ready_s, told))
+        ranges = self._stripes(target, payload.numel())
+        stripe_departed = _when_all_have(len(ranges), departed)
+        for index, (start, stop) in enumerate(ranges):
+            self._connection(target, index).send(Message(payload[start:stop], tag, ready_s, stripe_departed))
 
     def close(self) -> None:
-        """Wait until everything has been sent, and end all connections."""
+        """Wait until everything has been sent, and close all connections."""
         for connection in self._connections.values():
             connection.close()
         self._waiting.shutdown()
 
     def abort(self) -> None:
-        """Close all connections: who waits for something on one of them, here or at its other end, hears of it.
+        """Close all connections, so that whoever waits for a message on them, at either end, gets an error.
 
-        A wait that is over before anything came is the one way to make gloo close a connection. It does not tell who
-        waits for a message that was cut off in the middle.
+        The only way to make gloo close a connection is a receive that times out before anything has arrived. Receives
+        of messages that were cut off do not end by it, and are aborted here.
         """
         for peer in self._ranks.values():
             for index in range(self._groups.count) if peer != self._ranks[self._device] else ():
@@ -265,12 +262,12 @@ class Transport:
                     assert work is not None
                     work.wait(_AT_ONCE)
         with self._posting:
-            cut_off = list(self._posted)
-        for receipt in cut_off:
-            receipt.lose()
+            pending = list(self._posted)
+        for handle in pending:
+            handle.abort()
 
     def abandon(self) -> None:
-        """End all threads, after `abort`; those of messages that were cut off end when their patience does."""
+        """End all threads after `abort`; those that wait for a message that was cut off end when they time out."""
         for connection in self._connections.values():
             connection.close()
         self._waiting.shutdown(wait=False)
@@ -281,7 +278,7 @@ class Transport:
 
     def _connection(self, target: str, index: int) -> Connection:
         key = (target, index)
-        # Sums of gradients may be sent from another thread.
+        # The thread that sums gradients sends too.
         with self._connecting:
             if key not in self._connections:
                 emulated = None
@@ -293,17 +290,15 @@ class Transport:
             return self._connections[key]
 
 
-def _when_all_have(parts: int, departed: Callable[[float], None]) -> Callable[[float], None]:
-    """What each stripe's departure is told to: the last one's is the message's."""
-    if parts == 1:
-        return departed
+def _when_all_have(count: int, departed: Callable[[float], None]) -> Callable[[float], None]:
+    """Return the callback of ``count`` stripes: the last departure of a stripe is the message's."""
     lock, times_s = threading.Lock(), list[float]()
 
-    def told(departed_s: float) -> None:
+    def stripe_departed(departed_s: float) -> None:
         with lock:
             times_s.append(departed_s)
-            complete = len(times_s) == parts
+            complete = len(times_s) == count
         if complete:
             departed(max(times_s))
 
-    return told
+    return stripe_departed

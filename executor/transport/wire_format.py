@@ -1,4 +1,4 @@
-"""Holds what a stage puts out against the plan before it travels: gloo ends a process that receives more."""
+"""Messages on the wire: the tag of each, and the bytes that a stage's activations and gradients travel as."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -12,20 +12,24 @@ from planner.plan.actions import Kind
 from planner.scenario.cluster import Cluster
 from traces.common.errors import InputError
 
-# Neighbouring ranks are at most a step apart and post a step ahead; four keep the tags of different steps apart.
+# A tag is unique between its two devices among all messages that can be in transit. Neighbouring ranks are at most one
+# step apart and post one step ahead; four values keep the tags of different steps apart.
 _STEPS_APART = 4
 _MESSAGES_PER_STEP = 1 << 26
 _TRANSFERS: Mapping[Kind, int] = {Kind.FORWARD: 0, Kind.BACKWARD: 1, Kind.BACKWARD_INPUT: 1}
-_SYNC, _NORM, _UPDATE, _MOVE, _BACKUP = 2, 3, 4, 5, 6
+_SYNC, _NORM, _UPDATE, _MIGRATION, _BACKUP = 2, 3, 4, 5, 6
 _CODES = 7
 
-# Of no message: who waits for it waits in vain.
+# The tag of a receive that no message answers.
 NO_MESSAGE = 2**31 - 1
 
-# Microbatches of one stage; a pair of devices may exchange for several stages.
+# Microbatches of one stage; a pair of devices may exchange activations of several stages.
 _MOST_MICROBATCHES = 1 << 16
 # A ring of n devices takes 2(n - 1) rounds.
 _MOST_ROUNDS = 1 << 12
+
+# Payloads are float32.
+_ELEMENT_BYTES = 4
 
 
 def transfer_tag(step: int, transfer: Transfer) -> int:
@@ -35,28 +39,28 @@ def transfer_tag(step: int, transfer: Transfer) -> int:
 
 
 def sync_tag(step: int, first_layer: int, number: int) -> int:
-    """Return the tag of round ``number`` of the sum of the gradients from ``first_layer`` on."""
+    """Return the tag of round ``number`` of the gradient sum that starts at layer ``first_layer``."""
     assert number < _MOST_ROUNDS
     return _tag(step, _SYNC, first_layer * _MOST_ROUNDS + number)
 
 
 def norm_tag(step: int) -> int:
-    """Return the tag of a part, or of the whole, of the gradients' norm."""
+    """Return the tag of a partial or total norm of the gradients."""
     return _tag(step, _NORM, 0)
 
 
 def update_tag(step: int, first_layer: int) -> int:
-    """Return the tag of an update that a pipeline sends another, of the layers from ``first_layer`` on."""
+    """Return the tag of an asynchronous update between pipelines that starts at layer ``first_layer``."""
     return _tag(step, _UPDATE, first_layer)
 
 
 def move_tag(step: int, number: int) -> int:
-    """Return the tag of a move of layers before ``step``, by its number in the migration."""
-    return _tag(step, _MOVE, number)
+    """Return the tag of transfer ``number`` of the migration before ``step``."""
+    return _tag(step, _MIGRATION, number)
 
 
 def backup_tag(step: int, number: int) -> int:
-    """Return the tag of a copy of layers as they are before ``step``, by its number among the moves of backups."""
+    """Return the tag of transfer ``number`` of the backup of layers before ``step``."""
     return _tag(step, _BACKUP, number)
 
 
@@ -65,45 +69,36 @@ def _tag(step: int, code: int, index: int) -> int:
     return ((step % _STEPS_APART) * _CODES + code) * _MESSAGES_PER_STEP + index
 
 
-# Payloads are float32.
-_ELEMENT_BYTES = 4
-
-
 class Wire(Protocol):
-    """Turns payloads into what travels, and back; both are uint8, one-dimensional."""
+    """Converts payloads to what is sent and back; both are one-dimensional uint8 tensors."""
 
     def pack(self, transfer: Transfer, payload: torch.Tensor) -> torch.Tensor:
-        """Return what travels."""
-
-    def payload_bytes(self, transfer: Transfer) -> int:
-        """Return the size of the payload that travels as the transfer says."""
+        """Return what is sent for a payload."""
 
     def unpack(self, transfer: Transfer, packed: torch.Tensor) -> torch.Tensor:
-        """Return what `pack` was given, or something near it."""
+        """Return the payload that was packed, exactly or with compression error."""
 
 
-class AsItIs:
-    """For payloads that have their size on the wire already."""
+class UncheckedWire:
+    """Sends payloads as they are: those of paced compute have the transfer's size."""
 
     def pack(self, transfer: Transfer, payload: torch.Tensor) -> torch.Tensor:
         """Return the payload."""
         return payload
-
-    def payload_bytes(self, transfer: Transfer) -> int:
-        """Return the transfer's size."""
-        return transfer.size_bytes
 
     def unpack(self, transfer: Transfer, packed: torch.Tensor) -> torch.Tensor:
         """Return the payload."""
         return packed
 
 
-class Compressing:
-    """Compresses float32 payloads between regions.
+class CompressedWire:
+    """Sends float32 payloads, compressed where they cross regions, and refuses payloads of an unplanned size.
+
+    The check comes before the message is sent, since gloo aborts a process that receives more than it has posted.
 
     Args:
         compression: One of `planner.plan.plan.COMPRESSIONS`.
-        cluster: Says what crosses regions.
+        cluster: The cluster, which knows the regions of its devices.
     """
 
     def __init__(self, compression: str, cluster: Cluster) -> None:
@@ -111,61 +106,38 @@ class Compressing:
         self._cluster = cluster
 
     def pack(self, transfer: Transfer, payload: torch.Tensor) -> torch.Tensor:
-        """Return the payload, compressed if it crosses regions."""
-        if not self._crosses(transfer):
-            return payload
-        return pack(self._compression, payload.view(torch.float32), transfer.end - transfer.first)
-
-    def payload_bytes(self, transfer: Transfer) -> int:
-        """Return the size as float32: the inverse of `planner.cost.network.wire_bytes`."""
-        if not self._crosses(transfer) or not transfer.size_bytes:
-            return transfer.size_bytes
-        samples = transfer.end - transfer.first
-        # A sample's first element may bring a scale with it; each further one takes as much as the second.
-        one, two = (wire_bytes(self._compression, 1, elements * _ELEMENT_BYTES) for elements in (1, 2))
-        elements = 1 + (transfer.size_bytes // samples - one) // (two - one)
-        return samples * elements * _ELEMENT_BYTES
-
-    def unpack(self, transfer: Transfer, packed: torch.Tensor) -> torch.Tensor:
-        """Return the payload as float32 bytes."""
-        if not self._crosses(transfer):
-            return packed
-        return unpack(self._compression, packed, transfer.end - transfer.first).view(torch.uint8)
-
-    def _crosses(self, transfer: Transfer) -> bool:
-        return self._cluster.crosses_regions(transfer.source, transfer.target)
-
-
-class CheckedWire:
-    """A wire that refuses payloads of another size than the receiver waits for.
-
-    Args:
-        wire: How they look.
-    """
-
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
-
-    def pack(self, transfer: Transfer, payload: torch.Tensor) -> torch.Tensor:
-        """Return what travels.
+        """Return what is sent for a payload.
 
         Raises:
-            InputError: The model's output has not the size that its profile promised; names the stage.
+            InputError: The stage's output does not have the size that the model's profile says.
         """
-        # Before it is packed: what has another size may not be divided into samples.
-        expected_bytes = self._wire.payload_bytes(transfer)
+        # Checked before packing: a payload of another size may not be divisible by the samples.
+        expected_bytes = self.payload_bytes(transfer)
         if payload.numel() != expected_bytes:
             raise InputError(
                 f"stage {transfer.sending_stage} sends {payload.numel()} bytes for samples {transfer.first} to "
                 f"{transfer.end - 1} of microbatch {transfer.microbatch}, and the plan says {expected_bytes}",
                 valid="a layer must put out the same shape for every sample in every step",
             )
-        return self._wire.pack(transfer, payload)
-
-    def payload_bytes(self, transfer: Transfer) -> int:
-        """Return the size of the payload that travels as the transfer says."""
-        return self._wire.payload_bytes(transfer)
+        if not self._compresses(transfer):
+            return payload
+        return pack(self._compression, payload.view(torch.float32), transfer.end - transfer.first)
 
     def unpack(self, transfer: Transfer, packed: torch.Tensor) -> torch.Tensor:
-        """Return the payload."""
-        return self._wire.unpack(transfer, packed)
+        """Return the payload as float32 bytes."""
+        if not self._compresses(transfer):
+            return packed
+        return unpack(self._compression, packed, transfer.end - transfer.first).view(torch.uint8)
+
+    def payload_bytes(self, transfer: Transfer) -> int:
+        """Return the size as float32: the inverse of `planner.cost.network.wire_bytes`."""
+        if not self._compresses(transfer) or not transfer.size_bytes:
+            return transfer.size_bytes
+        samples = transfer.end - transfer.first
+        # A sample's first element may come with a scale; each further element takes as many bytes as the second.
+        one, two = (wire_bytes(self._compression, 1, elements * _ELEMENT_BYTES) for elements in (1, 2))
+        elements = 1 + (transfer.size_bytes // samples - one) // (two - one)
+        return samples * elements * _ELEMENT_BYTES
+
+    def _compresses(self, transfer: Transfer) -> bool:
+        return self._compression != "none" and self._cluster.crosses_regions(transfer.source, transfer.target)

@@ -1,1 +1,1 @@
-"""The WAN test bed: a network namespace per device, and a relay that carries packets as the links would."""
+"""The WAN test bed: a network namespace for each device, and a relay that carries packets as the links would."""

@@ -1,8 +1,9 @@
-"""One link of the test bed as arithmetic: when a packet that enters now comes out at the far end."""
+"""One link of the test bed as arithmetic: when a packet that enters now leaves at the far end."""
 
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil, floor, inf, log, log1p, nextafter
 from random import Random
 
@@ -10,18 +11,32 @@ from planner.scenario.cluster import LONGEST_OUTAGE_S, Link
 from traces.common.errors import RunError
 from traces.trace import LinkTrace
 
-# What a sum of pieces may round away from a packet: far less than a bit, and it must not wait for the end of an outage.
+# A sum over segments may round this much away from a packet, which must not wait for the end of an outage then.
 _SLACK_BITS = 1e-6
+
+# Least size of a link's queue in seconds at its planned rate: as deep as the buffers of cellular and cable links
+# (Gettys and Nichols, Bufferbloat, 2011), so that packets are lost where the scenario says so, not to TCP's probing.
+LEAST_QUEUE_S = 1.0
+
+# Several super-packets, so that a slow link does not lose every second one.
+LEAST_QUEUE_BYTES = 256 * 1024
+
+# Start of the run while the ranks have not agreed on it, machine seconds: later than all of these.
+_NOT_YET_S = 1e8
 
 
 class RateCurve:
-    """When a link has carried so many bits; before second 0 of the run it behaves as at second 0.
+    """Gives the time at which a link has carried a number of bits; before second 0 the link behaves as at second 0.
 
-    Remembers the piece in which the last packet left, since the next one mostly leaves in the same.
+    It remembers the segment of constant rate in which the last packet left, since the next one usually leaves in the
+    same.
 
     Args:
-        link: Its trace, or its steady rate.
+        link: The link, with its trace or its constant rate.
         outages: Start and end of each time in which it carries nothing, run seconds; they do not overlap.
+
+    Attributes:
+        latency_s: Latency at the time that `finish_s` returned last, seconds.
     """
 
     def __init__(self, link: Link, outages: Sequence[tuple[float, float]] = ()) -> None:
@@ -33,15 +48,12 @@ class RateCurve:
         self._outage_starts_s = [start_s for start_s, _ in self._outages]
         self._outage_ends_s = [end_s for _, end_s in self._outages]
         self._dark = not any(self._rates_bps)
-        # The ranks find each other before the run starts: a link that starts with an outage must let them.
+        # The ranks connect before the run starts, also over a link that starts with an outage.
         self._first_bps = self._rates_bps[0] or link.bandwidth_bps
         self._from_s, self._until_s, self._rate_bps, self.latency_s = -inf, -inf, 0.0, 0.0
 
     def finish_s(self, start_s: float, bits: float) -> float:
-        """Return when the link, free from ``start_s`` on, has carried ``bits``: run seconds, infinite if it never has.
-
-        ``latency_s`` is then that of the moment at which they have left.
-        """
+        """Return when the link, free from ``start_s`` on, has carried ``bits``: run seconds, infinite if never."""
         if not self._from_s <= start_s < self._until_s:
             self._enter(start_s)
         while True:
@@ -57,14 +69,14 @@ class RateCurve:
             self._enter(start_s)
 
     def _follow(self, trace: LinkTrace, latency_s: float) -> None:
-        """Take over a trace, as lists: an array's elements are slow to get at."""
+        """Copy a trace to lists, whose elements are faster to read than an array's."""
         self._times_s, self._rates_bps = trace.times_s.tolist(), trace.bandwidth_bps.tolist()
         self._latencies_s = [latency_s] * len(self._times_s) if trace.latency_s is None else trace.latency_s.tolist()
         self._duration_s, self._loops = trace.duration_s, trace.loops
         self._period_bits = trace.mean_bps * trace.duration_s
 
     def _skip_periods(self, time_s: float, bits: float) -> tuple[float, float]:
-        """Pass over the whole periods of a trace that ``bits`` need; return when the rest starts, and the rest."""
+        """Skip the whole periods of a looping trace that ``bits`` take; return the time and the bits that remain."""
         if time_s < 0 or not self._loops or bits <= self._period_bits or not self._period_bits:
             return time_s, bits
         periods = ceil(bits / self._period_bits) - 1
@@ -74,26 +86,25 @@ class RateCurve:
         return time_s + periods * self._duration_s, bits - periods * self._period_bits
 
     def _enter(self, time_s: float) -> None:
-        """Make the piece that holds at ``time_s`` the current one."""
+        """Make the segment that contains ``time_s`` the current one."""
         if time_s < 0:
             self._from_s, self._until_s = -inf, 0.0
             self._rate_bps, self.latency_s = self._first_bps, self._latencies_s[0]
             return
         start_s = time_s // self._duration_s * self._duration_s if self._loops else 0.0
-        piece = bisect_right(self._times_s, max(time_s - start_s, 0.0)) - 1
-        last = piece == len(self._times_s) - 1
-        end_s = start_s + (self._duration_s if last else self._times_s[piece + 1])
-        rate_bps = self._rates_bps[piece]
-        if self._dark or (last and not self._loops):
+        segment = bisect_right(self._times_s, max(time_s - start_s, 0.0)) - 1
+        is_last = segment == len(self._times_s) - 1
+        end_s = start_s + (self._duration_s if is_last else self._times_s[segment + 1])
+        if self._dark or (is_last and not self._loops):
             end_s = inf
-        self._from_s, self._until_s, self._rate_bps = time_s, end_s, rate_bps
-        self.latency_s = self._latencies_s[piece]
-        self._heed_outages(time_s)
+        self._from_s, self._until_s, self._rate_bps = time_s, end_s, self._rates_bps[segment]
+        self.latency_s = self._latencies_s[segment]
+        self._apply_outages(time_s)
         if self._until_s <= time_s:
-            # The sum of the period's start and a time inside can round down onto time_s itself.
+            # The sum of the period's start and a time inside can round down to time_s itself.
             self._enter(nextafter(time_s, inf))
 
-    def _heed_outages(self, time_s: float) -> None:
+    def _apply_outages(self, time_s: float) -> None:
         following = bisect_right(self._outage_starts_s, time_s)
         if following > 0 and time_s < self._outages[following - 1][1]:
             self._rate_bps, self._until_s = 0.0, self._outages[following - 1][1]
@@ -101,38 +112,43 @@ class RateCurve:
             self._until_s = min(self._until_s, self._outages[following][0])
 
 
-# What waits for a link, in seconds at its planned rate: as deep as the buffers before cellular and cable links (Gettys
-# and Nichols, Bufferbloat, 2011), so that packets are lost where the scenario says so, and not to TCP's own probing.
-LEAST_QUEUE_S = 1.0
-
-# Several super-packets, so that a slow link does not lose each second one.
-LEAST_QUEUE_BYTES = 256 * 1024
-
-# Where the run starts while the ranks have not yet agreed on it, machine seconds: after all of these.
-_NOT_YET_S = 1e8
-
-
 def queue_bytes(link: Link) -> int:
-    """Return how many bytes may wait for a link, as Ethernet frames."""
+    """Return how many bytes of Ethernet frames may wait for a link."""
     wait_s = max(LEAST_QUEUE_S, 2 * link.latency_s)
     return max(LEAST_QUEUE_BYTES, int(link.bandwidth_bps * wait_s / 8)) if link.bandwidth_bps < inf else 2**62
 
 
-class EmulatedLink:
-    """A queue that loses what does not fit, a line at the rate of a trace, and then the latency.
-
-    All times are of the machine's monotonic clock, in seconds.
-
-    Args:
-        link: Its rate, latency, jitter and loss.
-        outages: Start and end of each time in which it carries nothing, run seconds.
-        seed: The same seed loses and delays the same packets.
+@dataclass(slots=True)
+class LinkCount:
+    """What an emulated link has carried.
 
     Attributes:
-        carried_frames: Ethernet frames that had their time on the line.
-        carried_bytes: The size of these.
-        dropped_frames: Found the queue full.
-        lost_frames: Of the carried ones, those that got lost, as the link's loss says.
+        name: Name of the link.
+        carried_frames: Number of Ethernet frames that were transmitted.
+        carried_bytes: Size of these frames.
+        dropped_frames: Number of frames that found the queue full.
+        lost_frames: Number of transmitted frames that were lost by the link's loss rate.
+    """
+
+    name: str
+    carried_frames: int = 0
+    carried_bytes: int = 0
+    dropped_frames: int = 0
+    lost_frames: int = 0
+
+
+class EmulatedLink:
+    """A queue that drops what does not fit, a transmission at the rate of a trace, and then the latency.
+
+    All times are seconds of the machine's monotonic clock.
+
+    Args:
+        link: The link, with its rate, latency, jitter and loss.
+        outages: Start and end of each time in which it carries nothing, run seconds.
+        seed: Seed of the losses and the jitter.
+
+    Attributes:
+        count: What the link has carried so far.
     """
 
     def __init__(self, link: Link, outages: Sequence[tuple[float, float]], seed: int) -> None:
@@ -143,75 +159,70 @@ class EmulatedLink:
         self._origin_s = _NOT_YET_S
         self._free_s = -inf
         self._last_release_s = -inf
-        self._leaving: deque[tuple[float, int]] = deque()
+        self._queue: deque[tuple[float, int]] = deque()
         self._queued_bytes = 0
         self._until_loss = self._frames_to_next_loss()
-        self.carried_frames = self.carried_bytes = self.dropped_frames = self.lost_frames = 0
-
-    @property
-    def name(self) -> str:
-        """The link's."""
-        return self._link.name
+        self.count = LinkCount(link.name)
 
     def start_run(self, origin_s: float) -> None:
-        """Say when second 0 of the run is."""
+        """Set second 0 of the run."""
         self._origin_s = origin_s
 
     def accept(self, arrival_s: float, size_bytes: int, frames: int = 1) -> float | None:
-        """Take a packet; return when it comes out at the far end, None if the queue is full.
+        """Take a packet; return when it leaves at the far end, or None if the queue is full.
 
-        Arrivals come in the order of their times.
+        Calls must be in the order of ``arrival_s``.
 
         Args:
-            arrival_s: When it comes to the queue.
-            size_bytes: Of the Ethernet frames that carry it.
-            frames: Their number.
+            arrival_s: When the packet enters the queue.
+            size_bytes: Size of the Ethernet frames that carry it.
+            frames: Number of these frames.
 
         Raises:
             RunError: The link carries nothing for so long that its trace must be wrong.
         """
-        leaving = self._leaving
-        while leaving and leaving[0][0] <= arrival_s:
-            self._queued_bytes -= leaving.popleft()[1]
+        queue = self._queue
+        while queue and queue[0][0] <= arrival_s:
+            self._queued_bytes -= queue.popleft()[1]
         # A packet that is larger than the whole queue still passes an idle link.
         if self._queued_bytes and self._queued_bytes + size_bytes > self._limit_bytes:
-            self.dropped_frames += frames
+            self.count.dropped_frames += frames
             return None
         start_s = max(arrival_s, self._free_s)
         finish_s = self._origin_s + self._curve.finish_s(start_s - self._origin_s, 8 * size_bytes)
         if finish_s - start_s > LONGEST_OUTAGE_S:
             raise RunError(
-                f"link {self.name} carries nothing for {LONGEST_OUTAGE_S:g} s from "
+                f"link {self._link.name} carries nothing for {LONGEST_OUTAGE_S:g} s from "
                 f"{start_s - self._origin_s:.3f} s of the run on: does its trace ever rise above zero again?"
             )
         self._free_s = finish_s
-        leaving.append((finish_s, size_bytes))
+        queue.append((finish_s, size_bytes))
         self._queued_bytes += size_bytes
-        self.carried_frames += frames
-        self.carried_bytes += size_bytes
+        self.count.carried_frames += frames
+        self.count.carried_bytes += size_bytes
         return self._release_s(finish_s, frames)
 
     def lose(self, frames: int) -> list[int]:
-        """Return which of the frames of the packet that was accepted last get lost on the way, by number from 0."""
+        """Return which frames of the packet that was accepted last are lost, by their number from 0."""
         lost = []
         while self._until_loss < frames:
             lost.append(int(self._until_loss))
             self._until_loss += 1 + self._frames_to_next_loss()
         self._until_loss -= frames
-        self.lost_frames += len(lost)
+        self.count.lost_frames += len(lost)
         return lost
 
     def _frames_to_next_loss(self) -> float:
-        """How many frames get through before the next one does not: geometric, as for independent losses."""
+        """Draw the number of frames before the next loss: geometric, as for independent losses."""
         if not self._link.loss:
             return inf
         return floor(log(1.0 - self._random.random()) / log1p(-self._link.loss))
 
     def _release_s(self, finish_s: float, frames: int) -> float:
-        """When a packet that leaves at ``finish_s`` arrives: not before the one ahead of it."""
+        """Return when a packet that is transmitted at ``finish_s`` arrives: not before the one ahead of it."""
         delay_s = self._curve.latency_s
         if self._link.jitter_s:
-            # The slowest of its frames decides: the maximum of so many evenly distributed delays, in one draw.
+            # The slowest of its frames decides: the maximum of as many uniform delays, in one draw.
             delay_s += self._link.jitter_s * self._random.random() ** (1 / frames)
         self._last_release_s = max(self._last_release_s, finish_s + delay_s)
         return self._last_release_s

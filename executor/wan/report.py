@@ -1,14 +1,13 @@
-"""What a relay leaves: how its hosts' TCP was set, what each link carried, and how late packets were handed on."""
+"""What a relay reports: the TCP settings of its hosts, what each link carried, and how late packets were."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from executor.wan.emulated_link import EmulatedLink
+from executor.wan.emulated_link import LinkCount
 from traces.common.atomic import write_text_atomically
 
-# More than this is felt: a fifth of the latency of a link across a continent.
+# Later than this is worth a remark: a fifth of the latency of a link across a continent.
 TOLERABLE_LATENESS_S = 0.005
 
 _BUCKET_S = 0.001
@@ -16,10 +15,10 @@ _BUCKETS = 1000
 
 
 class Lateness:
-    """How late a relay came to the packets that were due, by milliseconds; as cheap as an addition.
+    """A histogram of how late a relay forwards packets, by milliseconds; noting a packet is as cheap as an addition.
 
     Attributes:
-        largest_s: Seconds.
+        largest_s: The largest lateness, seconds.
     """
 
     def __init__(self) -> None:
@@ -27,13 +26,13 @@ class Lateness:
         self.largest_s = 0.0
 
     def note(self, late_s: float) -> None:
-        """Take note that packets were handed on so late, seconds."""
+        """Add one lateness, seconds."""
         self._counts[min(_BUCKETS, int(late_s / _BUCKET_S))] += 1
         if late_s > self.largest_s:
             self.largest_s = late_s
 
     def exceeded_s(self, share: float) -> float:
-        """Return what was reached or exceeded by the latest ``share`` of all, seconds; 1 s if it was more."""
+        """Return the lateness that the latest ``share`` of all reached or exceeded, seconds; at most 1 s."""
         left = share * sum(self._counts)
         for bucket in range(_BUCKETS, 0, -1):
             left -= self._counts[bucket]
@@ -43,27 +42,16 @@ class Lateness:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkCount:
-    """What one link carried, see `executor.wan.emulated_link.EmulatedLink`."""
-
-    name: str
-    carried_frames: int
-    carried_bytes: int
-    dropped_frames: int
-    lost_frames: int
-
-
-@dataclass(frozen=True, slots=True)
 class RelayReport:
     """What a relay did.
 
     Attributes:
-        tcp: The settings in effect on its hosts, by the kernel's names.
-        tcp_misses: What of these is otherwise than asked for: phrases.
-        links: All that some path takes.
-        refused_packets: Not taken where they arrived.
-        late_s: One wake-up in a hundred came so late or later, during the run, seconds.
-        latest_s: The latest, seconds.
+        tcp: The TCP settings in effect on its hosts, by the kernel's names.
+        tcp_misses: Phrases that name each setting which differs from what was asked for.
+        links: What each link carried.
+        refused_packets: Number of packets that the receiving host did not accept.
+        late_s: The lateness that one wake-up in a hundred reached or exceeded during the run, seconds.
+        latest_s: The largest lateness, seconds.
     """
 
     tcp: dict[str, str]
@@ -74,11 +62,11 @@ class RelayReport:
     latest_s: float
 
     def write(self, path: Path) -> None:
-        """Write what `read_report` reads, whole or not at all."""
+        """Write the file that `read_report` reads, atomically."""
         write_text_atomically(path, json.dumps(asdict(self)))
 
     def remarks(self) -> list[str]:
-        """Return what a person has to know to judge the run, a sentence each; none if all went as asked for."""
+        """Return sentences on what a reader must know to judge the run; empty if all went as asked for."""
         remarks = []
         if self.tcp_misses:
             remarks.append(f"TCP on the emulated hosts is not set as asked for: {'; '.join(self.tcp_misses)}")
@@ -87,29 +75,20 @@ class RelayReport:
                 f"the relay was {1000 * self.late_s:.0f} ms late or more one time in a hundred, "
                 f"{1000 * self.latest_s:.0f} ms at most: this machine is too busy for these links, which were slower"
             )
-        dropped = [link for link in self.links if link.dropped_frames]
+        dropped = ", ".join(
+            f"{link.name} ({link.dropped_frames} of {link.carried_frames + link.dropped_frames})"
+            for link in self.links
+            if link.dropped_frames
+        )
         if dropped:
-            named = ", ".join(f"{link.name} ({_share(link)})" for link in dropped)
-            remarks.append(f"packets were dropped, beside a link's own loss, where its queue was full: {named}")
+            remarks.append(f"packets were dropped, beside a link's own loss, where its queue was full: {dropped}")
         if self.refused_packets:
             remarks.append(f"{self.refused_packets} packets were refused by the hosts where they arrived")
         return remarks
 
 
 def read_report(path: Path) -> RelayReport:
-    """Return what a relay has left."""
+    """Return the report that a relay has written."""
     data = json.loads(path.read_text())
     links = tuple(LinkCount(**link) for link in data.pop("links"))
     return RelayReport(**{**data, "links": links, "tcp_misses": tuple(data["tcp_misses"])})
-
-
-def count_links(links: Sequence[EmulatedLink]) -> tuple[LinkCount, ...]:
-    """Return what links have carried until now."""
-    return tuple(
-        LinkCount(link.name, link.carried_frames, link.carried_bytes, link.dropped_frames, link.lost_frames)
-        for link in links
-    )
-
-
-def _share(link: LinkCount) -> str:
-    return f"{link.dropped_frames} of {link.carried_frames + link.dropped_frames}"

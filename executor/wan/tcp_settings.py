@@ -1,6 +1,6 @@
-"""How the TCP of a device's network is set: as on hosts that are made ready for wide-area links, or as on this machine.
+"""TCP settings of a device's network: those of hosts prepared for wide-area links, or those of this machine.
 
-Free of anything that starts a thread: also loaded by who is about to make a namespace.
+Imports nothing that starts threads, since `executor.wan.linux` uses it before it makes a namespace.
 """
 
 import contextlib
@@ -8,22 +8,22 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# In the environment of who has left this machine's own network: a JSON object of what `read_tcp` returned there.
+# Environment variable of a process that has left this machine's network: the result of `read_tcp` there, as JSON.
 HOST_TCP = "ROPEBRIDGE_HOST_TCP"
 
 _FOLDER = Path("/proc/sys/net/ipv4")
 
-# What decides how fast a connection's window opens, and how far; each network namespace has its own.
+# The settings that decide how fast and how far a connection's window opens; each network namespace has its own.
 _NAMES = ("tcp_congestion_control", "tcp_slow_start_after_idle", "tcp_wmem", "tcp_rmem")
 
-# Each setting's values that will do, the best first.
+# Acceptable values of each setting, the best first.
 #
-# A pipeline's links rest for part of every step. Windows stay open meanwhile: otherwise Linux halves them for every
-# retransmission timeout of rest, and each step begins with a slow start.
+# Congestion control: Linux' default, then its predecessor, which every user may choose. Both grow a window until
+# something is lost, as `sim.network.tcp_window` assumes. Others pace by measurements, as BBR does with a pause of
+# 200 ms every ten seconds, so that the same run would differ from one machine to the next.
 #
-# The first congestion control that may be chosen: Linux' own default, then its ancestor, which every user may choose.
-# Both grow a window until something is lost, as `sim.network.tcp_window` assumes; others pace by what they measure, BBR
-# with a pause of 200 ms every ten seconds, so that the same run would differ from one machine to the next.
+# Slow start after idle: a pipeline's links are idle for part of every step. By default Linux halves a window for every
+# retransmission timeout of idleness, and each step would begin with a slow start.
 WIDE_AREA: Mapping[str, Sequence[str]] = {
     "tcp_congestion_control": ("cubic", "reno"),
     "tcp_slow_start_after_idle": ("0",),
@@ -31,12 +31,12 @@ WIDE_AREA: Mapping[str, Sequence[str]] = {
 
 
 def as_on(host: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
-    """Return the settings of a host as the only ones that will do: a new network namespace has the kernel's instead."""
+    """Return a host's settings as the only acceptable ones; a new network namespace has the kernel's instead."""
     return {name: (value,) for name, value in host.items()}
 
 
 def read_tcp() -> dict[str, str]:
-    """Return what is in effect in this thread's network namespace, by the kernel's names; nothing of what is hidden."""
+    """Return the settings in effect in this thread's network namespace, except those that the kernel hides."""
     found = {}
     for name in _NAMES:
         with contextlib.suppress(OSError):
@@ -45,13 +45,13 @@ def read_tcp() -> dict[str, str]:
 
 
 def set_tcp(wanted: Mapping[str, Sequence[str]]) -> list[str]:
-    """Set the TCP of this thread's network namespace; what may not be set stays as it is.
+    """Set the TCP of this thread's network namespace as far as that is allowed.
 
     Args:
-        wanted: Each setting's values that will do, the best first.
+        wanted: Acceptable values of each setting, the best first.
 
     Returns:
-        What is otherwise than wanted, and why: a phrase for each setting.
+        A phrase for each setting that differs from the wanted ones, with the reason.
     """
     misses = []
     for name, values in wanted.items():
@@ -63,7 +63,7 @@ def set_tcp(wanted: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _set_first(name: str, values: Sequence[str]) -> str:
-    """Set the first value that the kernel takes; return why it did not take the last one that was tried."""
+    """Set the first value that the kernel accepts; return why it refused the last one that was tried."""
     reason = "it did not take effect"
     for value in values:
         try:

@@ -10,21 +10,28 @@ from types import TracebackType
 from typing import Self
 
 from executor.core.job import JobFolder, Tcp
+from executor.core.subprocesses import python_environment
 from executor.wan.linux import enter_network
 from traces.common.errors import RunError
 
-# The interface of each host, in its own network namespace.
+# The interface of each host in its own network namespace.
 INTERFACE = "wan0"
 
-# A network that is nowhere else, even by accident: it exists between these namespaces only.
+# The network exists between these namespaces only.
 NETMASK = "255.255.0.0"
 _NETWORK = "10.99"
 _CONTROL = 1
 _MOST_HOSTS = 1 << 16
 
+# Environment variable of the ranks: paths of the network namespaces of all ranks, as a JSON list.
+_NETWORKS = "ROPEBRIDGE_NETWORKS"
+
+# How long the relay may take to end.
+_GRACE_S = 2.0
+
 
 def control_address() -> str:
-    """Return the IPv4 address of the host in which the agent and the store of a run are."""
+    """Return the IPv4 address of the host that has the agent and the store of a run."""
     return _address(_CONTROL)
 
 
@@ -38,20 +45,12 @@ def _address(number: int) -> str:
     return f"{_NETWORK}.{number >> 8}.{number & 0xFF}"
 
 
-# A rank's environment holds the network namespaces of all ranks, a JSON list of paths.
-_NETWORKS = "ROPEBRIDGE_NETWORKS"
-
-# The relay has little to do at its end; whoever waits longer ends it.
-_GRACE_S = 2.0
-
-
 def missing() -> str | None:
-    """Return what this machine lacks for the test bed, in one sentence; None if it lacks nothing."""
+    """Return a sentence on what this machine lacks for the test bed; None if it lacks nothing."""
     if sys.platform != "linux":
         return f"links are emulated below TCP by namespaces and TUN devices of Linux, and this is {sys.platform}"
     probe = [sys.executable, "-m", "executor.wan.linux", "probe"]
-    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(probe, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(probe, env=python_environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
         return f"the test bed cannot be tried here: {reason[0]}"
@@ -59,9 +58,9 @@ def missing() -> str | None:
 
 
 def enter_device_network() -> None:
-    """Move a rank's process into the network of its device; nothing happens in a job without a test bed.
+    """Move a rank's process into the network of its device; do nothing in a job without a test bed.
 
-    To be called by what the agent starts before it opens a socket: what is open already stays where it is.
+    A rank must call this before it opens a socket: open sockets stay in the network that they were opened in.
     """
     networks = os.environ.get(_NETWORKS)
     if networks is not None:
@@ -70,21 +69,21 @@ def enter_device_network() -> None:
 
 
 class TestBed:
-    """The relay of a job, from ``with`` to its end. The process that opens it is in the control host's namespace.
+    """The relay of a job as a context manager, in a process in the control host's namespace.
 
-    The environment of this process then tells the ranks that it starts where their networks are. At the end the relay's
-    report is in the job's folder: `executor.wan.report`.
+    Inside it, the environment of this process tells the ranks that it starts where their networks are. Afterwards the
+    relay's report is in the job's folder (`executor.wan.report`).
 
     Args:
-        job: Its folder.
-        tcp: How the hosts are set.
-        failed: Called in another thread with the reason if the relay gives up.
+        job: The folder of the job.
+        tcp: Which TCP settings the hosts get.
+        failed: Called in another thread with the reason if the relay fails.
 
     Raises:
-        RunError: The relay did not start; its output, the job's log, says why.
+        RunError: The relay did not start; its output in the job's log says why.
     """
 
-    # Not a class of tests.
+    # Keeps pytest from collecting it.
     __test__ = False
 
     def __init__(
@@ -93,7 +92,7 @@ class TestBed:
         self._job = job
         self._failed = failed
         self._tcp = tcp
-        self._wanted = True
+        self._active = True
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "executor.wan.relay", str(os.getpid()), str(self._job.path), self._tcp]
@@ -103,13 +102,13 @@ class TestBed:
         if not networks:
             raise RunError(f"the relay of the emulated links did not start: status {self._relay.wait()}")
         os.environ[_NETWORKS] = networks
-        threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._report_end, daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._wanted = False
+        self._active = False
         self._relay.terminate()
         try:
             self._relay.wait(_GRACE_S)
@@ -117,9 +116,9 @@ class TestBed:
             self._relay.kill()
             self._relay.wait()
 
-    def _watch(self) -> None:
+    def _report_end(self) -> None:
         status = self._relay.wait()
-        if self._wanted:
+        if self._active:
             written = self._job.run_failure
             reason = f"the relay of the emulated links ended with status {status}"
             self._failed(written.read_text() if written.exists() else reason)

@@ -1,1 +1,1 @@
-"""The user's model: loaded, checked, cut into layers, and its data in order."""
+"""The user's model: loaded, checked, split into layers, and its data in order."""

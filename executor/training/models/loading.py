@@ -1,4 +1,4 @@
-"""The user's model: loaded from its file, measured without memory, held against the profile."""
+"""The user's model: loaded from its file, measured without memory, and compared with its profile."""
 
 import inspect
 import math
@@ -20,11 +20,11 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class SampleShape:
-    """What a layer puts out for one sample.
+    """The output of a layer for one sample.
 
     Attributes:
         sizes: Shape without the batch dimension.
-        dtype: Of the numbers.
+        dtype: Element type of the output.
     """
 
     sizes: tuple[int, ...]
@@ -32,40 +32,18 @@ class SampleShape:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes for one sample."""
+        """Bytes of one sample."""
         return math.prod(self.sizes) * self.dtype.itemsize
-
-
-def load_model(code: ModelCode, seed: int) -> TrainableModel:
-    """Return the model, with parameters that depend on the seed alone.
-
-    Raises:
-        InputError: The file cannot be run, or has no ``build`` that takes the arguments and returns a model.
-    """
-    build = _load_build(code.path)
-    try:
-        inspect.signature(build).bind(**code.arguments)
-    except TypeError as error:
-        raise InputError(
-            f"'build' does not take these arguments: {error}",
-            where=str(code.path),
-            valid=f"its signature is build{inspect.signature(build)}; see 'arguments' in the scenario",
-        ) from None
-    torch.manual_seed(seed)
-    with user_code(code.path, f"'build' fails with the arguments {dict(code.arguments)}"):
-        model: TrainableModel = build(**code.arguments)
-    check_members(model, str(code.path))
-    return model
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSize:
-    """What a layer holds and puts out.
+    """The parameters and the output of a layer.
 
     Attributes:
-        parameter_bytes: Of all its parameters.
-        output: For one sample.
-        changes_inputs: Whether it computes in place on the tensor that it gets.
+        parameter_bytes: Bytes of all parameters of the layer.
+        output: The output for one sample.
+        changes_inputs: Whether the layer changes its input tensor in place.
     """
 
     parameter_bytes: int
@@ -81,12 +59,35 @@ class LoadedModel:
     sizes: tuple[LayerSize, ...]
 
 
+def load_model(code: ModelCode, seed: int) -> TrainableModel:
+    """Return the model, with parameters that depend on the seed alone.
+
+    Raises:
+        InputError: The file cannot be run, or has no ``build`` that takes the arguments and returns a model.
+    """
+    build: Callable[..., Any] = load_function(
+        code.path, "build", "model", f"build(**arguments) that returns an object with {MEMBERS}"
+    )
+    try:
+        inspect.signature(build).bind(**code.arguments)
+    except TypeError as error:
+        raise InputError(
+            f"'build' does not take these arguments: {error}",
+            where=str(code.path),
+            valid=f"its signature is build{inspect.signature(build)}; see 'arguments' in the scenario",
+        ) from None
+    torch.manual_seed(seed)
+    with user_code(code.path, f"'build' fails with the arguments {dict(code.arguments)}"):
+        model: TrainableModel = build(**code.arguments)
+    check_members(model, str(code.path))
+    return model
+
+
 def check_model(scenario: Scenario) -> LoadedModel:
     """Return a scenario's model if its code can be trained and matches its profile.
 
     Raises:
-        InputError: Says which layer differs, by how much, and what the profile says; or what the loss is instead of a
-            number.
+        InputError: The scenario has no code, a layer differs from the profile, or the loss is not a single number.
     """
     if scenario.code is None:
         raise InputError(
@@ -101,10 +102,10 @@ def check_model(scenario: Scenario) -> LoadedModel:
 
 
 def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
-    """Return the model, and the sizes of its layers from a copy without memory.
+    """Return the model, and the sizes of its layers, which are found on a copy without memory.
 
     Raises:
-        InputError: The model cannot be built, or cannot be cut between its layers.
+        InputError: The model cannot be built, or cannot be split between its layers.
     """
     loaded = load_model(code, seed)
     with user_code(code.path, f"'{'select' if isinstance(loaded, FiniteModel) else 'samples'}' fails"):
@@ -112,7 +113,7 @@ def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
         outputs = inputs.to("meta")
     with torch.device("meta"):
         model = load_model(code, seed)
-    _refuse_what_stages_cannot_hold(model, str(code.path))
+    _check_parameters(model, str(code.path))
     sizes = []
     for index, layer in enumerate(model.layers):
         entering, version = outputs, outputs._version
@@ -137,9 +138,9 @@ def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
 
 
 def _check_loss(loaded: LoadedModel, code: ModelCode, seed: int) -> None:
-    """Refuse a loss that is no single number, by that of one sample and an output of zeros.
+    """Refuse a loss that is not a single number, computed for one sample and an output of zeros.
 
-    With memory, unlike the layers: a loss may look at its numbers.
+    The tensors have memory, unlike those of the layers, since a loss may depend on values.
     """
     _, targets = DataOrder(loaded.model, global_batch=1, seed=seed).samples(0, 0, 1)
     output = loaded.sizes[-1].output
@@ -153,8 +154,8 @@ def _check_loss(loaded: LoadedModel, code: ModelCode, seed: int) -> None:
         )
 
 
-def _refuse_what_stages_cannot_hold(model: TrainableModel, where: str) -> None:
-    """Parameters of another precision, or of two layers at once: on two devices they would drift apart."""
+def _check_parameters(model: TrainableModel, where: str) -> None:
+    """Refuse parameters of another precision, and parameters that two layers share: their copies would differ."""
     owners: dict[int, int] = {}
     for index, layer in enumerate(model.layers):
         for name, parameter in layer.named_parameters():
@@ -178,20 +179,20 @@ def _described(outputs: object) -> str:
 
 
 def user_code(path: Path, failure: str) -> AbstractContextManager[None]:
-    """Return what to put around code of a model: what it raises is wrong input."""
+    """Return a context for calls of a model's code, in which any error becomes an `InputError`."""
     return code_around(path, failure, "correct the model, or 'arguments' in the scenario")
 
 
 def compare_sizes(profile: ModelProfile, sizes: Sequence[LayerSize], where: str = "") -> None:
-    """Refuse layers that are not what the profile says, by which plans are made.
+    """Refuse a model whose layers differ from the profile that plans are made from.
 
     Args:
-        profile: Of the model.
-        sizes: Of its layers, as they were found.
-        where: The model's file; empty if whoever hears of it knows.
+        profile: The profile of the model.
+        sizes: The sizes of the model's layers.
+        where: Path of the model's file; empty if the caller adds it.
 
     Raises:
-        InputError: Says which layer differs first, by how much, and what the profile says.
+        InputError: A layer differs; gives the first one, its size, and what the profile says.
     """
     if len(sizes) != len(profile.layers):
         raise InputError(
@@ -201,7 +202,7 @@ def compare_sizes(profile: ModelProfile, sizes: Sequence[LayerSize], where: str 
         )
     for index, (layer, size) in enumerate(zip(profile.layers, sizes, strict=True)):
         pairs = [("bytes of parameters", size.parameter_bytes, layer.parameter_bytes)]
-        # The last layer's output goes into the loss and crosses no link.
+        # The last layer's output goes into the loss, and over no link.
         if index < len(sizes) - 1:
             pairs.append(("bytes of output for one sample", size.output.size_bytes, layer.output_bytes))
         for what, found, expected in pairs:
@@ -211,7 +212,3 @@ def compare_sizes(profile: ModelProfile, sizes: Sequence[LayerSize], where: str 
                     where=where,
                     valid=f"its profile '{layer.name}' says {expected}: correct the profile or 'arguments'",
                 )
-
-
-def _load_build(path: Path) -> Callable[..., Any]:
-    return load_function(path, "build", "model", f"build(**arguments) that returns an object with {MEMBERS}")

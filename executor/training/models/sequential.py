@@ -1,4 +1,4 @@
-"""A module as the list of layers that a pipeline needs, for models that were not written as one: torchvision's, say.
+"""The layers of a module that was not written as a list of layers, such as those of torchvision.
 
 from executor.training.models.sequential import layers_of
 
@@ -20,71 +20,66 @@ _TOLERANCE = 1e-5
 
 
 class _Tracer(fx.Tracer):
-    """Goes into the module itself and into lists of modules, and no deeper: blocks stay whole."""
+    """Traces the module and lists of modules in it, but no other modules: blocks stay whole."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return not isinstance(m, nn.Sequential)
 
 
 def layers_of(module: nn.Module, example: torch.Tensor) -> list[nn.Module]:
-    """Return layers that, one after the other, do what the module's ``forward`` does with its one tensor.
+    """Return layers that, one after the other, compute what the module's ``forward`` does with its one tensor.
 
-    A layer ends wherever a single tensor is all that the rest needs; what has no parameters of its own, as a ReLU or a
-    reshaping, belongs to the layer before it. Parameters are the module's own. Both are run on the example and
-    compared, unless the module has no memory.
+    A layer ends wherever the rest needs only a single tensor; operations without parameters, such as a ReLU or a
+    reshape, belong to the layer before them. Parameters are the module's own. Unless the module is on the meta device,
+    its outputs for the example are compared with those of the layers.
 
     Args:
-        module: Takes one tensor and returns one.
-        example: Such a tensor, of a few samples.
+        module: A module that takes one tensor and returns one.
+        example: Such an input tensor, of a few samples.
 
     Raises:
-        InputError: What ``forward`` does depends on values, is no chain, or is not done by these layers.
+        InputError: ``forward`` depends on values, is not a chain, or differs from the layers.
     """
     name = type(module).__name__
     try:
         graph = _Tracer().trace(module)
     except Exception as error:
-        problem = f"'forward' of {name} cannot be followed: {type(error).__name__}: {error}".splitlines()[0]
+        problem = f"'forward' of {name} cannot be traced: {type(error).__name__}: {error}".splitlines()[0]
         raise InputError(problem, valid=_ADVICE) from error
     if sum(node.op == "placeholder" for node in graph.nodes) != 1:
         raise InputError(f"'forward' of {name} takes more than one tensor", valid=_ADVICE)
-    layers = [_layer(module, piece) for piece in _pieces(graph, module)]
+    layers = [_layer(module, nodes) for nodes in _split(graph, module)]
     _compare(module, layers, example, name)
     return layers
 
 
-def _pieces(graph: fx.Graph, module: nn.Module) -> list[list[fx.Node]]:
-    """The steps of a graph, cut where one value crosses and something with parameters follows."""
-    steps = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
-    place = {node: number for number, node in enumerate(steps)}
-    last_use = [max(place.get(user, len(steps)) for user in [*node.users, node]) for node in steps]
-    pieces: list[list[fx.Node]] = [[]]
-    # The last step at which the graph's own input is used.
+def _split(graph: fx.Graph, module: nn.Module) -> list[list[fx.Node]]:
+    """Split the nodes of a graph where one value is live and a module with parameters follows."""
+    nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    place = {node: number for number, node in enumerate(nodes)}
+    last_use = [max(place.get(user, len(nodes)) for user in [*node.users, node]) for node in nodes]
+    parts: list[list[fx.Node]] = [[]]
     (entering,) = (node for node in graph.nodes if node.op == "placeholder")
-    input_until = max((place.get(user, len(steps)) for user in entering.users), default=-1)
-    for number, node in enumerate(steps):
-        crossing = [before for before in range(number) if last_use[before] >= number]
-        alone = crossing == [number - 1] and input_until < number
+    input_until = max((place.get(user, len(nodes)) for user in entering.users), default=-1)
+    for number, node in enumerate(nodes):
+        live = [before for before in range(number) if last_use[before] >= number]
+        alone = live == [number - 1] and input_until < number
         if alone and node.op == "call_module" and list(module.get_submodule(str(node.target)).parameters()):
-            pieces.append([])
-        pieces[-1].append(node)
-    return pieces
+            parts.append([])
+        parts[-1].append(node)
+    return parts
 
 
-def _layer(module: nn.Module, piece: Sequence[fx.Node]) -> nn.Module:
-    if len(piece) == 1 and piece[0].op == "call_module":
-        return module.get_submodule(str(piece[0].target))
+def _layer(module: nn.Module, nodes: Sequence[fx.Node]) -> nn.Module:
+    if len(nodes) == 1 and nodes[0].op == "call_module":
+        return module.get_submodule(str(nodes[0].target))
     graph = fx.Graph()
-    inside: dict[fx.Node, fx.Node] = {}
+    copies: dict[fx.Node, fx.Node] = {}
     entering = graph.placeholder("entering")
-
-    def within(node: fx.Node) -> fx.Node:
-        return inside.get(node, entering)
-
-    for node in piece:
-        inside[node] = graph.node_copy(node, within)
-    graph.output(inside[piece[-1]])
-    first = next((node for node in piece if node.op == "call_module"), None)
+    for node in nodes:
+        copies[node] = graph.node_copy(node, lambda argument: copies.get(argument, entering))
+    graph.output(copies[nodes[-1]])
+    first = next((node for node in nodes if node.op == "call_module"), None)
     name = type(module.get_submodule(str(first.target)) if first is not None else module).__name__
     return fx.GraphModule(module, graph, class_name=name)
 
@@ -94,19 +89,17 @@ def _compare(module: nn.Module, layers: Sequence[nn.Module], example: torch.Tens
         return
     training = module.training
     module.eval()
-    for layer in layers:
-        layer.eval()
+    chain = nn.ModuleList(layers).eval()
     with torch.no_grad():
         expected: Any = module(example)
         found = example
-        for layer in layers:
+        for layer in chain:
             found = layer(found)
     module.train(training)
-    for layer in layers:
-        layer.train(training)
+    chain.train(training)
     tensors = isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor)
     if not tensors or expected.shape != found.shape:
-        raise InputError(f"{name} returns something else than its layers one after the other", valid=_ADVICE)
+        raise InputError(f"the outputs of {name} and of its layers one after the other differ in shape", valid=_ADVICE)
     if not torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
         difference = float((found - expected).abs().max())
         raise InputError(f"{name} and its layers one after the other differ by {difference:.2g}", valid=_ADVICE)

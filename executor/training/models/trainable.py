@@ -1,4 +1,4 @@
-"""Which samples a step trains on: a function of the step alone, whatever the plan."""
+"""What a user's model is: a chain of layers, a loss, and data, of which each step trains on a fixed part."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -20,7 +20,7 @@ class _Layered(Protocol):
 
 
 class EndlessModel(_Layered, Protocol):
-    """What a model file's ``build`` may return: every step trains on samples that were never there before."""
+    """What a model file's ``build`` may return: a model whose every step trains on new samples."""
 
     def samples(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and targets of samples ``first`` to ``first + count - 1``; each depends on its index only."""
@@ -28,17 +28,17 @@ class EndlessModel(_Layered, Protocol):
 
 @runtime_checkable
 class FiniteModel(_Layered, Protocol):
-    """What a model file's ``build`` may return: a data set that is gone through again and again, shuffled.
+    """What a model file's ``build`` may return: a model with a data set, shuffled anew for each pass over it.
 
     Attributes:
-        layers: Each takes the one tensor that the layer before it returns.
-        size: Samples in the data set.
+        layers: Modules, each of which takes the one tensor that the module before it returns.
+        size: Number of samples in the data set.
     """
 
     size: int
 
     def select(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets of these samples, in this order; indices are int64, of 0 to ``size - 1``."""
+        """Return inputs and targets of these samples, in this order; indices are int64, from 0 to ``size - 1``."""
 
 
 TrainableModel = EndlessModel | FiniteModel
@@ -46,30 +46,30 @@ TrainableModel = EndlessModel | FiniteModel
 
 @runtime_checkable
 class TensorParallelModel(Protocol):
-    """What a model is besides, if the devices of a tensor-parallel group may share its layers."""
+    """A model whose layers the devices of a tensor-parallel group may share."""
 
     def parallel_layout(self, index: int) -> Mapping[str, str]:
-        """Return how linear layers inside layer ``index`` are cut; those that it does not name are computed by all.
+        """Return how linear submodules of layer ``index`` are sharded; all devices compute what it does not name.
 
-        The names are those of submodules, `torch.nn.Linear` each, as in ``named_modules``. ``column`` gives each device
-        an equal part of the outputs; ``row`` takes those parts as inputs, and its outputs are summed over the devices.
-        They come in pairs, a column before a row. What the layer does between the two must work on a part: activation
-        functions do, and so does attention on some of the heads if their number is taken from the tensor's size. A
-        norm over the cut dimension does not. No trained parameter may stand there (`torch.nn.PReLU`, a norm of queries
-        and keys with weights): each device would have its part's gradient only, and such a model is refused. Dropout
-        may, but all devices draw the same numbers: each drops the same places of its part.
+        Keys are names of `torch.nn.Linear` submodules, as in ``named_modules``. ``column`` gives each device an equal
+        part of the outputs; ``row`` takes those parts as inputs, and its outputs are summed over the devices. They come
+        in pairs, a column before a row. What the layer does between the two must work on a part: activation functions
+        do, and so does attention on some of the heads if their number is taken from the tensor's size. A norm over the
+        sharded dimension does not. No trained parameter may be used there (`torch.nn.PReLU`, a norm of queries and keys
+        with weights): each device would have its part's gradient only, and such a model is refused. Dropout may be
+        used, but all devices draw the same numbers: each drops the same places of its part.
         """
 
 
-# What such an object has, for messages.
+# For messages.
 MEMBERS = "'layers', 'loss', and either 'samples' or 'size' and 'select'"
 
 
 def check_members(model: object, where: str) -> None:
-    """Refuse what ``build`` returned if it is no `TrainableModel`.
+    """Refuse a result of ``build`` that is not a `TrainableModel`.
 
     Raises:
-        InputError: Something is missing, or is not what it should be.
+        InputError: A member is missing, or is not what it should be.
     """
     wanted = ["layers", "loss"]
     if hasattr(model, "size") or hasattr(model, "select"):
@@ -97,16 +97,16 @@ def check_members(model: object, where: str) -> None:
 
 
 class DataOrder:
-    """The samples of each step's batch, so that any plan, resumed at any step, trains on the same ones.
+    """The samples of each step's batch, which depend on the step alone: any plan, resumed anywhere, trains on the same.
 
     Position ``step * global_batch + offset`` of endless data is the sample of that index. A data set of N samples is
-    gone through in epochs: position p is entry p % N of the permutation of epoch p // N. The permutation sorts the
-    raw output of Philox with the key (seed, epoch), of which NumPy promises that it never changes.
+    passed over in epochs: position p is entry p % N of the permutation of epoch p // N. The permutation sorts the raw
+    output of Philox with the key (seed, epoch), which NumPy guarantees never to change.
 
     Args:
-        model: Has the data.
-        global_batch: Samples in a step.
-        seed: Of the order of a data set.
+        model: The model, which has the data.
+        global_batch: Number of samples in a step.
+        seed: Seed of the order of a data set.
     """
 
     def __init__(self, model: TrainableModel, global_batch: int, seed: int) -> None:
@@ -114,9 +114,9 @@ class DataOrder:
         self._global_batch = global_batch
         self._seed = seed
 
-    def samples(self, step: int, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets of samples ``first`` to ``first + count - 1`` of a step's batch."""
-        position = step * self._global_batch + first
+    def samples(self, step: int, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs and targets of samples ``start`` to ``start + count - 1`` of a step's batch."""
+        position = step * self._global_batch + start
         if isinstance(self._model, FiniteModel):
             return self._model.select(torch.from_numpy(self._indices(position, count, self._model.size)))
         return self._model.samples(position, count)
@@ -127,9 +127,9 @@ class DataOrder:
         return np.concatenate(parts)
 
 
-# The epoch that ends and the one that begins.
+# A batch may span two epochs.
 @lru_cache(maxsize=2)
 def permutation(seed: int, epoch: int, size: int) -> NDArray[np.int64]:
-    """Return the order of a data set of ``size`` samples in an epoch, [size]."""
+    """Return the order of a data set of ``size`` samples in an epoch, shape (size,)."""
     keys = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(size)
     return np.argsort(keys, kind="stable")

@@ -30,7 +30,7 @@ from sim.simulator import Simulator
 from tests.helpers.processes.asynchronous import Recursion, in_step
 from tests.helpers.processes.training import hybrid_plan, train_in_one_process, training_scenario
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
-from tests.helpers.strategies.post_office import Pipelines
+from tests.helpers.strategies.manual_transport import Pipelines
 
 TOLERANCE = 1e-6
 METHODS = [("asgd", 1), ("asgd-ga", 1), ("asgd-ga", 2), ("asgd-ga", 3), ("ma", 1), ("ma", 2)]
@@ -175,7 +175,7 @@ def test_averaging_every_step_in_step_is_averaging_sgd(code: ModelCode) -> None:
     for _ in range(5):
         for p in range(3):
             pipelines.step(p)
-        pipelines.office.deliver_all()
+        pipelines.network.deliver_all()
     pipelines.finish()
     for compute in pipelines.computes:
         assert_near(dict(compute.named_parameters()), dict(expected))

@@ -108,9 +108,9 @@ def test_a_list_of_modules_and_one_without_memory() -> None:
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (Undecided(), "'forward' of Undecided cannot be followed: TraceError"),
+        (Undecided(), "'forward' of Undecided cannot be traced: TraceError"),
         (Two(), "'forward' of Two takes more than one tensor"),
-        (Pair(), "Pair returns something else than its layers one after the other"),
+        (Pair(), "the outputs of Pair and of its layers one after the other differ in shape"),
     ],
 )
 def test_what_is_no_chain_is_refused(module: nn.Module, message: str) -> None:

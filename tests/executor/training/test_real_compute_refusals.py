@@ -7,7 +7,7 @@ import torch
 
 from executor.core.step_program import Transfer
 from executor.training.models.loading import check_model
-from executor.transport.wire_format import CheckedWire, Compressing
+from executor.transport.wire_format import CompressedWire
 from planner.cost.network import wire_bytes
 from planner.plan.actions import Kind
 from planner.plan.plan import COMPRESSIONS
@@ -50,12 +50,12 @@ def test_a_loss_is_one_number(loss: str, problem: str | None, tmp_path: Path) ->
     assert refused.value.where == str(path)
 
 
-def wire_and_transfer(compression: str, samples: int, values: int) -> tuple[CheckedWire, Transfer]:
+def wire_and_transfer(compression: str, samples: int, values: int) -> tuple[CompressedWire, Transfer]:
     """Between two regions."""
     cluster = mesh_scenario(2, [1.0], [1.0], regions=["north", "south"]).cluster
     size_bytes = wire_bytes(compression, samples, 4 * values)
     transfer = Transfer("device-0", "device-1", Kind.FORWARD, 0, 1, 7, 2, 2 + samples, size_bytes)
-    return CheckedWire(Compressing(compression, cluster)), transfer
+    return CompressedWire(compression, cluster), transfer
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

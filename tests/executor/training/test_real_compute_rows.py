@@ -105,7 +105,7 @@ def test_a_step_that_broke_off_can_be_begun_again() -> None:
     assert scenario.code is not None
     loaded = load_with_sizes(scenario.code, scenario.training.seed)
     rank = RealCompute(loaded, plan, program, scenario.training, RunClock(0.0))
-    rows = rank.rows(0, 6, sum(size.parameter_bytes for size in loaded.sizes) // 4)
+    rows = rank.flat_parameters(0, 6, sum(size.parameter_bytes for size in loaded.sizes) // 4)
     expected = train_in_one_process(scenario, 3)
     for step in range(3):
         for done in (step + 2, len(program.work)):

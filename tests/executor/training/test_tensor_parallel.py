@@ -254,7 +254,7 @@ def test_a_model_without_a_layout_is_refused_before_anything_starts(tmp_path: Pa
     done = ropebridge("run", "scenario.json", "--plan", "plan.json", "--compute", "real", "-o", "out", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert "the model names no parallel layout" in done.stderr
+    assert "the model has no parallel layout" in done.stderr
     assert "make a plan without 'partners'" in done.stderr
     assert not (tmp_path / "out").exists()
 

@@ -124,8 +124,8 @@ def test_a_queue_holds_its_bytes_and_keeps_the_order(packets: list[tuple[float, 
         # What comes before the start of a run counts from a time far ahead of it.
         assert early_s - 1e-6 <= release_s <= max(last_s, free_s + 0.02 + jitter_s) + 1e-6
         last_s = release_s
-    assert emulated.carried_bytes == sum(size for _, size in leaving)
-    assert emulated.dropped_frames == 3 * (len(packets) - len(leaving))
+    assert emulated.count.carried_bytes == sum(size for _, size in leaving)
+    assert emulated.count.dropped_frames == 3 * (len(packets) - len(leaving))
 
 
 def lost_of(seed: int, packets: Sequence[int]) -> list[int]:
@@ -134,7 +134,7 @@ def lost_of(seed: int, packets: Sequence[int]) -> list[int]:
     for frames in packets:
         lost += [first + number for number in emulated.lose(frames)]
         first += frames
-    assert emulated.lost_frames == len(lost)
+    assert emulated.count.lost_frames == len(lost)
     return lost
 
 
@@ -157,20 +157,20 @@ def test_a_link_that_stays_dark_is_an_error_with_its_name() -> None:
 def test_packets_cross_one_link_after_the_other_and_share_them() -> None:
     first, second = EmulatedLink(link(8e6, 0.1), [], 0), EmulatedLink(Link("b", "c", 4e6, 0.2), [], 0)
     both, last = Route((first, second), 1), Route((second,), 2)
-    carriage = InTransitQueue()
+    in_transit = InTransitQueue()
     packet = bytes(10) + bytes([0x45]) + bytes(1490 - 1)
     size_bytes = frames_bytes(packet, 1)
     assert size_bytes == 1504
     crossing_s = (8 * size_bytes / 8e6, 8 * size_bytes / 4e6)
-    carriage.take(packet, both, 10.0)
-    carriage.take(packet, both, 10.0)
+    in_transit.put(packet, both, 10.0)
+    in_transit.put(packet, both, 10.0)
     arrives_s = 10.0 + crossing_s[0] + 0.1
     # One that enters the second link just before the first packet gets there goes first.
-    carriage.take(packet, last, arrives_s - 1e-4)
+    in_transit.put(packet, last, arrives_s - 1e-4)
     came = []
-    while carriage.next_s < inf:
-        due_s = carriage.next_s
-        came += [(due_s, target) for target, _ in carriage.arrived(due_s)]
+    while in_transit.next_s < inf:
+        due_s = in_transit.next_s
+        came += [(due_s, target) for target, _ in in_transit.arrived(due_s)]
     assert [target for _, target in came] == [2, 1, 1]
     expected_s = [arrives_s - 1e-4 + (number + 1) * crossing_s[1] + 0.2 for number in range(3)]
     assert [due_s for due_s, _ in came] == pytest.approx(expected_s, abs=1e-6)

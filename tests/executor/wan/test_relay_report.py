@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from executor.validate import too_fast
-from executor.wan.report import Lateness, LinkCount, RelayReport, read_report
+from executor.wan.emulated_link import LinkCount
+from executor.wan.report import Lateness, RelayReport, read_report
 from planner.scenario.cluster import Cluster
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.trace import LinkTrace

@@ -1,4 +1,4 @@
-"""The TCP of the relay's hosts: set as asked for, and what is otherwise is said."""
+"""Network namespaces: the TCP settings of the relay's hosts, and what making a namespace demands."""
 
 import errno
 import json
@@ -82,3 +82,16 @@ def test_a_new_network_gets_the_settings_of_the_one_that_was_left() -> None:
     assert (host["tcp_slow_start_after_idle"], host["tcp_wmem"]) == ("0", "4096 20000 3000000")
     assert before["tcp_slow_start_after_idle"] == "1"
     assert (misses, after) == ([], host)
+
+
+def test_what_makes_a_user_namespace_has_one_thread() -> None:
+    """The kernel demands it of ordinary users; libraries such as NumPy start threads when they are imported."""
+    program = "import os, executor.wan.linux; print(len(os.listdir('/proc/self/task')))"
+    # BLAS libraries start no threads on a machine with one core.
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {program}; print('numpy' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["1", "False"]

@@ -1,4 +1,4 @@
-"""What happens to a receipt in a thread that nobody waits for is told to who can end the rank."""
+"""Errors of a receive that a background thread waits for are reported."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ from executor.core.clock import RunClock
 from executor.core.failures import PeerLostError
 from executor.transport.receive import RecvHandle
 
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 
 
 class Receive:
@@ -22,13 +22,13 @@ class Receive:
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error
 
-    def wait(self, patience: timedelta) -> None:
+    def wait(self, timeout: timedelta) -> None:
         if self._error is not None:
             raise self._error
 
 
-def watched(receive: Receive, arrived_error: Exception | None = None) -> tuple[RecvHandle, list[Exception]]:
-    """A receipt that a thread has settled, and what was told of that."""
+def waited(receive: Receive, arrived_error: Exception | None = None) -> tuple[RecvHandle, list[Exception]]:
+    """A handle that a background thread has completed, and the errors that it reported."""
     failures, over = list[Exception](), threading.Event()
 
     def arrived(_: RecvHandle) -> None:
@@ -40,31 +40,31 @@ def watched(receive: Receive, arrived_error: Exception | None = None) -> tuple[R
         failures.append(error)
         over.set()
 
-    receipt = RecvHandle(torch.empty(1, dtype=torch.uint8), [cast(dist.Work, receive)], "peer", RunClock(0.0), arrived)
+    handle = RecvHandle(torch.empty(1, dtype=torch.uint8), [cast(dist.Work, receive)], "peer", RunClock(0.0), arrived)
     with ThreadPoolExecutor(1) as threads:
-        receipt.watch(threads, failed)
-        assert over.wait(PATIENCE_S), "nobody is told"
-    return receipt, failures
+        handle.wait_in_background(threads, failed)
+        assert over.wait(TIMEOUT_S), "nothing is reported"
+    return handle, failures
 
 
 def test_nothing_is_told_of_what_goes_well() -> None:
-    receipt, failures = watched(Receive())
+    handle, failures = waited(Receive())
     assert failures == []
-    assert receipt.wait().numel() == 1
+    assert handle.wait().numel() == 1
 
 
 def test_an_error_of_who_hears_of_the_arrival_is_told() -> None:
     error = RuntimeError("can't start new thread")
-    assert watched(Receive(), error)[1] == [error]
+    assert waited(Receive(), error)[1] == [error]
 
 
 def test_an_error_that_is_not_the_sender_s_is_told() -> None:
     error = ZeroDivisionError("by nought")
-    assert watched(Receive(error))[1] == [error]
+    assert waited(Receive(error))[1] == [error]
 
 
 def test_a_lost_sender_is_told_to_who_waits_for_it() -> None:
-    receipt, failures = watched(Receive(RuntimeError("closed")))
+    handle, failures = waited(Receive(RuntimeError("closed")))
     assert failures == []
     with pytest.raises(PeerLostError, match="lost the connection to device 'peer': closed"):
-        receipt.wait()
+        handle.wait()

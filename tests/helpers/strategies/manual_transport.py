@@ -16,7 +16,7 @@ from executor.training.models.loading import load_with_sizes
 from executor.training.real_compute import RealCompute
 from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
-from executor.transport.wire_format import AsItIs
+from executor.transport.wire_format import UncheckedWire
 from planner.cost.synchronisation import update_edges
 from planner.events.event import Event
 from planner.plan.plan import Plan
@@ -34,7 +34,7 @@ class SetClock(RunClock):
         return self.shows_s
 
 
-class _Letter:
+class _Handle:
     """A receive."""
 
     def __init__(self, arrived: Callable[[RecvHandle], None]) -> None:
@@ -43,34 +43,34 @@ class _Letter:
         self.arrived_s = float("inf")
 
     @property
-    def settled(self) -> bool:
+    def is_complete(self) -> bool:
         return self._payload is not None
 
     def wait(self) -> torch.Tensor:
         assert self._payload is not None, "it has not arrived"
         return self._payload
 
-    def hand_over(self, payload: torch.Tensor, now_s: float) -> None:
+    def complete(self, payload: torch.Tensor, now_s: float) -> None:
         self._payload, self.arrived_s = payload.clone(), now_s
         self._arrived(cast(RecvHandle, self))
 
 
-class PostOffice:
+class ManualNetwork:
     """Between devices: keeps messages until they are delivered."""
 
     def __init__(self, clock: SetClock) -> None:
         self._clock = clock
         self._sent: defaultdict[tuple[str, str], deque[tuple[int, torch.Tensor]]] = defaultdict(deque)
-        self._posted: defaultdict[tuple[str, str, int], deque[_Letter]] = defaultdict(deque)
+        self._posted: defaultdict[tuple[str, str, int], deque[_Handle]] = defaultdict(deque)
 
-    def counter(self, device: str) -> Transport:
+    def transport(self, device: str) -> Transport:
         """A device's access."""
-        return cast(Transport, _Counter(device, self))
+        return cast(Transport, _DeviceTransport(device, self))
 
-    def post(self, source: str, target: str, tag: int, arrived: Callable[[RecvHandle], None]) -> _Letter:
-        letter = _Letter(arrived)
-        self._posted[source, target, tag].append(letter)
-        return letter
+    def post(self, source: str, target: str, tag: int, arrived: Callable[[RecvHandle], None]) -> _Handle:
+        handle = _Handle(arrived)
+        self._posted[source, target, tag].append(handle)
+        return handle
 
     def send(self, source: str, target: str, tag: int, payload: torch.Tensor) -> None:
         self._sent[source, target].append((tag, payload))
@@ -82,7 +82,7 @@ class PostOffice:
     def deliver(self, source: str, target: str) -> None:
         """The next message arrives."""
         tag, payload = self._sent[source, target].popleft()
-        self._posted[source, target, tag].popleft().hand_over(payload, self._clock.now_s())
+        self._posted[source, target, tag].popleft().complete(payload, self._clock.now_s())
 
     def deliver_all(self) -> None:
         for pair, messages in list(self._sent.items()):
@@ -90,22 +90,22 @@ class PostOffice:
                 self.deliver(*pair)
 
 
-class _Counter:
-    def __init__(self, device: str, office: PostOffice) -> None:
+class _DeviceTransport:
+    def __init__(self, device: str, network: ManualNetwork) -> None:
         self._device = device
-        self._office = office
+        self._network = network
 
-    def post(self, source: str, tag: int, size_bytes: int, arrived: Callable[[RecvHandle], None]) -> _Letter:
-        return self._office.post(source, self._device, tag, arrived)
+    def post(self, source: str, tag: int, size_bytes: int, arrived: Callable[[RecvHandle], None]) -> _Handle:
+        return self._network.post(source, self._device, tag, arrived)
 
     def send(
         self, target: str, tag: int, payload: torch.Tensor, ready_s: float, departed: Callable[[float], None]
     ) -> None:
-        self._office.send(self._device, target, tag, payload)
+        self._network.send(self._device, target, tag, payload)
         departed(ready_s)
 
 
-class _Rows:
+class _Recorder:
     """Keeps rows."""
 
     def __init__(self, events: list[Event]) -> None:
@@ -124,24 +124,24 @@ class Pipelines:
     def __init__(self, scenario: Scenario, plan: Plan, steps: int) -> None:
         assert scenario.code is not None
         self.clock = SetClock()
-        self.office = PostOffice(self.clock)
+        self.network = ManualNetwork(self.clock)
         self.events: list[Event] = []
         self.devices = plan.devices
         self._plan = plan
         self._programs = compile_plan(plan, scenario)
         self.computes, self._interpreters, self._next = [], [], [0] * len(self.devices)
         edges = update_edges(plan, scenario)
-        rows = cast(EventRecorder, _Rows(self.events))
+        rows = cast(EventRecorder, _Recorder(self.events))
         for device in self.devices:
             loaded = load_with_sizes(scenario.code, scenario.training.seed)
             compute = RealCompute(loaded, plan, self._programs[device], scenario.training, self.clock)
-            transport = self.office.counter(device)
+            transport = self.network.transport(device)
             updates = PipelineUpdates(
                 plan, edges, device, steps, transport, cast(Compute, compute), scenario.model, self.clock, rows
             )
             self.computes.append(compute)
             self._interpreters.append(
-                Interpreter(scenario, transport, compute, self.clock, AsItIs(), rows, updates, lambda *_: None)
+                Interpreter(scenario, transport, compute, self.clock, UncheckedWire(), rows, updates, lambda *_: None)
             )
 
     def step(self, p: int) -> None:
@@ -155,10 +155,10 @@ class Pipelines:
     def deliver(self, sender: int, receiver: int, messages: int = 1) -> None:
         """Messages arrive."""
         for _ in range(messages):
-            self.office.deliver(self.devices[sender], self.devices[receiver])
+            self.network.deliver(self.devices[sender], self.devices[receiver])
 
     def finish(self) -> None:
         """Everything arrives, all pipelines end."""
-        self.office.deliver_all()
+        self.network.deliver_all()
         for interpreter in self._interpreters:
             interpreter.close()
