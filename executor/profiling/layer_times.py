@@ -26,14 +26,7 @@ from torch import nn
 from executor.core.job import JobFolder
 from executor.rank.control_client import ControlStore
 from executor.rank.worker import join_job
-from executor.training.device import (
-    CPU,
-    compute_device,
-    from_payloads,
-    synchronize,
-    threads_of_a_rank,
-    to_payload,
-)
+from executor.training.device import CPU, compute_device, from_payloads, synchronize, threads_of_a_rank, to_payload
 from executor.training.models.loading import LoadedModel, SampleShape, load_with_sizes
 from executor.training.models.trainable import DataOrder
 from executor.training.optimizer import UpdateRule
