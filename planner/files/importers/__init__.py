@@ -1,4 +1,4 @@
-"""JSON files of profiles that others publish: read whole, held against the shape that the importer describes."""
+"""Importers of model profiles that others publish, one module per file format, and the reading of their JSON files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,20 +14,22 @@ Value = TypeVar("Value")
 
 
 def read_file(path: Path, shape: TypeAdapter[Value], described_in: str) -> Value:
-    """Return what a JSON file holds.
+    """Return the content of a JSON file, checked against ``shape``.
 
     Args:
-        path: The file.
-        shape: What it must look like.
-        described_in: The module that says so, for the message.
+        path: Path of the file.
+        shape: Adapter of the type that the file must have.
+        described_in: Name of the module that describes the file, for the message.
 
     Raises:
-        InputError: It cannot be read, or looks otherwise.
+        InputError: The file cannot be read or has another shape.
     """
     try:
         return shape.validate_json(path.read_bytes())
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from None
+        raise InputError(
+            f"the file cannot be read: {error.strerror}", where=str(path), valid="check the path"
+        ) from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -36,11 +38,7 @@ def read_file(path: Path, shape: TypeAdapter[Value], described_in: str) -> Value
 
 
 def pick(choices: Mapping[Key, Value], key: Key, what: str, *, where: str) -> Value:
-    """Return the entry of a key; ``what`` says what the keys are.
-
-    Raises:
-        InputError: There is none; the message lists the keys.
-    """
+    """Return the entry of a key; if there is none, raise an InputError that lists the keys, which ``what`` names."""
     if key not in choices:
         raise unknown_name(what, str(key), map(str, choices), where=where)
     return choices[key]

@@ -1,7 +1,7 @@
-"""Language models from Hugging Face's ``config.json`` alone: no weights, and nothing of transformers.
+"""Reads the shape of language models from Hugging Face's ``config.json`` alone, without weights or transformers.
 
-Each family is read as its configuration class in transformers defines it: names of keys, what holds where one is left
-out, which biases and norms there are.
+Each family is read as its configuration class in transformers defines it: names of keys, defaults of those that are
+left out, biases and norms.
 """
 
 import json
@@ -14,7 +14,7 @@ from planner.files.importers.transformer import TransformerShape
 from traces.common.errors import InputError
 from traces.common.names import unknown_name
 
-# What most families call things, by our names.
+# The keys of most families, by the fields of `TransformerShape`.
 _USUAL = {
     "vocabulary": "vocab_size",
     "width": "hidden_size",
@@ -32,12 +32,12 @@ _GPT2 = {
 }
 _BLOOM = {"vocabulary": "vocab_size", "width": "hidden_size", "blocks": "n_layer", "heads": "n_head"}
 _OPT = {**_USUAL, "inner": "ffn_dim"}
-# OPT's and RoBERTa's tables of positions begin with rows that stand for no position.
+# OPT's and RoBERTa's tables of positions begin with rows for no position.
 _OPT_OFFSET = _ROBERTA_OFFSET = 2
 
 
 class _Config:
-    """A configuration of one family, whose values are held to what they should be."""
+    """The checked values of one family's configuration."""
 
     def __init__(self, values: Mapping[str, Any], names: Mapping[str, str], where: str) -> None:
         self._values = values
@@ -45,34 +45,38 @@ class _Config:
         missing = [key for key in names.values() if values.get(key) is None]
         if missing:
             raise InputError(
-                f"missing: {', '.join(missing)}",
+                f"keys are missing: {', '.join(missing)}",
                 where=where,
                 valid=f"a configuration of model_type '{values['model_type']}' has {', '.join(names.values())}",
             )
         self.sizes: dict[str, Any] = {name: self.number(key, 0) for name, key in names.items()}
 
     def number(self, key: str, otherwise: int) -> int:
-        """Return a whole number above zero; another one where the key is missing or null."""
+        """Return a whole number above zero; ``otherwise`` if the key is missing or null."""
         value = self._values.get(key)
         if value is None:
             return otherwise
         if type(value) is not int or value < 1:
-            raise InputError(f"{key}: {value!r}", where=self._where, valid="a whole number above zero")
+            raise InputError(
+                f"{key}: {value!r} is not allowed", where=self._where, valid="give a whole number above zero"
+            )
         return value
 
     def flag(self, key: str, otherwise: bool) -> bool:
-        """Return true or false; another one where the key is missing."""
+        """Return true or false; ``otherwise`` if the key is missing."""
         value = self._values.get(key, otherwise)
         if type(value) is not bool:
-            raise InputError(f"{key}: {value!r}", where=self._where, valid="true or false")
+            raise InputError(f"{key}: {value!r} is not allowed", where=self._where, valid="give true or false")
         return value
 
     def head_width(self, otherwise: int | None = None) -> int:
-        """Return the numbers of a head, by default its part of the width."""
+        """Return the width of a head, by default its part of the model's width."""
         width, heads = self.sizes["width"], self.sizes["heads"]
         found = self.number("head_dim", otherwise or width // heads)
         if otherwise is None and "head_dim" not in self._values and width % heads:
-            raise InputError(f"{heads} heads of a width of {width}", where=self._where, valid="the heads divide it")
+            raise InputError(
+                f"{heads} heads do not divide a width of {width}", where=self._where, valid="give a multiple"
+            )
         return found
 
 
@@ -80,14 +84,18 @@ def read_huggingface(path: Path) -> TransformerShape:
     """Return the shape of the model that a ``config.json`` describes.
 
     Raises:
-        InputError: The file is missing or malformed, of an unknown family, or lacks what the shape follows from.
+        InputError: The file is missing or malformed, its family is unknown, or keys that define the shape are missing.
     """
     try:
         values = json.loads(path.read_bytes())
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=str(path), valid="check the path") from None
+        raise InputError(
+            f"the file cannot be read: {error.strerror}", where=str(path), valid="check the path"
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON: {error}", where=str(path), valid="give a model's config.json") from None
+        raise InputError(
+            f"the file is not JSON: {error}", where=str(path), valid="give a model's config.json"
+        ) from None
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise InputError("it has no 'model_type'", where=str(path), valid="give a model's config.json")
     family = values["model_type"]
@@ -100,33 +108,33 @@ def read_huggingface(path: Path) -> TransformerShape:
         raise error.within(str(path)) from None
 
 
+def _shape(config: _Config, tied: bool = True, **family: Any) -> TransformerShape:
+    """Return the shape that most families have, with what a family has differently; ``tied`` is the default."""
+    usual: dict[str, Any] = {
+        "key_value_heads": config.sizes["heads"],
+        "head_width": config.head_width(),
+        "embedding_width": config.sizes["width"],
+        "tied": config.flag("tie_word_embeddings", tied),
+    }
+    return TransformerShape(**{**config.sizes, **usual, **family})
+
+
 def _gpt2(config: _Config) -> TransformerShape:
-    width = config.sizes["width"]
-    return TransformerShape(
-        **config.sizes,
-        inner=config.number("n_inner", 4 * width),
-        key_value_heads=config.sizes["heads"],
-        head_width=config.head_width(),
-        embedding_width=width,
-        positions=config.sizes["longest"],
-        tied=config.flag("tie_word_embeddings", True),
-    )
+    inner = config.number("n_inner", 4 * config.sizes["width"])
+    return _shape(config, inner=inner, positions=config.sizes["longest"])
 
 
 def _llama(config: _Config, **family: Any) -> TransformerShape:
     bias = config.flag("attention_bias", False)
     usual: dict[str, Any] = {
         "key_value_heads": config.number("num_key_value_heads", config.sizes["heads"]),
-        "head_width": config.head_width(),
         "gated": True,
         "norm_parameters": 1,
         "query_bias": bias,
         "output_bias": bias,
         "inner_bias": config.flag("mlp_bias", False),
-        "embedding_width": config.sizes["width"],
-        "tied": config.flag("tie_word_embeddings", False),
     }
-    return TransformerShape(**{**config.sizes, **usual, **family})
+    return _shape(config, tied=False, **{**usual, **family})
 
 
 def _mistral(config: _Config, **family: Any) -> TransformerShape:
@@ -150,69 +158,46 @@ def _qwen3(config: _Config) -> TransformerShape:
 
 def _gpt_neox(config: _Config) -> TransformerShape:
     bias = config.flag("attention_bias", True)
-    return TransformerShape(
-        **config.sizes,
-        key_value_heads=config.sizes["heads"],
-        head_width=config.head_width(),
-        query_bias=bias,
-        output_bias=bias,
-        embedding_width=config.sizes["width"],
-        tied=config.flag("tie_word_embeddings", False),
-    )
+    return _shape(config, tied=False, query_bias=bias, output_bias=bias)
 
 
 def _opt(config: _Config) -> TransformerShape:
     bias = config.flag("enable_bias", True)
     first = config.flag("do_layer_norm_before", True)
-    return TransformerShape(
-        **config.sizes,
-        key_value_heads=config.sizes["heads"],
-        head_width=config.head_width(),
+    return _shape(
+        config,
         query_bias=bias,
         output_bias=bias,
         inner_bias=bias,
         positions=config.sizes["longest"] + _OPT_OFFSET,
         embedding_width=config.number("word_embed_proj_dim", config.sizes["width"]),
         final_norm=first and not config.flag("_remove_final_layer_norm", False),
-        tied=config.flag("tie_word_embeddings", True),
     )
 
 
 def _bloom(config: _Config) -> TransformerShape:
-    width = config.sizes["width"]
-    return TransformerShape(
-        **config.sizes,
-        inner=4 * width,
-        key_value_heads=config.sizes["heads"],
-        head_width=config.head_width(),
-        embedding_width=width,
-        embedding_norm=True,
-        tied=config.flag("tie_word_embeddings", True),
-    )
+    return _shape(config, inner=4 * config.sizes["width"], embedding_norm=True)
 
 
-def _bert(config: _Config, skipped: int = 0) -> TransformerShape:
-    """With the head that predicts masked tokens, with which it is trained."""
+def _bert(config: _Config, offset: int = 0) -> TransformerShape:
+    """Return the shape with the head that predicts masked tokens, with which BERT is trained."""
     longest = config.sizes["longest"]
-    return TransformerShape(
-        **{**config.sizes, "longest": longest - skipped},
-        key_value_heads=config.sizes["heads"],
-        head_width=config.head_width(),
+    return _shape(
+        config,
+        longest=longest - offset,
         positions=longest + config.number("type_vocab_size", 2),
-        embedding_width=config.sizes["width"],
         embedding_norm=True,
         final_norm=False,
         head_transform=True,
         head_bias=True,
-        tied=config.flag("tie_word_embeddings", True),
     )
 
 
 def _roberta(config: _Config) -> TransformerShape:
-    return _bert(config, skipped=_ROBERTA_OFFSET)
+    return _bert(config, offset=_ROBERTA_OFFSET)
 
 
-# Of each model_type: what it calls the keys that it cannot do without, and what makes the shape.
+# For each model_type: its required keys by the fields of `TransformerShape`, and the function that makes the shape.
 FAMILIES: Mapping[str, tuple[Mapping[str, str], Callable[[_Config], TransformerShape]]] = MappingProxyType(
     {
         "bert": (_USUAL, _bert),

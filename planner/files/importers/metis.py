@@ -1,4 +1,4 @@
-"""Layer profiles as SamsungLabs/Metis publishes them: a JSON file for each GPU kind, tensor parallelism and batch.
+"""Reads layer profiles of SamsungLabs/Metis: a JSON file for each GPU kind, tensor parallelism and batch.
 
     DeviceType.A100_tp1_bs4.json
     {"model": {"model_name": "GPT3", "parameters": {"parameters_per_layer_bytes": [bytes of each layer]}},
@@ -6,7 +6,7 @@
                         "forward_backward_time_ms": of the whole model, "optimizer_time_ms": of the whole model},
      "execution_memory": {"layer_memory_total_mb": [MiB that each layer's training reserved]}}
 
-As README.md of that repository describes them and its data_loader.py reads them; other keys are passed over. Metis
+As README.md of that repository describes them and its data_loader.py reads them; other keys are ignored. Metis
 itself charges the last stage what ``forward_backward_time_ms`` has beyond its layers: so does this, in the last layer's
 forward, where the loss is.
 """
@@ -22,7 +22,7 @@ from planner.files.importers import read_file
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from traces.common.errors import InputError
 
-# Of a layer's time, which the files have as one: each of both gradients takes as many operations as forward.
+# Share of the forward in a layer's time, which the files give as a whole: each gradient takes as many operations.
 FORWARD_SHARE = 1 / 3
 
 _NAME = re.compile(r"DeviceType\.(?P<kind>\w+?)_tp(?P<degree>[1-9]\d*)_bs(?P<samples>[1-9]\d*)\.json")
@@ -59,25 +59,25 @@ class _Entry:
     execution_memory: _Memory
 
 
-# Samples of a batch to what was measured with them.
+# Samples of a batch to the measurement with this batch.
 _Rows = dict[int, _Entry]
 
 
 def read_metis(paths: Sequence[Path], output_bytes: int, kinds: Mapping[str, str]) -> ModelProfile:
-    """Return the profile of a model from its files; those with tensor parallelism are passed over.
+    """Return the profile of a model from its files; those with tensor parallelism are ignored.
 
-    What a layer keeps of a sample is what its memory grows by from the smallest batch to the largest, and at least its
-    output: reserved memory has temporaries too, and only a layer's own list of the right length is trusted (one of the
-    published samples lists nine layers of ten). The optimizer's time goes to layers by their parameters.
+    A layer saves for a sample the growth of its memory per sample from the smallest batch to the largest, and at least
+    its output: reserved memory includes temporaries. Lists of another length than the layers are ignored (one of the
+    published samples lists nine layers of ten). The optimizer's time is divided among layers by their parameters.
 
     Args:
-        paths: Named as above.
-        output_bytes: What passes between two layers for one sample, which the files do not have; Metis takes it from
-            the width and the sequence length of the model.
-        kinds: Names of GPUs in the files to our kinds; others are taken over in lower case.
+        paths: Paths of the files, named as above.
+        output_bytes: Bytes between two layers for one sample, which the files do not have; Metis computes them from the
+            width and the sequence length of the model.
+        kinds: Names of GPUs in the files to our kinds; other names are used in lower case.
 
     Raises:
-        InputError: A file is missing, named otherwise or malformed, or they are of several models.
+        InputError: A file is missing, named differently or malformed, or the files are of several models.
     """
     measured: dict[str, _Rows] = {}
     first: tuple[Path, _Entry] | None = None
@@ -87,7 +87,7 @@ def read_metis(paths: Sequence[Path], output_bytes: int, kinds: Mapping[str, str
             raise InputError(
                 "the file's name does not say what was measured",
                 where=str(path),
-                valid="DeviceType.KIND_tpDEGREE_bsSAMPLES.json, such as DeviceType.A100_tp1_bs4.json",
+                valid="name it DeviceType.KIND_tpDEGREE_bsSAMPLES.json, such as DeviceType.A100_tp1_bs4.json",
             )
         if match["degree"] != "1":
             continue
@@ -100,7 +100,7 @@ def read_metis(paths: Sequence[Path], output_bytes: int, kinds: Mapping[str, str
         rows[int(match["samples"])] = entry
     if first is None:
         raise InputError(
-            "no file without tensor parallelism",
+            "there is no file without tensor parallelism",
             where=", ".join(map(str, paths)) or "metis",
             valid="give those with '_tp1_' in their names",
         )
@@ -114,12 +114,12 @@ def _check(entry: _Entry, path: Path, first_path: Path, first: _Entry) -> None:
     sizes = entry.model.parameters.parameters_per_layer_bytes
     if not sizes or len(entry.execution_time.layer_compute_total_ms) != len(sizes):
         raise InputError(
-            f"times of {len(entry.execution_time.layer_compute_total_ms)} layers and parameters of {len(sizes)}",
+            f"times of {len(entry.execution_time.layer_compute_total_ms)} layers do not fit parameters of {len(sizes)}",
             where=str(path),
             valid="'layer_compute_total_ms' and 'parameters_per_layer_bytes' list the same layers, one at least",
         )
     if sizes != first.model.parameters.parameters_per_layer_bytes:
-        raise InputError(f"another model than that of {first_path}", where=str(path), valid="import one at a time")
+        raise InputError(f"the file has another model than {first_path}", where=str(path), valid="import one at a time")
 
 
 def _layer(index: int, sizes: Sequence[int], output_bytes: int, measured: Mapping[str, _Rows]) -> LayerProfile:
@@ -164,7 +164,7 @@ def _beyond_layers_s(time: _Time) -> float:
 
 
 def _update_s(index: int, sizes: Sequence[int], rows: _Rows) -> float | None:
-    """The layer's part, in the smallest batch: updates do not depend on it."""
+    """Return the layer's share of the update in the smallest batch, on which updates do not depend."""
     optimizer_ms = rows[min(rows)].execution_time.optimizer_time_ms
     if optimizer_ms is None or not sum(sizes):
         return None

@@ -1,4 +1,4 @@
-"""Layer profiles as msr-fiddle/pipedream's profiler writes them: ``graph.txt``, a node or an edge on each line.
+"""Reads layer profiles of msr-fiddle/pipedream's profiler: ``graph.txt``, a node or an edge on each line.
 
     node2 -- Conv2d(3, 64, ...) -- forward_compute_time=22.316, backward_compute_time=6.405,
         activation_size=198246400.0, parameter_size=93184.000[ -- stage_id=0]      (all of it on one line)
@@ -42,17 +42,17 @@ class _Node:
 
 
 def read_pipedream(path: Path, samples: int, kind: str, name: str) -> ModelProfile:
-    """Return the profile in a file: its operators in an order in which each follows what it takes, as layers.
+    """Return the profile in a file, with its operators as layers, each after those whose output it takes.
 
-    The output of a layer is all that any later one takes of it and of those before: a pipeline hands on what it does
-    not need itself. A layer keeps what it puts out. Half of a backward is taken to be the input gradient; all of it
-    where nothing has parameters, and none where no layer before has any.
+    The output of a layer includes the outputs of earlier layers that a later one takes: a stage forwards what it does
+    not need itself. A layer saves its own output. Half of a backward is taken to be the input gradient; all of it for a
+    layer without parameters, and none where no layer before has any.
 
     Args:
-        path: The file.
-        samples: Of the minibatch that was measured.
-        kind: Of the device it was measured on.
-        name: Of the model.
+        path: Path of the file.
+        samples: Samples of the minibatch that was measured.
+        kind: Device kind on which it was measured.
+        name: Name of the model.
 
     Raises:
         InputError: The file is missing or malformed, or its graph has a cycle.
@@ -64,8 +64,8 @@ def read_pipedream(path: Path, samples: int, kind: str, name: str) -> ModelProfi
     layers = []
     trained = False
     for number, node in enumerate(order):
-        crossing = [each for each, until in zip(order[: number + 1], last_use, strict=False) if until > number]
-        output_bytes = sum(each.activation_bytes for each in crossing) or node.activation_bytes
+        outgoing = [each for each, until in zip(order[: number + 1], last_use, strict=False) if until > number]
+        output_bytes = sum(each.activation_bytes for each in outgoing) or node.activation_bytes
         input_share = 0.0 if not trained else 0.5 if node.parameter_bytes else 1.0
         trained = trained or node.parameter_bytes > 0
         layers.append(
@@ -91,7 +91,9 @@ def _read(path: Path) -> dict[str, _Node]:
     try:
         lines = path.read_bytes().decode().splitlines()
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from None
+        raise InputError(
+            f"the file cannot be read: {error.strerror}", where=str(path), valid="check the path"
+        ) from None
     except UnicodeDecodeError:
         raise InputError("this is a binary file", where=str(path), valid="give PipeDream's graph.txt") from None
     nodes: dict[str, _Node] = {}
@@ -105,7 +107,9 @@ def _read(path: Path) -> dict[str, _Node]:
         elif (node := _NODE.fullmatch(line.strip())) is not None and node["name"] not in nodes:
             nodes[node["name"]] = _node(node.groupdict(), where)
         else:
-            problem = "neither a node nor an edge" if node is None else f"node '{node['name']}' is there already"
+            problem = (
+                "the line is neither a node nor an edge" if node is None else f"node '{node['name']}' is there already"
+            )
             raise InputError(problem, where=where, valid=f"the module {__name__} describes the file")
     for number, source, target in edges:
         for end in (source, target):
@@ -130,7 +134,7 @@ def _node(parts: Mapping[str, str], where: str) -> _Node:
 
 
 def _needed(nodes: dict[str, _Node]) -> dict[str, _Node]:
-    """Without the model's inputs, and without parts of an output that nothing takes."""
+    """Return the nodes without the model's inputs and without parts of an output that no other node takes."""
     left = {
         name: node
         for name, node in nodes.items()
@@ -144,7 +148,7 @@ def _needed(nodes: dict[str, _Node]) -> dict[str, _Node]:
 
 
 def _in_order(nodes: Mapping[str, _Node], path: Path) -> list[_Node]:
-    """Every node after its sources, and else as the file has them."""
+    """Return the nodes, each after its sources, and otherwise in the order of the file."""
     waits = {name: len(node.sources) for name, node in nodes.items()}
     order: list[_Node] = []
     ready = [node for name, node in nodes.items() if not waits[name]]
@@ -157,6 +161,6 @@ def _in_order(nodes: Mapping[str, _Node], path: Path) -> list[_Node]:
                 ready.append(nodes[target])
     if len(order) < len(nodes) or not order:
         raise InputError(
-            "the graph has a cycle, or nothing but inputs", where=str(path), valid="give graph.txt as it was"
+            "the graph has a cycle, or nothing but inputs", where=str(path), valid="give graph.txt as it was written"
         )
     return order

@@ -1,4 +1,4 @@
-"""Layer times and sizes as eth-easl/sailor publishes them: two JSON files.
+"""Reads layer times and sizes as eth-easl/sailor publishes them, in two JSON files.
 
     times: model -> GPU kind -> microbatch -> tensor parallelism -> layer -> [forward s, backward s, update s]
     sizes: model -> tensor parallelism -> layer -> {"params_bytes", "act_output_bytes", "act_mem_bytes", ...}
@@ -20,7 +20,7 @@ from planner.files.importers import pick, read_file
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from traces.common.errors import InputError
 
-# Their name to ours. What they call RTX-2080 is probably an RTX 2080 Ti (see planner/scenario/roofline.py).
+# Names of GPU kinds in the files to ours. Their RTX-2080 is probably an RTX 2080 Ti (see planner/scenario/roofline.py).
 KINDS: Mapping[str, str] = MappingProxyType(
     {
         "A100-40": "a100-40",
@@ -38,11 +38,11 @@ Row = Mapping[int, tuple[float, float, float]]
 
 
 def updates_s(rows: Mapping[int, Row], parameter_bytes: Mapping[int, int]) -> dict[int, float]:
-    """Return the seconds that updating each layer takes: its part, by parameters, of the layers measured together.
+    """Return the seconds that updating each layer takes: its share, by parameters, of all measured layers' update.
 
     Args:
         rows: Microbatch to layer to [forward s, backward s, update s]; the update does not depend on the microbatch.
-        parameter_bytes: Of each layer.
+        parameter_bytes: Layer to the bytes of its parameters.
     """
     per_byte_s = median(_per_byte_s(row, parameter_bytes) for row in rows.values())
     return {layer: per_byte_s * size_bytes for layer, size_bytes in parameter_bytes.items()}
@@ -54,7 +54,7 @@ def _per_byte_s(row: Row, parameter_bytes: Mapping[int, int]) -> float:
 
 
 def measured_layers(row: Row) -> list[int]:
-    """Return the layers whose times do not repeat those of the layer before: the others are copies."""
+    """Return the layers whose times differ from those of the layer before; the others are copies."""
     return [layer for layer in sorted(row) if layer - 1 not in row or row[layer][:2] != row[layer - 1][:2]]
 
 
@@ -71,11 +71,7 @@ _Sizes = dict[str, dict[int, dict[int, _LayerSizes]]]
 
 
 def profiled_models(times_path: Path) -> list[str]:
-    """Return the names of the models of a file of times.
-
-    Raises:
-        InputError: The file is missing or malformed.
-    """
+    """Return the names of the models in a file of times."""
     return sorted(read_file(times_path, TypeAdapter(_Times), __name__))
 
 
@@ -90,9 +86,9 @@ def read_sailor(times_path: Path, sizes_path: Path, model_name: str) -> ModelPro
     are left out.
 
     Args:
-        times_path: Such as ``layer_times.json``.
-        sizes_path: Such as ``layer_sizes.json``.
-        model_name: As in the files, ``OPT-350``.
+        times_path: Path of the times, such as ``layer_times.json``.
+        sizes_path: Path of the sizes, such as ``layer_sizes.json``.
+        model_name: Name of the model in the files, such as ``OPT-350``.
 
     Raises:
         InputError: A file is missing or malformed, or has no such model or no known GPU kind.
@@ -115,7 +111,7 @@ def read_sailor(times_path: Path, sizes_path: Path, model_name: str) -> ModelPro
 def _layers(
     times: Mapping[str, Mapping[int, Mapping[int, _Row]]], degree: int, sizes: Mapping[int, _LayerSizes], where: str
 ) -> tuple[LayerProfile, ...]:
-    """Layers as one of ``degree`` GPUs holds them, on the kinds that were measured so."""
+    """Return the layers of one of ``degree`` GPUs, on the kinds that were measured with this degree."""
     measured = {
         kind: {samples: row[degree] for samples, row in sorted(rows.items()) if degree in row}
         for kind, rows in times.items()
@@ -141,7 +137,7 @@ def _tables(rows: Mapping[int, _Row], layers: list[int], where: str) -> dict[int
     for samples, row in rows.items():
         if sorted(row) != layers:
             raise InputError(
-                f"{len(row)} layers, but {len(layers)} in the sizes file",
+                f"the file has {len(row)} layers, but the sizes file has {len(layers)}",
                 where=f"{where}.{samples}",
                 valid="both files must list the same layers",
             )

@@ -1,18 +1,18 @@
-"""What a transformer's layers hold, keep and compute, counted from its shape.
+"""Parameters, saved activations and FLOP of a transformer's layers, counted from its shape.
 
 Symbols: T tokens of a sample, w width, i width inside the MLP, V vocabulary; h heads and g key-value heads, of d each.
 
     block parameters   attention w d (h + 2 g) + h d w, MLP (2, gated 3) w i for each expert, norms, biases
     block forward      2 FLOP for each token and weight that it meets, and 4 T min(T, window) h d for attention
-    block keeps        for each token: inputs of both norms and of the matrices after them 4 w, queries, keys, values
+    block saves        for each token: inputs of both norms and of the matrices after them 4 w, queries, keys, values
                        and attention's output (2 h + 2 g) d, the logarithm of a sum h, inside the MLP 2 i, gated 4 i,
                        for each active expert, and the statistics of norms
-    embedding keeps    token numbers, 8 bytes each; its forward is counted as nothing
-    head keeps         for each token 2 w, the logarithms of V probabilities, and the number that the loss is for
+    embedding saves    token numbers, 8 bytes each; its forward is counted as nothing
+    head saves         for each token 2 w, the logarithms of V probabilities, and the number that the loss is for
 
-Numbers have 4 bytes. What is kept is what torch's own fused norms, activations and scaled_dot_product_attention keep,
-without dropout: an implementation of many small operations keeps more, one with ReLU less. A pipeline's ends stand on
-different devices, so a head that shares the embedding's table holds a copy here.
+Numbers have 4 bytes. Saved is what torch's own fused norms, activations and scaled_dot_product_attention save, without
+dropout: an implementation of many small operations saves more, one with ReLU less. A pipeline's ends are on different
+devices, so a head that shares the embedding's table holds a copy here.
 """
 
 from collections.abc import Sequence
@@ -30,33 +30,33 @@ class TransformerShape:
     """A stack of equal blocks between an embedding and a head.
 
     Attributes:
-        vocabulary: Different tokens.
+        vocabulary: Number of different tokens.
         width: Numbers per token between blocks.
-        blocks: How many.
-        heads: Of the queries.
-        key_value_heads: Of keys and values.
-        head_width: Numbers per token of each head.
+        blocks: Number of blocks.
+        heads: Number of query heads.
+        key_value_heads: Number of key and value heads.
+        head_width: Numbers per token in each head.
         inner: Width inside the MLP, or inside each expert.
         gated: Whether the MLP multiplies two projections, as SwiGLU does.
-        experts: MLPs of a block.
-        active_experts: Of these, for each token.
-        norm_parameters: Of a norm for each number: 2 with a bias, 1 without.
+        experts: Number of MLPs in a block.
+        active_experts: Number of experts that compute each token.
+        norm_parameters: Parameters of a norm per number of its width: 2 with a bias, 1 without.
         query_bias: Whether queries, keys and values have biases.
-        output_bias: Whether attention's output has one.
+        output_bias: Whether attention's output has a bias.
         inner_bias: Whether the MLP's matrices have biases.
-        head_norms: Whether queries and keys are normed head by head.
+        head_norms: Whether queries and keys are normalised head by head.
         positions: Rows of learned tables beside the tokens': positions, and kinds of tokens.
-        embedding_width: Of the tokens' table, which two more matrices join to the width where it differs.
+        embedding_width: Width of the tokens' table; where it differs from ``width``, two more matrices convert.
         embedding_norm: Whether the embedding ends with a norm.
-        final_norm: Whether the head begins with one.
+        final_norm: Whether the head begins with a norm.
         head_transform: Whether the head begins with a square matrix, its bias and a norm.
-        head_bias: Whether logits have one.
+        head_bias: Whether logits have a bias.
         tied: Whether the head uses the tokens' table.
-        window: Tokens that attention looks back; None for all.
-        longest: Tokens of the longest sample; None where nothing limits them.
+        window: Number of tokens that attention looks back; None for all.
+        longest: Number of tokens in the longest sample; None for no limit.
 
     Raises:
-        InputError: A number is none above zero, or heads do not divide into groups.
+        InputError: A size is not above zero, or heads do not divide into groups.
     """
 
     vocabulary: int
@@ -89,38 +89,39 @@ class TransformerShape:
         counts |= {"key-value heads": self.key_value_heads, "width of a head": self.head_width, "inner": self.inner}
         for name, count in counts.items():
             if count < 1:
-                raise InputError(f"{name}: {count}", valid="give a number above zero")
+                raise InputError(f"{name}: {count} is not allowed", valid="give a number above zero")
         if self.heads % self.key_value_heads or not 1 <= self.active_experts <= self.experts:
             raise InputError(
                 f"{self.heads} heads with {self.key_value_heads} of keys and values, {self.active_experts} of "
-                f"{self.experts} experts for a token",
+                f"{self.experts} experts for a token do not fit each other",
                 valid="heads are a multiple of the others, and a token has one expert at least",
             )
 
     @property
     def parameters(self) -> int:
-        """Numbers that are trained, each once."""
+        """Number of parameters, shared ones counted once."""
         shared = self._table if self.tied else 0
         return self._embedding + self.blocks * self._block + self._head - shared
 
     def layers(self, tokens: int) -> Sequence[LayerWork]:
-        """Return embedding, blocks and head, for samples of so many tokens.
+        """Return embedding, blocks and head, for samples of ``tokens`` tokens.
 
         Raises:
-            InputError: The model cannot take so many.
+            InputError: The model does not accept samples of this length.
         """
         if tokens < 1 or (self.longest is not None and tokens > self.longest):
             raise InputError(
-                f"samples of {tokens} tokens", valid=f"1 to {self.longest or 'any number'}, the longest that it takes"
+                f"samples of {tokens} tokens are not allowed",
+                valid=f"give 1 to {self.longest or 'any number'}, the longest that the model accepts",
             )
         bytes_ = tokens * _NUMBER_BYTES
         between = bytes_ * self.width
-        block = LayerWork("block", self._block_flop(tokens), _NUMBER_BYTES * self._block, between, bytes_ * self._kept)
-        kept = 2 * self.width + self.vocabulary + (self.norm_parameters if self.final_norm else 0)
+        block = LayerWork("block", self._block_flop(tokens), _NUMBER_BYTES * self._block, between, bytes_ * self._saved)
+        saved = 2 * self.width + self.vocabulary + (self.norm_parameters if self.final_norm else 0)
         matrices = self._table + self._projection + (self.width**2 if self.head_transform else 0)
-        kept_bytes = bytes_ * kept + tokens * _TOKEN_BYTES
+        saved_bytes = bytes_ * saved + tokens * _TOKEN_BYTES
         outputs = bytes_ * self.vocabulary
-        head = LayerWork("head", 2 * tokens * matrices, _NUMBER_BYTES * self._head, outputs, kept_bytes)
+        head = LayerWork("head", 2 * tokens * matrices, _NUMBER_BYTES * self._head, outputs, saved_bytes)
         embedding = LayerWork(
             "embedding", 2 * tokens * self._projection, _NUMBER_BYTES * self._embedding, between, tokens * _TOKEN_BYTES
         )
@@ -147,7 +148,7 @@ class TransformerShape:
 
     @property
     def _attention(self) -> int:
-        """Weights of its matrices."""
+        """Number of weights in the matrices of attention."""
         return 2 * self.width * self.head_width * (self.heads + self.key_value_heads)
 
     @property
@@ -173,8 +174,8 @@ class TransformerShape:
         return 2 * tokens * matrices + 4 * tokens * seen * self.heads * self.head_width
 
     @property
-    def _kept(self) -> int:
-        """Numbers that a block keeps of a token. A norm with a bias has a mean too beside the scale."""
+    def _saved(self) -> int:
+        """Numbers that a block saves for a token. A norm with a bias has a mean beside the scale."""
         heads = self.heads + self.key_value_heads
         attention = 2 * heads * self.head_width + self.heads
         normed = heads * (self.head_width + 1) if self.head_norms else 0

@@ -165,10 +165,10 @@ def test_work_is_two_operations_for_a_parameter_and_token_and_attention(tmp_path
         ({"hidden_size": 3}, "it has no 'model_type'"),
         ([], "it has no 'model_type'"),
         ({"model_type": "gpt2", "n_embd": 8}, "missing: vocab_size, n_layer, n_head, n_positions"),
-        ({**GPT2, "n_embd": "wide"}, "n_embd: 'wide'; a whole number above zero"),
-        ({**GPT2, "n_embd": 0}, "n_embd: 0; a whole number above zero"),
-        ({**GPT2, "n_head": 7}, "7 heads of a width of 768; the heads divide it"),
-        ({**GPT2, "tie_word_embeddings": "no"}, "tie_word_embeddings: 'no'; true or false"),
+        ({**GPT2, "n_embd": "wide"}, "n_embd: 'wide' is not allowed; give a whole number above zero"),
+        ({**GPT2, "n_embd": 0}, "n_embd: 0 is not allowed; give a whole number above zero"),
+        ({**GPT2, "n_head": 7}, "7 heads do not divide a width of 768; give a multiple"),
+        ({**GPT2, "tie_word_embeddings": "no"}, "tie_word_embeddings: 'no' is not allowed; give true or false"),
         ({**LLAMA, "num_key_value_heads": 5}, "32 heads with 5 of keys and values"),
     ],
 )
@@ -180,5 +180,5 @@ def test_what_is_no_configuration_is_refused(values: object, message: str, tmp_p
 
 
 def test_samples_that_the_model_cannot_take(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="samples of 1025 tokens; 1 to 1024"):
+    with pytest.raises(InputError, match="samples of 1025 tokens are not allowed; give 1 to 1024"):
         shape_of(GPT2, tmp_path).layers(1025)

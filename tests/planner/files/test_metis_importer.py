@@ -86,7 +86,7 @@ def changed(**keys: Any) -> dict[str, Any]:
         ({"DeviceType.A100_tp1_bs1.json": changed(execution_time={})}, "execution_time.layer_compute_total_ms"),
         (
             {"DeviceType.A100_tp1_bs1.json": document([1.0], [1], PARAMETERS)},
-            "times of 1 layers and parameters of 3",
+            "times of 1 layers do not fit parameters of 3",
         ),
         (
             {"DeviceType.A100_tp1_bs1.json": document([1.0, -1.0, 1.0], [1], PARAMETERS)},
@@ -97,7 +97,7 @@ def changed(**keys: Any) -> dict[str, Any]:
                 "DeviceType.A100_tp1_bs1.json": changed(),
                 "DeviceType.A100_tp1_bs2.json": document([1.0], [1], [1]),
             },
-            "another model than that of",
+            "the file has another model than",
         ),
     ],
 )

@@ -70,8 +70,8 @@ def test_times_are_of_the_whole_minibatch(graph: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "text", "message"),
     [
-        (3, "node2 -- Conv2d", ":3: neither a node nor an edge"),
-        (3, GRAPH[2].replace("time=4.000", "time=four"), ":3: neither a node nor an edge"),
+        (3, "node2 -- Conv2d", ":3: the line is neither a node nor an edge"),
+        (3, GRAPH[2].replace("time=4.000", "time=four"), ":3: the line is neither a node nor an edge"),
         (3, GRAPH[2].replace("time=4.000", "time=4.0.0"), ":3: could not convert"),
         (3, GRAPH[2].replace("time=4.000", "time=-4.000"), ":3: a time or a size is negative or not finite"),
         (3, GRAPH[2].replace("time=4.000", "time=nan"), ":3: a time or a size is negative or not finite"),

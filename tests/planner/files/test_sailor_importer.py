@@ -129,7 +129,7 @@ def test_an_unknown_gpu_kind_is_refused(files: Files) -> None:
 
 def test_a_missing_file_is_named(files: Files) -> None:
     files.sizes.unlink()
-    assert files.error() == "sizes.json: cannot be read: No such file or directory"
+    assert files.error() == "sizes.json: the file cannot be read: No such file or directory; check the path"
 
 
 def test_malformed_json_is_named(files: Files) -> None:
@@ -149,7 +149,7 @@ def test_a_negative_time_is_refused(files: Files) -> None:
 
 def test_files_that_do_not_belong_together_are_refused(files: Files) -> None:
     files.write({"toy": {"A100-40": {"1": {"1": {"0": [0.1, 0.1, 0.1]}}}}}, SIZES)
-    assert files.error().startswith("times.json: toy.A100-40.1: 1 layers, but 2 in the sizes file")
+    assert files.error().startswith("times.json: toy.A100-40.1: the file has 1 layers, but the sizes file has 2")
 
 
 @pytest.mark.parametrize(
