@@ -1,4 +1,4 @@
-"""The adaptation loop: which plan each step runs, as a policy decides it."""
+"""The adaptation loop: a policy decides which plan each step runs."""
 
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -11,43 +11,44 @@ from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError, RunError
 
-# What of a plan each step may have for itself, if the same devices hold the same layers; all else is set up once.
+# The fields of a plan that may change from step to step if the same devices hold the same layers; the others are set up
+# once.
 _CHANGEABLE = ("strategy", "schedule", "order", "pipelines")
 
-# What no plan of a run may change, even where all is set up anew.
+# The fields that no plan of a run may change, even where everything is set up anew.
 _INVARIANT = ("scenario", "model", "version")
 
 
 class Adaptation:
-    """Holds the plan of each step; a finished step's events go in, a decision may come out.
+    """The plan of each step: it shows finished steps to a policy and records its decisions.
 
-    Both backends drive this one class, and a recorded run can be replayed through it.
+    Both backends use this class, and a recorded run can be replayed through it.
 
     Args:
-        policy: Decides.
-        plan: Of the first step.
-        scenario: What the plans are for.
+        policy: Policy that decides.
+        plan: Plan of the first step.
+        scenario: Scenario that the plans are for.
 
     Raises:
         RunError: The policy returned a plan that breaks the scenario's invariants, names a device that is away, or
-            sets up anew what trains without a barrier.
+            needs a set-up while pipelines train without a barrier.
     """
 
     def __init__(self, policy: Policy, plan: Plan, scenario: Scenario) -> None:
         self._policy = policy
         self._scenario = scenario
-        # In the order of being decided: an answer to a departure takes the place of what was to come later.
+        # In the order of the decisions: an answer to a departure replaces what was to come later.
         self._timeline: list[tuple[int, Plan]] = [(0, plan)]
         self._starts: list[Decision] = []
         self.decisions: list[Decision] = []
 
     def plan_for(self, step: int) -> Plan:
-        """Return the plan that ``step`` runs; steps up to the last finished one plus the lag are known."""
+        """Return the plan of ``step``; it is known up to the last finished step plus `DECISION_LAG_STEPS`."""
         return next(plan for first_step, plan in reversed(self._timeline) if first_step <= step)
 
     @property
     def latest(self) -> Plan:
-        """The plan that was decided on last."""
+        """The plan of the last decision."""
         return self._timeline[-1][1]
 
     def is_start(self, decision: Decision) -> bool:
@@ -57,17 +58,17 @@ class Adaptation:
     def next_start(self, step: int) -> Decision | None:
         """Return the next decision after ``step`` for which everything is set up anew; None if there is none yet.
 
-        Everybody finishes the step before its first one, and then its migration is carried out.
+        All devices finish the step before its first one; then its migration is carried out.
         """
         return min((each for each in self._starts if each.first_step > step), key=_first_step, default=None)
 
     def finish_step(self, step: int, events: Iterable[Event], away: tuple[str, ...] = ()) -> Decision | None:
-        """Show the policy a finished step; return what it decided, if anything.
+        """Show the policy a finished step and return its decision, if it makes one.
 
         Args:
-            step: Its index.
-            events: Of it.
-            away: Devices of the cluster that are known not to be there.
+            step: Index of the step.
+            events: Events of the step.
+            away: Devices of the cluster that are known to be away.
         """
         current = self.latest
         seen = replace(observe(events, step, self.plan_for(step)), away=away)
@@ -87,17 +88,17 @@ class Adaptation:
     def lose_devices(
         self, step: int, events: Iterable[Event], gone: tuple[str, ...], away: tuple[str, ...]
     ) -> Decision | None:
-        """Show the policy a step that devices have left; return how it goes on without them, None to wait for them.
+        """Show the policy a step that devices have left; return how to continue without them, None to wait for them.
 
         Args:
-            step: Its index: the first one that not everybody had finished.
-            events: What had happened of it.
-            gone: Those of its plan's devices that are away.
-            away: All devices of the cluster that are.
+            step: Index of the first step that not every device had finished.
+            events: Events of the step so far.
+            gone: Devices of the step's plan that are away.
+            away: Devices of the cluster that are away.
         """
         running = self.plan_for(step)
         seen = replace(observe(events, step, running), gone=gone, away=away)
-        # A plan that was decided on for later may do without those who are gone now.
+        # A plan decided for a later step may do without the devices that are gone now.
         current = self.latest if set(gone) & set(self.latest.devices) else running
         proposed = self._policy.decide(seen, current)
         if proposed is None:
@@ -122,7 +123,7 @@ class Adaptation:
         try:
             check_plan(proposed, self._scenario)
         except InputError as error:
-            raise RunError(f"{when} returned a plan that cannot be: {error}") from error
+            raise RunError(f"{when} returned a plan that is not valid: {error}") from error
         waits = current.synchronisation.method == "allreduce"
         if not waits and needs_set_up(current, proposed):
             raise RunError(
@@ -152,7 +153,7 @@ class Adaptation:
 
 
 def needs_set_up(old: Plan, new: Plan) -> bool:
-    """Return whether another plan needs more than steps of its own: other devices, layers, links or messages."""
+    """Return whether a change of plan needs a new set-up: it changes devices, layers, links or messages."""
     return _holders(old) != _holders(new) or any(getattr(old, name) != getattr(new, name) for name in _set_up_once())
 
 
@@ -165,7 +166,7 @@ def _set_up_once() -> list[str]:
 
 
 def _holders(plan: Plan) -> list[list[tuple[int, int, list[tuple[str, ...]]]]]:
-    """Which device holds which layers."""
+    """Return the layers and devices of each stage."""
     return [
         [(stage.first_layer, stage.end_layer, [replica.devices for replica in stage.replicas]) for stage in each.stages]
         for each in plan.pipelines

@@ -1,8 +1,8 @@
-"""What has to travel when layers change devices: the difference between two plans.
+"""Transfers of layer state between devices: for a new plan, and for backups.
 
-A layer's state is its parameters and what the optimizer keeps of them; gradients live for a step only, and plans change
-between steps. A device that holds a layer already needs nothing. Everybody else takes it from the nearest device that
-holds it, over the path with the highest rate.
+A layer's state is its parameters and what the optimizer stores for them; gradients live for a step only, and plans
+change between steps. A device that holds a layer already needs nothing. Others receive it from the device that holds it
+and has the path with the highest rate.
 """
 
 from collections import Counter, defaultdict
@@ -19,14 +19,14 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class LayerTransfer:
-    """The state of neighbouring layers on its way from one device to another.
+    """The state of neighbouring layers, sent from one device to another.
 
     Attributes:
-        source: Sends.
-        target: Receives, and holds the layers afterwards.
-        first_layer: Index of the first.
-        end_layer: Index after the last.
-        size_bytes: Parameters and optimizer state, as the target will hold them.
+        source: Name of the sending device.
+        target: Name of the receiving device, which holds the layers afterwards.
+        first_layer: Index of the first layer.
+        end_layer: Index after the last layer.
+        size_bytes: Bytes of parameters and optimizer state, as the target will hold them.
     """
 
     source: str
@@ -37,19 +37,19 @@ class LayerTransfer:
 
     @property
     def layers(self) -> range:
-        """The indices of the layers."""
+        """Indices of the layers."""
         return range(self.first_layer, self.end_layer)
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """All moves between two plans, by target and layer."""
+    """All transfers between two plans, by target and layer."""
 
     moves: tuple[LayerTransfer, ...]
 
     @property
     def size_bytes(self) -> int:
-        """Sum over the moves."""
+        """Sum over the transfers."""
         return sum(move.size_bytes for move in self.moves)
 
 
@@ -58,7 +58,7 @@ NO_MIGRATION = Migration(())
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """What a device holds of a layer: one part of ``degree``, where tensor parallelism shares it."""
+    """One part of ``degree`` of a layer, as tensor parallelism divides it."""
 
     layer: int
     degree: int
@@ -72,7 +72,7 @@ def migration_between(
     gone: Collection[str] = (),
     backups: Mapping[int, Sequence[str]] | None = None,
 ) -> Migration:
-    """Return what devices of ``new`` need that they do not hold with ``old``.
+    """Return what the devices of ``new`` need that they do not hold with ``old``.
 
     Assumed: where the degree of tensor parallelism changes, a part comes as a whole from one of the devices that hold
     a part of the layer.
@@ -80,12 +80,12 @@ def migration_between(
     Args:
         old: The plan until now.
         new: The plan from now on.
-        scenario: Gives sizes and paths.
+        scenario: Scenario of the plans, which has sizes and paths.
         gone: Devices that hold nothing any more.
-        backups: Layer to the devices that keep a copy of its state besides.
+        backups: Layer to the other devices that hold a copy of its state.
 
     Raises:
-        InputError: Nobody holds a layer any more.
+        InputError: No device holds a layer any more.
     """
     before = {device: shards for device, shards in _held(old).items() if device not in gone}
     holders: dict[int, list[str]] = defaultdict(list)
@@ -94,50 +94,49 @@ def migration_between(
             holders[shard.layer].append(device)
     for layer, copies in (backups or {}).items():
         holders[layer] += [device for device in copies if device not in gone]
-    moves: list[LayerTransfer] = []
-    for target, shards in _held(new).items():
-        missing = sorted(shards - before.get(target, frozenset()), key=_layer)
-        sources = ((_nearest(holders[shard.layer], target, shard.layer, scenario), shard) for shard in missing)
-        moves += _joined(target, [(source, shard) for source, shard in sources if source != target], scenario)
-    return Migration(tuple(moves))
-
-
-def state_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: int = 1) -> int:
-    """Return the bytes of the parameters and the optimizer's state of layers, as one of ``degree`` devices has them."""
-    copies = 1 + OPTIMIZER_STATES[scenario.training.optimizer.name]
-    return copies * scenario.model.at_degree(degree).parameter_bytes(first_layer, end_layer)
+    missing = {target: shards - before.get(target, frozenset()) for target, shards in _held(new).items()}
+    return _from_nearest(missing, holders, scenario)
 
 
 def moves_from(held: Mapping[str, Collection[int]], plan: Plan, scenario: Scenario) -> Migration:
     """Return what the devices of a plan without tensor parallelism need that they do not hold.
 
     Args:
-        held: By device, the layers whose state it has.
+        held: Device to the layers whose state it has.
         plan: The plan from now on.
-        scenario: Gives sizes and paths.
+        scenario: Scenario of the plan, which has sizes and paths.
 
     Raises:
-        InputError: Nobody holds a layer.
+        InputError: No device holds a layer.
     """
     holders: dict[int, list[str]] = defaultdict(list)
     for device, layers in held.items():
         for layer in layers:
             holders[layer].append(device)
-    moves: list[LayerTransfer] = []
-    for target, shards in _held(plan).items():
-        wanted = sorted((shard for shard in shards if shard.layer not in held.get(target, ())), key=_layer)
-        moves += _joined(
-            target,
-            [(_nearest(holders[shard.layer], target, shard.layer, scenario), shard) for shard in wanted],
-            scenario,
-        )
-    return Migration(tuple(moves))
+    missing = {
+        target: {shard for shard in shards if shard.layer not in held.get(target, ())}
+        for target, shards in _held(plan).items()
+    }
+    return _from_nearest(missing, holders, scenario)
+
+
+def _from_nearest(
+    missing: Mapping[str, Collection[_Shard]], holders: Mapping[int, Sequence[str]], scenario: Scenario
+) -> Migration:
+    """Return the transfers of each target's missing shards from their nearest holders."""
+    wanted = [
+        (source, target, shard.degree, shard.layer)
+        for target, shards in missing.items()
+        for shard in sorted(shards, key=lambda shard: shard.layer)
+        if (source := _nearest(holders.get(shard.layer, ()), target, shard.layer, scenario)) != target
+    ]
+    return Migration(_joined(wanted, scenario))
 
 
 def migration_time_s(migration: Migration, scenario: Scenario) -> float:
-    """Return how long all moves at once take at the bandwidths that the cluster declares, seconds.
+    """Return a lower bound of the seconds that all transfers at once take, at the bandwidths of the cluster.
 
-    That of the busiest link, and its latency: a lower bound of what shared links make of it.
+    It is the time of the busiest link, plus the longest latency.
     """
     bits: dict[str, float] = defaultdict(float)
     capacity_bps = {}
@@ -151,19 +150,21 @@ def migration_time_s(migration: Migration, scenario: Scenario) -> float:
     return latency_s + max((amount / capacity_bps[name] for name, amount in bits.items()), default=0.0)
 
 
+def state_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: int = 1) -> int:
+    """Return the bytes of parameters and optimizer state of layers, as one of ``degree`` devices holds them."""
+    copies = 1 + OPTIMIZER_STATES[scenario.training.optimizer.name]
+    return copies * scenario.model.at_degree(degree).parameter_bytes(first_layer, end_layer)
+
+
 def _held(plan: Plan) -> dict[str, frozenset[_Shard]]:
-    held: dict[str, set[_Shard]] = defaultdict(set)
+    """Return the shards that each device holds."""
+    held: dict[str, frozenset[_Shard]] = defaultdict(frozenset)
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
             for replica in stage.replicas:
                 for part, device in enumerate(replica.devices):
-                    layers = stage.layers
-                    held[device] |= {_Shard(layer, replica.tensor_parallel, part) for layer in layers}
-    return {device: frozenset(shards) for device, shards in held.items()}
-
-
-def _layer(shard: _Shard) -> int:
-    return shard.layer
+                    held[device] |= {_Shard(layer, replica.tensor_parallel, part) for layer in stage.layers}
+    return held
 
 
 def _nearest(holders: Iterable[str], target: str, layer: int, scenario: Scenario) -> str:
@@ -172,30 +173,29 @@ def _nearest(holders: Iterable[str], target: str, layer: int, scenario: Scenario
         return target
     if not known:
         raise InputError(
-            f"nobody holds layer {layer} any more",
+            f"no device holds layer {layer} any more",
             where=f"device '{target}'",
             valid="stages of one device need a backup of their state on another one",
         )
     return max(known, key=lambda source: nominal_path(scenario, source, target).rate_bps)
 
 
-def _joined(target: str, missing: Sequence[tuple[str, _Shard]], scenario: Scenario) -> list[LayerTransfer]:
-    """Moves of neighbouring layers from the same source as one."""
-    moves = []
-    runs = groupby(
-        enumerate(missing), key=lambda entry: (entry[1][0], entry[1][1].degree, entry[1][1].layer - entry[0])
-    )
-    for (source, degree, _), run in runs:
-        layers = [shard.layer for _, (_, shard) in run]
+def _joined(wanted: Sequence[tuple[str, str, int, int]], scenario: Scenario) -> tuple[LayerTransfer, ...]:
+    """Return (source, target, degree, layer) as transfers, with neighbouring layers in one."""
+    transfers = []
+    for (source, target, degree, _), run in groupby(
+        enumerate(wanted), key=lambda entry: (*entry[1][:3], entry[1][3] - entry[0])
+    ):
+        layers = [layer for _, (_, _, _, layer) in run]
         first, end = layers[0], layers[-1] + 1
-        moves.append(LayerTransfer(source, target, first, end, state_bytes(scenario, first, end, degree)))
-    return moves
+        transfers.append(LayerTransfer(source, target, first, end, state_bytes(scenario, first, end, degree)))
+    return tuple(transfers)
 
 
 def backup_holders(plan: Plan) -> Mapping[int, tuple[str, ...]]:
-    """Return layer to the devices that keep a copy of its state; only those layers that need one.
+    """Return layer to the devices that hold a copy of its state; only for layers that a single device trains.
 
-    A pipeline of one stage on one device has no neighbour to keep a copy: nothing saves it.
+    A pipeline of one stage on one device has no neighbour to hold a copy, so its layers are not backed up.
     """
     copies: Counter[int] = Counter()
     for pipeline in plan.pipelines:
@@ -212,7 +212,7 @@ def backup_holders(plan: Plan) -> Mapping[int, tuple[str, ...]]:
 
 
 def backup_moves(plan: Plan, scenario: Scenario) -> tuple[LayerTransfer, ...]:
-    """Return what travels so that all backups of a plan are as new as the layers, in an order that all agree on."""
+    """Return the transfers that bring all backups of a plan up to date, in one order for all devices."""
     owners = {
         layer: replica.device
         for pipeline in plan.pipelines
@@ -221,10 +221,4 @@ def backup_moves(plan: Plan, scenario: Scenario) -> tuple[LayerTransfer, ...]:
         for layer in stage.layers
     }
     copies = sorted(backup_holders(plan).items())
-    wanted = [(owners[layer], holder, layer) for layer, holders in copies for holder in holders]
-    moves = []
-    for (source, target, _), run in groupby(enumerate(wanted), lambda each: (*each[1][:2], each[1][2] - each[0])):
-        layers = [layer for _, (_, _, layer) in run]
-        first, end = layers[0], layers[-1] + 1
-        moves.append(LayerTransfer(source, target, first, end, state_bytes(scenario, first, end)))
-    return tuple(moves)
+    return _joined([(owners[layer], holder, 1, layer) for layer, held_by in copies for holder in held_by], scenario)

@@ -1,4 +1,4 @@
-"""Policies: what to do differently, seen from what was observed; the same object in both backends."""
+"""Policies, which are the same objects in both backends: what they observe of a step, and what they decide."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -12,15 +12,15 @@ from planner.plan.plan import Pipeline, Plan
 
 @dataclass(frozen=True, slots=True)
 class PathObservation:
-    """What passed from one device to another during a step.
+    """Traffic from one device to another during a step.
 
     Attributes:
-        source: Sending device.
-        target: Receiving device.
-        size_bytes: Sum over the transfers.
-        busy_s: Seconds in which at least one of them was under way, waiting for its turn included.
-        latency_s: Least time from the last byte's leaving to its arrival, seconds, over the transfers that the
-            receiver waited for; None where it waited for none.
+        source: Name of the sending device.
+        target: Name of the receiving device.
+        size_bytes: Bytes of all transfers.
+        busy_s: Seconds in which at least one of them was being sent or queued.
+        latency_s: Shortest time between the departure and the arrival of a last byte, seconds, over the transfers that
+            the receiver waited for; None if it waited for none.
     """
 
     source: str
@@ -31,7 +31,7 @@ class PathObservation:
 
     @property
     def rate_bps(self) -> float:
-        """Bits per second while busy."""
+        """Mean rate while busy, bits per second."""
         return 8 * self.size_bytes / self.busy_s
 
 
@@ -40,15 +40,15 @@ class Observation:
     """One finished step.
 
     Attributes:
-        step: Its index.
-        plan: What it ran.
+        step: Index of the step.
+        plan: Plan of the step.
         compute_s: (device, seconds of compute) in the order of device names.
-        paths: In the order of source and target names; only those that carried something.
-        gone: Devices of the plan that have gone, by name. Then the step is not finished, and what is shown of it is
-            what had happened until then; it is done again with the plan that is decided on.
-        away: Devices of the cluster, those of other plans included, that are known not to be there now: no plan may
-            name them. Who has returned is not among them any more.
-        end_s: When the last of what is shown ended, seconds of the run; steps overlap, so that how long one took is
+        paths: Paths that carried something, in the order of source and target names.
+        gone: Devices of the plan that have left. Then the step is not finished, and the observation covers what had
+            happened until then; the step is done again with the plan that is decided on.
+        away: Devices of the cluster, those of other plans included, that are known to be away now, so that no plan may
+            name them. Devices that have returned are not among them.
+        end_s: End of the last event, seconds from the start of the run; steps overlap, so that the duration of one is
             the time from the end of the one before.
     """
 
@@ -62,7 +62,7 @@ class Observation:
 
 
 def observe(events: Iterable[Event], step: int, plan: Plan) -> Observation:
-    """Return what the events of ``step``, which ran ``plan``, show; events of other steps are passed over."""
+    """Return the observation of ``step``, which ran ``plan``, from the events; those of other steps are ignored."""
     compute: defaultdict[str, float] = defaultdict(float)
     sends: defaultdict[tuple[str, str], list[Event]] = defaultdict(list)
     waits: dict[tuple[object, ...], Event] = {}
@@ -93,7 +93,7 @@ def _latency_s(sends: list[Event], waits: dict[tuple[object, ...], Event]) -> fl
 
 
 def _union_s(events: list[Event]) -> float:
-    """Length of the union of the events' intervals, seconds; the events come by start."""
+    """Return the length of the union of the events' intervals, seconds; the events are sorted by start."""
     total_s, covered_until_s = 0.0, float("-inf")
     for event in events:
         total_s += max(0.0, event.end_s - max(event.start_s, covered_until_s))
@@ -101,27 +101,27 @@ def _union_s(events: list[Event]) -> float:
     return total_s
 
 
-# What step k showed can shape step k + 2 at the earliest: while step k + 1 runs, the observation travels and
-# the decision comes back, so that nobody waits for either. The simulator keeps the same distance.
+# An observation of step k can change step k + 2 at the earliest: while step k + 1 runs, the observation is sent and the
+# decision comes back, so that no device waits for either. The simulator has the same lag.
 DECISION_LAG_STEPS = 2
 
 
 class Policy(Protocol):
-    """Decides on a plan from observations. Pure: a state of its own, no clock, no input or output.
+    """Decides on plans from observations.
 
-    It knows nothing of the backend: an observation says what happened, the returned plan what should be.
+    A policy may have state, but uses no clock, no input and no output, and does not depend on the backend.
     """
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return the plan to change to, or None to stay.
+        """Return the plan to change to, or None to keep the current one.
 
-        Where devices of the plan have gone, None says to wait for their return, and any other plan must do without
+        Where devices of the plan have left, None means to wait for their return, and any other plan must do without
         them.
 
         Args:
-            observation: Of one finished step; steps come in order, each once. Or of a step that devices have left
-                (``observation.gone``), which is shown again when it is finished.
-            plan: The latest plan decided on.
+            observation: Observation of a finished step; steps come in order, each once. Or of a step that devices have
+                left (``observation.gone``), which is shown again when it is finished.
+            plan: The plan of the last decision.
         """
 
 
@@ -130,12 +130,12 @@ class Decision:
     """A change of plan.
 
     Attributes:
-        observed_step: The step whose observation led to it.
-        first_step: The first step that runs the new plan; the observed one, which is done again, where devices have
-            gone.
+        observed_step: Index of the step whose observation led to the decision.
+        first_step: Index of the first step that runs the new plan; where devices have left it is the observed one,
+            which is done again.
         plan: The new plan.
-        change: What is different, for people.
-        migration: What travels before the first step.
+        change: Description of the difference, for people.
+        migration: Transfers of layer state before the first step.
     """
 
     observed_step: int
@@ -146,12 +146,12 @@ class Decision:
 
     @property
     def answers_departure(self) -> bool:
-        """Whether devices had gone, so that a step is done again."""
+        """Whether devices had left, so that a step is done again."""
         return self.first_step <= self.observed_step
 
 
 def describe_change(old: Plan, new: Plan, migration: Migration = NO_MIGRATION) -> str:
-    """Return what differs between two plans, and what travels for it, in one line."""
+    """Return the differences between two plans, and the transfers for them, in one line."""
     parts = [*_changed_devices(old, new), *_changed_layers(old, new)]
     for index, (before, after) in enumerate(zip(old.pipelines, new.pipelines, strict=False)):
         name = f"pipeline {index}: " if len(new.pipelines) > 1 else ""
@@ -180,7 +180,7 @@ def _changed_devices(old: Plan, new: Plan) -> list[str]:
 
 
 def _changed_layers(old: Plan, new: Plan) -> list[str]:
-    """The numbers of pipelines and of stages, and where stages end."""
+    """Return changes in the number of pipelines or of stages, and in where stages end."""
     if len(old.pipelines) != len(new.pipelines):
         return [f"pipelines {len(old.pipelines)} -> {len(new.pipelines)}"]
     parts = []
@@ -201,7 +201,7 @@ def _shares(pipeline: Pipeline) -> list[list[float]]:
 
 
 def _samples(pipeline: Pipeline) -> list[list[int]]:
-    """Of a step, by stage and replica."""
+    """Return the samples of a step, by stage and replica."""
     sizes = pipeline.microbatches
     return [
         [sum(end - first for first, end in column) for column in zip(*map(stage.intervals, sizes), strict=True)]

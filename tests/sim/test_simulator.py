@@ -146,7 +146,7 @@ def test_a_decision_takes_effect_exactly_the_lag_later() -> None:
 
 def test_a_policy_that_breaks_an_invariant_is_refused() -> None:
     scenario, plan = swaying()
-    with pytest.raises(RunError, match=r"policy Once returned a plan that cannot be: .* add up to 4 samples"):
+    with pytest.raises(RunError, match=r"policy Once returned a plan that is not valid: .* add up to 4 samples"):
         Simulator().run(scenario, plan, Once(0, plan.with_microbatches(0, (4,), (1, 1))), steps=3)
 
 

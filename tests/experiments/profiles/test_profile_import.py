@@ -84,7 +84,10 @@ def test_what_is_imported_is_the_model_of_a_scenario(format_: str, folder: Path)
     [
         (["huggingface", "graph.txt"], "graph.txt: the file is not JSON"),
         (["huggingface", "times.json"], "times.json: it has no 'model_type'"),
-        (["huggingface", "config.json", "--tokens", "2000"], "--tokens: samples of 2000 tokens are not allowed; give 1 to 1024"),
+        (
+            ["huggingface", "config.json", "--tokens", "2000"],
+            "--tokens: samples of 2000 tokens are not allowed; give 1 to 1024",
+        ),
         (["huggingface", "config.json", "--samples", "2"], "--samples: says nothing about huggingface"),
         (["huggingface", "config.json", "graph.txt"], "huggingface: 2 files; give one config.json"),
         (["huggingface", "missing.json"], "missing.json: the file cannot be read"),
@@ -94,7 +97,10 @@ def test_what_is_imported_is_the_model_of_a_scenario(format_: str, folder: Path)
         (["metis", "DeviceType.V100_tp1_bs1.json", "--layer-output", "8 B", "--kind", "a100"], "--kind: 'a100'"),
         (["pipedream", "graph.txt", "--kind", "v100-16"], "--samples: PipeDream's file does not say"),
         (["pipedream", "graph.txt", "--samples", "8"], "--kind: PipeDream's file does not say"),
-        (["pipedream", "config.json", "--samples", "8", "--kind", "k"], "config.json:1: the line is neither a node nor an edge"),
+        (
+            ["pipedream", "config.json", "--samples", "8", "--kind", "k"],
+            "config.json:1: the line is neither a node nor an edge",
+        ),
         (["sailor", "times.json"], "sailor: 1 files; give layer_times.json layer_sizes.json"),
         (["sailor", "times.json", "sizes.json", "--name", "tay"], "did you mean 'toy'?"),
         (["sailor", "sizes.json", "times.json"], "the module planner.files.importers.sailor describes the file"),

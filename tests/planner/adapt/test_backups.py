@@ -49,7 +49,7 @@ def test_any_one_device_may_leave_where_there_are_several_stages_or_replicas(
     whole = Stage(0, layers, (Replica(spare),), 1)
     from_spare = replace(plan, pipelines=(Pipeline((whole,), (4,)),))
     if widths == [1]:
-        with pytest.raises(InputError, match="nobody holds layer 0"):
+        with pytest.raises(InputError, match="no device holds layer 0"):
             migration_between(plan, from_spare, scenario, [gone], backup_holders(plan))
         return
     moves = migration_between(plan, from_spare, scenario, [gone], backup_holders(plan)).moves

@@ -58,7 +58,7 @@ def test_who_is_gone_gives_nothing_and_a_backup_does() -> None:
     assert gone.moves == (LayerTransfer("device-2", "device-1", 0, 2, 3000),)
     at_home = migration_between(old, new, scenario(), ["device-0"], {0: ("device-1",), 1: ("device-1",)})
     assert at_home == Migration(())
-    with pytest.raises(InputError, match="nobody holds layer 0 any more"):
+    with pytest.raises(InputError, match="no device holds layer 0 any more"):
         migration_between(old, new, scenario(), ["device-0"])
 
 
