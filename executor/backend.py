@@ -38,7 +38,7 @@ from planner.adapt.policy import Policy
 from planner.check import check_plan
 from planner.events.event import Event, EventWriter, in_order, read_events
 from planner.plan.plan import Plan
-from planner.runs.record import RealNetwork, RunRecord, Watch
+from planner.runs.record import ProgressCallback, RealNetwork, RunRecord
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError, RunError
 
@@ -77,7 +77,7 @@ class TorchBackend:
         backup_every: int = 0,
         checkpoints: CheckpointConfig | None = None,
         hosts: Hosts | None = None,
-        watch: Watch | None = None,
+        watch: ProgressCallback | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._hosts = hosts

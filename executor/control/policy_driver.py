@@ -8,7 +8,7 @@ from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import DECISION_LAG_STEPS, Decision
 from planner.events.event import ABSENT, UPDATE_ACTION, Event, EventKind, fault_event
 from planner.plan.plan import Plan
-from planner.runs.record import Progress, Watch
+from planner.runs.record import Progress, ProgressCallback
 
 
 class Absences:
@@ -70,7 +70,7 @@ class PolicyDriver:
         settle: Callable[[Iterable[Event]], list[Event]],
         check: Callable[[Plan, Decision], None],
         take: Callable[[list[Event]], None],
-        watch: Watch = lambda _: None,
+        watch: ProgressCallback = lambda _: None,
         tell: Callable[[str], None] = lambda _: None,
         steps: int = 0,
     ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from planner.runs.record import Progress, Watch
+from planner.runs.record import Progress, ProgressCallback
 from traces.common.errors import InputError
 
 _LINES_EVERY_S = 1.0
@@ -16,7 +16,7 @@ _STEPS = 60
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
-def telling(tell: Callable[[str], None]) -> Watch:
+def telling(tell: Callable[[str], None]) -> ProgressCallback:
     """Return what tells a line for the last step of each second, and for each step that something is decided at."""
     told_s = -_LINES_EVERY_S
 
@@ -33,7 +33,7 @@ def telling(tell: Callable[[str], None]) -> Watch:
 @contextmanager
 def watching(
     *, live: bool, tensorboard: Path | None, prometheus: str | None, tell: Callable[[str], None]
-) -> Iterator[Watch | None]:
+) -> Iterator[ProgressCallback | None]:
     """Give what shows a run wherever it is asked for; None if nowhere.
 
     Args:
@@ -46,7 +46,7 @@ def watching(
         InputError: A package is missing, or the address cannot be had.
     """
     with ExitStack() as stack:
-        sinks: list[Watch] = []
+        sinks: list[ProgressCallback] = []
         if live:
             sinks.append(stack.enter_context(_in_terminal()) if sys.stderr.isatty() else telling(tell))
         if tensorboard is not None:
@@ -67,7 +67,7 @@ def watching(
 
 
 @contextmanager
-def _in_terminal() -> Iterator[Watch]:
+def _in_terminal() -> Iterator[ProgressCallback]:
     from rich.console import Console, RenderableType
     from rich.live import Live
     from rich.panel import Panel
@@ -111,7 +111,7 @@ def _scalars(progress: Progress) -> dict[str, float]:
 
 
 @contextmanager
-def _tensorboard(folder: Path) -> Iterator[Watch]:
+def _tensorboard(folder: Path) -> Iterator[ProgressCallback]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -139,7 +139,7 @@ def _tensorboard(folder: Path) -> Iterator[Watch]:
 
 
 @contextmanager
-def _prometheus(address: str) -> Iterator[Watch]:
+def _prometheus(address: str) -> Iterator[ProgressCallback]:
     try:
         from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
     except ImportError:

@@ -1,4 +1,4 @@
-"""Events in columns: as many as a run of a thousand devices leaves."""
+"""Events in columns, for the many events of a run with a thousand devices."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 class EventLog(Sequence[Event]):
     """A sequence of events, stored as a column per field of `planner.events.event.Event`.
 
-    Texts are numbers into `names`.
-
     Attributes:
-        names: The texts.
-        columns: Field to column, [events]; times float64, all others int64.
+        names: Texts of the columns in `TEXTS`, which hold indices into this tuple.
+        columns: Field to column, [events]; times are float64, all others int64.
     """
 
     names: tuple[str, ...]
@@ -73,11 +71,11 @@ class EventLog(Sequence[Event]):
     __hash__ = None  # type: ignore[assignment]
 
     def take(self, rows: NDArray[np.intp]) -> "EventLog":
-        """Return some rows, in the order in which they are named."""
+        """Return the events of these rows, in this order."""
         return EventLog(self.names, {name: column[rows] for name, column in self.columns.items()})
 
     def texts(self, field: str) -> NDArray[np.str_]:
-        """Return a column of texts as texts."""
+        """Return a column of `TEXTS` as strings, [events]."""
         return np.array(self.names)[self.columns[field]] if self.names else np.empty(0, np.str_)
 
     def frame(self) -> "pd.DataFrame":
@@ -88,12 +86,12 @@ class EventLog(Sequence[Event]):
         return pd.DataFrame({name: self.texts(name) if name in TEXTS else self.columns[name] for name in FIELDS})
 
     def is_a(self, *kinds: EventKind) -> NDArray[np.bool_]:
-        """Return which rows are of one of these kinds, [events]."""
+        """Return whether each event is of one of these kinds, [events]."""
         wanted = [number for number, name in enumerate(self.names) if name in kinds]
         return np.isin(self.columns["kind"], wanted)
 
     def in_order(self) -> "EventLog":
-        """Return the events by time, with ties broken by what they are, as `planner.events.event.in_order` does."""
+        """Return the events in the order of `planner.events.event.in_order`."""
         place = np.empty(len(self.names), np.int64)
         place[np.argsort(np.array(self.names, dtype=np.str_), kind="stable")] = np.arange(len(self.names))
         keys = []
@@ -109,5 +107,5 @@ TIMES = frozenset({"start_s", "end_s"})
 
 
 def as_log(events: Sequence[Event]) -> EventLog:
-    """Return the events in columns; as they are if they come so."""
+    """Return the events in columns, unchanged if they are a log already."""
     return events if isinstance(events, EventLog) else EventLog.from_events(events)

@@ -1,4 +1,4 @@
-"""What a run measures of the gradient noise: the squared norms of each step's gradients, local and global."""
+"""The gradient noise scale, estimated from the squared norms of local and global gradients."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,11 +16,11 @@ Row = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class NoiseEstimate:
-    """What one step, or several smoothed, say about the noise of the gradient.
+    """An estimate of the gradient's noise from one step, or from several that are smoothed.
 
     Attributes:
         variance: S, the variance of a sample's gradient summed over the parameters; squared units of the gradient.
-        squared_gradient: |G|², of the true gradient; an estimate without bias may be negative.
+        squared_gradient: |G|², the squared norm of the true gradient; an unbiased estimate may be negative.
     """
 
     variance: float
@@ -28,7 +28,7 @@ class NoiseEstimate:
 
     @property
     def noise_scale(self) -> float:
-        """S / |G|², in samples; infinite where no gradient can be told from the noise (|G|² is not positive)."""
+        """S / |G|², in samples; infinite where the noise hides the gradient (|G|² is not positive)."""
         if self.squared_gradient <= 0:
             return math.inf
         return max(self.variance, 0.0) / self.squared_gradient
@@ -36,13 +36,13 @@ class NoiseEstimate:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class NormWeights:
-    """How an estimator weighs the squared norms: S and |G|² are a sum each, and depend on the batch sizes alone.
+    """Weights of the squared norms in the sums S and |G|²; they depend on the batch sizes alone.
 
     Attributes:
-        variance_local: For S, of |g_i|², per device.
-        variance_global: For S, of |g|².
-        gradient_local: For |G|², of |g_i|², per device.
-        gradient_global: For |G|², of |g|².
+        variance_local: Weights of |g_i|² in S, [devices].
+        variance_global: Weight of |g|² in S.
+        gradient_local: Weights of |g_i|² in |G|², [devices].
+        gradient_global: Weight of |g|² in |G|².
     """
 
     variance_local: Row
@@ -51,22 +51,22 @@ class NormWeights:
     gradient_global: float
 
     def variance(self, local_squared_norms: ArrayLike, global_squared_norm: ArrayLike) -> Row:
-        """Return S of each step; norms of shape steps x devices (|g_i|²) and steps (|g|²), or of one step."""
+        """Return S of each step from |g_i|², [steps, devices], and |g|², [steps]; or of one step."""
         weighted = np.asarray(local_squared_norms) @ self.variance_local
         return np.asarray(weighted + self.variance_global * np.asarray(global_squared_norm))
 
     def squared_gradient(self, local_squared_norms: ArrayLike, global_squared_norm: ArrayLike) -> Row:
-        """Return |G|² of each step, as `variance` does S."""
+        """Return |G|² of each step, from norms as for `variance`."""
         weighted = np.asarray(local_squared_norms) @ self.gradient_local
         return np.asarray(weighted + self.gradient_global * np.asarray(global_squared_norm))
 
 
 NoiseEstimator = Callable[[Sequence[int]], NormWeights]
-"""Turns the local batch sizes b_i into weights of the norms."""
+"""Function from the local batch sizes b_i to the weights of the norms."""
 
 
 def released(batch_sizes: Sequence[int]) -> NormWeights:
-    """Weights by the matrices in the code that Cannikin's authors released (arXiv 2402.05302).
+    """Return the weights of the code that Cannikin's authors released (arXiv 2402.05302).
 
     Each device estimates on its own, G_i = (B|g|² - b_i|g_i|²)/(B - b_i) and S_i = b_i·B/(B - b_i)·(|g_i|² - |g|²), and
     the estimates are combined with weights A⁻¹1/(1ᵀA⁻¹1), of a matrix A for each. The weights sum to one, so the result
@@ -89,7 +89,9 @@ def released(batch_sizes: Sequence[int]) -> NormWeights:
 
 
 def minimum_variance(batch_sizes: Sequence[int]) -> NormWeights:
-    """S = Σ b_i(|g_i|² - |g|²)/(n - 1) and |G|² = |g|² - S/B: the least variance where gradients are normal.
+    """Return the weights of least variance for normally distributed gradients.
+
+    They give S = Σ b_i(|g_i|² - |g|²)/(n - 1) and |G|² = |g|² - S/B.
 
     Since Σ b_i(|g_i|² - |g|²) = Σ b_i|g_i - g|², this S is the sample variance between the n devices, and never
     negative. It needs the sum of b_i|g_i|² over the devices and nothing else: one number to all-reduce.
@@ -116,21 +118,22 @@ ESTIMATORS: Mapping[str, NoiseEstimator] = MappingProxyType(
 def estimate_noise(
     estimator: str, batch_sizes: Sequence[int], local_squared_norms: Sequence[float], global_squared_norm: float
 ) -> NoiseEstimate:
-    """Return what one step says.
+    """Return the estimate of one step.
 
     Args:
-        estimator: A key of `ESTIMATORS`.
-        batch_sizes: b_i, samples per device.
-        local_squared_norms: |g_i|², of the mean gradient of a device's samples, in squared units of the gradient.
-        global_squared_norm: |g|², of the mean gradient of all samples of the step, likewise.
+        estimator: Name of the estimator, a key of `ESTIMATORS`.
+        batch_sizes: b_i, samples of each device.
+        local_squared_norms: |g_i|², squared norm of the mean gradient of each device's samples.
+        global_squared_norm: |g|², squared norm of the mean gradient of all samples of the step.
 
     Raises:
-        InputError: Unknown estimator, fewer than two devices, a batch without samples, or not one norm per device.
+        InputError: The estimator is unknown, there are fewer than two devices, a batch has no samples, or there is not
+            one norm per device.
     """
     weights = find_by_name(estimator, ESTIMATORS, "estimator of the noise scale")(batch_sizes)
     if len(local_squared_norms) != len(batch_sizes):
         raise InputError(
-            f"{len(local_squared_norms)} squared norms for {len(batch_sizes)} local batches",
+            f"{len(local_squared_norms)} squared norms do not fit {len(batch_sizes)} local batches",
             valid="give one for each device",
         )
     return NoiseEstimate(
@@ -141,15 +144,15 @@ def estimate_noise(
 
 @dataclass(frozen=True, slots=True)
 class SmoothedNoise:
-    """A running estimate: S and |G|² are averaged, each for itself, and only then divided.
+    """A running estimate, which averages S and |G|² separately before they are divided.
 
-    A ratio of two noisy numbers is biased, and far off where |G|² comes near zero; the ratio of their averages is less
-    so. Averages are exponential; divided by their total weight, they lean on no value from before the first step.
+    A ratio of two noisy numbers is biased, most of all where |G|² is near zero; the ratio of their averages is less
+    so. Averages are exponential and divided by their total weight, so that they need no value before the first step.
 
     Attributes:
-        decay: What a step's weight is multiplied by with each further step, 0 to below 1, without unit.
-        weight: The weights of all steps so far, summed, without unit.
-        weighted: The estimates of all steps, multiplied by their weights and summed.
+        decay: Factor of a step's weight at each further step, 0 to below 1, without unit.
+        weight: Sum of the weights of all steps so far, without unit.
+        weighted: Sum of the estimates of all steps multiplied by their weights.
     """
 
     decay: float = 0.9
@@ -158,7 +161,7 @@ class SmoothedNoise:
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
-            raise InputError(f"a decay of {self.decay}", valid="it is at least 0 and below 1")
+            raise InputError(f"a decay of {self.decay} is not allowed", valid="give at least 0 and less than 1")
 
     def update(self, estimate: NoiseEstimate) -> "SmoothedNoise":
         """Return the running estimate with one more step."""
@@ -180,11 +183,12 @@ class SmoothedNoise:
 def _checked(batch_sizes: Sequence[int]) -> Row:
     if len(batch_sizes) < 2:
         raise InputError(
-            f"{len(batch_sizes)} local batch", valid="the noise scale needs two devices or more to compare"
+            f"{len(batch_sizes)} local batch is not enough", valid="the noise scale needs two devices or more"
         )
     if min(batch_sizes) < 1:
         raise InputError(
-            f"local batches of {', '.join(map(str, batch_sizes))} samples", valid="every device needs at least one"
+            f"local batches of {', '.join(map(str, batch_sizes))} samples are not allowed",
+            valid="every device needs at least one",
         )
     return np.array(batch_sizes, dtype=np.float64)
 
@@ -218,10 +222,10 @@ class GradientNorms:
     """Squared norms of one step's mean gradients, in squared units of the gradient.
 
     Attributes:
-        step: Index.
-        batch_sizes: b_i, samples of each device that took some.
-        local_squared_norms: |g_i|², of the mean gradient of a device's samples.
-        global_squared_norm: |g|², of the mean gradient of all samples of the step.
+        step: Index of the step.
+        batch_sizes: b_i, samples of each device that took some; [devices].
+        local_squared_norms: |g_i|² of the mean gradient of each device's samples; [devices].
+        global_squared_norm: |g|² of the mean gradient of all samples of the step.
     """
 
     step: int
@@ -230,12 +234,12 @@ class GradientNorms:
     global_squared_norm: float
 
     def estimate(self, estimator: str) -> NoiseEstimate:
-        """Return what this step says by one of `planner.runs.gradient_noise.ESTIMATORS`."""
+        """Return the estimate of this step by one of `ESTIMATORS`."""
         return estimate_noise(estimator, self.batch_sizes, self.local_squared_norms, self.global_squared_norm)
 
 
 def smoothed_noise(steps: Iterable[GradientNorms], estimator: str) -> NoiseEstimate | None:
-    """Return the running estimate after all steps; None where none was measured."""
+    """Return the running estimate after all steps; None if there are none."""
     smoothed = SmoothedNoise()
     for norms in steps:
         smoothed = smoothed.update(norms.estimate(estimator))

@@ -1,4 +1,4 @@
-"""What each device held over a run, from its events."""
+"""The memory of each device over a run, computed from its events."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 from planner.events.event import EventKind
 from planner.events.log import EventLog, as_log
 from planner.plan.plan import Plan
-from planner.runs.metrics import answer_times_s, plan_spells, step_ends_s
+from planner.runs.metrics import answer_times_s, plan_intervals, step_ends_s
 from planner.runs.record import RunRecord
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.problem import BACKWARD_WEIGHT, KINDS
 from planner.step.memory import memory_use
 
-# Turns before and after those of all actions that take no time.
+# Turns at one moment: before and after those of all actions without duration.
 _FIRST, _LAST = -1, np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MemoryTimeline:
-    """One device's memory.
+    """The memory of one device over a run.
 
     Attributes:
-        times_s: When it changes, rising, from the start of the run; the first is 0.
-        held_bytes: From each of these times on, until the next.
+        times_s: Times at which it changes, rising, seconds from the start of the run, the first 0; [changes].
+        held_bytes: Bytes held from each of these times until the next; [changes].
     """
 
     times_s: NDArray[np.float64]
@@ -35,7 +35,7 @@ class MemoryTimeline:
 
 
 class _Changes(NamedTuple):
-    """Device, time, turn at this time, change of memory, and when what changed it began, [changes]."""
+    """Device, time, turn at this time, change in bytes, and start of the action that caused it; [changes]."""
 
     device: NDArray[np.int64]
     time_s: NDArray[np.float64]
@@ -45,40 +45,40 @@ class _Changes(NamedTuple):
 
 
 def memory_timelines(record: RunRecord) -> dict[str, MemoryTimeline]:
-    """Return the memory of each device that a plan of the run has, over the run.
+    """Return the memory of each device of the run's plans, by name.
 
-    Assumed: where layers change devices, those that keep or get a layer hold it from the moment when it sets off, and
-    nobody else does from then on. What a step that is lost has taken is given back when it is given up.
+    Assumed: where layers change devices, those that keep or get a layer hold it from the start of its transfer, and no
+    other device does from then on. The memory of a step that is lost is released when the step is given up.
     """
     log = as_log(record.events)
     compute = log.take(np.flatnonzero(log.is_a(EventKind.COMPUTE) & (log.columns["microbatch"] >= 0)))
-    spells = plan_spells(record, log, step_ends_s(log))
-    standing = [_standing(spell.plan, record.scenario) for spell in spells]
-    names = list(dict.fromkeys(name for each in standing for name in each))
+    intervals = plan_intervals(record, log, step_ends_s(log))
+    resident = [_resident_bytes(interval.plan, record.scenario) for interval in intervals]
+    names = list(dict.fromkeys(name for each in resident for name in each))
     numbers = {name: log.names.index(name) if name in log.names else -1 - place for place, name in enumerate(names)}
     answers_s = answer_times_s(record, log)
     changes = _join([_changes(*segment, record.scenario) for segment in _segments(compute, record, answers_s)])
     for answer_s in answers_s.values():
-        changes = _join([changes, _given_back(changes, answer_s)])
-    for spell, (old, new) in zip(spells[1:], pairwise(standing), strict=True):
-        changes = _join([changes, _rearranged(spell.start_s, old, new, numbers)])
+        changes = _join([changes, _released(changes, answer_s)])
+    for interval, (old, new) in zip(intervals[1:], pairwise(resident), strict=True):
+        changes = _join([changes, _replaced(interval.start_s, old, new, numbers)])
     order = np.lexsort((changes.turn, changes.time_s, changes.device))
     device, time_s, change = changes.device[order], changes.time_s[order], changes.change[order]
     timelines = {}
     for name in names:
         first, end = np.searchsorted(device, [numbers[name], numbers[name] + 1])
-        held = standing[0].get(name, 0.0) + np.concatenate(([0.0], np.cumsum(change[first:end])))
+        held = resident[0].get(name, 0.0) + np.concatenate(([0.0], np.cumsum(change[first:end])))
         timelines[name] = MemoryTimeline(np.concatenate(([0.0], time_s[first:end])), held)
     return timelines
 
 
 def peak_memory_bytes(record: RunRecord) -> dict[str, int]:
-    """Return the most that each device of a plan held at once."""
+    """Return the most bytes that each device held at once."""
     return {name: round(float(line.held_bytes.max())) for name, line in memory_timelines(record).items()}
 
 
 def _segments(compute: EventLog, record: RunRecord, answers_s: Mapping[int, float]) -> Iterator[tuple[EventLog, Plan]]:
-    """Each plan of the run that has computed something, with what it computed."""
+    """Yield each plan of the run that computed something, with its compute events."""
     step, start_s = compute.columns["step"], compute.columns["start_s"]
     left = np.full(len(compute), True)
     for number, decision in reversed(list(enumerate(record.decisions))):
@@ -89,8 +89,8 @@ def _segments(compute: EventLog, record: RunRecord, answers_s: Mapping[int, floa
     yield compute.take(np.flatnonzero(left)), record.plan
 
 
-def _standing(plan: Plan, scenario: Scenario) -> dict[str, float]:
-    """States and framework of each device; partners of a tensor-parallel group hold what its first one does."""
+def _resident_bytes(plan: Plan, scenario: Scenario) -> dict[str, float]:
+    """Return states and framework of each device; all devices of a tensor-parallel group hold the same."""
     use = memory_use(plan, scenario)
     of_actor = dict(zip(use.step.actors, use.resident.tolist(), strict=True))
     return {device: of_actor[leader] for device, leader in leaders(plan).items()}
@@ -100,8 +100,8 @@ def _join(parts: Sequence[_Changes]) -> _Changes:
     return _Changes(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def _given_back(changes: _Changes, answer_s: float) -> _Changes:
-    """What is still held of actions from before a moment, given back then."""
+def _released(changes: _Changes, answer_s: float) -> _Changes:
+    """Return the release, at a moment, of everything still held by actions that started before it."""
     before = changes.begun_s < answer_s
     devices = np.unique(changes.device[before])
     held = [float(changes.change[before & (changes.device == device)].sum()) for device in devices]
@@ -109,10 +109,10 @@ def _given_back(changes: _Changes, answer_s: float) -> _Changes:
     return _Changes(devices, times_s, np.full(len(devices), _FIRST), -np.array(held), np.full(len(devices), -np.inf))
 
 
-def _rearranged(
+def _replaced(
     time_s: float, old: Mapping[str, float], new: Mapping[str, float], numbers: Mapping[str, int]
 ) -> _Changes:
-    """What stands on devices, from one plan to the next."""
+    """Return the changes of resident bytes from one plan to the next."""
     differences = {name: new.get(name, 0.0) - old.get(name, 0.0) for name in {**old, **new}}
     changed = [(numbers[name], difference) for name, difference in differences.items() if difference]
     count = len(changed)
@@ -126,15 +126,15 @@ def _rearranged(
 
 
 def leaders(plan: Plan) -> dict[str, str]:
-    """Return each device of a plan with the one that sends and receives for it."""
+    """Return each device of a plan with the device of its tensor-parallel group that sends and receives."""
     replicas = [replica for pipeline in plan.pipelines for stage in pipeline.stages for replica in stage.replicas]
     return {device: replica.device for replica in replicas for device in replica.devices}
 
 
 def _changes(events: EventLog, plan: Plan, scenario: Scenario) -> _Changes:
-    """What the start and the end of each action of a plan changes.
+    """Return the changes at the start and the end of each action of a plan.
 
-    What ends at a moment comes first, then what takes no time, in the order of actions, then what starts.
+    At one moment, ends come first, then actions without duration in their order, then starts.
     """
     use = memory_use(plan, scenario)
     step = use.step

@@ -1,4 +1,4 @@
-"""Throughput, bubbles, utilisation, WAN bytes, staleness and cost, from events: one piece of code for both backends."""
+"""Throughput, bubbles, utilisation, WAN bytes, staleness and cost, computed from the events of either backend."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlanInterval:
-    """A stretch of a run with one plan.
+    """The interval of a run in which one plan holds.
 
     Attributes:
-        plan: What it ran.
+        plan: Plan that holds.
         first_step: Index of its first step.
-        start_s: When the one before had ended its last step, or was given up since devices had gone; seconds from the
-            start of the run. What travels for the plan does so in its time.
+        start_s: End of the last step of the plan before, or the decision on this one if devices had left; seconds from
+            the start of the run. The transfers for the plan are part of its interval.
     """
 
     plan: Plan
@@ -34,52 +34,52 @@ class PlanInterval:
     start_s: float
 
 
-def plan_spells(record: RunRecord, log: EventLog, step_ends_s: Sequence[float]) -> list[PlanInterval]:
-    """Return the spells of a run in order; decisions that were overtaken, or came too late for a step, have none.
+def plan_intervals(record: RunRecord, log: EventLog, step_ends_s: Sequence[float]) -> list[PlanInterval]:
+    """Return the intervals of a run in order; decisions that were replaced, or came after the last step, have none.
 
     Args:
-        record: The run.
-        log: Its events.
-        step_ends_s: When each step ended.
+        record: Record of the run.
+        log: Events of the run.
+        step_ends_s: End of each step, seconds from the start of the run; [steps].
     """
-    # A run that goes on from a checkpoint begins with a later step.
+    # A run that continues from a checkpoint begins with a later step.
     first = int(log.columns["step"][log.is_a(EventKind.COMPUTE, EventKind.SYNC)].min())
-    spells = [PlanInterval(record.plan, first, 0.0)]
+    intervals = [PlanInterval(record.plan, first, 0.0)]
     times_s = answer_times_s(record, log)
     for number, decision in enumerate(record.decisions):
         since_first = decision.first_step - first
         if since_first >= len(step_ends_s):
             continue
         if decision.answers_departure:
-            while spells[-1].start_s > times_s[number]:
-                spells.pop()
-            spells.append(PlanInterval(decision.plan, decision.first_step, times_s[number]))
+            while intervals[-1].start_s > times_s[number]:
+                intervals.pop()
+            intervals.append(PlanInterval(decision.plan, decision.first_step, times_s[number]))
         else:
-            spells.append(PlanInterval(decision.plan, decision.first_step, step_ends_s[since_first - 1]))
-    return spells
+            intervals.append(PlanInterval(decision.plan, decision.first_step, step_ends_s[since_first - 1]))
+    return intervals
 
 
 def answer_times_s(record: RunRecord, log: EventLog) -> dict[int, float]:
-    """Return when decisions that answer a departure were made, by their number; seconds from the start of the run."""
+    """Return the times of decisions that answer a departure by their number, seconds from the start of the run."""
     numbers = [number for number, decision in enumerate(record.decisions) if decision.answers_departure]
-    # Both are in the order of time; the same step can have several of them.
+    # Decisions and their events are both in the order of time; a step can have several.
     made_s = sorted(log.columns["end_s"][log.is_a(EventKind.DECISION)].tolist())
     return {number: made_s[number] for number in numbers}
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What a run amounts to.
+    """Metrics of a whole run.
 
     Attributes:
-        steps: Steps finished.
+        steps: Number of finished steps.
         step_s: Median time from the end of one step to the end of the next, seconds.
-        samples_per_s: Global throughput after the first step, which warms up; over it if it is the only one.
+        samples_per_s: Global throughput without the first step, which warms up, unless it is the only one.
         bubble_ratio: Idle share of all device time.
-        utilisation: Busy share of each device's time. A device's time is that in which the plan has it: while layers
-            travel, that of the new plan. What is lost when a device leaves counts as busy.
+        utilisation: Busy share of each device's time, which is the time in which the plan includes the device; while
+            layers are transferred, the new plan. Work that is lost when a device leaves counts as busy.
         wan_bytes: Bytes sent between regions.
-        cost_usd: Devices by the hour of their time and links by the byte.
+        cost_usd: Rent of the devices for their time plus the price of traffic on links.
         staleness: Mean over the updates that pipelines sent each other without waiting; 0 without any.
     """
 
@@ -105,7 +105,7 @@ def measure(record: RunRecord) -> Metrics:
     durations_s = np.diff([start_s, *ends_s])
     later_s = durations_s[1:] if len(durations_s) > 1 else durations_s
     busy_s = _busy_s(log)
-    device_s = _device_s(plan_spells(record, log, ends_s), start_s, ends_s[-1])
+    device_s = _device_s(plan_intervals(record, log, ends_s), start_s, ends_s[-1])
     stale = log.columns["staleness"][log.is_a(EventKind.UPDATE)]
     return Metrics(
         steps=len(ends_s),
@@ -145,7 +145,7 @@ def step_metrics(record: RunRecord) -> "pd.DataFrame":
 
 
 def step_ends_s(events: Sequence[Event]) -> list[float]:
-    """Return when each step ended, in seconds from the start of the run."""
+    """Return the end of each step, seconds from the start of the run; [steps]."""
     log = as_log(events)
     rows = log.is_a(EventKind.COMPUTE, EventKind.SYNC)
     steps, which = np.unique(log.columns["step"][rows], return_inverse=True)
@@ -169,7 +169,7 @@ def _busy_s(log: EventLog) -> dict[str, float]:
 
 
 def _sent_bytes(log: EventLog) -> list[tuple[tuple[str, str], int]]:
-    """Bytes from each device to each other one."""
+    """Return (sender, receiver) and the bytes that it sent to it."""
     rows = log.is_a(EventKind.SEND, EventKind.MIGRATE)
     ends: NDArray[np.int64] = log.columns["device"][rows] * len(log.names) + log.columns["peer"][rows]
     pairs, which = np.unique(ends, return_inverse=True)
@@ -179,12 +179,12 @@ def _sent_bytes(log: EventLog) -> list[tuple[tuple[str, str], int]]:
     return list(zip(named, sums.tolist(), strict=True))
 
 
-def _device_s(spells: Sequence[PlanInterval], start_s: float, end_s: float) -> dict[str, float]:
-    """Return for how long some plan has each device, seconds."""
-    starts_s = [start_s, *(spell.start_s for spell in spells[1:]), end_s]
+def _device_s(intervals: Sequence[PlanInterval], start_s: float, end_s: float) -> dict[str, float]:
+    """Return the seconds in which a plan includes each device."""
+    starts_s = [start_s, *(interval.start_s for interval in intervals[1:]), end_s]
     device_s: dict[str, float] = {}
-    for spell, (begun_s, over_s) in zip(spells, pairwise(starts_s), strict=True):
-        for device in spell.plan.devices:
+    for interval, (begun_s, over_s) in zip(intervals, pairwise(starts_s), strict=True):
+        for device in interval.plan.devices:
             device_s[device] = device_s.get(device, 0.0) + over_s - begun_s
     return device_s
 

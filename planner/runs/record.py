@@ -1,4 +1,4 @@
-"""What a backend is, and what a run leaves."""
+"""The interface of backends, the record of a run, and its progress."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RealNetwork:
-    """What carried the bytes of a run that was carried out.
+    """The network of an executed run.
 
     Attributes:
-        emulator: What made the scenario's links: ``none``, ``shaper`` or ``relay``.
-        tcp: The settings of TCP in effect on the hosts, by the names of Linux (``tcp_congestion_control``); without
-            those that could not be read.
+        emulator: Emulator of the scenario's links: ``none``, ``shaper`` or ``relay``.
+        tcp: TCP settings of the hosts by their Linux names (``tcp_congestion_control``), without those that could not
+            be read.
     """
 
     emulator: str
@@ -30,17 +30,17 @@ class RealNetwork:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """All that a run leaves.
+    """Record of a run: its input, events, decisions and measurements.
 
     Attributes:
-        backend: ``simulated``, ``paced`` or ``real``.
-        scenario: What was run.
-        plan: The plan of the first step.
-        events: In order of time.
-        decisions: In order of steps.
+        backend: Kind of run: ``simulated``, ``paced`` or ``real``.
+        scenario: Scenario of the run.
+        plan: Plan of the first step.
+        events: Events in the order of time.
+        decisions: Decisions of the policy in the order of steps.
         losses: Mean loss of each step; empty where nothing was trained.
-        gradient_norms: Of each step; empty where the noise of the gradient was not measured.
-        network: What carried the bytes; None of a simulation.
+        gradient_norms: Gradient norms of each step; empty where they were not measured.
+        network: Network of an executed run; None for a simulation.
     """
 
     backend: str
@@ -73,7 +73,7 @@ class RunRecord:
 
 
 class Backend(Protocol):
-    """Carries out a plan, in a model or for real."""
+    """Runs a plan, in a simulation or for real."""
 
     def run(self, scenario: Scenario, plan: Plan, policy: Policy | None, steps: int) -> RunRecord:
         """Run ``steps`` training steps.
@@ -89,14 +89,14 @@ class Progress:
     """A step that all devices have finished.
 
     Attributes:
-        step: Index.
-        steps: Of the run.
-        end_s: When the last device finished it, seconds of the run.
-        step_s: Since the step before was finished, seconds.
-        samples: Of the step.
-        loss: Mean over its samples; None where nothing is trained.
-        change: What the policy decided when it had seen the step; empty for nothing.
-        away: Devices whose processes are not there.
+        step: Index of the step.
+        steps: Number of steps of the run.
+        end_s: Time at which the last device finished it, seconds from the start of the run.
+        step_s: Time since the step before was finished, seconds.
+        samples: Number of samples of the step.
+        loss: Mean loss over its samples; None where nothing is trained.
+        change: Change of plan that the policy decided after the step; empty for none.
+        away: Devices whose processes are away.
     """
 
     step: int
@@ -110,7 +110,7 @@ class Progress:
 
     @property
     def samples_per_s(self) -> float:
-        """Of this step alone."""
+        """Throughput of this step, samples per second; 0 if it took no time."""
         return self.samples / self.step_s if self.step_s > 0 else 0.0
 
     def text(self) -> str:
@@ -125,4 +125,4 @@ class Progress:
         return ", ".join(words)
 
 
-Watch = Callable[[Progress], None]
+ProgressCallback = Callable[[Progress], None]

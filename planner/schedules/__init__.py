@@ -1,4 +1,4 @@
-"""The orders in which workers act, by name: one file each, with its picture and formula."""
+"""Schedules by name: functions from a problem to the orders of its workers, each with its picture and formula."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,7 +10,7 @@ from planner.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 
 Schedule = Callable[[SchedulingProblem], Orders]
 
-# Schedules that hold every microbatch at once, whatever depth a stage has.
+# Schedules that hold every microbatch at once, whatever the depth of a stage.
 HOLD_ALL = frozenset({"gpipe"})
 
 # Schedules whose backwards are never split into I and W.

@@ -16,7 +16,7 @@ from planner.schedules.one_f_one_b import gpipe, interleaved_one_f_one_b, one_f_
 from planner.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from traces.common.errors import InputError
 
-# What a search may cost, in actions that are scheduled or timed: tenths of a second.
+# Cost of a search in actions that are scheduled or timed: tenths of a second.
 _RULE_ACTIONS = 500_000
 _MOVE_ACTIONS = 5_000_000
 _MOST_MOVES = 8_000
@@ -56,7 +56,7 @@ def compact_zb(problem: SchedulingProblem) -> Orders:
 def published(problem: SchedulingProblem) -> list[Orders]:
     """Return the orders of the published schedules that apply and keep within the problem's limits.
 
-    1F1B comes at its own depth, P - s, and at that of the problem.
+    1F1B is included at its own depth, P - s, and at that of the problem.
     """
     own = tuple(min(limit, problem.stages - stage) for stage, limit in enumerate(problem.in_flight))
     tries = [(one_f_one_b, replace(problem, in_flight=own)), *((schedule, problem) for schedule in _PUBLISHED)]
@@ -75,8 +75,8 @@ def compact(problem: SchedulingProblem, starts: Sequence[Orders]) -> Orders:
     """Return the best orders that the search finds.
 
     Args:
-        problem: The pipeline.
-        starts: Orders within the problem's limits; the result is not later than any of them.
+        problem: The pipeline to put in order.
+        starts: Orders within the problem's limits, none of which has a shorter makespan than the result.
 
     Raises:
         InputError: A microbatch does not fit into a worker's memory.
@@ -106,7 +106,7 @@ def _best_start(problem: SchedulingProblem, starts: Sequence[Orders]) -> tuple[f
 
 
 def _most_live(problem: SchedulingProblem) -> Ints:
-    """How many microbatches each stage can hold at most, [stages]."""
+    """Return the most microbatches that each stage can hold, [stages]."""
     least_bytes = np.maximum(problem.activation_bytes.min(axis=1), 1e-100)
     room = np.floor(problem.capacity_bytes[list(problem.workers)] / least_bytes + GRACE)
     limits = np.minimum(np.minimum(room, problem.in_flight), problem.microbatches)

@@ -1,12 +1,12 @@
-"""No order at all: a free worker takes the best action that is ready, which absorbs jitter.
+"""The dynamic order: a free worker takes the best action that is ready, which absorbs jitter.
 
 The rule: I or B before F; F only while the stage has fewer than ``in_flight`` microbatches between the start of F and
 the end of I or B, and memory holds it, with room kept for a microbatch of every later stage of its worker and for what
 a backward recomputes; W only when neither is ready at this moment, or before an I that recomputes more than fits. Of
-several, that of the lowest microbatch, then that of the later stage. What arrives at the very moment at which a worker
-becomes free is ready; what is still under way to it is not looked at.
+several, that of the lowest microbatch, then that of the later stage. An input that arrives at the moment at which
+a worker becomes free is ready; transfers that are still on their way are ignored.
 
-The orders given here are those that the rule comes to where every action and transfer takes what the problem says.
+The orders returned here are those of the rule if every action and transfer takes the time that the problem says.
 """
 
 from collections import defaultdict
@@ -22,10 +22,10 @@ from traces.common.errors import InputError
 
 
 def dynamic_orders(problem: SchedulingProblem, split: bool) -> Orders:
-    """Return the orders that workers fall into by the rule.
+    """Return the orders that result from the rule.
 
     Args:
-        problem: The pipeline.
+        problem: The pipeline to put in order.
         split: Whether backwards are I and W; B otherwise.
 
     Raises:
@@ -50,7 +50,7 @@ def dynamic_orders(problem: SchedulingProblem, split: bool) -> Orders:
 
 
 def no_room(problem: SchedulingProblem) -> InputError:
-    """Return the error that some worker cannot hold a microbatch of each of its stages."""
+    """Return the error for a worker that cannot hold a microbatch of each of its stages."""
     kept_bytes = np.bincount(problem.workers, problem.activation_bytes.max(axis=1), problem.worker_count)
     needs_bytes = kept_bytes + problem.reserve_bytes
     worker = int(np.argmax(needs_bytes / np.maximum(problem.capacity_bytes, 1e-300)))
@@ -64,25 +64,25 @@ _GRADIENTS = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 
 
 class DynamicChoice:
-    """One worker's step: what is ready, and what is best of it.
+    """The actions of one worker in one step: which are ready, and which of them is best.
 
     Args:
-        problem: The worker's pipeline.
-        worker: Who it is there.
-        messages: The worker's actions, each with the number of messages that it waits for.
+        problem: Pipeline of the worker.
+        worker: Number of the worker in the pipeline.
+        messages: Actions of the worker, each with the number of messages that it waits for.
     """
 
     def __init__(self, problem: SchedulingProblem, worker: int, messages: Mapping[Action, int]) -> None:
         self._problem = problem
         self._worker = worker
         self._followers: defaultdict[Action, list[Action]] = defaultdict(list)
-        self._lacking = dict(messages)
+        self._missing = dict(messages)
         for action in messages:
             for other in _before(action):
                 if other in messages:
                     self._followers[other].append(action)
-                    self._lacking[action] += 1
-        self._ready = {action for action, count in self._lacking.items() if not count}
+                    self._missing[action] += 1
+        self._ready = {action for action, count in self._missing.items() if not count}
         self._live: defaultdict[int, int] = defaultdict(int)
         self._held_bytes = dict.fromkeys(problem.stages_of(worker), 0.0)
         self._largest_bytes = {stage: float(problem.activation_bytes[stage].max()) for stage in self._held_bytes}
@@ -90,11 +90,11 @@ class DynamicChoice:
 
     @property
     def remaining(self) -> int:
-        """Actions that are not done."""
-        return len(self._lacking)
+        """Number of actions that are not done."""
+        return len(self._missing)
 
     def arrive(self, action: Action) -> None:
-        """Take note that one of the messages that an action waits for is there."""
+        """Record the arrival of a message that an action waits for."""
         self._supply(action)
 
     def best(self) -> Action | None:
@@ -110,16 +110,16 @@ class DynamicChoice:
         return None
 
     def start(self, action: Action) -> None:
-        """Take note that an action begins."""
+        """Record the start of an action."""
         self._ready.discard(action)
         if action.kind is Kind.FORWARD:
             self._live[action.stage] += 1
             self._held_bytes[action.stage] += self._problem.activation_bytes[action.stage, action.microbatch]
 
     def finish(self, action: Action) -> None:
-        """Take note that an action has ended, and what it makes ready."""
+        """Record the end of an action, and which actions it makes ready."""
         stage, microbatch = action.stage, action.microbatch
-        del self._lacking[action]
+        del self._missing[action]
         kept_bytes = float(self._problem.weight_bytes[stage, microbatch])
         if action.kind in _GRADIENTS:
             self._live[stage] -= 1
@@ -131,12 +131,12 @@ class DynamicChoice:
             self._supply(follower)
 
     def _supply(self, action: Action) -> None:
-        self._lacking[action] -= 1
-        if not self._lacking[action]:
+        self._missing[action] -= 1
+        if not self._missing[action]:
             self._ready.add(action)
 
     def _allowed(self, action: Action) -> bool:
-        """Whether depth and memory let a forward start."""
+        """Return whether depth and memory let a forward start."""
         stage = action.stage
         if self._live[stage] >= self._problem.in_flight[stage]:
             return False
@@ -146,7 +146,7 @@ class DynamicChoice:
         return bool(self._problem.activation_bytes[stage, action.microbatch] <= room_bytes)
 
     def _has_room(self, action: Action) -> bool:
-        """Whether what an input gradient recomputes fits into memory; it does where no weight gradient is pending."""
+        """Return whether the activations that an I recomputes fit into memory; they do where no W is pending."""
         if not self._reserve_bytes:
             return True
         room_bytes = float(self._problem.capacity_bytes[self._worker]) - sum(self._held_bytes.values())
@@ -158,7 +158,7 @@ def _rank(action: Action) -> tuple[int, int]:
 
 
 def _before(action: Action) -> tuple[Action, ...]:
-    """What must be done first, by whomever."""
+    """Return the actions that must be done before, on any worker."""
     stage, microbatch = action.stage, action.microbatch
     if action.kind is Kind.FORWARD:
         return (Action(stage - 1, Kind.FORWARD, microbatch),)

@@ -1,13 +1,13 @@
-"""The best order there is, found and proved by a constraint solver (OR-tools CP-SAT): the measuring stick.
+"""The optimal order, found and proved by a constraint solver (OR-tools CP-SAT), to compare other schedules with.
 
-Every F, I and W is an interval on its worker's time, every transfer one on its channel's. Heeds ``in_flight`` and
-memory. Alike microbatches keep their order, which loses nothing; B is left out, since I and W in its place are never
+Every F, I and W is an interval of its worker's time, every transfer one of its channel's. ``in_flight`` and memory are
+respected. Equal microbatches keep their order, which loses nothing; B is left out, since I and W in its place are never
 later. Proving takes tenths of a second for 4 stages and 8 microbatches, half a minute for 8 and 32.
 
-Times become whole ticks. Where they have a common measure (all are whole milliseconds, say) nothing is lost; otherwise
-a tick is a millionth of the time that the orders to start from take, and times are rounded down, so that the bound
-stays proved. Channels may carry transfers in any order here, which no order of actions might bring about where stages
-share a channel; the bound stays one. The makespan given is always that of the orders by the clock.
+Times become whole ticks. Where they have a common divisor (all are whole milliseconds, say) nothing is lost; otherwise
+a tick is a millionth of the makespan of the initial orders, and times are rounded down: the bound stays proved.
+Channels may carry transfers in any order here, which might be impossible where stages share a channel; the bound stays
+valid. The makespan returned is always that of the orders, timed exactly.
 """
 
 from collections.abc import Mapping
@@ -25,18 +25,18 @@ from traces.common.errors import InputError
 
 LIMIT_S = 60.0
 
-# Relative distance at which a makespan counts as its bound: what rounding to ticks may cost.
+# Relative distance at which a makespan counts as equal to its bound: the error of rounding to ticks.
 _PROVED = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What the solver found within its time.
+    """Result of the solver within its time.
 
     Attributes:
-        orders: The best orders.
-        makespan_s: Theirs, seconds.
-        bound_s: No orders are faster, seconds.
+        orders: Best orders found.
+        makespan_s: Makespan of these orders, seconds.
+        bound_s: Lower bound of the makespan of any orders, seconds.
     """
 
     orders: Orders
@@ -45,17 +45,17 @@ class Solution:
 
     @property
     def gap_ratio(self) -> float:
-        """How much faster other orders could be at most, relative to the bound."""
+        """Distance of the makespan from the bound, relative to the bound."""
         return self.makespan_s / self.bound_s - 1 if self.bound_s else 0.0
 
     @property
     def is_proved(self) -> bool:
-        """Whether no orders are faster."""
+        """Whether the bound is within 1e-4 of the makespan; False also if time ran out."""
         return self.gap_ratio <= _PROVED
 
 
 def optimal(problem: SchedulingProblem) -> Orders:
-    """Return the best orders that a minute finds.
+    """Return the best orders found in `LIMIT_S` seconds.
 
     Raises:
         InputError: OR-tools is not installed, or a microbatch does not fit into a worker's memory.
@@ -102,7 +102,7 @@ def _actions(orders: Orders) -> list[tuple[int, int, int]]:
 
 
 def _by_start(problem: SchedulingProblem, starts: Mapping[tuple[int, int, int], int]) -> Orders:
-    """Put actions in the order of their starts; where these are equal, a microbatch's F before its I before its W."""
+    """Return the actions in the order of their starts; where these are equal, F before I before W."""
     rows: list[list[Action]] = [[] for _ in range(problem.worker_count)]
     for kind, stage, microbatch in sorted(starts, key=lambda action: (starts[action], *action)):
         rows[problem.workers[stage]].append(Action(stage, KINDS[kind], microbatch))
@@ -110,7 +110,7 @@ def _by_start(problem: SchedulingProblem, starts: Mapping[tuple[int, int, int], 
 
 
 def _better(problem: SchedulingProblem, start: Orders, found: Orders, bound_s: float) -> Solution:
-    """Return the faster orders by the clock; what was found may lose where rounding hid a wait."""
+    """Return the faster orders, timed exactly; those found may be slower where rounding hid a wait."""
     start_s = finish_s(problem, start)
     try:
         found_s = finish_s(problem, found)

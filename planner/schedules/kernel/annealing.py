@@ -1,10 +1,10 @@
-"""Local search on orders: actions move along the critical path, by simulated annealing.
+"""Local search on orders: simulated annealing along the critical path, and B in place of I and W.
 
 The critical path runs through blocks, runs of actions that one worker does without a wait. Makespan falls only where
 a block begins or ends with another action, so most moves put an action of a block before its first or after its last
 one, or bring the first or last one inside (as in job-shop scheduling: Nowicki and Smutnicki, 1996, move N5; Balas and
 Vazacopoulos, 1998). A move that breaks memory, depth or the order F, I, W of a microbatch is not tried; one that
-deadlocks is refused by the clock.
+deadlocks has an infinite makespan.
 """
 
 import numpy as np
@@ -35,12 +35,12 @@ def anneal(tables: Tables, first: Ints, sequence: Ints, trials: int, goal_s: flo
     """Improve a sequence of F, I and W in place; return its makespan, seconds.
 
     Args:
-        tables: The problem.
-        first: Where each worker's actions begin, [workers + 1].
-        sequence: Actions as numbers, feasible, [actions].
-        trials: Orders to time.
-        goal_s: A makespan that cannot be beaten, seconds.
-        random: Where moves come from.
+        tables: Arrays of the problem.
+        first: Index of each worker's first action, [workers + 1].
+        sequence: Actions as integers, feasible, [actions].
+        trials: Number of orders to time.
+        goal_s: Lower bound of the makespan, seconds.
+        random: Source of the moves.
     """
     actions = int(first[-1])
     starts_s, causes, new_causes = np.empty(actions), np.empty(actions, np.int64), np.empty(actions, np.int64)
@@ -84,7 +84,7 @@ def anneal(tables: Tables, first: Ints, sequence: Ints, trials: int, goal_s: flo
 def _critical_path(
     tables: Tables, sequence: Ints, causes: Ints, last: int, path: Ints, block_first: Ints, block_last: Ints
 ) -> int:
-    """Fill ``path`` with a critical path's positions from its end, with the block of each; return its length."""
+    """Fill ``path`` with the positions of a critical path from its end, and their blocks; return its length."""
     length = 0
     begin = 0
     while last >= 0:
@@ -102,7 +102,7 @@ def _critical_path(
 
 @njit(cache=True)
 def _propose(path: Ints, block_first: Ints, block_last: Ints, length: int, random: Generator) -> tuple[int, int]:
-    """Return the positions between which an action is to move."""
+    """Return the positions from and to which an action moves."""
     place = random.integers(0, length)
     here = path[place]
     if random.random() < _NEAR_SHARE:
@@ -120,17 +120,17 @@ def _worker_of(tables: Tables, number: int) -> int:
 
 
 @inner
-def _shift(sequence: Ints, origin: int, target: int, alike: bool) -> bool:
+def _shift(sequence: Ints, origin: int, target: int, equal: bool) -> bool:
     """Move an action past others of its worker; False, with nothing changed, if that is no change or not allowed.
 
-    Alike microbatches keep their order: an action that comes to another of its stage and kind stops there, and that
-    one moves on.
+    Equal microbatches keep their order: an action that reaches another of its stage and kind stops there, and that one
+    moves on.
     """
     step = 1 if target > origin else -1
     moving, changes = sequence[origin], False
     for place in range(origin + step, target + step, step):
         passed = sequence[place]
-        if alike and passed >> MICROBATCH_BITS == moving >> MICROBATCH_BITS:
+        if equal and passed >> MICROBATCH_BITS == moving >> MICROBATCH_BITS:
             moving = passed
             continue
         changes = True
@@ -143,7 +143,7 @@ def _shift(sequence: Ints, origin: int, target: int, alike: bool) -> bool:
     moving = sequence[origin]
     for place in range(origin, target, step):
         passed = sequence[place + step]
-        if alike and passed >> MICROBATCH_BITS == moving >> MICROBATCH_BITS:
+        if equal and passed >> MICROBATCH_BITS == moving >> MICROBATCH_BITS:
             sequence[place], moving = moving, passed
         else:
             sequence[place] = passed
@@ -153,7 +153,7 @@ def _shift(sequence: Ints, origin: int, target: int, alike: bool) -> bool:
 
 @njit(cache=True, forceinline=True)
 def _is_feasible(tables: Tables, first: Ints, sequence: Ints, worker: int) -> bool:
-    """Whether a worker's actions keep within its memory and its stages' depths."""
+    """Return whether a worker's actions keep within its memory and its stages' depths."""
     live = np.zeros(len(tables.worker), np.int64)
     held_bytes = 0.0
     for place in range(first[worker], first[worker + 1]):
@@ -180,7 +180,7 @@ _EQUAL_MAKESPANS = 1e-9
 
 
 def split_backwards(orders: Orders) -> Orders:
-    """Return the orders with I and W, one after the other, in place of each B; they take no longer."""
+    """Return the orders with I and W in place of each B; their makespan is no longer."""
     times = np.where(orders.kind == BACKWARD, 2, 1)
     ends = np.cumsum(times)
     kind = np.repeat(np.where(orders.kind == BACKWARD, BACKWARD_INPUT, orders.kind), times)
@@ -192,14 +192,16 @@ def split_backwards(orders: Orders) -> Orders:
 
 @njit(cache=True)
 def join_backwards(tables: Tables, first: Ints, sequence: Ints, makespan_s: float, trials: int) -> None:
-    """Replace an I and the W behind it by B and `NOTHING` in place, wherever the makespan stays what it is.
+    """Replace I followed by its W by B and `NOTHING`, in place, wherever the makespan stays the same.
+
+    A backward that is not split needs no memory between I and W.
 
     Args:
-        tables: The problem.
-        first: Where each worker's actions begin, [workers + 1].
-        sequence: Actions as numbers, [actions].
-        makespan_s: Of the sequence, seconds.
-        trials: How many orders to time, about; pairs are joined several at once where there are more.
+        tables: Arrays of the problem.
+        first: Index of each worker's first action, [workers + 1].
+        sequence: Actions as integers, [actions].
+        makespan_s: Makespan of the sequence, seconds.
+        trials: Approximate number of orders to time; pairs are joined several at once where there are more.
     """
     starts_s, causes = np.empty(len(sequence)), np.empty(len(sequence), np.int64)
     places = _pairs(first, sequence)
@@ -213,7 +215,7 @@ def join_backwards(tables: Tables, first: Ints, sequence: Ints, makespan_s: floa
 
 @njit(cache=True)
 def _pairs(first: Ints, sequence: Ints) -> Ints:
-    """The positions of each I that its W follows."""
+    """Return the positions of each I that its W follows."""
     places, count = np.empty(len(sequence), np.int64), 0
     for worker in range(len(first) - 1):
         for place in range(first[worker], first[worker + 1] - 1):

@@ -1,7 +1,7 @@
-"""Orders as one array of whole numbers, the form that compiled searches shuffle.
+"""A problem and its orders as arrays, the form on which compiled searches work.
 
-An action is a number: its microbatch in the lowest `MICROBATCH_BITS` bits, above it two bits of its kind, above them
-its stage. A sequence is all workers' actions, one worker after the other.
+An action is an integer: its microbatch in the lowest `MICROBATCH_BITS` bits, then two bits for its kind, then its
+stage. A sequence is the actions of all workers, one worker after the other.
 """
 
 from typing import Any, NamedTuple, TypeVar
@@ -13,8 +13,8 @@ from planner.schedules.kernel.problem import GRACE, Floats, Ints, Orders, Schedu
 
 Function = TypeVar("Function")
 
-# Numba's reference counts are kept by the callers: counting the arrays of a tuple anew at every call would take ten
-# times as long as the work.
+# Reference counts are left to the callers: counting the arrays of a tuple at every call takes ten times as long as the
+# work itself.
 _UNCOUNTED: dict[str, Any] = {"_nrt": False}
 
 
@@ -23,7 +23,7 @@ def inner(function: Function) -> Function:
     options: dict[str, Any] = {"cache": True, "forceinline": True}
     try:
         compiled: Function = njit(**options, **_UNCOUNTED)(function)
-    except KeyError:  # The option has no public name: a numba without it counts.
+    except KeyError:  # The option is not public: a numba without it counts references.
         compiled = njit(**options)(function)
     return compiled
 
@@ -33,25 +33,25 @@ DOWN, UP = 0, 1
 
 
 class Tables(NamedTuple):
-    """What compiled schedulers read; a kind is its number in `planner.schedules.kernel.problem`.
+    """A scheduling problem as compiled code reads it; kinds are numbered as in `planner.schedules.kernel.problem`.
 
     Attributes:
-        worker: Of each stage, [stages].
-        held: Stages, worker by worker, [stages].
-        first_held: Where each worker's stages begin in ``held``, [workers + 1].
+        worker: Worker of each stage, [stages].
+        held: Stages sorted by worker, [stages].
+        first_held: Index in ``held`` of each worker's first stage, [workers + 1].
         channel: Number of the channel that a stage sends on, -1 where it sends nothing or within its worker,
             [direction, stages].
-        channels: Their count.
-        duration_s: Seconds, [kind, stages, microbatches].
-        load_s: Seconds of each worker's actions together, [workers].
-        transmission_s: Seconds of what a stage sends, [direction, stages, microbatches].
-        latency_s: Seconds of what a stage sends, [direction, stages].
-        activation_bytes: Held from F to the end of I, [stages, microbatches].
-        weight_bytes: Held until the end of W, from the start of I where they are more, [stages, microbatches].
-        largest_bytes: The most activation bytes of any microbatch, [stages].
-        capacity_bytes: [workers], a grain above the problem's.
-        reserve_bytes: What the backward that recomputes the most takes, [workers].
-        in_flight: [stages].
+        channels: Number of channels.
+        duration_s: Seconds of each action, [kind, stages, microbatches].
+        load_s: Total seconds of each worker's actions, [workers].
+        transmission_s: Transmission seconds of a stage's output, [direction, stages, microbatches].
+        latency_s: Propagation seconds of a stage's output, [direction, stages].
+        activation_bytes: Bytes held from F to the end of I, [stages, microbatches].
+        weight_bytes: Bytes held until the end of W, from the start of I where they are more, [stages, microbatches].
+        largest_bytes: Most activation bytes of any microbatch, [stages].
+        capacity_bytes: Capacity of each worker with the tolerance `GRACE`, [workers].
+        reserve_bytes: Most bytes that any one backward recomputes, [workers].
+        in_flight: Most live microbatches of each stage, [stages].
         equal_microbatches: Whether all microbatches take the same times and bytes, so that they are interchangeable.
     """
 
@@ -108,8 +108,8 @@ def _channels(problem: SchedulingProblem) -> tuple[Ints, int]:
     """Number the ordered pairs of workers that send to each other."""
     channel = np.full((2, problem.stages), -1, dtype=np.int64)
     numbers: dict[tuple[int, int], int] = {}
-    for stage, crossing in enumerate(problem.between_workers()):
-        if crossing:
+    for stage, between in enumerate(problem.between_workers()):
+        if between:
             left, right = problem.workers[stage], problem.workers[stage + 1]
             channel[DOWN, stage] = numbers.setdefault((left, right), len(numbers))
             channel[UP, stage + 1] = numbers.setdefault((right, left), len(numbers))
@@ -122,35 +122,35 @@ KIND_BITS = 2
 KIND_MASK = (1 << KIND_BITS) - 1
 KIND_COUNT = 1 << KIND_BITS
 
-# Takes the place of an action that was dropped.
+# Placeholder of an action that was removed.
 NOTHING = -1
 
 
 @inner
 def encode(stage: int, kind: int, microbatch: int) -> int:
-    """Return an action's number."""
+    """Return an action as an integer."""
     return ((stage << KIND_BITS | kind) << MICROBATCH_BITS) | microbatch
 
 
 @inner
 def decode(number: int) -> tuple[int, int, int]:
-    """Return the stage, kind and microbatch of an action's number."""
+    """Return the stage, kind and microbatch of an action's integer."""
     group = number >> MICROBATCH_BITS
     return group >> KIND_BITS, group & KIND_MASK, number & MICROBATCH_MASK
 
 
 def to_sequence(orders: Orders) -> Ints:
-    """Return the orders' actions as numbers, [actions]."""
+    """Return the actions as integers, [actions]."""
     group = orders.stage.astype(np.int64) << KIND_BITS | orders.kind
     return np.asarray(group << MICROBATCH_BITS | orders.microbatch, dtype=np.int64)
 
 
 def to_orders(sequence: Ints, first: Ints) -> Orders:
-    """Return the orders that a sequence says.
+    """Return the orders of a sequence.
 
     Args:
-        sequence: Actions as numbers; `NOTHING` is left out.
-        first: Where each worker's actions begin, [workers + 1].
+        sequence: Actions as integers; `NOTHING` is left out.
+        first: Index of each worker's first action, [workers + 1].
     """
     kept = sequence != NOTHING
     before = np.concatenate([[0], np.cumsum(kept)])
@@ -160,7 +160,7 @@ def to_orders(sequence: Ints, first: Ints) -> Orders:
 
 
 def first_actions(problem: SchedulingProblem, split: bool) -> Ints:
-    """Return where each worker's actions begin when each stage does F and B, or F, I and W, [workers + 1]."""
+    """Return the index of each worker's first action if each stage does F and B, or F, I and W; [workers + 1]."""
     each = problem.microbatches * (3 if split else 2)
     counts = np.bincount(problem.workers, minlength=problem.worker_count) * each
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

@@ -1,9 +1,9 @@
-"""What no order can beat: lower bounds of the makespan.
+"""Lower bounds of the makespan of any order.
 
-The largest of: a worker's load after its first work can have arrived; its F and I and then the drain of the pipeline
-above; one microbatch's way down and up; a channel's load; and for what may be held at once (memory, ``in_flight``) the
-time that all microbatches take to pass through it. Within 0.2 % of the optimum for many microbatches, up to a third
-below it for few (measured on 8 to 16 stages).
+The bound is the largest of: a worker's load after the arrival of its first work; its F and I and then the drain of the
+pipeline above; one microbatch's round trip; a channel's load; and, for the limits of memory and ``in_flight``, the time
+in which all microbatches pass through them. It is within 0.2 % of the optimum for many microbatches, and up
+to a third below it for few (measured on 8 to 16 stages).
 """
 
 from collections import defaultdict
@@ -16,15 +16,15 @@ from planner.schedules.kernel.problem import Floats, SchedulingProblem
 
 @dataclass(frozen=True, slots=True)
 class _Paths:
-    """The least time that parts of a microbatch's way take, seconds, each [stages, microbatches].
+    """Least seconds between events of a microbatch in a stage, each [stages, microbatches].
 
     Attributes:
-        head: From the beginning of the step to the start of F.
-        trip: From the start of F to the end of I.
-        tail: From the end of I to the end of the step.
-        rest: From the start of F to the end of the step.
-        down: From the end of F to the arrival at the next stage.
-        up: From the end of I to the arrival at the stage before.
+        head: Seconds from the beginning of the step to the start of F.
+        trip: Seconds from the start of F to the end of I.
+        tail: Seconds from the end of I to the end of the step.
+        rest: Seconds from the start of F to the end of the step.
+        down: Seconds from the end of F to the arrival at the next stage.
+        up: Seconds from the end of I to the arrival at the stage before.
     """
 
     head: Floats
@@ -36,7 +36,7 @@ class _Paths:
 
 
 def lower_bound_s(problem: SchedulingProblem) -> float:
-    """Return a time below which no order of F, I and W (or B) of the problem ends, seconds."""
+    """Return a lower bound of the makespan of any order of F, I and W (or B), seconds."""
     paths = _paths(problem)
     bounds = [float(paths.rest[0].max()), *_channel_bounds_s(problem, paths)]
     for worker in range(problem.worker_count):
@@ -57,8 +57,8 @@ def lower_bound_s(problem: SchedulingProblem) -> float:
 def _paths(problem: SchedulingProblem) -> _Paths:
     shape = problem.forward_s.shape
     down, up = np.zeros(shape), np.zeros(shape)
-    for stage, crossing in enumerate(problem.between_workers()):
-        if crossing:
+    for stage, between in enumerate(problem.between_workers()):
+        if between:
             down[stage] = problem.forward_transmission_s[stage] + problem.forward_latency_s[stage]
             up[stage + 1] = problem.backward_transmission_s[stage] + problem.backward_latency_s[stage]
     head, trip, tail, rest = (np.zeros(shape) for _ in range(4))
@@ -77,7 +77,7 @@ def _paths(problem: SchedulingProblem) -> _Paths:
 
 
 def _window_bound_s(problem: SchedulingProblem, paths: _Paths, stage: int) -> float:
-    """All microbatches pass through as many places as a stage has: some place takes the rounded-up share of them."""
+    """Bound by a stage's number of places: one place takes the rounded-up share of all microbatches."""
     head, rest, hold = float(paths.head[stage].min()), float(paths.rest[stage].min()), float(paths.trip[stage].min())
     rounds = -(-problem.microbatches // max(1, problem.in_flight[stage]))
     bound_s = head + (rounds - 1) * hold + rest
@@ -92,10 +92,10 @@ def _window_bound_s(problem: SchedulingProblem, paths: _Paths, stage: int) -> fl
 
 
 def _channel_bounds_s(problem: SchedulingProblem, paths: _Paths) -> list[float]:
-    """Per channel: the first transfer's start, all occupancies, and the way of the last one to the end."""
+    """Bound by each channel: the start of its first transfer, all transmissions, and the rest after the last one."""
     parts: dict[tuple[int, int], list[tuple[float, float, float]]] = defaultdict(list)
-    for stage, crossing in enumerate(problem.between_workers()):
-        if not crossing:
+    for stage, between in enumerate(problem.between_workers()):
+        if not between:
             continue
         left, right = problem.workers[stage], problem.workers[stage + 1]
         begin = (paths.head[stage] + problem.forward_s[stage]).min()

@@ -15,21 +15,21 @@ Key = tuple[int, int, int]
 
 KINDS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
-# A common measure is looked for among the least value and its parts down to this one.
+# A common divisor is sought among the smallest value and its fractions down to one of so many parts.
 _MOST_PARTS = 1000
 _REMAINDER = 1e-6
 _PARTS = 1_000_000
 
 
-def tick_s(problem: SchedulingProblem, horizon_s: float) -> float:
-    """Return a time of which all times of the problem are multiples, or else a millionth of the horizon; seconds."""
+def tick_s(problem: SchedulingProblem, longest_s: float) -> float:
+    """Return a time of which all times of the problem are multiples, or else a millionth of ``longest_s``; seconds."""
     tables = tables_of(problem)
     times_s = [np.ravel(each) for each in (tables.duration_s, tables.transmission_s, tables.latency_s)]
-    return _measure(np.concatenate(times_s), horizon_s)
+    return _common_divisor(np.concatenate(times_s), longest_s)
 
 
-def _measure(values: Floats, whole: float) -> float:
-    """Return a number of which all values are multiples, or else a small part of the whole."""
+def _common_divisor(values: Floats, whole: float) -> float:
+    """Return a number of which all values are multiples, or else a millionth of ``whole``."""
     values = np.unique(values[values > 0])
     for parts in range(1, _MOST_PARTS + 1):
         multiples = values / values[0] * parts
@@ -39,29 +39,29 @@ def _measure(values: Floats, whole: float) -> float:
 
 
 class ScheduleModel:
-    """The constraints, and the start of every action in ticks as a variable.
+    """The constraints, with the start of every action in ticks as a variable.
 
     Args:
-        solver: The module of CP-SAT.
-        problem: The pipeline.
-        tick: Its length in seconds; times are rounded down to ticks.
-        horizon: Ticks within which everything ends.
-        bound: Ticks below which nothing can end.
+        solver: Module ``ortools.sat.python.cp_model``.
+        problem: The pipeline to put in order.
+        tick: Length of a tick in seconds; times are rounded down to ticks.
+        longest: Upper bound of the makespan in ticks.
+        bound: Lower bound of the makespan in ticks.
     """
 
-    def __init__(self, solver: Any, problem: SchedulingProblem, tick: float, horizon: int, bound: int) -> None:
+    def __init__(self, solver: Any, problem: SchedulingProblem, tick: float, longest: int, bound: int) -> None:
         self.model = solver.CpModel()
         self.problem = problem
         self.tables: Tables = tables_of(problem)
         self.duration = _whole(self.tables.duration_s, tick)
-        self.occupancy = _whole(self.tables.transmission_s, tick)
+        self.transmission = _whole(self.tables.transmission_s, tick)
         self.latency = _whole(self.tables.latency_s, tick)
-        self.horizon = horizon
+        self.longest = longest
         self.start: dict[Key, Any] = {}
-        self._act()
-        self._transfer()
-        self._keep_within_memory()
-        makespan = self.model.new_int_var(bound, horizon, "")
+        self._constrain_actions()
+        self._constrain_transfers()
+        self._constrain_memory()
+        makespan = self.model.new_int_var(bound, longest, "")
         for stage, microbatch in self._each():
             self.model.add(makespan >= self._end(BACKWARD_WEIGHT, stage, microbatch))
         self.model.minimize(makespan)
@@ -70,13 +70,13 @@ class ScheduleModel:
         return product(range(self.problem.stages), range(self.problem.microbatches))
 
     def _variable(self) -> Any:
-        return self.model.new_int_var(0, self.horizon, "")
+        return self.model.new_int_var(0, self.longest, "")
 
     def _end(self, kind: int, stage: int, microbatch: int) -> Any:
         return self.start[kind, stage, microbatch] + int(self.duration[kind, stage, microbatch])
 
-    def _act(self) -> None:
-        """A worker does one action at a time, a microbatch's F, I and W one after the other."""
+    def _constrain_actions(self) -> None:
+        """Constrain workers to one action at a time, and a microbatch's F, I and W to this order."""
         intervals = defaultdict(list)
         for kind, (stage, microbatch) in product(KINDS, self._each()):
             start, size = self._variable(), int(self.duration[kind, stage, microbatch])
@@ -89,8 +89,8 @@ class ScheduleModel:
         for (earlier, later), (stage, microbatch) in product(pairwise(KINDS), self._each()):
             self.model.add(self.start[later, stage, microbatch] >= self._end(earlier, stage, microbatch))
 
-    def _transfer(self) -> None:
-        """What a stage makes reaches the next one over a channel that carries one transfer at a time."""
+    def _constrain_transfers(self) -> None:
+        """Constrain actions to wait for their transfers, and channels to one transfer at a time."""
         intervals = defaultdict(list)
         for boundary, microbatch in product(range(self.problem.stages - 1), range(self.problem.microbatches)):
             for direction, kind, source, target in (
@@ -102,7 +102,7 @@ class ScheduleModel:
                 if channel < 0:
                     self.model.add(needed >= made)
                     continue
-                busy = int(self.occupancy[direction, source, microbatch])
+                busy = int(self.transmission[direction, source, microbatch])
                 if busy:
                     begin = self._variable()
                     self.model.add(begin >= made)
@@ -112,14 +112,14 @@ class ScheduleModel:
         for own in intervals.values():
             self.model.add_no_overlap(own)
 
-    def _keep_within_memory(self) -> None:
-        """Activations fit into every worker's memory, and live microbatches into every stage's depth."""
+    def _constrain_memory(self) -> None:
+        """Constrain activations to every worker's memory, and live microbatches to every stage's depth."""
         for worker in range(self.problem.worker_count):
             stages = self.problem.stages_of(worker)
             capacity_bytes = float(self.problem.capacity_bytes[worker]) * (1 + GRACE)
             sizes = [self.problem.activation_bytes[list(stages)], self.problem.weight_bytes[list(stages)]]
             if np.sum(np.maximum(*sizes)) > capacity_bytes:
-                grain_bytes = _measure(np.concatenate(sizes).ravel(), capacity_bytes)
+                grain_bytes = _common_divisor(np.concatenate(sizes).ravel(), capacity_bytes)
                 held = [item for stage in stages for item in self._held(stage, grain_bytes)]
                 self._limit(held, int(capacity_bytes / grain_bytes))
             for stage in stages:
@@ -134,7 +134,7 @@ class ScheduleModel:
         return [(*self._span(FORWARD, BACKWARD_INPUT, stage, microbatch), 1) for microbatch in microbatches]
 
     def _held(self, stage: int, grain_bytes: float) -> list[tuple[Any, Any, int]]:
-        """From when to when a stage holds how many grains."""
+        """Return (start, end, grains) of everything that a stage holds."""
         held = []
         for microbatch in range(self.problem.microbatches):
             activation = int(np.ceil(self.problem.activation_bytes[stage, microbatch] / grain_bytes - _REMAINDER))
@@ -144,7 +144,7 @@ class ScheduleModel:
             if weight == activation:
                 held.append((begin, weighed, activation))
                 continue
-            # What is recomputed is there from the start of I on.
+            # Recomputed activations are held from the start of I on.
             change = end if weight < activation else self.start[BACKWARD_INPUT, stage, microbatch]
             held.extend([(begin, change, activation), (change, weighed, weight)])
         return held
@@ -152,7 +152,7 @@ class ScheduleModel:
     def _limit(self, held: list[tuple[Any, Any, int]], capacity: int) -> None:
         sizes = [size for _, _, size in held]
         if self.tables.equal_microbatches and len(held) == self.problem.microbatches:
-            # Alike microbatches begin and end in order: each waits for the one that makes room for it.
+            # Equal microbatches begin and end in order: each waits for the one that makes room for it.
             room = capacity // sizes[0] if sizes[0] else len(held)
             for (_, end, _), (begin, _, _) in zip(held, held[room:], strict=False):
                 self.model.add(begin >= end)

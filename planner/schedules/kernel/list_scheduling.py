@@ -1,10 +1,10 @@
-"""A scheduler that goes forward in time: whenever a worker is free, rules pick one of the actions that are ready.
+"""List scheduling: forward in time, rules choose one of the ready actions whenever a worker is free.
 
-Its clock is the semantics of `planner.schedules.kernel.problem.SchedulingProblem`, so the orders it returns take
-exactly the time at which it ends. A worker knows what is under way to it, but nothing of what others will start.
+Time passes as `planner.schedules.kernel.problem.SchedulingProblem` defines, so that the makespan of the returned orders
+is exact. A worker knows which transfers are on their way to it, but not what others will start.
 
-Without deadlock: an F is begun only where the later stages of its worker keep room for a microbatch each, and a
-stage's limit is one at least; so the last stage can always go on, then the one before it, and so forth. Where stages
+There is no deadlock: an F starts only where the later stages of its worker keep room for a microbatch each, and a
+stage's limit is at least one; so the last stage can always continue, then the one before it, and so on. Where stages
 recompute, F leave room for one backward; an I that does not fit waits for W.
 """
 
@@ -22,43 +22,43 @@ _NONE = -1
 
 
 class Rules(NamedTuple):
-    """How a free worker chooses.
+    """Rules by which a free worker chooses.
 
     Attributes:
         split: Whether backwards are I and W; B otherwise.
-        entry: The order in which microbatches enter the pipeline, [microbatches].
+        entry: Microbatches in the order in which they enter the pipeline, [microbatches].
         live: Most microbatches between the start of F and the end of I or B, [stages].
         backward_first: Whether I or B goes before F where both are ready, [stages].
-        patience_share: An F is not begun if a gradient arrives within this share of its duration, [stages].
-        gap_share: W runs where nothing else is ready for this share of its duration at least, [stages].
-        pending: With as many W as this waiting, one of them goes before F, [stages].
+        wait_share: Share of an F's duration within which a gradient must arrive for the F to wait, [stages].
+        gap_share: Least idle gap in which W runs, as a share of its duration, [stages].
+        pending: Number of waiting W from which one goes before F, [stages].
     """
 
     split: bool
     entry: Ints
     live: Ints
     backward_first: NDArray[np.bool_]
-    patience_share: Floats
+    wait_share: Floats
     gap_share: Floats
     pending: Ints
 
 
 class _State(NamedTuple):
-    """Where the pipeline stands.
+    """State of the pipeline.
 
     Attributes:
-        done: Actions begun so far, [kind, stages]; B counts as I.
-        ready_s: When what F and I wait for has arrived, [direction, stages, microbatches].
-        held_bytes: What each stage holds, [stages].
-        carried_s: When what each channel was given has left, and has arrived, [2, channels].
-        busy_s: Until when each worker is busy, [workers].
-        wake_s: When each worker chooses next, [workers].
+        done: Number of actions begun so far, [kind, stages]; B counts as I.
+        ready_s: Arrival of the input of F and I, seconds, [direction, stages, microbatches].
+        held_bytes: Bytes that each stage holds, [stages].
+        sent_s: Departure and arrival of the last transfer on each channel, seconds, [2, channels].
+        busy_s: End of each worker's current action, seconds, [workers].
+        wake_s: Time at which each worker chooses next, seconds, [workers].
     """
 
     done: Ints
     ready_s: Floats
     held_bytes: Floats
-    carried_s: Floats
+    sent_s: Floats
     busy_s: Floats
     wake_s: Floats
 
@@ -67,14 +67,14 @@ class _State(NamedTuple):
 def list_schedule(tables: Tables, rules: Rules, first: Ints, limit_s: float, sequence: Ints) -> float:
     """Fill ``sequence`` by the rules and return the makespan in seconds.
 
-    Infinite as soon as it is sure to exceed ``limit_s``, and where a microbatch does not fit into memory.
+    It is infinite as soon as it is sure to exceed ``limit_s``, and where a microbatch does not fit into memory.
 
     Args:
-        tables: The problem.
-        rules: How workers choose.
-        first: Where each worker's actions begin, [workers + 1].
-        limit_s: Seconds.
-        sequence: Is filled with the actions as numbers, [actions].
+        tables: Arrays of the problem.
+        rules: Rules by which workers choose.
+        first: Index of each worker's first action, [workers + 1].
+        limit_s: Largest makespan of interest, seconds.
+        sequence: Output, filled with the actions as integers, [actions].
     """
     state = _begin(tables)
     position, remaining_s = first[:-1].copy(), tables.load_s.copy()
@@ -116,7 +116,7 @@ def _begin(tables: Tables) -> _State:
 
 @inner
 def _choose(tables: Tables, rules: Rules, state: _State, worker: int, now_s: float) -> tuple[int, int]:
-    """Return the kind and stage of what a worker does now; if there is nothing, set when it chooses again."""
+    """Return the kind and stage of a worker's next action; if none is ready, set when it chooses again."""
     backward, forward, weight = _NONE, _NONE, _NONE
     gradient_s, activation_s = np.inf, np.inf  # when the next ones arrive
     done = state.done
@@ -147,7 +147,7 @@ def _choose(tables: Tables, rules: Rules, state: _State, worker: int, now_s: flo
         if weight != _NONE and done[BACKWARD_INPUT, weight] - done[BACKWARD_WEIGHT, weight] >= rules.pending[weight]:
             return BACKWARD_WEIGHT, weight
         forward_s = tables.duration_s[FORWARD, forward, rules.entry[done[FORWARD, forward]]]
-        if backward != _NONE or gradient_s - now_s >= rules.patience_share[forward] * forward_s:
+        if backward != _NONE or gradient_s - now_s >= rules.wait_share[forward] * forward_s:
             return FORWARD, forward
     next_s = min(gradient_s, activation_s)
     if weight != _NONE:
@@ -160,7 +160,7 @@ def _choose(tables: Tables, rules: Rules, state: _State, worker: int, now_s: flo
 
 @inner
 def _fits(tables: Tables, state: _State, worker: int, stage: int, microbatch: int) -> bool:
-    """Whether an F fits into memory, with room kept for a backward and for a microbatch in every later stage."""
+    """Return whether an F fits into memory, with room for a backward and for a microbatch in every later stage."""
     room_bytes = tables.capacity_bytes[worker] - tables.reserve_bytes[worker]
     for index in range(tables.first_held[worker], tables.first_held[worker + 1]):
         other = tables.held[index]
@@ -171,7 +171,7 @@ def _fits(tables: Tables, state: _State, worker: int, stage: int, microbatch: in
 
 @inner
 def _has_room(tables: Tables, state: _State, worker: int, stage: int, microbatch: int) -> bool:
-    """Whether what an I recomputes fits into memory; it does where no W is pending."""
+    """Return whether the activations that an I recomputes fit into memory; they do where no W is pending."""
     if not tables.reserve_bytes[worker]:
         return True
     room_bytes = tables.capacity_bytes[worker]
@@ -182,7 +182,7 @@ def _has_room(tables: Tables, state: _State, worker: int, stage: int, microbatch
 
 @inner
 def _begin_action(tables: Tables, state: _State, kind: int, stage: int, microbatch: int, end_s: float) -> None:
-    """Carry an action out: its worker is busy until its end, memory changes, and what it makes is under way."""
+    """Start an action: its worker is busy until its end, memory changes, and its output is sent."""
     worker = tables.worker[stage]
     state.busy_s[worker] = state.wake_s[worker] = end_s
     if kind == BACKWARD_WEIGHT:
@@ -208,8 +208,8 @@ def _begin_action(tables: Tables, state: _State, kind: int, stage: int, microbat
 def _send(
     tables: Tables, state: _State, direction: int, stage: int, target: int, microbatch: int, end_s: float
 ) -> None:
-    """Put a transfer under way and wake its receiver when it arrives, if that is idle then."""
-    there_s = arrive_s(tables, direction, stage, microbatch, end_s, state.carried_s)
+    """Send a transfer, and wake its receiver on arrival if that is idle then."""
+    there_s = arrive_s(tables, direction, stage, microbatch, end_s, state.sent_s)
     state.ready_s[direction, target, microbatch] = there_s
     receiver = tables.worker[target]
     state.wake_s[receiver] = min(state.wake_s[receiver], max(there_s, state.busy_s[receiver]))

@@ -1,7 +1,7 @@
-"""Search for the rules with which list scheduling does best on one problem.
+"""Search for the rules with which list scheduling gives the least makespan on one problem.
 
-First common rules at growing depths, then small random changes of the best so far, stage by stage, each kept if it is
-no worse. Where microbatches are unlike, the order in which they enter is among what changes.
+It tries common rules at growing depths, then small random changes of the best so far, stage by stage, each kept if it
+is no worse. Where microbatches differ, the order in which they enter changes too.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from planner.schedules.kernel.arrays import Tables
 from planner.schedules.kernel.list_scheduling import Rules, list_schedule
 from planner.schedules.kernel.problem import Ints
 
-# The first rules go through at most this many depths.
+# Number of depths that the common rules are tried at, at most.
 _DEPTHS = 12
 _MOST_PENDING = 3
 _QUARTERS = 4
@@ -32,14 +32,14 @@ def search_rules(
     """Return the least makespan found in seconds (infinite if none) and its sequence, [actions].
 
     Args:
-        tables: The problem.
-        first: Where each worker's actions begin, [workers + 1].
-        most_live: Limits of the rules' ``live``, [stages].
-        entry: The order in which microbatches enter at first, [microbatches].
+        tables: Arrays of the problem.
+        first: Index of each worker's first action, [workers + 1].
+        most_live: Upper limits of the rules' ``live``, [stages].
+        entry: Initial order in which microbatches enter, [microbatches].
         split: Whether backwards are I and W.
-        trials: How many rules to try.
-        goal_s: A makespan that cannot be beaten, seconds.
-        random: Where changes come from.
+        trials: Number of rules to try.
+        goal_s: Lower bound of the makespan, seconds.
+        random: Source of the changes.
     """
     best, trial = _rules(tables, entry, split), _rules(tables, entry, split)
     sequence, best_sequence = np.empty(first[-1], np.int64), np.empty(first[-1], np.int64)
@@ -74,20 +74,20 @@ def _rules(tables: Tables, entry: Ints, split: bool) -> Rules:
 
 @njit(cache=True, forceinline=True)
 def _set_common(rules: Rules, most_live: Ints, depth: int, choice: int) -> None:
-    """One of eight plain rules, each stage a microbatch deeper than the next and ``depth`` deeper than 1F1B."""
+    """Set one of eight common rules, each stage a microbatch deeper than the next and ``depth`` deeper than 1F1B."""
     stages = len(most_live)
     rules.live[:] = np.maximum(1, np.minimum(most_live, np.arange(stages, 0, -1) + depth))
     rules.backward_first[:] = choice % 2 == 0
     rules.gap_share[:] = 0.5 if choice // 2 % 2 else 0.0
-    rules.patience_share[:] = 0.5 if choice // 4 else 0.0
+    rules.wait_share[:] = 0.5 if choice // 4 else 0.0
     rules.pending[:] = len(rules.entry)
 
 
 @njit(cache=True, forceinline=True)
-def _change(rules: Rules, most_live: Ints, alike: bool, random: Generator) -> None:
-    """Change one thing at one stage, or the places of two microbatches."""
+def _change(rules: Rules, most_live: Ints, equal_microbatches: bool, random: Generator) -> None:
+    """Change one rule at one stage, or swap two microbatches."""
     stage = random.integers(0, len(most_live))
-    what = random.integers(0, 6 if alike else 9)
+    what = random.integers(0, 6 if equal_microbatches else 9)
     if what <= 1:
         rules.live[stage] = max(1, min(most_live[stage], rules.live[stage] + random.integers(-2, 3)))
     elif what == 2:
@@ -98,7 +98,7 @@ def _change(rules: Rules, most_live: Ints, alike: bool, random: Generator) -> No
     elif what == 4:
         rules.gap_share[stage] = random.integers(0, _QUARTERS + 1) / _QUARTERS
     elif what == 5:
-        rules.patience_share[stage] = random.integers(0, _QUARTERS + 1) / _QUARTERS
+        rules.wait_share[stage] = random.integers(0, _QUARTERS + 1) / _QUARTERS
     else:
         one, other = random.integers(0, len(rules.entry)), random.integers(0, len(rules.entry))
         rules.entry[one], rules.entry[other] = rules.entry[other], rules.entry[one]
@@ -109,6 +109,6 @@ def _copy(source: Rules, target: Rules) -> None:
     target.entry[:] = source.entry
     target.live[:] = source.live
     target.backward_first[:] = source.backward_first
-    target.patience_share[:] = source.patience_share
+    target.wait_share[:] = source.wait_share
     target.gap_share[:] = source.gap_share
     target.pending[:] = source.pending

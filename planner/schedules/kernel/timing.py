@@ -1,4 +1,4 @@
-"""When each action of given orders starts: the schedulers' own judge, small enough to be asked thousands of times."""
+"""Start times and makespan of given orders, fast enough for searches that ask thousands of times."""
 
 import numpy as np
 from numba import njit
@@ -32,32 +32,30 @@ def transmit_fifo(
 
 
 @inner
-def arrive_s(
-    tables: Tables, direction: int, stage: int, microbatch: int, handed_over_s: float, carried_s: Floats
-) -> float:
-    """Return when a transfer arrives, seconds; nothing overtakes those before it on its channel.
+def arrive_s(tables: Tables, direction: int, stage: int, microbatch: int, ready_s: float, sent_s: Floats) -> float:
+    """Return the arrival of a transfer, seconds; no transfer overtakes those before it on its channel.
 
     Args:
-        tables: The problem.
+        tables: Arrays of the problem.
         direction: `planner.schedules.kernel.arrays.DOWN` or `UP`.
-        stage: That sends.
-        microbatch: That it belongs to.
-        handed_over_s: When the action that made it ended, seconds.
-        carried_s: When what each channel was given has left, and has arrived, seconds, [2, channels]; is updated.
+        stage: Index of the sending stage.
+        microbatch: Index of the microbatch.
+        ready_s: End of the action that made it, seconds.
+        sent_s: Departure and arrival of the last transfer on each channel, seconds, [2, channels]; is updated.
     """
     channel = tables.channel[direction, stage]
     if channel < 0:
-        return handed_over_s
+        return ready_s
     transmission_s, latency_s = tables.transmission_s[direction, stage, microbatch], tables.latency_s[direction, stage]
-    return transmit_fifo(channel, handed_over_s, transmission_s, latency_s, carried_s[0], carried_s[1])[1]
+    return transmit_fifo(channel, ready_s, transmission_s, latency_s, sent_s[0], sent_s[1])[1]
 
 
-# What an action waits for: what comes down (an activation), what comes up (a gradient), or its own I.
+# What an action waits for: an activation (DOWN), a gradient (UP), or the I of its own microbatch.
 _GRADIENT, _OWN_INPUT = UP, 2
 
 
 def finish_s(problem: SchedulingProblem, orders: Orders) -> float:
-    """Return how long the orders take, seconds.
+    """Return the makespan of the orders, seconds.
 
     Raises:
         InputError: The actions wait for each other in a cycle.
@@ -66,7 +64,7 @@ def finish_s(problem: SchedulingProblem, orders: Orders) -> float:
 
 
 def start_times_s(problem: SchedulingProblem, orders: Orders) -> Floats:
-    """Return when each action starts in seconds, in the rows of ``orders``.
+    """Return the start of each action in the rows of ``orders``, seconds, [actions].
 
     Raises:
         InputError: The actions wait for each other in a cycle.
@@ -82,12 +80,12 @@ def _run(problem: SchedulingProblem, orders: Orders) -> tuple[Floats, float]:
         stuck = int(np.argmax(np.isnan(starts_s)))
         worker = int(np.searchsorted(orders.first_action, stuck, side="right")) - 1
         action = orders.actions(worker)[stuck - int(orders.first_action[worker])]
-        raise InputError(f"the order of actions deadlocks: worker {worker} never gets what {action} needs")
+        raise InputError(f"the order of actions deadlocks: worker {worker} never receives what {action} needs")
     return starts_s, makespan_s
 
 
 @inner
-def _hand_over(
+def _transmit(
     tables: Tables,
     kind: int,
     stage: int,
@@ -96,10 +94,10 @@ def _hand_over(
     place: int,
     ready_s: Floats,
     sender: Ints,
-    carried_s: Floats,
-    holder: Ints,
+    sent_s: Floats,
+    delayer: Ints,
 ) -> None:
-    """Note what the end of an action makes ready, and which action is to blame for when."""
+    """Record what the end of an action makes ready, and which action determines the time."""
     stages = len(tables.worker)
     if kind == BACKWARD_WEIGHT:
         return
@@ -115,10 +113,10 @@ def _hand_over(
     direction = DOWN if kind == FORWARD else UP
     target = stage + 1 if kind == FORWARD else stage - 1
     channel = tables.channel[direction, stage]
-    if channel >= 0 and carried_s[0, channel] <= end_s:
-        holder[channel] = place
-    ready_s[direction, target, microbatch] = arrive_s(tables, direction, stage, microbatch, end_s, carried_s)
-    sender[direction, target, microbatch] = holder[channel] if channel >= 0 else place
+    if channel >= 0 and sent_s[0, channel] <= end_s:
+        delayer[channel] = place
+    ready_s[direction, target, microbatch] = arrive_s(tables, direction, stage, microbatch, end_s, sent_s)
+    sender[direction, target, microbatch] = delayer[channel] if channel >= 0 else place
 
 
 @njit(cache=True)
@@ -127,22 +125,24 @@ def trace(
 ) -> tuple[float, int]:
     """Return the makespan in seconds and the position of the action that ends last.
 
-    Infinite where the actions wait for each other in a cycle, or as soon as it is sure to exceed ``limit_s``.
+    The makespan is infinite where the actions wait for each other in a cycle, or as soon as it is sure to exceed
+    ``limit_s``.
 
     Args:
-        tables: The problem.
-        first: Where each worker's actions begin, [workers + 1].
-        sequence: Actions as numbers, [actions].
-        limit_s: Seconds.
-        starts_s: Is filled with the starts in seconds, [actions].
-        causes: Is filled with the position of the action whose end set the start: the one before it, or the one
-            whose transfer it waited for or that this transfer had to let pass; -1 at the beginning, [actions].
+        tables: Arrays of the problem.
+        first: Index of each worker's first action, [workers + 1].
+        sequence: Actions as integers, [actions].
+        limit_s: Largest makespan of interest, seconds.
+        starts_s: Output, filled with the starts in seconds, [actions].
+        causes: Output, filled with the position of the action whose end determined the start: the one before it, the
+            one whose transfer it waited for, or the one whose transfer delayed this transfer; -1 at the beginning,
+            [actions].
     """
     stages, microbatches = tables.activation_bytes.shape
     workers = len(first) - 1
     ready_s, sender = np.full((3, stages, microbatches), -1.0), np.full((3, stages, microbatches), -1)
     ready_s[DOWN, 0] = 0.0
-    carried_s, holder = np.zeros((2, tables.channels)), np.zeros(tables.channels, np.int64)
+    sent_s, delayer = np.zeros((2, tables.channels)), np.zeros(tables.channels, np.int64)
     position, clock_s, remaining_s = first[:-1].copy(), np.zeros(workers), tables.load_s.copy()
     done, last, makespan_s = 0, -1, 0.0
     while done < first[-1]:
@@ -168,7 +168,7 @@ def trace(
                 remaining_s[worker] -= tables.duration_s[kind, stage, microbatch]
                 if now_s + remaining_s[worker] > limit_s:
                     return np.inf, -1
-                _hand_over(tables, kind, stage, microbatch, now_s, place, ready_s, sender, carried_s, holder)
+                _transmit(tables, kind, stage, microbatch, now_s, place, ready_s, sender, sent_s, delayer)
                 place, done = place + 1, done + 1
             if now_s > makespan_s:
                 makespan_s, last = now_s, place - 1

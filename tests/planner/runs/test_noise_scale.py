@@ -202,7 +202,7 @@ def test_the_running_noise_scale_is_the_ratio_of_the_averages() -> None:
     [
         ("released", (4,), (1.0,), "needs two devices or more"),
         ("minimum-variance", (4, 0), (1.0, 1.0), "every device needs at least one"),
-        ("released", (4, 4), (1.0,), "1 squared norms for 2 local batches"),
+        ("released", (4, 4), (1.0,), "1 squared norms do not fit 2 local batches"),
         ("minimum-varance", (4, 4), (1.0, 1.0), "did you mean 'minimum-variance'"),
     ],
 )
@@ -215,5 +215,5 @@ def test_wrong_input_is_refused(
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, math.nan])
 def test_a_decay_that_is_no_share_is_refused(decay: float) -> None:
-    with pytest.raises(InputError, match="at least 0 and below 1"):
+    with pytest.raises(InputError, match="at least 0 and less than 1"):
         SmoothedNoise(decay)

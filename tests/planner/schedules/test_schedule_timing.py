@@ -45,9 +45,9 @@ def test_stages_of_two_workers_share_one_channel_each_way() -> None:
 
 def test_orders_that_wait_for_each_other_are_refused() -> None:
     problem = problem_of([Times(), Times()], [1, 1], np.inf)
-    with pytest.raises(InputError, match="the order of actions deadlocks: worker 0 never gets what 0B0 needs"):
+    with pytest.raises(InputError, match="the order of actions deadlocks: worker 0 never receives what 0B0 needs"):
         finish_s(problem, orders_of("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"))
-    with pytest.raises(InputError, match="worker 0 never gets what 0W0 needs"):
+    with pytest.raises(InputError, match="worker 0 never receives what 0W0 needs"):
         finish_s(problem_of([Times()], [1], np.inf), orders_of("0F0 0W0 0I0"))
 
 
