@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.cost.network import payload_bps
 from planner.explain.sensitivity import Sensitivity
-from planner.plan.equivalence import alike_pipelines
+from planner.plan.equivalence import equivalent_pipelines
 from planner.plan.plan import Pipeline
 from planner.scenario.variants import Ends, ends_of
 from planner.step.evaluate import message_times, nominal_paths
@@ -89,7 +89,7 @@ def pipeline_loads(of: Sensitivity) -> tuple[PipelineLoads, ...]:
     """Return what a step demands of each kind of pipeline."""
     peaks, hiding = peak_bytes(of.plan, of.scenario), of.hiding_plan()
     loads = []
-    for group in alike_pipelines(of.plan, of.scenario):
+    for group in equivalent_pipelines(of.plan, of.scenario):
         deep = hiding.pipelines[group[0]]
         stages = tuple(_stage_load(of, group[0], index, deep, peaks) for index in range(len(deep.stages)))
         loads.append(PipelineLoads(tuple(group), stages, _crossings(of, group[0])))

@@ -1,4 +1,4 @@
-"""Actions in the field's notation, and torch's CSV of them."""
+"""Actions of a schedule, their notation, and torch's CSV of schedules."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from traces.common.errors import InputError
 
 
 class Kind(StrEnum):
-    """What a device does with one microbatch of one stage."""
+    """Kinds of computation on one microbatch in one stage: forward, whole backward, or its two halves."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -36,7 +36,7 @@ def parse_action(text: str) -> Action:
     """Return the action that ``text`` denotes, such as ``2F0``.
 
     Raises:
-        InputError: Not stage, kind, microbatch.
+        InputError: The text is not a stage, a kind and a microbatch.
     """
     match = _ACTION.match(text.strip())
     if match is None:

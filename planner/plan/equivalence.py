@@ -1,4 +1,4 @@
-"""Pipelines of a plan that are alike: what is true of one is true of all, and a change is made to all of them."""
+"""Equivalent pipelines of a plan, which take the same time and are changed together."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
@@ -8,8 +8,8 @@ from planner.plan.plan import Pipeline, Plan
 from planner.scenario.scenario import Scenario
 
 
-def alike_pipelines(plan: Plan, scenario: Scenario) -> list[list[int]]:
-    """Return the indices of pipelines in groups: same layers, shares and microbatches, on devices that are alike."""
+def equivalent_pipelines(plan: Plan, scenario: Scenario) -> list[list[int]]:
+    """Return the indices of pipelines in groups of equal layers, shares, microbatches, device kinds and regions."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for index, pipeline in enumerate(plan.pipelines):
         groups[_key(pipeline, scenario)].append(index)
@@ -17,8 +17,8 @@ def alike_pipelines(plan: Plan, scenario: Scenario) -> list[list[int]]:
 
 
 def representatives(plan: Plan, scenario: Scenario) -> Plan:
-    """Return the plan with the first of each group of alike pipelines only, which do not sum gradients."""
-    first = tuple(plan.pipelines[group[0]] for group in alike_pipelines(plan, scenario))
+    """Return the plan with one pipeline of each group and without gradient sums, which would be over fewer."""
+    first = tuple(plan.pipelines[group[0]] for group in equivalent_pipelines(plan, scenario))
     return replace(plan, pipelines=first, synchronisation=replace(plan.synchronisation, method="asgd", bucket_bytes=0))
 
 
@@ -39,8 +39,8 @@ def _key(pipeline: Pipeline, scenario: Scenario) -> Hashable:
     return stages, pipeline.microbatches
 
 
-def change_alike(plan: Plan, group: Sequence[int], changed: Sequence[Pipeline]) -> Plan:
-    """Return the plan with other pipelines in the places of a group."""
+def replace_pipelines(plan: Plan, group: Sequence[int], changed: Sequence[Pipeline]) -> Plan:
+    """Return the plan with ``changed`` in place of the pipelines of a group."""
     pipelines = list(plan.pipelines)
     for index, pipeline in zip(group, changed, strict=True):
         pipelines[index] = pipeline

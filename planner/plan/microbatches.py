@@ -1,4 +1,4 @@
-"""Samples cut into microbatches, by strategies that have no method of their own for it."""
+"""Division of samples into microbatches and parts, for strategies without their own method."""
 
 from collections.abc import Sequence
 from math import floor
@@ -7,10 +7,10 @@ from planner.scenario.scenario import Scenario
 
 
 def even_microbatches(scenario: Scenario, samples: int, stages: int) -> tuple[int, ...]:
-    """Return equal microbatches of ``samples`` in all, the last one smaller if they do not divide.
+    """Return equal microbatches with ``samples`` in total, the last one smaller if they do not divide.
 
-    The scenario's ``microbatch`` if it gives one; else as many as four for each stage, as far as the samples go,
-    which keeps 1F1B's bubble below a fifth.
+    Their size is the scenario's ``microbatch`` if it gives one; else there are four for each stage, if there are as
+    many samples, which keeps 1F1B's bubble below a fifth.
     """
     size = scenario.training.microbatch or max(1, samples // (4 * stages))
     whole, rest = divmod(samples, size)
@@ -27,8 +27,8 @@ def proportional_parts(total: int, weights: Sequence[float]) -> list[int]:
     """Return ``total`` in whole parts, one or more each, as close to the weights' proportions as that allows.
 
     Args:
-        total: As many as there are weights, or more.
-        weights: Above zero.
+        total: Number to divide, at least as large as the number of weights.
+        weights: Weights of the parts, each above zero.
     """
     exact = [total * weight / sum(weights) for weight in weights]
     parts = [max(1, floor(each)) for each in exact]

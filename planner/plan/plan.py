@@ -1,4 +1,4 @@
-"""A plan: which device computes which layers of which samples, in which order. Plain data."""
+"""A plan: which device computes which layers of which samples, in which order, as plain data."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
@@ -15,9 +15,9 @@ class Replica:
     """One device of a stage, or several of one host that share each layer by tensor parallelism.
 
     Attributes:
-        device: Its name in the cluster; it sends and receives for its partners.
-        share: Its part of every microbatch, relative to the shares of the stage's other replicas.
-        partners: The other devices of the tensor-parallel group.
+        device: Name of the device, which sends and receives for its partners.
+        share: Part of every microbatch that it takes, relative to the shares of the stage's other replicas.
+        partners: Names of the other devices of the tensor-parallel group.
     """
 
     device: str
@@ -26,7 +26,7 @@ class Replica:
 
     @property
     def tensor_parallel(self) -> int:
-        """Devices that share each layer."""
+        """Number of devices that share each layer."""
         return 1 + len(self.partners)
 
     @property
@@ -42,9 +42,9 @@ class Stage:
     Attributes:
         first_layer: Index of its first layer.
         end_layer: Index after its last layer.
-        replicas: The devices that hold these layers; each takes an interval of every microbatch's samples.
-        in_flight: Microbatches that may be between their forward and their backward here.
-        recompute: Whether only the stage's inputs are kept from forward to backward, which computes the rest again.
+        replicas: Devices that hold these layers; each takes an interval of every microbatch's samples.
+        in_flight: Most microbatches between their forward and their backward in this stage.
+        recompute: Whether a forward saves only the stage's inputs, from which the backward computes the rest again.
     """
 
     first_layer: int
@@ -55,11 +55,11 @@ class Stage:
 
     @property
     def layers(self) -> range:
-        """The indices of its layers."""
+        """Indices of its layers."""
         return range(self.first_layer, self.end_layer)
 
     def intervals(self, samples: int) -> tuple[tuple[int, int], ...]:
-        """Return the (first, end) samples of a microbatch of ``samples`` that each replica takes.
+        """Return the (start, stop) samples of a microbatch of ``samples`` that each replica takes.
 
         Bounds are the rounded cumulative shares, so that neighbours never overlap or leave a gap.
         """
@@ -68,11 +68,11 @@ class Stage:
         return tuple(pairwise(bounds))
 
     def most_samples(self, microbatches: Iterable[int]) -> tuple[int, ...]:
-        """Return the most samples of any one microbatch that each replica takes.
+        """Return the most samples that each replica takes of any one microbatch.
 
-        Not those of the largest microbatch: rounding can give a replica more of a smaller one.
+        This need not be the largest microbatch: rounding can give a replica more of a smaller one.
         """
-        widths = ([end - first for first, end in self.intervals(samples)] for samples in set(microbatches))
+        widths = ([stop - start for start, stop in self.intervals(samples)] for samples in set(microbatches))
         return tuple(max(column) for column in zip(*widths, strict=True))
 
 
@@ -81,9 +81,9 @@ class Pipeline:
     """Stages in order, and the microbatches of one step that pass through them.
 
     Attributes:
-        stages: Together they cover every layer once.
-        microbatches: Samples of each microbatch.
-        orders: For the schedule `EXPLICIT`: the actions of each worker, in the order of `workers`.
+        stages: Stages in the order of the forward, which cover every layer once.
+        microbatches: Number of samples of each microbatch.
+        orders: Actions of each worker, in the order of `workers`, for the schedule `EXPLICIT`; empty for others.
     """
 
     stages: tuple[Stage, ...]
@@ -92,7 +92,7 @@ class Pipeline:
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """The worker that holds each stage: stages on the same devices are one worker's, counted as they appear."""
+        """Number of the worker that holds each stage; stages on the same devices have one worker, numbered in order."""
         seen: dict[tuple[str, ...], int] = {}
         return tuple(
             seen.setdefault(tuple(replica.device for replica in stage.replicas), len(seen)) for stage in self.stages
@@ -111,19 +111,19 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Synchronisation:
-    """How pipelines bring their copies of a layer together.
+    """How pipelines keep their copies of a layer consistent.
 
     Attributes:
-        method: ``allreduce`` sums gradients at the end of every step; ``asgd`` sends every step's gradients to the
-            other pipelines, which apply them on arrival and never wait; ``asgd-ga`` sends the sum of
+        method: Method of exchange. ``allreduce`` sums gradients at the end of every step; ``asgd`` sends every step's
+            gradients to the other pipelines, which apply them on arrival and never wait; ``asgd-ga`` sends the sum of
             ``interval_steps`` steps (Cloudless-Training, arXiv 2303.05330); ``ma`` sends parameters every
-            ``interval_steps`` steps, and who receives them averages.
-        algorithm: Of sums that wait: ``ring``, ``tree`` or ``hierarchical`` (inside regions first).
+            ``interval_steps`` steps, which the receivers average.
+        algorithm: Algorithm of all-reduce: ``ring``, ``tree`` or ``hierarchical`` (inside regions first).
         interval_steps: Steps between two exchanges; 1 for ``allreduce`` and ``asgd``.
-        staleness_bound: Steps that a pipeline may run ahead of the slowest other one's last update that it
-            has received, besides those that nobody sends before ``interval_steps`` are done; None for no bound.
-        bucket_bytes: Sums of ``allreduce`` begin while backward goes on, as soon as the gradients of so many bytes of
-            whole layers are complete; 0 for sums that begin after a device's last action.
+        staleness_bound: Most steps that a pipeline may run ahead of the last update received from the slowest other
+            one, beyond the ``interval_steps`` between updates; None for no bound.
+        bucket_bytes: Bytes of a gradient bucket: ``allreduce`` starts during backward, as soon as the gradients of so
+            many bytes of whole layers are complete; 0 for sums that start after a device's last action.
     """
 
     method: str = "allreduce"
@@ -136,14 +136,14 @@ class Synchronisation:
 METHODS = ("allreduce", "asgd", "asgd-ga", "ma")
 ALGORITHMS = ("ring", "tree", "hierarchical")
 
-# How transfers between stages in different regions travel: as they are, as bfloat16, or as 8-bit integers with a
-# float32 scale for each sample.
+# Formats of transfers between stages in different regions: unchanged, bfloat16, or 8-bit integers with a float32 scale
+# for each sample.
 COMPRESSIONS = ("none", "bf16", "int8")
 
 # The schedule of a plan that carries its own orders.
 EXPLICIT = "explicit"
 
-# As scheduled: the actions in the order of the schedule. Dynamic: each device takes the best action that is ready.
+# Scheduled: actions in the order of the schedule. Dynamic: each device takes the best action that is ready.
 ORDERS = ("scheduled", "dynamic")
 
 
@@ -152,16 +152,16 @@ class Plan:
     """How a scenario is trained; the same plan is simulated and executed.
 
     Attributes:
-        scenario: Name of the scenario it was made for.
+        scenario: Name of the scenario that the plan was made for.
         model: Name of the model.
-        strategy: What made it.
-        schedule: Name of the order of actions, one of `planner.schedules.SCHEDULES`, or `EXPLICIT`.
-        pipelines: Each takes its own samples of the global batch; gradients are summed over them.
-        order: One of `ORDERS`. With ``dynamic`` the schedule only says whether backward is split.
-        synchronisation: Of layers that several devices hold.
-        connections: TCP connections between each two devices in different regions.
-        compression: One of `COMPRESSIONS`.
-        version: Of this format.
+        strategy: Name of the strategy that made the plan.
+        schedule: Name of the schedule, one of `planner.schedules.SCHEDULES` or `EXPLICIT`.
+        pipelines: Pipelines, each with its own samples of the global batch; gradients are summed over them.
+        order: Order of actions, one of `ORDERS`. With ``dynamic`` the schedule only defines whether backward is split.
+        synchronisation: Synchronisation of layers that several devices hold.
+        connections: Number of TCP connections between each two devices in different regions.
+        compression: Format of transfers between regions, one of `COMPRESSIONS`.
+        version: Version of the file format.
     """
 
     scenario: str
@@ -180,7 +180,7 @@ class Plan:
 
     @cached_property
     def _hash(self) -> int:
-        # What is compiled is remembered by plan; a plan with its own orders has thousands of actions to hash.
+        # Caches of compiled steps hash their plan; one with explicit orders has thousands of actions.
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @property
@@ -196,7 +196,7 @@ class Plan:
 
     @property
     def without_overlap(self) -> "Plan":
-        """The plan in which sums of gradients wait until a device has done its last action."""
+        """The plan without overlap: gradient sums start after a device's last action."""
         if not self.synchronisation.bucket_bytes:
             return self
         return replace(self, synchronisation=replace(self.synchronisation, bucket_bytes=0))

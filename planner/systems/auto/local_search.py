@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from planner.plan.equivalence import alike_pipelines, change_alike
+from planner.plan.equivalence import equivalent_pipelines, replace_pipelines
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan
 from planner.scenario.scenario import Scenario
@@ -17,7 +17,7 @@ def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
     Alike pipelines change together. Of few devices single ones change places, and samples
     between replicas; stages are split and merged.
     """
-    groups = alike_pipelines(plan, scenario)
+    groups = equivalent_pipelines(plan, scenario)
     for group in groups:
         first = plan.pipelines[group[0]]
         for changed in (*_shifted(first), *_recut(first), *_recomputed(first)):
@@ -38,7 +38,7 @@ def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
 
 def _in_all(plan: Plan, group: Sequence[int], changed: Pipeline) -> Plan:
     """The plan with a change of a group's first pipeline made to all of them."""
-    return change_alike(plan, group, [on_devices(changed, places_of(plan.pipelines[index])) for index in group])
+    return replace_pipelines(plan, group, [on_devices(changed, places_of(plan.pipelines[index])) for index in group])
 
 
 def _shifted(pipeline: Pipeline) -> Iterator[Pipeline]:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.check import check_plan
-from planner.plan.equivalence import alike_pipelines, change_alike, representatives
+from planner.plan.equivalence import equivalent_pipelines, replace_pipelines, representatives
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster, Device
 from planner.scenario.scenario import Scenario
@@ -28,7 +28,7 @@ def side_by_side(scenario: Scenario, *microbatches: tuple[int, ...]) -> Plan:
 
 def test_pipelines_are_alike_with_equal_stages_microbatches_and_kinds() -> None:
     plan = side_by_side(eight_devices(), (2, 2), (2, 2), (4,), (2, 2))
-    assert alike_pipelines(plan, eight_devices()) == [[0, 1, 3], [2]]
+    assert equivalent_pipelines(plan, eight_devices()) == [[0, 1, 3], [2]]
 
 
 def test_one_of_each_group_stands_for_it_and_sums_nothing() -> None:
@@ -40,7 +40,7 @@ def test_one_of_each_group_stands_for_it_and_sums_nothing() -> None:
 
 def test_a_change_of_a_group_leaves_the_others() -> None:
     plan = side_by_side(eight_devices(), (2, 2), (2, 2), (4,), (2, 2))
-    changed = change_alike(plan, [0, 2], [plan.pipelines[2], plan.pipelines[0]])
+    changed = replace_pipelines(plan, [0, 2], [plan.pipelines[2], plan.pipelines[0]])
     assert changed.pipelines == tuple(plan.pipelines[at] for at in (2, 1, 0, 3))
 
 
