@@ -86,7 +86,7 @@ def read_scenario(name: AnyPath, *, network: Literal["ideal", "tcp", "tcp-wide-a
 
     from experiments.runs.scenario import choose_scenario
     from planner.files.effects import BASES
-    from traces.common.names import find_by_name
+    from traces.common.errors import find_by_name
 
     scenario = choose_scenario(fspath(name))
     if network is None:

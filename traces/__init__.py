@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from traces.common.units import parse_duration_s as parse_duration_s
     from traces.formats.files import read_trace as read_trace
     from traces.formats.files import write_trace as write_trace
-    from traces.generators.parse import generate as generate
+    from traces.generators.presets import generate as generate
     from traces.generators.presets import preset as preset
     from traces.preemption.files import read_preemption as read_preemption
     from traces.preemption.trace import PreemptionTrace as PreemptionTrace
@@ -26,7 +26,7 @@ else:
         {
             "traces.trace": ("LinkTrace",),
             "traces.formats.files": ("read_trace", "write_trace"),
-            "traces.generators.parse": ("generate",),
+            "traces.generators.presets": ("generate",),
             "traces.generators.presets": ("preset",),
             "traces.resample": ("resampled",),
             "traces.statistics": ("describe", "sparkline"),

@@ -12,8 +12,7 @@ from executor.core.hosts import DEFAULT_PORT, HostPart, Hosts, ranks_by_host
 from planner.files.documents import Document
 from planner.files.parsing import STRICT, Name, Seconds, parse
 from planner.scenario.cluster import Cluster
-from traces.common.errors import InputError
-from traces.common.names import find_by_name
+from traces.common.errors import InputError, find_by_name
 
 Port = Annotated[int, Field(ge=1, le=65534)]
 # Used as a word of scripts and in file names.

@@ -13,8 +13,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from executor.deploy.deployment import Deployment
-from traces.common.errors import InputError, RunError
-from traces.common.names import unknown_name
+from traces.common.errors import InputError, RunError, unknown_name
 
 # Each is a module of this package with a `Target` named TARGET.
 TARGETS = ("torchrun", "ssh", "slurm", "kubernetes", "skypilot")

@@ -15,8 +15,7 @@ from executor.control.node_agent import run_member
 from executor.core.subprocesses import die_with_parent
 from executor.deploy.deployment import Deployment, read_bundle
 from executor.deploy.target import Target, render
-from traces.common.errors import RopebridgeError
-from traces.common.names import find_by_name
+from traces.common.errors import RopebridgeError, find_by_name
 
 
 def files(deployment: Deployment) -> Mapping[str, str]:

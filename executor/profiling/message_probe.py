@@ -32,7 +32,7 @@ from executor.core.subprocesses import die_with_parent
 from executor.transport.receive import RecvHandle
 from executor.transport.transport import Connection, Message
 from traces.common.errors import RopebridgeError
-from traces.probe.interval import ROUNDS
+from traces.statistics import ROUNDS
 
 # How long the two processes wait for each other; their parents bound the wait for messages.
 CONNECT_S = 60.0

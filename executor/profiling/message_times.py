@@ -14,8 +14,8 @@ from typing import IO, Any
 
 from executor.core.subprocesses import python_environment
 from traces.common.errors import RunError
-from traces.probe.interval import Interval, interval_of
 from traces.probe.peer import Peer
+from traces.statistics import Interval, interval_of
 
 # Name of the responder's service for this.
 SERVICE = "messages"

@@ -14,7 +14,7 @@ from executor.training.models.trainable import DataOrder
 from planner.scenario.roofline import LayerWork
 from planner.scenario.scenario import ModelCode
 from planner.scenario.training import Training
-from traces.probe.interval import ROUNDS, Interval, interval_of
+from traces.statistics import ROUNDS, Interval, interval_of
 
 # In each round; a pass without layers takes microseconds.
 _OVERHEAD_REPEATS = 100

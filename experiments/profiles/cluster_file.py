@@ -15,8 +15,7 @@ from planner.files.documents import Document, read_text
 from planner.files.parsing import parse
 from planner.scenario.size_curve import SizeCurve
 from traces.common.atomic import check_place, write_text_atomically
-from traces.common.errors import InputError
-from traces.common.names import unknown_name
+from traces.common.errors import InputError, unknown_name
 
 # What a measurement says of a link; everything else in its entry is a person's.
 _MEASURED = ("bandwidth", "latency", "jitter", "size_curve")

@@ -12,8 +12,7 @@ from planner.files.importers.huggingface import read_huggingface
 from planner.files.importers.metis import read_metis
 from planner.files.importers.pipedream import read_pipedream
 from planner.files.importers.sailor import profiled_models, read_sailor
-from traces.common.errors import InputError
-from traces.common.names import unknown_name
+from traces.common.errors import InputError, unknown_name
 from traces.common.text import key_and_value
 from traces.common.units import parse_bytes
 

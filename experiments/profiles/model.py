@@ -22,7 +22,7 @@ from planner.scenario.scenario import ModelCode
 from planner.scenario.training import Optimizer, Training
 from traces.common.errors import InputError
 from traces.common.units import size_text
-from traces.probe.interval import CONFIDENCE, Interval
+from traces.statistics import CONFIDENCE, Interval
 
 
 def work_table(layers: Sequence[LayerProfile | LayerWork]) -> list[str]:

@@ -20,8 +20,8 @@ from experiments.runs.console import CommandInterruptedError
 from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY
 from planner.scenario.size_curve import SizeCurve
 from traces.common.errors import InputError, RunError
-from traces.probe.address import parse_address
 from traces.probe.bursts import MOST_BYTES, MOST_CONNECTIONS
+from traces.probe.conversation import parse_address
 from traces.probe.path_profile import PathProfile, profile_path
 from traces.probe.peer import Peer, await_listener
 from traces.probe.responder import Responder

@@ -7,8 +7,8 @@ from typing import Any
 from executor.profiling.message_times import MessageProfile
 from experiments.profiles.cluster_file import MeasuredLink
 from planner.scenario.effects import TCP
-from traces.probe.interval import CONFIDENCE, Interval
 from traces.probe.path_profile import DirectionProfile, PathProfile
+from traces.statistics import CONFIDENCE, Interval
 
 
 def notes_on(path: PathProfile) -> list[str]:

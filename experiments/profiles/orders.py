@@ -10,8 +10,7 @@ from experiments.profiles.model_file import refuse_another_model
 from experiments.runs.console import check_targets
 from planner.scenario.scenario import ModelCode
 from planner.scenario.training import ELEMENT_BYTES, OPTIMIZER_STATES
-from traces.common.errors import InputError
-from traces.common.names import find_by_name
+from traces.common.errors import InputError, find_by_name
 from traces.common.text import key_and_value
 
 # Where torch only works out shapes.

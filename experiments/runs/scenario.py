@@ -15,8 +15,7 @@ from planner.scenario.scenario import Scenario
 from planner.schedules import SCHEDULES
 from planner.step.orders import with_orders, with_schedule
 from planner.systems.registry import make_plan
-from traces.common.errors import InputError
-from traces.common.names import find_by_name
+from traces.common.errors import InputError, find_by_name
 
 READY_FOLDER = Path(__file__).parents[1] / "scenarios"
 

@@ -14,8 +14,7 @@ from planner.files.parsing import Part, keys_at
 from planner.files.plan import read_plan
 from planner.files.scenario import ScenarioEntry
 from planner.plan.plan import Plan
-from traces.common.errors import InputError
-from traces.common.names import unknown_name
+from traces.common.errors import InputError, unknown_name
 
 MOST_POINTS = 1_000_000
 

@@ -11,8 +11,7 @@ from experiments.sweep.parameters import Parameter
 from planner.files.parsing import STRICT, Positive
 from planner.schedules import SCHEDULES
 from planner.systems.registry import POLICIES, STRATEGIES
-from traces.common.errors import InputError
-from traces.common.names import find_by_name
+from traces.common.errors import InputError, find_by_name
 
 # The first key of a path that leads into the plan.
 PLAN = "plan"

@@ -24,8 +24,7 @@ from planner.files.parsing import (
 from planner.files.plan import plan_json
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from traces.common.errors import InputError
-from traces.common.names import unknown_name
+from traces.common.errors import InputError, unknown_name
 
 Keys = tuple[str, ...]
 

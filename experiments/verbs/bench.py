@@ -26,8 +26,7 @@ from experiments.reproductions.deepcee.reproduction import reproduce_deepcee
 from experiments.runs.folder import new_folder
 from experiments.runs.machine import describe_machine
 from traces.common.atomic import write_text_atomically
-from traces.common.errors import InputError
-from traces.common.names import find_by_name
+from traces.common.errors import InputError, find_by_name
 
 Bench = Callable[[bool, Callable[[str], None]], BenchResult]
 

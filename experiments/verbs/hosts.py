@@ -25,8 +25,7 @@ from experiments.verbs.resume import checkpoint_orders, resumed_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_policy
-from traces.common.errors import InputError
-from traces.common.names import find_by_name
+from traces.common.errors import InputError, find_by_name
 
 Part = TypeVar("Part")
 

@@ -19,8 +19,7 @@ from planner.systems.auto.objective import OBJECTIVES, Objective
 from planner.systems.auto.robust import check_quantile
 from planner.systems.auto.strategy import plan_for, robust_plan
 from traces.common.atomic import write_text_atomically
-from traces.common.errors import InputError
-from traces.common.names import unknown_name
+from traces.common.errors import InputError, unknown_name
 
 _STRATEGY = "auto"
 

@@ -13,11 +13,11 @@ from traces.common.errors import InputError
 from traces.common.units import parse_bytes, parse_duration_s
 from traces.formats import FORMATS
 from traces.formats.files import format_of_suffix, read_trace, write_trace
-from traces.generators import parse as generation
+from traces.generators import presets as generation
 from traces.preemption.files import is_preemption, read_preemption
-from traces.preemption.statistics import describe_preemption
-from traces.probe.address import parse_address
+from traces.preemption.trace import describe_preemption
 from traces.probe.bursts import Direction
+from traces.probe.conversation import parse_address
 from traces.probe.peer import await_listener
 from traces.probe.recorder import Recorder, RecordingConfig
 from traces.probe.recording import Recording

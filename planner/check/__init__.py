@@ -12,8 +12,7 @@ from planner.plan.plan import COMPRESSIONS, EXPLICIT, ORDERS, Plan
 from planner.scenario.faults import LinkOutage, find_overlap, place_of
 from planner.scenario.scenario import Scenario
 from planner.schedules import SCHEDULES
-from traces.common.errors import InputError
-from traces.common.names import find_by_name
+from traces.common.errors import InputError, find_by_name
 
 
 def check_plan(plan: Plan, scenario: Scenario) -> None:

@@ -6,8 +6,7 @@ from itertools import pairwise
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.cluster import Cluster
 from planner.scenario.profile import ModelProfile
-from traces.common.errors import InputError
-from traces.common.names import find_by_name
+from traces.common.errors import InputError, find_by_name
 
 # Shares are relative; beyond this their sum loses the small ones.
 LARGEST_SHARE = 1e9

@@ -1,8 +1,7 @@
 """The synchronisation of a plan: settings that exist and fit each other."""
 
 from planner.plan.plan import ALGORITHMS, METHODS, Plan
-from traces.common.errors import InputError
-from traces.common.names import find_by_name
+from traces.common.errors import InputError, find_by_name
 
 _ALLREDUCE = "allreduce"
 # Methods that exchange in every step.

@@ -23,8 +23,7 @@ from planner.files.trace import TraceEntry, read_trace_entry
 from planner.scenario.cluster import Cluster, ClusterError, Device, Link
 from planner.scenario.datasheet import DATASHEET, DeviceKind, find_kind
 from planner.scenario.size_curve import SizeCurve
-from traces.common.errors import InputError
-from traces.common.names import unknown_name
+from traces.common.errors import InputError, unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,8 @@ from planner.scenario.effects import (
     Slowdown,
     Straggler,
 )
-from traces.common.errors import InputError
-from traces.common.lines import LineError, check_rising, parse_scaled
-from traces.common.names import find_by_name
-from traces.common.text import read_text
+from traces.common.errors import InputError, find_by_name
+from traces.common.text import LineError, check_rising, parse_scaled, read_text
 
 _COLUMNS = ("time_s", "speed")
 

@@ -19,8 +19,7 @@ from planner.scenario.faults import (
     find_overlap,
     place_of,
 )
-from traces.common.errors import InputError
-from traces.common.names import find_by_name, unknown_name
+from traces.common.errors import InputError, find_by_name, unknown_name
 from traces.preemption.files import PREEMPTION_FORMATS, read_preemption
 
 

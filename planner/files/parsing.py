@@ -13,8 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from planner.files.documents import Document, Location
-from traces.common.errors import InputError
-from traces.common.names import unknown_name
+from traces.common.errors import InputError, unknown_name
 from traces.common.units import (
     parse_bandwidth_bps,
     parse_bytes,

@@ -17,8 +17,7 @@ from planner.scenario.effects import Effects
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import SHAPES, LearningRateSchedule, Optimizer, Training
-from traces.common.errors import InputError
-from traces.common.names import find_by_name, unknown_name
+from traces.common.errors import InputError, find_by_name, unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from traces.common.names import unknown_name
+from traces.common.errors import unknown_name
 
 # A kind may lack some of these; fp32 is always there.
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")

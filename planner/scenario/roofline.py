@@ -27,8 +27,7 @@ from types import MappingProxyType
 
 from planner.scenario.datasheet import PRECISIONS, DeviceKind
 from planner.scenario.profile import LayerProfile, TimeTable
-from traces.common.errors import InputError
-from traces.common.names import unknown_name
+from traces.common.errors import InputError, unknown_name
 
 # Share of the peak that the arithmetic of a whole layer reaches. Fitted for fp32 and tf32; fp16 and bf16 were
 # not measured and are taken to be like tf32, which runs on the same tensor cores.

@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from traces.common.errors import InputError
-from traces.common.names import find_by_name
+from traces.common.errors import InputError, find_by_name
 
 SHAPES = ("constant", "linear", "cosine")
 

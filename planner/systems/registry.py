@@ -25,8 +25,7 @@ from planner.systems.cloudless.strategy import cloudless, greedy
 from planner.systems.deepcee.policy import DeepceePolicy, DepthPolicy
 from planner.systems.deepcee.strategy import deepcee
 from planner.systems.user_code import load_function, user_code
-from traces.common.errors import InputError
-from traces.common.names import find_by_name
+from traces.common.errors import InputError, find_by_name
 
 Strategy = Callable[[Scenario], Plan]
 

@@ -8,9 +8,8 @@ To keep a duration which that rule would not give, the writer repeats the last r
 
 import numpy as np
 
-from traces.common.lines import LineError, check_rising, first_line, is_number, parse_scaled, write_scaled
-from traces.last_step import duration_by_rule_s, starts_lasting
-from traces.resample import merged
+from traces.common.text import LineError, check_rising, first_line, is_number, parse_scaled, write_scaled
+from traces.resample import duration_by_rule_s, merged, starts_lasting
 from traces.trace import LinkTrace
 
 MEGABIT_POWER = 6

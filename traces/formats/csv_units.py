@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from traces.common.lines import LineError, check_rising, first_line, parse_scaled
-from traces.last_step import duration_by_rule_s
+from traces.common.text import LineError, check_rising, first_line, parse_scaled
+from traces.resample import duration_by_rule_s
 from traces.trace import LinkTrace
 
 COLUMNS: Mapping[str, tuple[str, int]] = MappingProxyType(

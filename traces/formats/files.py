@@ -4,8 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from traces.common.atomic import write_text_atomically
-from traces.common.errors import InputError
-from traces.common.names import find_by_name
+from traces.common.errors import InputError, find_by_name
 from traces.common.text import read_text
 from traces.formats import FORMATS, Format
 from traces.preemption.files import is_preemption_text

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from traces.common.errors import InputError
-from traces.common.json_text import parse_json
+from traces.common.text import parse_json
 from traces.trace import LinkTrace
 
 _VALID = "give the output of `iperf3 --client HOST --json`"

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traces.common.errors import InputError
-from traces.common.lines import LineError, first_line, is_number
+from traces.common.text import LineError, first_line, is_number
 from traces.resample import merged
 from traces.trace import LinkTrace
 

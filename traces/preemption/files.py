@@ -6,10 +6,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from traces.common.atomic import write_text_atomically
-from traces.common.errors import InputError
-from traces.common.names import find_by_name
+from traces.common.errors import InputError, find_by_name
 from traces.common.text import read_text
-from traces.preemption import gpu_counts, node_events, spot_counts
+from traces.preemption import counts, node_events
 from traces.preemption.trace import PreemptionTrace
 
 
@@ -46,16 +45,16 @@ PREEMPTION_FORMATS: Mapping[str, PreemptionFormat] = MappingProxyType(
             PreemptionFormat(
                 name="spot-counts",
                 looks_like='{"metadata": {"gap_seconds": 300}, "data": [4, 3]}',
-                matches=spot_counts.matches,
-                read=spot_counts.read,
-                write=spot_counts.write,
+                matches=counts.matches_spot,
+                read=counts.read_spot,
+                write=counts.write_spot,
             ),
             PreemptionFormat(
                 name="gpu-counts",
                 looks_like='[{"Time": 0, "GPUs": 4}], in seconds',
-                matches=gpu_counts.matches,
-                read=gpu_counts.read,
-                write=gpu_counts.write,
+                matches=counts.matches_gpus,
+                read=counts.read_gpus,
+                write=counts.write_gpus,
             ),
         )
     }

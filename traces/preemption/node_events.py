@@ -6,7 +6,7 @@ Nobody is there before the first row, and the trace ends with the last one.
 import re
 
 from traces.common.errors import InputError
-from traces.common.lines import LineError, first_line, parse_scaled, write_scaled
+from traces.common.text import LineError, first_line, parse_scaled, write_scaled
 from traces.preemption.trace import NodeChange, PreemptionTrace, first_mistake
 
 MILLISECOND_POWER = -3

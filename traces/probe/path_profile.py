@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from traces.probe.bursts import MOST_SECONDS, BurstOrder, Direction
-from traces.probe.interval import ROUNDS, Interval, interval_of
 from traces.probe.peer import Peer
+from traces.statistics import ROUNDS, Interval, interval_of
 
 # Round trips that are timed: as many as fit into a time.
 _ECHOES_S = 3.0

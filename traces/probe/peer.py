@@ -6,10 +6,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from traces.common.errors import InputError, RunError
-from traces.probe.address import Address
 from traces.probe.arrivals import Arrivals, arrivals_of
 from traces.probe.bursts import BurstOrder, hang_up, message_of, receive_burst, send_burst
-from traces.probe.conversation import Conversation, PeerError, StrangerError
+from traces.probe.conversation import Address, Conversation, PeerError, StrangerError
 from traces.probe.session import ECHO_BYTES
 
 # What an answer may take beside the burst that it is about, seconds.

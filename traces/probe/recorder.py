@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from traces.common.errors import InputError
-from traces.probe.address import Address
 from traces.probe.bursts import MOST_SECONDS, BurstOrder, Direction
-from traces.probe.conversation import PeerError
+from traces.probe.conversation import Address, PeerError
 from traces.probe.peer import PATIENCE_S, BusyError, Peer
 from traces.probe.recording import Recording, Sample
 

@@ -10,9 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from traces.common.errors import InputError
-from traces.probe.address import Address
 from traces.probe.bursts import MOST_CONNECTIONS
-from traces.probe.conversation import Conversation, PeerError
+from traces.probe.conversation import Address, Conversation, PeerError
 from traces.probe.session import Service, Session
 
 # For somebody who has connected to say what they want.

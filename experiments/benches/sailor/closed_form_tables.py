@@ -15,7 +15,7 @@ from experiments.benches.sailor.network import Node, SailorNetwork
 from planner.files.importers import pick, read_file
 from planner.files.importers.sailor import KINDS
 from planner.scenario.profile import TimeTable
-from traces.common.names import find_by_name
+from traces.common.errors import find_by_name
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from experiments.sweep.engines.dask import DaskTasks
 from experiments.sweep.engines.local import LocalProcesses
 from experiments.sweep.engines.slurm import SlurmJobs
 from experiments.sweep.worker import Engine
-from traces.common.names import find_by_name
+from traces.common.errors import find_by_name
 
 # Each is given the points at a time, the sweep's folder, and the settings of Slurm's jobs.
 ENGINES: Mapping[str, Callable[[int, Path, Mapping[str, Any]], Engine]] = {

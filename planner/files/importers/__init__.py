@@ -6,8 +6,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from traces.common.errors import InputError
-from traces.common.names import unknown_name
+from traces.common.errors import InputError, unknown_name
 
 Key = TypeVar("Key", str, int)
 Value = TypeVar("Value")

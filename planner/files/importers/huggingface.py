@@ -11,8 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.files.importers.transformer import TransformerShape
-from traces.common.errors import InputError
-from traces.common.names import unknown_name
+from traces.common.errors import InputError, unknown_name
 
 # The keys of most families, by the fields of `TransformerShape`.
 _USUAL = {

@@ -5,9 +5,8 @@ import pytest
 
 from traces import generators
 from traces.common.errors import InputError
-from traces.generators.lognormal import fit_lognormal
-from traces.generators.parse import generate
-from traces.generators.presets import PRESETS, preset
+from traces.generators.presets import PRESETS, generate, preset
+from traces.generators.stochastic import fit_lognormal
 from traces.statistics import describe
 from traces.trace import LinkTrace
 

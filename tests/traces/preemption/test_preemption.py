@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from traces.common.errors import InputError
 from traces.formats.files import read_trace
 from traces.preemption.files import PREEMPTION_FORMATS, read_preemption, write_preemption
-from traces.preemption.statistics import PreemptionStatistics, describe_preemption
-from traces.preemption.trace import NodeChange, PreemptionTrace, trace_of_counts
+from traces.preemption.trace import (
+    NodeChange,
+    PreemptionStatistics,
+    PreemptionTrace,
+    describe_preemption,
+    trace_of_counts,
+)
 
 PUBLISHED = Path(__file__).parents[4] / "shared" / "traces"
 

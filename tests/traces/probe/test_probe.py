@@ -18,14 +18,13 @@ from hypothesis import strategies as st
 from tests.helpers.networks.responders import free_port, server
 from tests.helpers.strategies.trace_strategies import link_traces
 from traces.common.errors import InputError
-from traces.probe.address import DEFAULT_PORT, Address, parse_address
 from traces.probe.arrivals import Arrivals, arrivals_of
 from traces.probe.bursts import MOST_BYTES, BurstOrder, message_of, order_of
-from traces.probe.conversation import GREETING, Conversation, PeerError
-from traces.probe.interval import Interval, interval_of
+from traces.probe.conversation import DEFAULT_PORT, GREETING, Address, Conversation, PeerError, parse_address
 from traces.probe.path_profile import DirectionProfile
 from traces.probe.peer import BusyError, Peer
 from traces.probe.responder import Responder
+from traces.statistics import Interval, interval_of
 from traces.trace import LinkTrace
 
 JSON_SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)

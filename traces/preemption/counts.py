@@ -1,0 +1,119 @@
+"""Pre-emptions as numbers of nodes over time, in two formats that give nodes no names (see `trace_of_counts`).
+
+GPU counts, as eth-easl/sailor publishes them, are ``[{"Time": 0, "GPUs": 4}, ...]``: times are seconds, and a number
+holds until the next time, the last one for the median step between times.
+
+Spot counts, as skypilot-org/spot-traces publishes what providers granted, are
+``{"metadata": {"gap_seconds": 300}, "data": [4, 3, ...]}``: each number of nodes holds for one gap. ``gap_seconds`` may
+also stand beside ``data``.
+"""
+
+import json
+import math
+import re
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from traces.common.errors import InputError
+from traces.common.text import checked_count, checked_number, parse_json, parse_json_list
+from traces.preemption.trace import PreemptionTrace, trace_of_counts
+from traces.resample import duration_by_rule_s, starts_lasting
+
+_VALID_GPUS = 'give [{"Time": seconds, "GPUs": count}, ...]'
+_VALID_SPOT = 'give {"metadata": {"gap_seconds": 300}, "data": [nodes in each gap]}'
+
+_MOST_GAPS = 1_000_000
+
+
+def matches_gpus(text: str) -> bool:
+    """Return whether a text looks like GPU counts: a JSON list."""
+    return text.lstrip().startswith("[")
+
+
+def read_gpus(text: str) -> PreemptionTrace:
+    """Read GPU counts; the trace starts at 0, whatever the first time is.
+
+    Raises:
+        InputError: The text is not JSON, a row has other keys, a number is not a count, or times do not rise.
+    """
+    times_s: list[float] = []
+    counts: list[int] = []
+    for index, row in enumerate(parse_json_list(text, _VALID_GPUS)):
+        if not isinstance(row, dict) or set(row) != {"Time", "GPUs"}:
+            raise InputError(f"{json.dumps(row)[:40]} is not a row", where=f"[{index}]", valid=_VALID_GPUS)
+        times_s.append(checked_number(row["Time"], f"[{index}].Time"))
+        counts.append(checked_count(row["GPUs"], f"[{index}].GPUs"))
+    for index, (earlier_s, later_s) in enumerate(pairwise(times_s), start=1):
+        if later_s <= earlier_s:
+            problem = f"time goes from {earlier_s:.12g} s to {later_s:.12g} s"
+            raise InputError(problem, where=f"[{index}].Time", valid="times must rise from row to row")
+    starts_s = np.array(times_s) - times_s[0]
+    return trace_of_counts(zip(starts_s.tolist(), counts, strict=True), duration_by_rule_s(starts_s))
+
+
+def write_gpus(trace: PreemptionTrace) -> str:
+    """Write a trace as GPU counts; the names of its nodes are lost.
+
+    Raises:
+        InputError: The last count lasts so short beside the others that its length cannot be kept.
+    """
+    times_s, counts = zip(*trace.counts, strict=True)
+    starts_s = starts_lasting(np.array(times_s), trace.duration_s)
+    numbers = np.searchsorted(times_s, starts_s, side="right") - 1
+    rows = [{"Time": time_s, "GPUs": counts[n]} for time_s, n in zip(starts_s.tolist(), numbers.tolist(), strict=True)]
+    return "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
+
+
+def matches_spot(text: str) -> bool:
+    """Return whether a text looks like spot counts: a JSON object that says its gap near the beginning."""
+    return re.match(r'\s*\{[^\[]{0,1000}"gap_seconds"|\s*\{\s*"data"\s*:\s*\[', text) is not None
+
+
+def read_spot(text: str) -> PreemptionTrace:
+    """Read spot counts.
+
+    Raises:
+        InputError: The text is not JSON, the gap is missing or not above zero, or a number is not a count.
+    """
+    document = parse_json(text, _VALID_SPOT)
+    gap_s = _gap_s(document)
+    data = document.get("data")
+    if not isinstance(data, list) or not data:
+        raise InputError("there is no list of counts", where="data", valid=_VALID_SPOT)
+    counts = [checked_count(value, f"data[{index}]") for index, value in enumerate(data)]
+    return trace_of_counts([(index * gap_s, count) for index, count in enumerate(counts)], len(counts) * gap_s)
+
+
+def write_spot(trace: PreemptionTrace) -> str:
+    """Write a trace as spot counts; the names of its nodes are lost.
+
+    The gap is the longest of which all times of changes and the duration are multiples.
+
+    Raises:
+        InputError: The trace lasts no time, changes off whole milliseconds, or needs more than a million gaps.
+    """
+    edges_ms = [round(time_s * 1e3) for time_s, _ in (*trace.counts, (trace.duration_s, 0))]
+    gap_ms = math.gcd(*edges_ms)
+    exact = all(edge / 1e3 == time_s for edge, (time_s, _) in zip(edges_ms, trace.counts, strict=False))
+    if gap_ms == 0 or not exact or edges_ms[-1] / 1e3 != trace.duration_s or edges_ms[-1] // gap_ms > _MOST_GAPS:
+        raise InputError(
+            "the trace has no gap of which all its times are multiples",
+            valid=f"whole milliseconds and at most {_MOST_GAPS:,} gaps: write node-events",
+        )
+    lengths_ms = [end_ms - start_ms for start_ms, end_ms in pairwise(edges_ms)]
+    changes = zip(lengths_ms, trace.counts, strict=True)
+    data = [count for length_ms, (_, count) in changes for _ in range(length_ms // gap_ms)]
+    gap = gap_ms // 1000 if gap_ms % 1000 == 0 else gap_ms / 1e3
+    return json.dumps({"metadata": {"gap_seconds": gap}, "data": data}) + "\n"
+
+
+def _gap_s(document: dict[str, Any]) -> float:
+    metadata = document.get("metadata", {})
+    inner = isinstance(metadata, dict) and "gap_seconds" in metadata
+    where = "metadata.gap_seconds" if inner else "gap_seconds"
+    gap_s = checked_number((metadata if inner else document).get("gap_seconds"), where)
+    if gap_s <= 0:
+        raise InputError(f"the gap is {gap_s:g} s", where=where, valid="it must be above zero, in seconds")
+    return gap_s
