@@ -26,8 +26,7 @@ else:
         {
             "traces.trace": ("LinkTrace",),
             "traces.formats.files": ("read_trace", "write_trace"),
-            "traces.generators.presets": ("generate",),
-            "traces.generators.presets": ("preset",),
+            "traces.generators.presets": ("generate", "preset"),
             "traces.resample": ("resampled",),
             "traces.statistics": ("describe", "sparkline"),
             "traces.preemption.trace": ("PreemptionTrace",),

@@ -133,7 +133,7 @@ def test_no_text_matches_two_formats() -> None:
         ('{"gap_seconds": 60, "data": [1, 1.5]}', ": data[1]", "1.5 is no count; a whole number of nodes"),
         ('{"gap_seconds": 60,\n"data": [1', ":2", "is not JSON"),
         ("[]", "", "is not a JSON list with something in it"),
-        ('[{"Time": 0, "GPU": 1}]', ": [0]", '{"Time": 0, "GPU": 1} is no row; give'),
+        ('[{"Time": 0, "GPU": 1}]', ": [0]", '{"Time": 0, "GPU": 1} is not a row; give'),
         ('[{"Time": 0, "GPUs": 1}, {"Time": 0, "GPUs": 1}]', ": [1].Time", "time goes from 0 s to 0 s"),
     ],
 )
