@@ -54,6 +54,15 @@ def check_plan(plan: Plan, scenario: Scenario) -> None:
     check_peaks(plan, scenario)
 
 
+def is_possible(plan: Plan, scenario: Scenario) -> bool:
+    """Return whether `check_plan` accepts a plan."""
+    try:
+        check_plan(plan, scenario)
+    except InputError:
+        return False
+    return True
+
+
 def _check_effects_and_faults(scenario: Scenario) -> None:
     """Refuse effects and faults of devices and links that are not there, and faults that overlap."""
     devices = scenario.cluster.by_name

@@ -1,4 +1,7 @@
-"""Moves of single devices: of few, each of which may be unlike the others."""
+"""Moves of the local search in small clusters, where every device may differ: of devices, samples and stages.
+
+Depths stay as they are; the caller fits them to memory.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -8,25 +11,25 @@ from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.cluster import Device
 
-# Of more devices there are too many pairs; they are in pools, within which they are alike.
+# Most devices for which pairs of devices are tried; in larger clusters many devices are equivalent.
 FEW_DEVICES = 8
 
 
 def device_moves(plan: Plan) -> Iterator[Plan]:
     """Give the plans in which stages or devices change places, or samples go from one replica to another.
 
-    The depths stay as they are; who takes such a plan fits them. None where there are many devices.
+    There are none for a plan of more than `FEW_DEVICES` devices.
     """
     if len(plan.devices) > FEW_DEVICES:
         return
     for number, pipeline in enumerate(plan.pipelines):
-        for changed in (*_swapped(pipeline), *_weighed(pipeline)):
+        for changed in (*_with_swapped_stages(pipeline), *_with_moved_sample(pipeline)):
             yield replace(plan, pipelines=(*plan.pipelines[:number], changed, *plan.pipelines[number + 1 :]))
-    yield from _moved(plan)
+    yield from _with_moved_devices(plan)
 
 
-def _swapped(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """The replicas of two stages change places."""
+def _with_swapped_stages(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """The pipelines in which two stages exchange their replicas."""
     for one, other in combinations(range(len(pipeline.stages)), 2):
         stages = list(pipeline.stages)
         stages[one] = replace(pipeline.stages[one], replicas=pipeline.stages[other].replicas)
@@ -34,8 +37,8 @@ def _swapped(pipeline: Pipeline) -> Iterator[Pipeline]:
         yield replace(pipeline, stages=tuple(stages))
 
 
-def _weighed(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """A sample of the largest microbatch goes from one replica of a stage to another; all of them leave none behind."""
+def _with_moved_sample(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """The pipelines in which one sample of the largest microbatch goes to another replica; an idle one is left out."""
     for index, stage in enumerate(pipeline.stages):
         given = [end - first for first, end in stage.intervals(max(pipeline.microbatches))]
         for giver, taker in permutations(range(len(given)), 2):
@@ -50,8 +53,8 @@ def _weighed(pipeline: Pipeline) -> Iterator[Pipeline]:
                 yield replace(pipeline, stages=(*pipeline.stages[:index], changed, *pipeline.stages[index + 1 :]))
 
 
-def _moved(plan: Plan) -> Iterator[Plan]:
-    """Two devices of different stages change places, or one goes to another stage, as a replica like those there."""
+def _with_moved_devices(plan: Plan) -> Iterator[Plan]:
+    """The plans in which two devices of different stages change places, or one becomes a replica of another stage."""
     places = [(number, at) for number, pipeline in enumerate(plan.pipelines) for at in range(len(pipeline.stages))]
     for one, other in permutations(places, 2):
         ours, theirs = (plan.pipelines[number].stages[at].replicas for number, at in (one, other))
@@ -60,7 +63,7 @@ def _moved(plan: Plan) -> Iterator[Plan]:
             if sum(each.share for each in left) > 0:
                 share = sum(each.share for each in theirs) / len(theirs)
                 yield _with_replicas(plan, {one: left, other: (*theirs, replace(replica, share=share))})
-            # Stages of one device each are changed as a whole elsewhere, but for those of different pipelines.
+            # Single-device stages of one pipeline are swapped by `_with_swapped_stages`.
             if one < other and (one[0] != other[0] or len(ours) + len(theirs) > 2):
                 for there, taken in enumerate(theirs):
                     here = replace(taken, share=replica.share), replace(replica, share=taken.share)
@@ -74,7 +77,7 @@ def _moved(plan: Plan) -> Iterator[Plan]:
 
 
 def _with_replicas(plan: Plan, replicas: Mapping[tuple[int, int], tuple[Replica, ...]]) -> Plan:
-    """The plan with other devices in some stages, which are given by pipeline and stage."""
+    """The plan with other replicas in some stages, which are given by pipeline and stage."""
     pipelines = [
         replace(
             pipeline,
@@ -89,24 +92,22 @@ def _with_replicas(plan: Plan, replicas: Mapping[tuple[int, int], tuple[Replica,
 
 
 def stage_moves(plan: Plan, devices: Sequence[Device]) -> Iterator[Plan]:
-    """Give the plans in which a stage is split in two, two become one, or a device that has no part takes one.
-
-    The depths stay as they are; who takes such a plan fits them.
+    """Give the plans in which a stage is split, two stages are merged, or an idle device becomes a replica.
 
     Args:
-        plan: To change.
-        devices: That may be used.
+        plan: Plan to change.
+        devices: Devices that may be used.
     """
     idle = [device.name for device in devices if device.name not in plan.devices]
     for number, pipeline in enumerate(plan.pipelines):
         for stages in (*_split(pipeline.stages), *_merged(pipeline.stages), *_joined(pipeline, idle)):
-            for sizes in _cuts(pipeline, len(stages)):
+            for sizes in _microbatches(pipeline, len(stages)):
                 changed = Pipeline(stages, sizes)
                 yield replace(plan, pipelines=(*plan.pipelines[:number], changed, *plan.pipelines[number + 1 :]))
 
 
 def _split(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
-    """One replica of a stage takes its first or its last layers for itself."""
+    """One replica of a stage becomes a stage of its own with the first or the last layers."""
     for at, stage in enumerate(stages):
         if len(stage.replicas) < 2:
             continue
@@ -124,7 +125,7 @@ def _split(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
 
 
 def _merged(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
-    """Two stages that follow each other share their layers and their work."""
+    """Two consecutive stages become one with the replicas of both."""
     for at in range(len(stages) - 1):
         one, other = stages[at], stages[at + 1]
         if one.replicas[0].tensor_parallel == other.replicas[0].tensor_parallel:
@@ -133,7 +134,7 @@ def _merged(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
 
 
 def _joined(pipeline: Pipeline, idle: Sequence[str]) -> Iterator[tuple[Stage, ...]]:
-    """A device becomes a replica, with one sample of the largest microbatch or a part like the others'."""
+    """An idle device becomes a replica, with one sample of the largest microbatch or the mean share of the others."""
     largest = max(pipeline.microbatches)
     for at, stage in enumerate(pipeline.stages):
         given = [float(end - first) for first, end in stage.intervals(largest)]
@@ -150,8 +151,8 @@ def _joined(pipeline: Pipeline, idle: Sequence[str]) -> Iterator[tuple[Stage, ..
                 yield (*pipeline.stages[:at], joined, *pipeline.stages[at + 1 :])
 
 
-def _cuts(pipeline: Pipeline, stages: int) -> list[tuple[int, ...]]:
-    """Microbatches as before, and where the number of stages changes other numbers of them."""
+def _microbatches(pipeline: Pipeline, stages: int) -> list[tuple[int, ...]]:
+    """Microbatches as before, and other numbers of them where the number of stages changes."""
     count, most = len(pipeline.microbatches), pipeline.samples
     if stages == len(pipeline.stages):
         return [pipeline.microbatches]

@@ -1,4 +1,4 @@
-"""Small changes of a plan, one at a time: what a local search tries."""
+"""The local search: from a plan to better ones by small changes, until none helps or the budget is spent."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,15 +12,15 @@ from planner.systems.auto.device_moves import FEW_DEVICES, device_moves, stage_m
 
 
 def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
-    """Give the plans that differ in one cut, microbatch count, recomputation, share or place.
+    """Give the plans that differ in one cut, microbatch count, recomputing stage, share of the batch or device.
 
-    Alike pipelines change together. Of few devices single ones change places, and samples
-    between replicas; stages are split and merged.
+    Equivalent pipelines change together. In small clusters single devices and samples move as well, and stages are
+    split and merged.
     """
     groups = equivalent_pipelines(plan, scenario)
     for group in groups:
         first = plan.pipelines[group[0]]
-        for changed in (*_shifted(first), *_recut(first), *_recomputed(first)):
+        for changed in (*_with_shifted_cut(first), *_with_other_count(first), *_with_other_recompute(first)):
             fitted = with_hiding_depths(changed, scenario)
             if fitted is not None:
                 yield _in_all(plan, group, fitted)
@@ -33,16 +33,16 @@ def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
     for giver in groups:
         for taker in groups:
             if giver is not taker:
-                yield from _given(plan, scenario, giver, taker)
+                yield from _with_moved_samples(plan, scenario, giver, taker)
 
 
 def _in_all(plan: Plan, group: Sequence[int], changed: Pipeline) -> Plan:
-    """The plan with a change of a group's first pipeline made to all of them."""
+    """The plan in which all pipelines of a group are like ``changed``, each on its own devices."""
     return replace_pipelines(plan, group, [on_devices(changed, places_of(plan.pipelines[index])) for index in group])
 
 
-def _shifted(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """One layer more or less before each cut."""
+def _with_shifted_cut(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """The pipelines with one layer more or less before one cut."""
     stages = pipeline.stages
     for cut in range(len(stages) - 1):
         left, right = stages[cut], stages[cut + 1]
@@ -52,23 +52,23 @@ def _shifted(pipeline: Pipeline) -> Iterator[Pipeline]:
                 yield replace(pipeline, stages=(*stages[:cut], *pair, *stages[cut + 2 :]))
 
 
-def _recut(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """Another number of microbatches."""
+def _with_other_count(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """The pipelines with another number of microbatches."""
     count, most = len(pipeline.microbatches), pipeline.samples
     for other in sorted({count - 1, count + 1, count // 2, count * 2, count * 3 // 4, count * 4 // 3} - {count}):
         if 1 <= other <= most:
             yield replace(pipeline, microbatches=even_cut(pipeline.samples, other))
 
 
-def _recomputed(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """A stage that recomputes, or no longer does."""
+def _with_other_recompute(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """The pipelines in which one stage recomputes, or no longer does."""
     for index, stage in enumerate(pipeline.stages):
         other = replace(stage, recompute=not stage.recompute)
         yield replace(pipeline, stages=(*pipeline.stages[:index], other, *pipeline.stages[index + 1 :]))
 
 
-def _given(plan: Plan, scenario: Scenario, giver: Sequence[int], taker: Sequence[int]) -> Iterator[Plan]:
-    """A microbatch of each pipeline of one group is done by another one, or part of it."""
+def _with_moved_samples(plan: Plan, scenario: Scenario, giver: Sequence[int], taker: Sequence[int]) -> Iterator[Plan]:
+    """The plans in which a microbatch of each pipeline of one group, or part of it, goes to another group."""
     samples = max(plan.pipelines[giver[0]].microbatches) * len(giver)
     for part in sorted({1, max(1, samples // 4), samples}):
         left = sum(plan.pipelines[index].samples for index in giver) - part
@@ -83,7 +83,7 @@ def _given(plan: Plan, scenario: Scenario, giver: Sequence[int], taker: Sequence
 
 
 def _with_samples(plan: Plan, scenario: Scenario, group: Sequence[int], samples: int) -> Plan | None:
-    """The plan with so many samples for the pipelines of a group together, if they fit."""
+    """The plan with so many samples for all pipelines of a group together; None if they do not fit."""
     shares = even_cut(samples, len(group))
     for share in set(shares):
         own = [index for index, part in zip(group, shares, strict=True) if part == share]
@@ -95,33 +95,33 @@ def _with_samples(plan: Plan, scenario: Scenario, group: Sequence[int], samples:
 
 
 def _resized(pipeline: Pipeline, samples: int) -> Pipeline:
-    """The same with another number of samples in microbatches of about the same size."""
+    """The pipeline with another number of samples in microbatches of about the same size."""
     count = max(1, round(samples / max(pipeline.microbatches)))
     return replace(pipeline, microbatches=even_cut(samples, min(count, samples)))
 
 
-# A change must gain this share, so that the search does not wander on rounding.
+# Least share that a change must gain, so that the search does not wander on rounding errors.
 LEAST_GAIN = 1e-4
 
 
-def improve(plan: Plan, scenario: Scenario, judge: Callable[[Plan], float], evaluations: int) -> tuple[Plan, float]:
-    """Return the best plan that is found, and its judgement.
+def improve(plan: Plan, scenario: Scenario, score: Callable[[Plan], float], evaluations: int) -> tuple[Plan, float]:
+    """Return the best plan that is found, and its score.
 
     Args:
-        plan: Where to start.
-        scenario: What it is for.
-        judge: What is to be small.
-        evaluations: How often the judge may be asked.
+        plan: Plan to start from.
+        scenario: Scenario that the plan is for.
+        score: Function that returns the quantity to minimise.
+        evaluations: Most calls of ``score``.
     """
-    best, best_score = plan, judge(plan)
+    best, best_score = plan, score(plan)
     left, improved = evaluations - 1, True
     while improved and left > 0:
         improved = False
         for other in neighbours(best, scenario):
-            score = judge(other)
+            other_score = score(other)
             left -= 1
-            if score < best_score * (1 - LEAST_GAIN):
-                best, best_score, improved = other, score, True
+            if other_score < best_score * (1 - LEAST_GAIN):
+                best, best_score, improved = other, other_score, True
                 break
             if left <= 0:
                 break

@@ -1,8 +1,11 @@
-"""What a search is after."""
+"""The objective of a search, and the cost model of plans: how long a step takes, exactly or quickly.
 
-from collections.abc import Hashable, Sequence
+In a small cluster the evaluator times every device, and estimates how flows share links. In a larger one equivalent
+pipelines are evaluated once, and gradient sums are added in closed form.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from planner.cost.network import nominal_path
 from planner.cost.synchronisation import gradient_syncs, ring_s
@@ -14,23 +17,23 @@ from traces.common.errors import InputError
 
 OBJECTIVES = ("throughput", "cost")
 
+# Most devices of which all are evaluated.
+MOST_EVALUATED = 12
 
-class CostModel(Protocol):
-    """Says how long a step of a plan takes."""
 
-    def __call__(self, plan: Plan) -> float:
-        """Return seconds."""
+# Returns the time of a plan's step, seconds.
+CostModel = Callable[[Plan], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What is to be least.
+    """A quantity to minimise, with limits.
 
     Attributes:
-        name: ``throughput``, the time of a step; or ``cost``, what a step costs.
-        budget_per_hour: US dollars: plans that cost more are not taken; None for no limit.
-        samples_per_s: Plans that are slower are not taken; None for no limit. A deadline is the samples to train by
-            the seconds that are left.
+        name: ``throughput`` minimises the time of a step, ``cost`` its price.
+        budget_per_hour: Highest price of a plan, US dollars per hour; None for no limit.
+        samples_per_s: Least throughput of a plan; None for no limit. A deadline is the samples to train divided by the
+            seconds that are left.
     """
 
     name: str = "throughput"
@@ -46,10 +49,9 @@ class Objective:
                 raise InputError(f"{name} is {value:g}", where="objective", valid="a number above zero")
 
     def score(self, plan: Plan, step_s: float, scenario: Scenario) -> float:
-        """Return what is to be least; infinite where a limit is broken."""
+        """Return the quantity to minimise for a plan whose step takes ``step_s``; infinite if it breaks a limit."""
         per_hour = sum(scenario.cluster.by_name[device].price_per_hour for device in plan.devices)
-        traffic = traffic_price(plan, scenario)
-        step_price = per_hour * step_s / 3600 + traffic
+        step_price = per_hour * step_s / 3600 + traffic_price(plan, scenario)
         if self.budget_per_hour is not None and 3600 * step_price > self.budget_per_hour * step_s:
             return float("inf")
         if self.samples_per_s is not None and plan.global_batch < self.samples_per_s * step_s:
@@ -58,9 +60,9 @@ class Objective:
 
 
 def traffic_price(plan: Plan, scenario: Scenario) -> float:
-    """Return what a step's transfers between stages cost, US dollars, both ways.
+    """Return the price of a step's transfers between stages in both directions, US dollars.
 
-    Sums of gradients are left out: assumed small beside them where links have a price.
+    Gradient sums are left out: assumed small beside these transfers where links have a price.
     """
     price = 0.0
     for pipeline in plan.pipelines:
@@ -72,27 +74,25 @@ def traffic_price(plan: Plan, scenario: Scenario) -> float:
     return price
 
 
-MOST_EVALUATED = 12
-
-
 def approximate_step_time_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the seconds of a step on steady links."""
+    """Return the time of a step at constant rates, seconds; of many devices, equivalent pipelines are timed once."""
     if len(plan.devices) <= MOST_EVALUATED:
         return contended_step_time_s(plan, scenario)
-    return step_time_s(representatives(plan, scenario), scenario) + _sums_s(plan, scenario)
+    return step_time_s(representatives(plan, scenario), scenario) + _gradient_sums_s(plan, scenario)
 
 
 def contended_step_time_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the seconds of a step on steady links, with all devices looked at.
+    """Return the time of a step at constant rates, seconds, with every device evaluated.
 
-    In clusters of few devices links are shared; in larger ones each pair of devices has them for itself.
+    In clusters of up to `MOST_EVALUATED` devices, link sharing is estimated (`contended_paths`); in larger ones each
+    pair of devices is assumed to have its path for itself.
     """
     few = len(scenario.cluster.devices) <= MOST_EVALUATED
     return step_time_s(plan, scenario, contended_paths(plan, scenario) if few else None)
 
 
-def _sums_s(plan: Plan, scenario: Scenario) -> float:
-    """Seconds of the sums of the device that has most of them; each device does one after the other."""
+def _gradient_sums_s(plan: Plan, scenario: Scenario) -> float:
+    """Seconds of gradient sums on the device that has most of them; each device does one after the other."""
     busy_s = dict.fromkeys(plan.devices, 0.0)
     for sync in gradient_syncs(plan, scenario):
         paths = {nominal_path(scenario, *hop, plan.connections) for hop in _hops(sync.devices, scenario)}
@@ -103,7 +103,7 @@ def _sums_s(plan: Plan, scenario: Scenario) -> float:
 
 
 def _hops(devices: Sequence[str], scenario: Scenario) -> list[tuple[str, str]]:
-    """Hops of a ring, one for each pair of kinds and regions, and whether it stays in a host."""
+    """Hops of a ring: one for each pair of kinds and regions within a host, and one between hosts."""
     by_name = scenario.cluster.by_name
     hops: dict[Hashable, tuple[str, str]] = {}
     for one, other in zip(devices, [*devices[1:], devices[0]], strict=True):

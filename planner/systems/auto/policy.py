@@ -1,12 +1,12 @@
-"""The policy ``auto``, ours: forecasts links, keeps a portfolio of plans, and moves only where that is worth it.
+"""The policy ``auto``, ours: it forecasts links, keeps a portfolio of plans, and moves layers only where that pays.
 
-Every step adds a sample to the forecasts of the links that it used (`planner.systems.auto.forecasting.forecast`). Now
-and then, and at once when a link has changed, the portfolio (`planner.systems.auto.portfolio`) is scored on the
-forecasts' samples; a new plan is searched for only where rates have come to a range that no search has seen. Other
-depths, microbatches and orders cost nothing and are taken as soon as they gain. Layers move only where what a regime is
-still expected to bring exceeds the move twice, and where the regime has already cost as much as the move: nobody loses
-much who pays no sooner than he would have gained. Links out of sight are looked at by
-`planner.systems.auto.forecasting.probing`, for a share of the time that is bounded.
+Every step adds a sample to the forecasts of the links that it used (`planner.systems.auto.forecasting.forecast`). From
+time to time, and at once when a link has changed, the portfolio (`planner.systems.auto.portfolio`) is scored on the
+forecasts' samples; a new plan is searched for only where rates are in a range that no search has covered. Other depths,
+microbatches and orders cost nothing and are adopted as soon as they gain. Layers move only where the gain that is
+expected of the rest of a regime exceeds the cost of the move twice, and where the regime has already lost as much as
+the move costs, which bounds the regret. Links that the plan does not use are probed
+(`planner.systems.auto.forecasting.probing`), for a bounded share of the time.
 
 All thresholds are ours.
 """
@@ -36,30 +36,30 @@ from planner.systems.auto.forecasting.prediction_error import PredictionBias
 from planner.systems.auto.forecasting.probing import probing_plan
 from planner.systems.auto.portfolio import MOST_STEPS_DOWN, MOST_STEPS_UP, RATE_STEP, Portfolio
 
-# Plans are scored so often, seconds, and on so many samples of each link.
+# Seconds between two reviews of the portfolio, and samples of each link on which plans are scored.
 REVIEW_EVERY_S = 20.0
 STATES = 12
 
-# What a change must promise: one without layers that move; one with, to a plan that has run before; and one to a plan
-# that has not, for which predictions are off by as much (docs/systems/auto.md).
+# Least gain of a change: without layers that move; with, to a plan that has run before; and with, to a plan that has
+# not, for which predictions are off by as much (docs/systems/auto.md).
 LEAST_GAIN, LEAST_GAIN_OF_MOVE, LEAST_GAIN_OF_NEW = 0.02, 0.05, 0.10
 
-# What is expected of a move must exceed its cost so many times.
+# Factor by which the expected gain of a move must exceed its cost.
 SAFETY = 2.0
 
-# Links are looked at after so long out of sight, seconds, and twice as long after each look in vain.
-SCOUT_AFTER_S = 120.0
+# Seconds after which unused links are probed for the first time; the wait doubles after each probe without a result.
+PROBE_AFTER_S = 120.0
 
-# Steps of a look at least and at most, and the share of the time that looks may cost.
-LEAST_SCOUTING_STEPS, MOST_SCOUTING_STEPS = 2, 12
-SCOUTING_SHARE = 0.01
+# Least and most steps of a probe, and the share of the time that probes may cost.
+LEAST_PROBE_STEPS, MOST_PROBE_STEPS = 2, 12
+PROBE_SHARE = 0.01
 
-# Links that were seen so long ago are known, seconds.
+# Seconds for which a link's samples count as current after its last use.
 FRESH_S = 60.0
 
 
 class AutoPolicy:
-    """Forecasts, replans and moves; one object for one run."""
+    """Forecasts links, plans anew and moves layers; one object for one run."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -70,19 +70,19 @@ class AutoPolicy:
             if link.source != link.target and {link.source, link.target} <= regions
         }
         self._portfolio: Portfolio | None = None
-        self._experience = PredictionBias()
+        self._bias = PredictionBias()
         self._before: Observation | None = None
         self._elapsed_s = 0.0
         self._reviewed_s = 0.0
-        self._home: Plan | None = None
-        self._scouting_steps = 0
-        self._scouting_s = 0.0
-        self._scouted_at_s = 0.0
-        self._wait_s = SCOUT_AFTER_S
+        self._incumbent: Plan | None = None
+        self._probe_steps = 0
+        self._probe_s = 0.0
+        self._probed_at_s = 0.0
+        self._wait_s = PROBE_AFTER_S
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """All plans that were looked for so far."""
+        """All plans found so far."""
         return self._portfolio.plans if self._portfolio is not None else ()
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
@@ -93,24 +93,24 @@ class AutoPolicy:
         if plan.synchronisation.method != "allreduce":
             return None
         if away.intersection(plan.devices):
-            self._home = None
+            self._incumbent = None
             return self._without(self._portfolio, away)
         if observation.gone:
             return None
         changed = self._learn(observation)
         if observation.plan != plan:
-            # A change is under way.
+            # A change of plans is not over yet.
             return None
-        if self._home is not None:
-            return self._after_scouting(self._portfolio, plan, self._home, away)
+        if self._incumbent is not None:
+            return self._after_probe(self._portfolio, plan, self._incumbent, away)
         if not changed and self._elapsed_s - self._reviewed_s < REVIEW_EVERY_S:
             return None
         self._reviewed_s = self._elapsed_s
         self._cover(self._portfolio, away)
-        return self._better(self._portfolio, plan, plan, away) or self._scout(self._portfolio, plan, away)
+        return self._better(self._portfolio, plan, plan, away) or self._probe(self._portfolio, plan, away)
 
     def _learn(self, observation: Observation) -> bool:
-        """Take note of a step; return whether a link has changed."""
+        """Learn from a step; return whether a link has changed."""
         duration_s = self._duration_s(observation)
         self._elapsed_s += duration_s
         seen = observed_links(observation, self._scenario)
@@ -124,20 +124,20 @@ class AutoPolicy:
                 samples[name] = LinkSample(rate_bps, known_s, duration_s)
                 changed |= link.learn(samples[name])
             else:
-                link.pass_over(duration_s)
+                link.skip(duration_s)
         if self._before is not None and self._before.plan == observation.plan:
             paths = forecast_paths(observation.plan, self._scenario, samples)
             predicted_s = float(step_times_s(observation.plan, self._scenario, [paths])[0])
-            self._experience.learn(observation.plan, duration_s, predicted_s)
+            self._bias.learn(observation.plan, duration_s, predicted_s)
         self._before = observation
         return changed
 
     def _duration_s(self, observation: Observation) -> float:
-        """Seconds from the end of the step before."""
+        """Seconds since the end of the step before."""
         return observation.end_s - (self._before.end_s if self._before is not None else 0.0)
 
     def _cover(self, portfolio: Portfolio, away: frozenset[str]) -> None:
-        """Have plans for links as they are in the mean, in their slow moments, and where they carry nothing."""
+        """Have plans for links at their mean rates, at those of slow moments, and in an outage."""
         declared = {link.name: link.bandwidth_bps for link in self._scenario.cluster.links}
         mean, slow = {}, {}
         for name, link in self._links.items():
@@ -147,17 +147,17 @@ class AutoPolicy:
         for steps in (mean, slow, dict.fromkeys(self._links, -MOST_STEPS_DOWN)):
             portfolio.cover(tuple(sorted(steps.items())), away)
 
-    def _better(self, portfolio: Portfolio, plan: Plan, home: Plan, away: frozenset[str]) -> Plan | None:
-        """The plan that is worth changing to from ``plan``, where ``home`` would run otherwise."""
-        own_s = self._times_s(home)
+    def _better(self, portfolio: Portfolio, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
+        """The plan that is worth changing to from ``plan``, where ``incumbent`` would run otherwise."""
+        own_s = self._times_s(incumbent)
         observed = self._observed()
         best, best_s = None, 0.0
         for other in portfolio.plans:
-            if other == home or away.intersection(other.devices) or not self._is_known(other):
+            if other == incumbent or away.intersection(other.devices) or not self._is_known(other):
                 continue
             saved_share = 1 - float(self._times_s(other).mean() / own_s.mean())
             moving_s = migration_time_s(migration_between(plan, other, observed), observed)
-            dwell_s, age_s = self._regime_s({*self._used(home), *self._used(other)})
+            dwell_s, age_s = self._regime_s({*self._used(incumbent), *self._used(other)})
             is_move = moving_s > 0
             if saved_share < self._least_gain(other, is_move):
                 continue
@@ -171,23 +171,23 @@ class AutoPolicy:
     def _least_gain(self, plan: Plan, is_move: bool) -> float:
         if not is_move:
             return LEAST_GAIN
-        return LEAST_GAIN_OF_MOVE if self._experience.has_run(plan) else LEAST_GAIN_OF_NEW
+        return LEAST_GAIN_OF_MOVE if self._bias.has_run(plan) else LEAST_GAIN_OF_NEW
 
-    def _times_s(self, plan: Plan, hopeful: bool = False) -> Floats:
-        """Seconds of a step in each of the forecast states, [STATES]."""
-        samples = {name: self._hoped(link) if hopeful else link.samples for name, link in self._links.items()}
+    def _times_s(self, plan: Plan, optimistic: bool = False) -> Floats:
+        """Seconds of a step in each of the forecast states, [`STATES`]; optimistic: with stale links as declared."""
+        samples = {name: self._optimistic(link) if optimistic else link.samples for name, link in self._links.items()}
         networks = [
             forecast_paths(plan, self._scenario, {name: _at(each, state) for name, each in samples.items()})
             for state in range(STATES)
         ]
-        return self._experience.factor(plan) * step_times_s(plan, self._scenario, networks)
+        return self._bias.factor(plan) * step_times_s(plan, self._scenario, networks)
 
-    def _hoped(self, link: LinkForecast) -> tuple[LinkSample, ...]:
-        """What a link may carry: as declared, where it is out of sight."""
+    def _optimistic(self, link: LinkForecast) -> tuple[LinkSample, ...]:
+        """The samples of a link, or its declared rate where they are stale."""
         return link.samples if link.unseen_s <= FRESH_S and link.age_s > 0 else (link.declared,)
 
     def _used(self, plan: Plan) -> set[str]:
-        """Links between regions that a plan sends over."""
+        """Names of the links between regions that a plan uses."""
         pairs = set()
         for pipeline in plan.pipelines:
             for left, right in zip(pipeline.stages, pipeline.stages[1:], strict=False):
@@ -204,12 +204,12 @@ class AutoPolicy:
         return all(link.age_s > 0 and link.unseen_s <= FRESH_S for link in links)
 
     def _regime_s(self, links: set[str]) -> tuple[float, float]:
-        """How long links are expected to stay as they are, and for how long they have been so, seconds."""
+        """The least seconds for which links are expected to stay in their regimes, and the least age of these."""
         dwell_s = min((self._links[name].expected_dwell_s for name in links), default=math.inf)
         return dwell_s, min((self._links[name].age_s for name in links), default=math.inf)
 
     def _observed(self) -> Scenario:
-        """The scenario at the forecast rates: time is what adds up."""
+        """The scenario at the harmonic mean of the forecast rates, since times add up."""
         links = []
         for link in self._scenario.cluster.links:
             if link.name in self._links:
@@ -218,55 +218,55 @@ class AutoPolicy:
             links.append(replace(link, trace=None))
         return replace(self._scenario, cluster=Cluster(self._scenario.cluster.devices, tuple(links)))
 
-    def _scout(self, portfolio: Portfolio, plan: Plan, away: frozenset[str]) -> Plan | None:
-        """A plan that looks at links out of sight, where they may hide something better and a look is affordable."""
+    def _probe(self, portfolio: Portfolio, plan: Plan, away: frozenset[str]) -> Plan | None:
+        """A plan that probes stale links, where a better plan may depend on them and the probe is affordable."""
         stale = [name for name, link in self._links.items() if link.unseen_s > FRESH_S]
-        if not stale or self._elapsed_s - self._scouted_at_s < self._wait_s:
+        if not stale or self._elapsed_s - self._probed_at_s < self._wait_s:
             return None
         own_s = float(self._times_s(plan).mean())
         others = [each for each in portfolio.plans if not away.intersection(each.devices)]
-        hoped_s = min(float(self._times_s(each, hopeful=True).mean()) for each in others)
-        scouting = probing_plan(plan, self._scenario, stale, away)
-        if scouting is None or hoped_s > own_s * (1 - LEAST_GAIN_OF_MOVE):
+        optimistic_s = min(float(self._times_s(each, optimistic=True).mean()) for each in others)
+        probing = probing_plan(plan, self._scenario, stale, away)
+        if probing is None or optimistic_s > own_s * (1 - LEAST_GAIN_OF_MOVE):
             return None
         observed = self._observed()
-        moving_s = migration_time_s(migration_between(plan, scouting, observed), observed)
-        loss_s = max(0.0, float(self._times_s(scouting).mean()) - own_s) * (LEAST_SCOUTING_STEPS + 2) + 2 * moving_s
-        if self._scouting_s + loss_s > SCOUTING_SHARE * self._elapsed_s + moving_s:
+        moving_s = migration_time_s(migration_between(plan, probing, observed), observed)
+        loss_s = max(0.0, float(self._times_s(probing).mean()) - own_s) * (LEAST_PROBE_STEPS + 2) + 2 * moving_s
+        if self._probe_s + loss_s > PROBE_SHARE * self._elapsed_s + moving_s:
             return None
-        self._scouting_s += loss_s
-        self._home, self._scouting_steps = plan, 0
-        return scouting
+        self._probe_s += loss_s
+        self._incumbent, self._probe_steps = plan, 0
+        return probing
 
-    def _after_scouting(self, portfolio: Portfolio, plan: Plan, home: Plan, away: frozenset[str]) -> Plan | None:
-        """The better plan that scouting has found, home again, or None to go on looking."""
-        self._scouting_steps += 1
-        if self._scouting_steps < LEAST_SCOUTING_STEPS:
+    def _after_probe(self, portfolio: Portfolio, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
+        """The better plan that the probe has found, the incumbent, or None to continue the probe."""
+        self._probe_steps += 1
+        if self._probe_steps < LEAST_PROBE_STEPS:
             return None
         self._cover(portfolio, away)
-        better = self._better(portfolio, plan, home, away)
-        own_s = float(self._times_s(home).mean())
+        better = self._better(portfolio, plan, incumbent, away)
+        own_s = float(self._times_s(incumbent).mean())
         known = [each for each in portfolio.plans if not away.intersection(each.devices) and self._is_known(each)]
         best_s = min((float(self._times_s(each).mean()) for each in known), default=math.inf)
-        hopeful = best_s < own_s * (1 - LEAST_GAIN_OF_MOVE) and self._scouting_steps < MOST_SCOUTING_STEPS
-        if better is None and hopeful:
+        promising = best_s < own_s * (1 - LEAST_GAIN_OF_MOVE) and self._probe_steps < MOST_PROBE_STEPS
+        if better is None and promising:
             return None
-        self._scouted_at_s, self._home = self._elapsed_s, None
-        self._wait_s = SCOUT_AFTER_S if better is not None else 2 * self._wait_s
-        return better or home
+        self._probed_at_s, self._incumbent = self._elapsed_s, None
+        self._wait_s = PROBE_AFTER_S if better is not None else 2 * self._wait_s
+        return better or incumbent
 
     def _without(self, portfolio: Portfolio, away: frozenset[str]) -> Plan | None:
-        """The best plan on the devices that are there; None where nothing fits them."""
+        """The best plan on the devices that are present; None if no plan fits them."""
         self._cover(portfolio, away)
         able = [each for each in portfolio.plans if not away.intersection(each.devices)]
         return min(able, key=lambda each: float(self._times_s(each).mean()), default=None)
 
 
 def _steps(ratio: float) -> int:
-    """Steps of `RATE_STEP` from what is declared."""
+    """Steps of `RATE_STEP` above or below the declared rate."""
     return max(-MOST_STEPS_DOWN, min(MOST_STEPS_UP, round(math.log(ratio, RATE_STEP))))
 
 
 def _at(samples: Sequence[LinkSample], state: int) -> LinkSample:
-    """The sample that stands for one of the states, evenly over all of them."""
+    """The sample of one state; states are spread evenly over the samples."""
     return samples[(2 * state + 1) * len(samples) // (2 * STATES)]

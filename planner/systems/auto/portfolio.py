@@ -1,9 +1,9 @@
-"""Candidate plans for links as they are or may become, kept from one look at them to the next."""
+"""The portfolio of policy `auto`: plans found so far, for links as they are or may become."""
 
 from dataclasses import replace
 from functools import lru_cache
 
-from planner.check import check_plan
+from planner.check import is_possible
 from planner.cost.in_flight import no_split_fits
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster, Device, Link
@@ -15,23 +15,23 @@ from planner.systems.auto.objective import Objective
 from planner.systems.auto.search import search
 from traces.common.errors import InputError
 
-# Rates are told apart by this factor: plans for rates closer than that differ little.
+# Rates are rounded to powers of this factor times the declared rate: plans for closer rates differ little.
 RATE_STEP = 2.0
 MOST_STEPS_DOWN, MOST_STEPS_UP = 5, 1
 
 
 class Portfolio:
-    """Plans that were looked for so far; one object for one run.
+    """The plans found so far; one object for one run.
 
     Args:
-        scenario: What is trained, and where.
-        start: The plan of the first step.
+        scenario: Scenario of the run.
+        start: Plan of the first step.
     """
 
     def __init__(self, scenario: Scenario, start: Plan) -> None:
         self._scenario = scenario
         self._plans: dict[Plan, None] = {}
-        self._known: set[tuple[tuple[tuple[str, int], ...], frozenset[str]]] = set()
+        self._covered: set[tuple[tuple[tuple[str, int], ...], frozenset[str]]] = set()
         self._add(start)
 
     @property
@@ -40,15 +40,15 @@ class Portfolio:
         return tuple(self._plans)
 
     def cover(self, steps: tuple[tuple[str, int], ...], away: frozenset[str]) -> None:
-        """Look for a plan for links at these rates, unless that was done before.
+        """Search for a plan for links at these rates, unless that was done before.
 
         Args:
-            steps: Link name to its rate: steps of `RATE_STEP` above or below what is declared.
-            away: Devices that are not there.
+            steps: Link name and rate, as steps of `RATE_STEP` above or below the declared rate.
+            away: Names of devices that are absent.
         """
-        if (steps, away) in self._known:
+        if (steps, away) in self._covered:
             return
-        self._known.add((steps, away))
+        self._covered.add((steps, away))
         try:
             found = planned(_at_rates(self._scenario, steps), away)
         except InputError:
@@ -56,21 +56,18 @@ class Portfolio:
         self._add(found)
 
     def _add(self, plan: Plan) -> None:
-        """A plan, and the same with devices that choose among what is ready: links that sway upset a fixed order."""
+        """Add a plan, and the same with a dynamic order, which suits time-varying links."""
         self._plans[plan] = None
-        swaying = replace(plan, order="dynamic")
-        try:
-            check_plan(swaying, self._scenario)
-        except InputError:
-            return
-        self._plans[swaying] = None
+        dynamic = replace(plan, order="dynamic")
+        if is_possible(dynamic, self._scenario):
+            self._plans[dynamic] = None
 
 
 def planned(scenario: Scenario, away: frozenset[str] = frozenset()) -> Plan:
-    """Return the search's plan for declared rates.
+    """Return the plan of the search at declared rates.
 
     Raises:
-        InputError: Nothing fits.
+        InputError: No plan fits.
     """
     devices, links = scenario.cluster.devices, scenario.cluster.links
     steady = tuple(replace(link, trace=None) for link in links)
@@ -87,7 +84,7 @@ def _planned(
     effects: Effects,
     away: frozenset[str],
 ) -> Plan:
-    """By values, since several runs ask for the same."""
+    """`planned`, cached by value since several runs ask for the same plan."""
     scenario = Scenario(name, Cluster(devices, links), model, training, effects=effects)
     if len(away) == len(devices):
         raise no_split_fits(scenario, "auto", [])

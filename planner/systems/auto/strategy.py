@@ -1,4 +1,4 @@
-"""The plan of strategy ``auto`` for links that sway."""
+"""The strategy ``auto``: the best plan that a search over everything a plan can express finds."""
 
 from collections.abc import Iterator
 
@@ -12,35 +12,35 @@ from planner.systems.cannikin.strategy import cannikin, lb_bsp
 from planner.systems.deepcee.strategy import deepcee
 from traces.common.errors import InputError
 
-# For more devices the published planners take too long: Asteroid's with the square of their number.
+# Most devices for which the published planners are asked: the time of Asteroid's grows with the square of their number.
 MOST_SEEDED, MOST_OF_ASTEROID = 32, 12
 
 
 def auto(scenario: Scenario) -> Plan:
-    """Return the plan with the shortest step.
+    """Return the plan with the highest throughput.
 
     Raises:
-        InputError: Nothing fits into memory, or the profile lacks a device kind.
+        InputError: No plan fits into memory, or the profile lacks a device kind.
     """
     return plan_for(scenario, Objective())
 
 
-def plan_for(scenario: Scenario, objective: Objective, judge: CostModel | None = None) -> Plan:
+def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | None = None) -> Plan:
     """Return the best plan for an objective.
 
     Args:
-        scenario: What to plan for.
-        objective: What is to be least, and within which limits.
-        judge: Says how long a step takes; the compiled evaluator if None.
+        scenario: Scenario to plan for.
+        objective: Quantity to minimise, and its limits.
+        cost_model: Function that returns the time of a plan's step; the compiled evaluator if None.
 
     Raises:
-        InputError: Nothing fits into memory or keeps within the limits, or the profile lacks a device kind.
+        InputError: No plan fits into memory or keeps within the limits, or the profile lacks a device kind.
     """
-    return search(scenario, objective, judge, seeds=_published(scenario))
+    return search(scenario, objective, cost_model, seeds=_published(scenario))
 
 
 def _published(scenario: Scenario) -> Iterator[Plan]:
-    """The plans of the published systems with one update rule, and of LB-BSP, as far as they have one."""
+    """The plans of LB-BSP and of the published systems with the same update rule, as far as they have one."""
     devices = len(scenario.cluster.devices)
     strategies = (deepcee, cannikin, lb_bsp) if devices <= MOST_SEEDED else ()
     for strategy in (*strategies, asteroid) if devices <= MOST_OF_ASTEROID else strategies:
@@ -51,14 +51,14 @@ def _published(scenario: Scenario) -> Iterator[Plan]:
 
 
 def robust_plan(scenario: Scenario, objective: Objective, quantile: float) -> Plan:
-    """Return the best plan by what it reaches in all but a share ``quantile`` of the windows of the links' traces.
+    """Return the plan with the best score in all but a share ``quantile`` of the windows of the links' traces.
 
-    It is searched twice, around the links' means and around what they are in bad windows: a plan that keeps off a link
-    which often fails is none of the best at its mean.
+    Two searches are made, one around the links' mean rates and one around those of bad windows: a plan that avoids a
+    link which often fails is not among the best at its mean rate.
 
     Raises:
         InputError: The quantile is not a share below 1, or no plan fits or keeps within the limits.
     """
-    judge = robust_cost_model(scenario, quantile)
-    plans = [plan_for(each, objective, judge) for each in (scenario, in_bad_windows(scenario, quantile))]
-    return min(plans, key=lambda plan: objective.score(plan, judge(plan), scenario))
+    cost_model = robust_cost_model(scenario, quantile)
+    plans = [plan_for(each, objective, cost_model) for each in (scenario, in_bad_windows(scenario, quantile))]
+    return min(plans, key=lambda plan: objective.score(plan, cost_model(plan), scenario))

@@ -7,7 +7,7 @@ as far as memory allows, is judged on what was observed. The layers stay where t
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.check import check_plan
+from planner.check import is_possible
 from planner.cost.in_flight import fitting_depths, latency_aware_depths, plain_depths
 from planner.cost.network import compression_between, wire_bytes
 from planner.cost.stage import replica_times
@@ -17,7 +17,6 @@ from planner.schedules import HOLD_ALL
 from planner.step.evaluate import step_time_s
 from planner.step.orders import SEARCHING
 from planner.systems.deepcee.observed_paths import ObservedPaths
-from traces.common.errors import InputError
 
 # A change must promise this much, so that jitter does not make the plan swing.
 LEAST_GAIN = 0.03
@@ -87,16 +86,8 @@ class DepthChoice:
                 microbatches = (pipeline.samples // count,) * count
                 for depths in self._depths(plan, pipeline, microbatches):
                     candidate = plan.with_microbatches(index, microbatches, depths)
-                    if len(set(pipeline.workers)) == len(pipeline.stages) or self._is_possible(candidate):
+                    if len(set(pipeline.workers)) == len(pipeline.stages) or is_possible(candidate, self._scenario):
                         yield candidate
-
-    def _is_possible(self, plan: Plan) -> bool:
-        """Whether a plan can be carried out: depths that fit every stage may not fit a device that holds several."""
-        try:
-            check_plan(plan, self._scenario)
-        except InputError:
-            return False
-        return True
 
     def _depths(self, plan: Plan, pipeline: Pipeline, microbatches: tuple[int, ...]) -> set[tuple[int, ...]]:
         """Depths worth a try that fit into memory."""

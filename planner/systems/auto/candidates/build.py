@@ -1,4 +1,4 @@
-"""Plans from skeletons: which devices of a pool each pipeline takes."""
+"""Plans from templates: which devices of a device class each pipeline takes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,22 +9,22 @@ from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 from planner.step.orders import hiding_depths
 from planner.systems.auto.candidates.device_classes import DeviceClass
-from planner.systems.auto.candidates.uniform import PipelineTemplate
+from planner.systems.auto.candidates.templates import PipelineTemplate
 
-# Of each stage, the devices of each replica.
+# Device names of each tensor-parallel group, of each replica, of each stage.
 Places = tuple[tuple[tuple[str, ...], ...], ...]
 
-# A device that chooses for itself comes close to the order that a search finds, and needs no search.
+# A dynamic order comes close to the order that a search finds, and needs no search.
 QUICK_ORDER = ("compact-zb", "dynamic")
 
 
 def plan_of(templates: Sequence[PipelineTemplate], scenario: Scenario, strategy: str) -> Plan | None:
-    """Return the plan of skeletons side by side, in the quick order; None where its microbatches do not fit.
+    """Return the plan of templates side by side, in the quick order; None where its microbatches do not fit.
 
     Args:
-        templates: On different device classes; their samples add up to the global batch.
-        scenario: What it is for.
-        strategy: Its name in the plan.
+        templates: Templates on disjoint device classes; their samples add up to the global batch.
+        scenario: Scenario that the plan is for.
+        strategy: Name of the strategy in the plan.
     """
     pipelines: list[Pipeline] = []
     for template in templates:
@@ -42,7 +42,7 @@ def plan_of(templates: Sequence[PipelineTemplate], scenario: Scenario, strategy:
 
 
 def on_devices(pipeline: Pipeline, places: Places) -> Pipeline:
-    """Return the same pipeline on other devices, which are like its own."""
+    """Return the same pipeline on other, equivalent devices."""
     stages = tuple(
         replace(
             stage,
@@ -62,17 +62,16 @@ def places_of(pipeline: Pipeline) -> Places:
 
 
 def _places(template: PipelineTemplate) -> list[Places]:
-    """The devices of each pipeline. The same stages of all pipelines are neighbours, and sum gradients within hosts."""
-    groups = {(stage.device_class, stage.degree): stage.device_class.groups(stage.degree) for stage in template.stages}
-    rows: list[list[tuple[tuple[str, ...], ...]]] = [[] for _ in range(template.pipelines)]
+    """The devices of each pipeline; the same stages of all pipelines are neighbours, and sum gradients within hosts."""
+    places: list[list[tuple[tuple[str, ...], ...]]] = [[] for _ in range(template.pipelines)]
     used: dict[DeviceClass, int] = {}
     for stage in template.stages:
-        first, own = used.get(stage.device_class, 0), groups[stage.device_class, stage.degree]
+        first, groups = used.get(stage.device_class, 0), stage.device_class.groups(stage.degree)
         used[stage.device_class] = first + template.pipelines * stage.width
-        for number, row in enumerate(rows):
+        for number, own in enumerate(places):
             at = first + number * stage.width
-            row.append(tuple(own[at : at + stage.width]))
-    return [tuple(row) for row in rows]
+            own.append(tuple(groups[at : at + stage.width]))
+    return [tuple(own) for own in places]
 
 
 def _pipeline(template: PipelineTemplate, samples: int, places: Places) -> Pipeline:

@@ -1,16 +1,15 @@
-"""What the links between regions will carry, judged by what steps have shown of them.
+"""Forecasts of the links between regions, learned from the steps of a run.
 
-Of each link every step that used it leaves a sample: its rate, its latency and for how long that held. A regime is what
-a link does between two changes of the mean of its rate's logarithm, which Page-Hinkley finds; samples of earlier
-regimes count for nothing. The forecast is the regime's samples themselves, not their mean: a plan has to live with the
-slow moments too. How long regimes last is learned from those that are over.
+Every step that uses a link leaves a sample of its rate, its latency and how long it held. A regime is the time between
+two changes of the mean of the rate's logarithm, which the Page-Hinkley test finds; samples of earlier regimes do not
+count. The forecast is the regime's samples themselves, not their mean, since a plan meets the slow moments too. The
+lengths of past regimes say how long one is expected to last.
 """
 
 import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self
 
 from planner.adapt.policy import Observation
 from planner.cost.network import ConstantRatePath, Paths, payload_bps
@@ -19,16 +18,41 @@ from planner.scenario.scenario import Scenario
 from planner.step.evaluate import contention_factors
 from traces.common.errors import InputError
 
+# Assumed: length of a regime before any change was seen, seconds.
+FIRST_DWELL_S = 600.0
 
-@dataclass(frozen=True, slots=True)
-class ChangeSums:
-    """What both detectors are made of.
+# Age of the oldest sample of a link that is kept, seconds.
+MEMORY_S = 900.0
+
+# Page-Hinkley on logarithms of rates. Assumed: half of a change by a factor of two is slack; the threshold is the sum
+# that 20 steps at such a change give, which bursts of some seconds do not reach.
+SLACK = math.log(2) / 2
+THRESHOLD = 20 * (math.log(2) - SLACK)
+
+# Least rate that a sample counts with, bits per second: an outage has no logarithm.
+LEAST_BPS = 1e4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageHinkley:
+    """Page-Hinkley test, one value at a time: has the mean of a series changed?
+
+    Two sums add up by how much values deviate from the mean so far, less a slack, and never fall below zero; a sum
+    above the threshold is a change. After a change a new detector starts::
+
+        up   = max(0, up   + (value - mean) - slack)
+        down = max(0, down - (value - mean) - slack)
+
+    Sources: Page, Continuous Inspection Schemes, Biometrika 1954; Hinkley, Inference about the Change-Point from
+    Cumulative Sum Tests, Biometrika 1971.
 
     Attributes:
-        slack: Deviation that counts for nothing, in the values' unit; half of the least change worth finding is usual.
-        threshold: A sum above it is a change, in the values' unit.
-        up: Sum of what values exceeded the reference by.
-        down: Sum of what they fell short of it by.
+        slack: Deviation that does not count, in the values' unit; usually half of the least change worth finding.
+        threshold: Least sum that is a change, in the values' unit.
+        up: Sum of the deviations above the mean.
+        down: Sum of the deviations below the mean.
+        count: Number of values seen.
+        mean: Mean of all values seen.
 
     Raises:
         InputError: Slack or threshold is negative or not finite.
@@ -38,97 +62,39 @@ class ChangeSums:
     threshold: float
     up: float = 0.0
     down: float = 0.0
+    count: int = 0
+    mean: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.slack < math.inf or not 0 <= self.threshold < math.inf:
             raise InputError(
-                f"a slack of {self.slack:g} and a threshold of {self.threshold:g}",
+                f"a slack of {self.slack:g} and a threshold of {self.threshold:g} are not allowed",
                 valid="both are finite and not negative",
             )
 
     @property
-    def rose(self) -> bool:
-        """Whether the mean went up."""
-        return self.up > self.threshold
-
-    @property
-    def fell(self) -> bool:
-        """Whether the mean went down."""
-        return self.down > self.threshold
-
-    @property
     def changed(self) -> bool:
         """Whether the mean went up or down."""
-        return self.rose or self.fell
+        return max(self.up, self.down) > self.threshold
 
-    def after_deviation(self, deviation: float) -> Self:
-        """Return the sums after one value more.
-
-        Args:
-            deviation: What the value exceeds the reference by, in the values' unit.
-        """
-        up = max(0.0, self.up + deviation - self.slack)
-        down = max(0.0, self.down - deviation - self.slack)
-        return replace(self, up=up, down=down)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cusum(ChangeSums):
-    """Tabular CUSUM: has the mean left a target?
-
-    Attributes:
-        target: The mean of unchanged values.
-    """
-
-    target: float
-
-    def after(self, value: float) -> Self:
-        """Return the detector that has seen one ``value`` more, in the target's unit."""
-        return self.after_deviation(value - self.target)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageHinkley(ChangeSums):
-    """Page-Hinkley: has the mean left that of the values before?
-
-    Attributes:
-        count: Values seen.
-        mean: Of all of them.
-    """
-
-    count: int = 0
-    mean: float = 0.0
-
-    def after(self, value: float) -> Self:
-        """Return the detector that has seen one ``value`` more, which is part of the mean already."""
+    def after(self, value: float) -> "PageHinkley":
+        """Return the detector that has seen one ``value`` more; the mean includes it."""
         count = self.count + 1
         mean = self.mean + (value - self.mean) / count
-        return replace(self.after_deviation(value - mean), count=count, mean=mean)
-
-
-# Assumed: how long a link stays as it is, before any change was seen, seconds.
-FIRST_DWELL_S = 600.0
-
-# Samples of a link that are kept, seconds.
-MEMORY_S = 900.0
-
-# Page-Hinkley on logarithms of rates. Assumed: half of a change by a factor of two is slack; the sum must reach what
-# 20 steps at such a change would give, which bursts of some seconds do not.
-SLACK = math.log(2) / 2
-THRESHOLD = 20 * (math.log(2) - SLACK)
-
-# A rate below this counts as this, bits per second: an outage has no logarithm.
-LEAST_BPS = 1e4
+        deviation = value - mean
+        up = max(0.0, self.up + deviation - self.slack)
+        down = max(0.0, self.down - deviation - self.slack)
+        return replace(self, up=up, down=down, count=count, mean=mean)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSample:
-    """What a step showed of a link.
+    """One step's sample of a link.
 
     Attributes:
-        rate_bps: Bits of payload per second while busy.
-        latency_s: One way, seconds.
-        duration_s: Of the step, seconds.
+        rate_bps: Payload rate while busy, bits per second.
+        latency_s: One-way latency, seconds.
+        duration_s: Duration of the step, seconds.
     """
 
     rate_bps: float
@@ -137,11 +103,11 @@ class LinkSample:
 
 
 class LinkForecast:
-    """One link's regime so far; one object for one run.
+    """The current regime of one link; one object for one run.
 
     Args:
-        rate_bps: What is declared, bits per second.
-        latency_s: One way, seconds.
+        rate_bps: Declared rate, bits per second.
+        latency_s: Declared one-way latency, seconds.
     """
 
     def __init__(self, rate_bps: float, latency_s: float) -> None:
@@ -154,21 +120,21 @@ class LinkForecast:
 
     @property
     def age_s(self) -> float:
-        """Seconds of the regime that were seen."""
+        """Seconds of the regime in which the link was used."""
         return self._age_s
 
     @property
     def expected_dwell_s(self) -> float:
-        """How long the regime is expected to go on, seconds: the mean of those before, or as long as it has lasted."""
+        """Seconds for which the regime is expected to go on: the mean length of earlier ones, or its age if longer."""
         return max(self._age_s, sum(self._dwells_s) / len(self._dwells_s))
 
     @property
     def samples(self) -> tuple[LinkSample, ...]:
-        """Of the regime, the newest last; what is declared where none was seen."""
+        """The regime's samples, the newest last; the declared rate and latency if there are none."""
         return tuple(self._samples) or (self.declared,)
 
     def learn(self, sample: LinkSample) -> bool:
-        """Take note of a step that used the link; return whether its rate has changed for good."""
+        """Add the sample of a step that used the link; return whether a new regime begins."""
         self.unseen_s = 0.0
         self._samples.append(sample)
         self._age_s += sample.duration_s
@@ -179,19 +145,16 @@ class LinkForecast:
         if not self._detector.changed:
             return False
         self._dwells_s.append(self._age_s)
-        self._begin()
+        self.restart()
         self._samples.append(sample)
         return True
 
-    def pass_over(self, duration_s: float) -> None:
-        """Take note of a step that did not use the link."""
+    def skip(self, duration_s: float) -> None:
+        """Note a step that did not use the link."""
         self.unseen_s += duration_s
 
     def restart(self) -> None:
-        """Begin a regime of which nothing is known: the link was out of sight too long."""
-        self._begin()
-
-    def _begin(self) -> None:
+        """Begin a regime without samples, after a link has been unused for too long."""
         self._detector = PageHinkley(slack=SLACK, threshold=THRESHOLD)
         self._samples.clear()
         self._age_s = 0.0
@@ -200,8 +163,8 @@ class LinkForecast:
 def observed_links(observation: Observation, scenario: Scenario) -> dict[str, tuple[float, float | None]]:
     """Return rate and latency of each link between regions that a step used, bits per second and seconds, by name.
 
-    A path over several such links is put down to each of them. Where several flows share a link, the fastest counts
-    with its share made whole.
+    The rate of a path over several such links counts for each of them. Where several flows share a link, the fastest
+    one counts, scaled up to the whole link.
     """
     factors = contention_factors(observation.plan, scenario)
     seen: dict[str, tuple[float, float | None]] = {}
@@ -219,7 +182,7 @@ def observed_links(observation: Observation, scenario: Scenario) -> dict[str, tu
 
 
 def forecast_paths(plan: Plan, scenario: Scenario, states: Mapping[str, LinkSample]) -> Paths:
-    """Return the plan's paths where links are as in ``states``, by name, each flow with its share of them."""
+    """Return the plan's paths with links as in ``states``, by link name; each flow has its share of a link."""
     factors = contention_factors(plan, scenario)
 
     def path(source: str, target: str) -> ConstantRatePath:

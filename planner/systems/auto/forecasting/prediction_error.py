@@ -1,8 +1,8 @@
-"""How much longer steps take than is predicted for links as they were: learned while plans run.
+"""The bias of predicted step times: the ratio of measured to predicted seconds, learned while plans run.
 
-A prediction holds for links that stand still during a step. Real ones do not: a fixed order waits for each slow moment
-in turn, devices that choose among what is ready wait less, and a plan on one device not at all. What was learned of a
-plan counts for it; where little was, what was learned of plans of its kind.
+A prediction assumes that rates are constant during a step. Where they vary, a fixed order waits for each slow moment in
+turn, a dynamic order waits less, and a plan on one device not at all. The factor of a plan is learned from its own
+steps, and from those of plans of its kind as long as it has few.
 """
 
 import math
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 from planner.plan.plan import Plan
 
-# What a step adds to what is known of its plan, at least: older steps fade.
+# Least weight of the newest step: older steps fade.
 LEAST_WEIGHT = 1 / 30
 
-# What is known of a kind counts as so many steps of each plan of that kind.
+# The mean of a kind counts as much as so many steps of the plan itself.
 STEPS_OF_KIND = 4
 
 
 @dataclass(slots=True)
 class _Mean:
-    """Of logarithms of ratios."""
+    """Running mean of logarithms of ratios."""
 
     value: float = 0.0
     steps: int = 0
@@ -37,7 +37,7 @@ class PredictionBias:
         self._kinds: dict[str, _Mean] = {}
 
     def learn(self, plan: Plan, measured_s: float, predicted_s: float) -> None:
-        """Take note of one step."""
+        """Learn from one step of a plan."""
         value = math.log(measured_s / predicted_s)
         self._plans.setdefault(plan, _Mean()).learn(value)
         self._kinds.setdefault(_kind(plan), _Mean()).learn(value)
@@ -47,7 +47,7 @@ class PredictionBias:
         return plan in self._plans
 
     def factor(self, plan: Plan) -> float:
-        """Return what a prediction for a plan is to be multiplied by; 1 where nothing is known."""
+        """Return the factor by which a prediction for a plan is multiplied; 1 if nothing is known."""
         own, kind = self._plans.get(plan, _Mean()), self._kinds.get(_kind(plan), _Mean())
         return math.exp((own.steps * own.value + STEPS_OF_KIND * kind.value) / (own.steps + STEPS_OF_KIND))
 

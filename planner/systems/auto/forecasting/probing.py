@@ -1,30 +1,30 @@
-"""A cheap look at links that the plan does not use: for a few steps, one end layer is computed on their far side.
+"""Probing of links that the plan does not use: for a few steps, the first or last layer is computed beyond them.
 
-A plan within a region learns nothing of the links around it. Moving half of the model to try them costs as much as
-moving it for good, both ways; the first and the last layer of most models are small, and all samples still cross.
+A plan within one region learns nothing about the links around it. Moving half of the model to try them costs as much as
+moving it for good, both ways; the first and the last layer of most models are small, and all samples still pass the
+link.
 """
 
 from collections.abc import Collection
 from dataclasses import replace
 
-from planner.check import check_plan
+from planner.check import is_possible
 from planner.cost.in_flight import fitting_depths, latency_aware_depths
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
-from traces.common.errors import InputError
 
-# Microbatches of a scouting step: enough that computing and sending overlap.
+# Microbatches of a probing step: enough that computing and sending overlap.
 MICROBATCHES = 16
 
 
 def probing_plan(plan: Plan, scenario: Scenario, links: Collection[str], away: Collection[str]) -> Plan | None:
-    """Return the plan with an end layer beyond each of two of these links at most; None where that cannot be.
+    """Return the plan with its last layer, its first one or both beyond some of these links; None if impossible.
 
     Args:
-        plan: With one pipeline.
-        scenario: What it is for.
-        links: Names of links that shall be used.
-        away: Devices that are not there.
+        plan: Plan with one pipeline; others are not probed from.
+        scenario: Scenario that the plan is for.
+        links: Names of the links to probe.
+        away: Names of devices that are absent.
     """
     if len(plan.pipelines) != 1 or plan.synchronisation.method != "allreduce":
         return None
@@ -35,28 +35,27 @@ def probing_plan(plan: Plan, scenario: Scenario, links: Collection[str], away: C
         cut = last.end_layer - 1
         stages = (*stages[:-1], replace(last, end_layer=cut), Stage(cut, last.end_layer, (Replica(ahead),), 1))
     used = {device for stage in stages for replica in stage.replicas for device in replica.devices}
-    behind = _beyond(scenario, stages[0], links, {*away, *used}, but=ahead)
+    behind = _beyond(scenario, stages[0], links, {*away, *used}, other_than=ahead)
     if behind is not None and stages[0].end_layer - stages[0].first_layer > 1:
         first = stages[0]
         stages = (Stage(0, 1, (Replica(behind),), 1), replace(first, first_layer=1), *stages[1:])
-    return _in_depth(plan, stages, scenario) if len(stages) > len(plan.pipelines[0].stages) else None
+    return _with_depths(plan, stages, scenario) if len(stages) > len(plan.pipelines[0].stages) else None
 
 
 def _beyond(
-    scenario: Scenario, stage: Stage, links: Collection[str], taken: Collection[str], but: str | None = None
+    scenario: Scenario, stage: Stage, links: Collection[str], taken: Collection[str], other_than: str | None = None
 ) -> str | None:
-    """A free device at the far end of one of the links from a stage, in another region than device ``but``."""
+    """A free device at the far end of one of the links from a stage, in another region than device ``other_than``."""
     here = stage.replicas[0].device
-    by_name = scenario.cluster.by_name
+    near = {scenario.cluster.by_name[name].region for name in (here, other_than) if name is not None}
     for device in scenario.cluster.devices:
-        crossed = [link.name for link in scenario.cluster.path(here, device.name)]
-        elsewhere = device.region != by_name[here].region and (but is None or device.region != by_name[but].region)
-        if elsewhere and device.name not in taken and len(crossed) == 1 and crossed[0] in links:
+        passed = [link.name for link in scenario.cluster.path(here, device.name)]
+        if device.region not in near and device.name not in taken and len(passed) == 1 and passed[0] in links:
             return device.name
     return None
 
 
-def _in_depth(plan: Plan, stages: tuple[Stage, ...], scenario: Scenario) -> Plan | None:
+def _with_depths(plan: Plan, stages: tuple[Stage, ...], scenario: Scenario) -> Plan | None:
     samples = plan.pipelines[0].samples
     count = max(number for number in range(1, MICROBATCHES + 1) if samples % number == 0)
     microbatches = (samples // count,) * count
@@ -64,10 +63,6 @@ def _in_depth(plan: Plan, stages: tuple[Stage, ...], scenario: Scenario) -> Plan
     depths = fitting_depths(wanted, stages, scenario, microbatches)
     if depths is None:
         return None
-    pipeline = Pipeline(tuple(stages), microbatches).with_depths(depths)
-    scouting = replace(plan, pipelines=(pipeline,), schedule="1f1b", order="dynamic")
-    try:
-        check_plan(scouting, scenario)
-    except InputError:
-        return None
-    return scouting
+    pipeline = Pipeline(stages, microbatches).with_depths(depths)
+    probing = replace(plan, pipelines=(pipeline,), schedule="1f1b", order="dynamic")
+    return probing if is_possible(probing, scenario) else None

@@ -1,14 +1,10 @@
-from typing import TypeVar
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.systems.auto.forecasting.forecast import Cusum, PageHinkley
+from planner.systems.auto.forecasting.forecast import PageHinkley
 from traces.common.errors import InputError
-
-Detector = TypeVar("Detector", Cusum, PageHinkley)
 
 # Multiples of 1/16 are exact in floating point, so that neither side of a comparison is decided by rounding.
 exact = st.integers(-800, 800).map(lambda number: number / 16)
@@ -16,7 +12,9 @@ series = st.lists(exact, min_size=1, max_size=60)
 positive = st.integers(0, 100).map(lambda number: number / 16)
 
 
-def states(detector: Detector, values: "list[float] | np.ndarray[tuple[int], np.dtype[np.float64]]") -> list[Detector]:
+def states(
+    detector: PageHinkley, values: "list[float] | np.ndarray[tuple[int], np.dtype[np.float64]]"
+) -> list[PageHinkley]:
     seen = []
     for value in values:
         detector = detector.after(float(value))
@@ -24,25 +22,8 @@ def states(detector: Detector, values: "list[float] | np.ndarray[tuple[int], np.
     return seen
 
 
-def first_change(detector: Detector, values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> int | None:
+def first_change(detector: PageHinkley, values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> int | None:
     return next((index for index, state in enumerate(states(detector, values)) if state.changed), None)
-
-
-def largest_run(values: "np.ndarray[tuple[int], np.dtype[np.float64]]", end: int) -> float:
-    """The largest sum of values that ends with the one at ``end``, or nothing: CUSUM as a maximum over start points."""
-    return float(max(0.0, *(values[start : end + 1].sum() for start in range(end + 1))))
-
-
-@settings(deadline=None)
-@given(series, exact, positive, positive)
-def test_cusum_is_the_largest_sum_over_all_start_points(
-    values: list[float], target: float, slack: float, threshold: float
-) -> None:
-    deviations = np.array(values) - target
-    for end, state in enumerate(states(Cusum(slack=slack, threshold=threshold, target=target), values)):
-        up, down = largest_run(deviations - slack, end), largest_run(-deviations - slack, end)
-        assert (state.up, state.down) == (up, down)
-        assert (state.rose, state.fell) == (up > threshold, down > threshold)
 
 
 @settings(deadline=None)
@@ -66,47 +47,28 @@ def test_page_hinkley_is_the_distance_from_the_extreme_of_the_cumulative_sum(
 
 
 @settings(deadline=None)
-@given(series, exact, positive)
-def test_a_mirrored_series_changes_the_other_way(values: list[float], target: float, slack: float) -> None:
-    ahead = states(Cusum(slack=slack, threshold=1.0, target=target), values)
-    mirrored = states(Cusum(slack=slack, threshold=1.0, target=-target), [-value for value in values])
-    assert [(state.rose, state.fell) for state in ahead] == [(state.fell, state.rose) for state in mirrored]
+@given(series, positive)
+def test_a_mirrored_series_changes_the_other_way(values: list[float], slack: float) -> None:
+    ahead = states(PageHinkley(slack=slack, threshold=1.0), values)
+    mirrored = states(PageHinkley(slack=slack, threshold=1.0), [-value for value in values])
+    assert [(state.up, state.down) for state in ahead] == [(state.down, state.up) for state in mirrored]
 
 
 @pytest.mark.parametrize("shift", [1.0, -1.0, 3.0])
-@pytest.mark.parametrize("kind", ["cusum", "page-hinkley"])
-def test_a_shift_is_found_soon_and_silence_is_long(kind: str, shift: float) -> None:
+def test_a_shift_is_found_soon_and_silence_is_long(shift: float) -> None:
     rng = np.random.default_rng(7)
     delays, false_alarms = [], 0
     for _ in range(20):
         quiet, shifted = rng.normal(10.0, 1.0, 100), rng.normal(10.0 + shift, 1.0, 200)
         slack, threshold = 0.5, 8.0
-        if kind == "cusum":
-            found = first_change(Cusum(slack=slack, threshold=threshold, target=10.0), np.append(quiet, shifted))
-        else:
-            found = first_change(PageHinkley(slack=slack, threshold=threshold), np.append(quiet, shifted))
+        found = first_change(PageHinkley(slack=slack, threshold=threshold), np.append(quiet, shifted))
         assert found is not None
         false_alarms += found < 100
         delays.append(found - 100)
     assert false_alarms <= 1
-    # The sum rises by |shift| - slack a value; Page-Hinkley's mean follows the shift a little meanwhile.
+    # The sum rises by |shift| - slack a value; the mean follows the shift a little meanwhile.
     expected = 8.0 / (abs(shift) - 0.5)
     assert 0.5 * expected < np.median(delays) < 2.5 * expected
-
-
-def test_the_average_run_length_of_cusum_is_the_textbook_one() -> None:
-    # Two-sided, slack half a standard deviation, threshold four: 168 values without a change, 8.38 after a shift by
-    # one standard deviation (Montgomery, Introduction to Statistical Quality Control, table of CUSUM run lengths).
-    rng = np.random.default_rng(3)
-    lengths = {shift: [] for shift in (0.0, 1.0)}  # type: dict[float, list[int]]
-    for shift, found in lengths.items():
-        for _ in range(200):
-            detector, length = Cusum(slack=0.5, threshold=4.0, target=0.0), 0
-            while not detector.changed:
-                detector, length = detector.after(float(rng.normal(shift))), length + 1
-            found.append(length)
-    assert np.mean(lengths[0.0]) == pytest.approx(168, rel=0.2)
-    assert np.mean(lengths[1.0]) == pytest.approx(8.38, rel=0.1)
 
 
 @pytest.mark.parametrize(("slack", "threshold"), [(-1.0, 1.0), (1.0, -1.0), (1.0, float("inf")), (float("nan"), 1.0)])

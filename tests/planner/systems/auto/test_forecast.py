@@ -57,8 +57,8 @@ def test_memory_is_bounded() -> None:
 def test_a_link_out_of_sight_counts_the_time_and_can_start_anew() -> None:
     link = LinkForecast(1e8, 0.02)
     link.learn(LinkSample(1e7, 0.02, 1.0))
-    link.pass_over(50.0)
-    link.pass_over(20.0)
+    link.skip(50.0)
+    link.skip(20.0)
     assert link.unseen_s == 70.0
     link.restart()
     assert link.samples == (link.declared,)

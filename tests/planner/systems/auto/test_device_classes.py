@@ -1,4 +1,4 @@
-"""The search over pools of alike devices."""
+"""The search over device classes."""
 
 from dataclasses import replace
 
@@ -10,10 +10,10 @@ from planner.check import check_plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.candidates.build import plan_of
-from planner.systems.auto.candidates.device_classes import device_classes_of
+from planner.systems.auto.candidates.device_classes import device_classes_of, stage_options
 from planner.systems.auto.candidates.mixed import find_mixes
-from planner.systems.auto.candidates.retiming import retimed
-from planner.systems.auto.candidates.stage_options import lower_bounds_s, stage_options
+from planner.systems.auto.candidates.option_costs import lower_bounds_s
+from planner.systems.auto.candidates.templates import retimed
 from planner.systems.auto.candidates.uniform import find_templates
 from planner.systems.registry import STRATEGIES, make_plan
 from tests.helpers.scenarios.pool_scenarios import pool_scenarios
@@ -25,7 +25,7 @@ GENERATE = [Phase.explicit, Phase.reuse, Phase.generate]
 
 @settings(deadline=None, max_examples=40)
 @given(pool_scenarios())
-def test_pools_hold_every_device_once_and_groups_stay_within_hosts(scenario: Scenario) -> None:
+def test_device_classes_hold_every_device_once_and_groups_stay_within_hosts(scenario: Scenario) -> None:
     device_classes = device_classes_of(scenario.cluster)
     devices = [device for device_class in device_classes for device in device_class.devices]
     assert sorted(devices) == sorted(scenario.cluster.by_name)
@@ -41,7 +41,7 @@ def test_pools_hold_every_device_once_and_groups_stay_within_hosts(scenario: Sce
 
 @settings(deadline=None, max_examples=30, phases=GENERATE)
 @given(pool_scenarios())
-def test_layouts_take_every_sample_and_no_device_two_times(scenario: Scenario) -> None:
+def test_mixes_take_every_sample_and_no_device_two_times(scenario: Scenario) -> None:
     for mix in find_mixes(device_classes_of(scenario.cluster), scenario):
         assert sum(template.samples for template in mix.templates) == scenario.training.global_batch
         plan = plan_of(mix.templates, scenario, "auto")
@@ -64,13 +64,13 @@ def test_another_number_of_microbatches_is_taken_only_if_it_helps(scenario: Scen
     for template in find_templates(device_classes_of(scenario.cluster), scenario, scenario.training.global_batch):
         best = retimed(template, scenario, samples)
         assert best.samples == samples
-        # Taken from there the search begins at its own size, so that it cannot end with a longer chain.
-        assert retimed(best, scenario, samples).chain_s <= best.chain_s * (1 + 1e-9)
+        # Taken from there the search begins at its own size, so that it cannot end with a longer step.
+        assert retimed(best, scenario, samples).pipeline_s <= best.pipeline_s * (1 + 1e-9)
 
 
 @settings(deadline=None, max_examples=40)
 @given(pool_scenarios(), st.integers(1, 4), st.integers(1, 16))
-def test_no_skeleton_is_below_the_bounds(scenario: Scenario, pipelines: int, microbatch: int) -> None:
+def test_no_template_is_below_the_bounds(scenario: Scenario, pipelines: int, microbatch: int) -> None:
     device_classes = device_classes_of(scenario.cluster)
     options = stage_options(device_classes, scenario, pipelines, microbatch, recompute=False)
     assume(options)

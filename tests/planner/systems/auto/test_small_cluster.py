@@ -1,4 +1,4 @@
-"""The search over few devices: the dynamic programme against every chain, and the moves between unlike chains."""
+"""The search over few devices: the dynamic programme against all pipelines, and the moves between pipelines."""
 
 from itertools import pairwise
 
@@ -7,47 +7,52 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.plan.plan import Plan
-from planner.systems.auto.candidates.small_cluster import count_chains, every_chain
-from planner.systems.auto.candidates.subset_costs import bounds_of, groups_of
-from planner.systems.auto.candidates.subset_split import Chains, best_chains, timed_chains
+from planner.systems.auto.candidates.small_cluster import all_pipelines, count_pipelines
+from planner.systems.auto.candidates.subset_dp import (
+    SubsetPipelines,
+    best_pipelines,
+    bounds_grid,
+    subset_costs,
+    timed_pipelines,
+)
 from planner.systems.auto.device_moves import stage_moves
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 from tests.helpers.scenarios.unlike_scenarios import unlike_scenario
 
 
 @given(st.integers(1, 4), st.integers(1, 6))
-def test_every_chain_is_there_once(devices: int, layers: int) -> None:
-    group, first_layer = every_chain(devices, layers)
-    stages = {tuple(row) for row in np.concatenate((group, first_layer), axis=1).tolist()}
-    assert len(stages) == len(group) == count_chains(devices, layers)
-    for groups, firsts in zip(group.tolist(), first_layer.tolist(), strict=True):
-        used = [each for each in groups if each]
+def test_every_pipeline_is_there_once(devices: int, layers: int) -> None:
+    subset, first_layer = all_pipelines(devices, layers)
+    stages = {tuple(row) for row in np.concatenate((subset, first_layer), axis=1).tolist()}
+    assert len(stages) == len(subset) == count_pipelines(devices, layers)
+    for subsets, firsts in zip(subset.tolist(), first_layer.tolist(), strict=True):
+        used = [each for each in subsets if each]
         assert sum(used) == np.bitwise_or.reduce(used) < 1 << devices
         cuts = [*firsts[: len(used)], layers]
         assert cuts[0] == 0
         assert all(one < other for one, other in pairwise(cuts))
 
 
-def test_chains_of_one_and_two_devices_by_hand() -> None:
+def test_pipelines_of_one_and_two_devices_by_hand() -> None:
     # Either device, both as replicas, and with a cut two orders.
-    assert [count_chains(1, 5), count_chains(2, 1), count_chains(2, 3)] == [1, 3, 3 + 2 * 2]
+    assert [count_pipelines(1, 5), count_pipelines(2, 1), count_pipelines(2, 3)] == [1, 3, 3 + 2 * 2]
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 6))
-def test_the_dynamic_programme_finds_the_best_of_every_chain(seed: int, microbatch: int) -> None:
+def test_the_dynamic_programme_finds_the_best_of_all_pipelines(seed: int, microbatch: int) -> None:
     scenario = unlike_scenario(seed, (1, 3), (1, 5), 12)
     devices, layers = scenario.cluster.devices, len(scenario.model.layers)
-    groups, count = groups_of(devices, scenario, microbatch), -(-scenario.training.global_batch // microbatch)
-    bounds_s = bounds_of(groups)
-    best, every = best_chains(groups, count, bounds_s), timed_chains(groups, count, *every_chain(len(devices), layers))
+    costs, count = subset_costs(devices, scenario, microbatch), -(-scenario.training.global_batch // microbatch)
+    bounds_s = bounds_grid(costs)
+    best = best_pipelines(costs, count, bounds_s)
+    every = timed_pipelines(costs, count, *all_pipelines(len(devices), layers))
     for bound_s in bounds_s:
         for used in range(1, 1 << len(devices)):
 
-            def least_s(chains: Chains, limit_s: float, used: int = used) -> float:
-                return float(
-                    chains.round_trip_s[(chains.used == used) & (chains.bound_s <= limit_s)].min(initial=np.inf)
-                )
+            def least_s(pipelines: SubsetPipelines, limit_s: float, used: int = used) -> float:
+                allowed = (pipelines.used == used) & (pipelines.bound_s <= limit_s)
+                return float(pipelines.round_trip_s[allowed].min(initial=np.inf))
 
             # Bounds that differ by a rounding are equal.
             sooner_s, later_s = bound_s * (1 - 1e-9), bound_s * (1 + 1e-9)

@@ -1,0 +1,234 @@
+"""The costs of stage options, as tables for the partition dynamic programme."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from planner.cost.layers import layer_table, running_sums
+from planner.cost.network import ConstantRatePath, nominal_path, payload_bps
+from planner.cost.synchronisation import ring_s
+from planner.scenario.scenario import Scenario
+from planner.step.graph import Floats, Ints
+from planner.systems.auto.candidates.device_classes import MOST_STAGES_OF_CLASS, DeviceClass, StageOption
+from planner.systems.auto.candidates.partition_dp import PartitionCosts
+
+
+def option_costs(
+    options: Sequence[StageOption], scenario: Scenario, pipelines: int, microbatch: int, holder_factor: float
+) -> PartitionCosts:
+    """Return the costs of some options; pipelines pass the device classes in the order in which the options name them.
+
+    Args:
+        options: Options on the device classes.
+        scenario: Scenario that gives model and links.
+        pipelines: Number of pipelines that share the classes.
+        microbatch: Samples of a microbatch.
+        holder_factor: Devices that hold a layer in the whole plan, for each one that does in these pipelines.
+    """
+    classes = dict.fromkeys(each.device_class for each in options)
+    places = {each: place for place, each in enumerate(classes)}
+    costs = [layer_costs(scenario, each, -(-microbatch // each.width)) for each in options]
+    busy_s, delivery_s = boundary_costs(options, scenario, pipelines, microbatch)
+    return PartitionCosts(
+        np.array([[each.compute_s] for each in costs]),
+        np.array([each.state_bytes for each in costs]),
+        np.array([[each.activation_bytes] for each in costs]),
+        np.array([[each.capacity_bytes] for each in costs]),
+        busy_s,
+        2 * delivery_s,
+        np.array(
+            [
+                _sums_s(scenario, each.device_class, each.degree, round(pipelines * each.width * holder_factor))
+                for each in options
+            ]
+        ),
+        np.zeros(len(options), np.int64),
+        next_contexts(options, places),
+        scenario.effects.compute.transfers_block,
+        waits=False,
+        adds_sums=False,
+    )
+
+
+def next_contexts(options: Sequence[StageOption], places: Mapping[DeviceClass, int]) -> Ints:
+    """Return which options may follow which, as `PartitionCosts.next_context`.
+
+    All stages on one device class use it in the same way and are consecutive; a context counts them, less one.
+
+    Args:
+        options: Options on the device classes.
+        places: Place of each device class in the order in which pipelines pass them.
+    """
+    place = np.array([places[each.device_class] for each in options])
+    most = np.array([each.most_stages for each in options])
+    context = np.arange(most.max())[:, None, None]
+    one_more, first = np.where(context + 1 < most, context + 1, -1), np.where(place < place[:, None], 0, -1)
+    return np.where(np.eye(len(options), dtype=np.bool_), one_more, first)
+
+
+def lower_bounds_s(
+    options: Sequence[StageOption], scenario: Scenario, pipelines: int, microbatch: int
+) -> tuple[float, float]:
+    """Return lower bounds of the slowest stage's time for one microbatch, and of all stages' together, seconds.
+
+    The second takes the quickest option for every layer. The first is that of layers which may be cut at any place
+    and be anywhere: with c_i(l) the device time of layer l on class i in the best of its options, C_i their sum and u_i
+    the devices of a pipeline's part, (sum over l of min_i c_i(l) / C_i) / (sum over i of u_i / C_i) is feasible for the
+    dual of that linear programme.
+    """
+    best: dict[DeviceClass, Floats] = {}
+    alone_s = np.full(len(scenario.model.layers), np.inf)
+    for option in options:
+        layer_s = layer_costs(scenario, option, -(-microbatch // option.width)).layer_s
+        alone_s, device_s = np.minimum(alone_s, layer_s), layer_s * (option.degree * option.width)
+        best[option.device_class] = np.minimum(best.get(option.device_class, device_s), device_s)
+    sums_s = {each: float(device_s.sum()) for each, device_s in best.items()}
+    if min(sums_s.values()) <= 0:
+        return 0.0, 0.0
+    shares = np.min([device_s / sums_s[each] for each, device_s in best.items()], axis=0)
+    bottleneck_s = float(shares.sum()) / sum(each.size // pipelines / sum_s for each, sum_s in sums_s.items())
+    return bottleneck_s, float(alone_s.sum())
+
+
+def class_ring_s(scenario: Scenario, device_class: DeviceClass, size_bytes: float, holders: int) -> float:
+    """Return the time in which a ring of so many devices of a class sums ``size_bytes`` of gradients, seconds."""
+    return ring_s([_ring_path(scenario, device_class)], size_bytes, holders) if holders > 1 else 0.0
+
+
+@lru_cache(maxsize=4096)
+def _ring_path(scenario: Scenario, device_class: DeviceClass) -> ConstantRatePath:
+    return nominal_path(scenario, *device_class.ends)
+
+
+@lru_cache(maxsize=65536)
+def _sums_s(scenario: Scenario, device_class: DeviceClass, degree: int, holders: int) -> Floats:
+    """Seconds of the sum of all layers before each one, as parts of one sum of the whole model, [layers + 1]."""
+    size_bytes = _layer_costs(scenario, device_class, degree, 1, False).parameter_bytes
+    whole_bytes = float(size_bytes[-1])
+    return np.asarray(size_bytes * (class_ring_s(scenario, device_class, whole_bytes, holders) / max(whole_bytes, 1.0)))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LayerCosts:
+    """Costs of layers on one device.
+
+    Attributes:
+        compute_s: Compute time of all layers before each one, both directions, seconds, [layers + 1].
+        state_bytes: Model state of all layers before each one, [layers + 1].
+        activation_bytes: Activations of all layers before each one, for one microbatch, [layers + 1].
+        parameter_bytes: Parameters of all layers before each one, [layers + 1].
+        capacity_bytes: Memory for state and activations.
+        layer_s: Compute time of each layer, seconds, [layers].
+    """
+
+    compute_s: Floats
+    state_bytes: Floats
+    activation_bytes: Floats
+    parameter_bytes: Floats
+    capacity_bytes: float
+    layer_s: Floats
+
+
+def layer_costs(scenario: Scenario, option: StageOption, samples: int) -> LayerCosts:
+    """Return the costs of layers on a device that takes so many samples of a microbatch."""
+    return _layer_costs(scenario, option.device_class, option.degree, samples, option.recompute)
+
+
+@lru_cache(maxsize=4096)
+def _layer_costs(
+    scenario: Scenario, device_class: DeviceClass, degree: int, samples: int, recompute: bool
+) -> LayerCosts:
+    table = layer_table(scenario, device_class.kind, samples, degree, recompute=recompute)
+    model, effects = scenario.model.at_degree(degree), scenario.effects
+    states, activations = table.state_bytes, samples * table.activation_bytes
+    capacity = device_class.memory_bytes - effects.memory.framework_bytes
+    capacity -= round(effects.memory.workspace_share * max(samples * layer.activation_bytes for layer in model.layers))
+    seconds = table.layer_s + 3 * effects.compute.launch_overhead_s / len(model.layers)
+    if recompute:
+        # All activations of one microbatch are there while its backward runs; of the others, the stage's input.
+        states, activations = states + activations, np.zeros(len(activations))
+        largest = max(layer.output_bytes for layer in model.layers[:-1] or model.layers)
+        capacity -= MOST_STAGES_OF_CLASS * samples * largest
+    return LayerCosts(running_sums(seconds), states, activations, table.parameter_bytes, float(capacity), seconds)
+
+
+def boundary_costs(
+    options: Sequence[StageOption], scenario: Scenario, pipelines: int, microbatch: int
+) -> tuple[Floats, Floats]:
+    """Return the time for which each layer's output keeps the links busy, and that until it arrives, in seconds.
+
+    Both are given for each pair of options, [options, options, layers]. The outputs that a host sends for one
+    microbatch of each pipeline pass its interface, those of a region the region's links, and no link is busy for less
+    time than one message takes.
+
+    Args:
+        options: Options on the device classes.
+        scenario: Scenario that gives links and sizes.
+        pipelines: Number of pipelines that send at the same time.
+        microbatch: Samples of a microbatch.
+    """
+    count, layers = len(options), len(scenario.model.layers)
+    busy_s, delivery_s = np.zeros((count, count, layers)), np.zeros((count, count, layers))
+    width = np.array([option.width for option in options])
+    # Assumed: the stages of a host's devices are the same one, of different pipelines or replicas.
+    senders = [min(pipelines * option.width, option.device_class.host_size // option.degree or 1) for option in options]
+    host_samples = np.array(senders) * -(-microbatch // width)
+    places: dict[DeviceClass, list[int]] = {}
+    for index, option in enumerate(options):
+        places.setdefault(option.device_class, []).append(index)
+    for one, rows in places.items():
+        for other, columns in places.items():
+            if one is other and one.size == 1:
+                continue
+            path = _class_path(scenario, one, other)
+            message = -(-microbatch // np.maximum(width[rows][:, None], width[columns][None, :]))
+            sizes, which = np.unique(message, return_inverse=True)
+            alone_s = np.array([_message_s(scenario, one, other, size) for size in sizes.tolist()])[which]
+            alone_s = alone_s.reshape(*message.shape, layers)
+            on_hosts_s = host_samples[rows][:, None, None] * path.host_s
+            cells = np.ix_(rows, columns)
+            busy_s[cells] = np.maximum(alone_s, np.maximum(on_hosts_s, pipelines * microbatch * path.region_s))
+            delivery_s[cells] = alone_s + path.path.latency_s
+    return busy_s, delivery_s
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _ClassPath:
+    """The path between devices of two classes.
+
+    Attributes:
+        path: Path of one message by itself.
+        host_s: Time that one sample of each layer's output takes on the interfaces of hosts, seconds, [layers].
+        region_s: Time that it takes on the links of and between regions, seconds, [layers].
+    """
+
+    path: ConstantRatePath
+    host_s: Floats
+    region_s: Floats
+
+
+@lru_cache(maxsize=4096)
+def _class_path(scenario: Scenario, one: DeviceClass, other: DeviceClass) -> _ClassPath:
+    source, target = one.ends[0], other.ends[1]
+    cluster = scenario.cluster
+    bits = 8 * np.array([layer.output_bytes for layer in scenario.model.layers], np.float64)
+    host_s, region_s = np.zeros(len(bits)), np.zeros(len(bits))
+    for link in cluster.path(source, target):
+        seconds = bits / payload_bps(scenario.effects.network, link.bandwidth_bps)
+        if "network" in (link.source, link.target):
+            host_s = np.maximum(host_s, seconds)
+        elif link.source in cluster.regions:
+            region_s = np.maximum(region_s, seconds)
+    return _ClassPath(nominal_path(scenario, source, target), host_s, region_s)
+
+
+@lru_cache(maxsize=16384)
+def _message_s(scenario: Scenario, one: DeviceClass, other: DeviceClass, samples: int) -> Floats:
+    """Seconds for which each layer's output of so many samples keeps an idle path busy, [layers]."""
+    path = _class_path(scenario, one, other).path
+    sizes, which = np.unique(
+        samples * np.array([layer.output_bytes for layer in scenario.model.layers]), return_inverse=True
+    )
+    return np.array([path.transmission_s(size) for size in sizes.tolist()])[which]

@@ -1,0 +1,250 @@
+"""Pipelines of few, unlike devices: the partition dynamic programme with every set of devices as an option.
+
+A set is a number whose bits are the indices of its devices, which are the replicas of a stage. The best pipeline is
+found for every set of devices that the pipeline uses and for every bound of a grid, so that nothing is left out but
+what memory forbids. Where there are few pipelines, all of them are timed instead.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from planner.cost.layers import layer_table, running_sums
+from planner.cost.network import ConstantRatePath, nominal_path
+from planner.cost.synchronisation import ring_s
+from planner.scenario.cluster import Device
+from planner.scenario.scenario import Scenario
+from planner.step.graph import Floats, Ints
+from planner.systems.auto.candidates.partition_dp import (
+    Limits,
+    PartitionCosts,
+    best_start,
+    compute_s,
+    fill,
+    unwind,
+    wait_s,
+)
+
+# The grid of bounds goes from the least possible one to the time of the quickest device alone, and beyond that where
+# memory or links rule such bounds out.
+_BOUNDS, _BEYOND, _FARTHEST = 40, 10, 20.0
+
+# Compute time per layer of a device without samples, seconds: it excludes the set.
+_NO_SAMPLES_S = 1e30
+
+
+class SubsetPipelines(NamedTuple):
+    """Pipelines whose stages are sets of devices.
+
+    Attributes:
+        used: Set of all devices of the pipeline, [pipelines].
+        bound_s: Most time that a stage or a link takes for one microbatch, seconds, [pipelines].
+        round_trip_s: Time of one microbatch there and back plus that of gradient sums, seconds, [pipelines].
+        devices: Set of devices of each stage, 0 after the last stage, [pipelines, most stages].
+        first_layer: First layer of each stage, [pipelines, most stages].
+    """
+
+    used: Ints
+    bound_s: Floats
+    round_trip_s: Floats
+    devices: Ints
+    first_layer: Ints
+
+    def steps_s(self, microbatches: int) -> Floats:
+        """Return the time of a step of so many microbatches, seconds, [pipelines]."""
+        return np.asarray((microbatches - 1) * self.bound_s + self.round_trip_s)
+
+
+def devices_of(subset: int, devices: Sequence[Device]) -> list[Device]:
+    """Return the devices of a set, whose bits are their indices."""
+    return [device for number, device in enumerate(devices) if subset >> number & 1]
+
+
+def samples_by_speed(members: Sequence[Device], scenario: Scenario, microbatch: int) -> dict[str, int]:
+    """Return the samples of a microbatch that each device takes, by name.
+
+    Each device takes one sample, as far as they go, since the set may need its memory; every further sample goes to the
+    device that finishes it first.
+    """
+    layers = len(scenario.model.layers)
+    first = min(1, microbatch // len(members))
+    given = dict.fromkeys((device.name for device in members), first)
+    for _ in range(microbatch - first * len(members)):
+        soonest = min(
+            members, key=lambda device: scenario.model.times(0, layers, device.kind, given[device.name] + 1).total_s
+        )
+        given[soonest.name] += 1
+    return given
+
+
+def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int) -> PartitionCosts:
+    """Return the costs of a microbatch of so many samples; option i is the set i + 1, a context the set in use."""
+    subsets = range(1, 1 << len(devices))
+    shape = (len(subsets), len(devices), len(scenario.model.layers) + 1)
+    seconds, activations = np.zeros(shape), np.zeros(shape)
+    table = layer_table(scenario, devices[0].kind, microbatch)
+    states = table.state_bytes
+    effects = scenario.effects.memory
+    largest = max(layer.activation_bytes for layer in scenario.model.layers)
+    workspace = effects.framework_bytes + round(effects.workspace_share * microbatch * largest)
+    for subset in subsets:
+        members = devices_of(subset, devices)
+        shares = samples_by_speed(members, scenario, microbatch)
+        for number, device in enumerate(devices):
+            if device in members:
+                seconds[subset - 1, number] = _compute_s(scenario, device.kind, shares[device.name])
+                activations[subset - 1, number] = shares[device.name] * table.activation_bytes
+    is_member = np.array([[subset >> number & 1 for number in range(len(devices))] for subset in subsets])
+    capacity = np.array([device.memory_bytes - workspace for device in devices], np.float64)
+    busy_s, delivery_s = _boundary_costs(devices, scenario, microbatch)
+    sets = np.array(subsets)
+    sums_s = np.array([_gradient_sum_s(devices_of(subset, devices), scenario) for subset in subsets])
+    context = np.arange(len(subsets) + 1)[:, None, None]
+    return PartitionCosts(
+        seconds,
+        np.tile(states, (len(subsets), 1)),
+        activations,
+        np.where(is_member, capacity, np.inf),
+        np.maximum(busy_s, busy_s.swapaxes(0, 1)),
+        # The links there and those back may be unlike.
+        delivery_s + delivery_s.swapaxes(0, 1),
+        # Sums are shared out over the layers by the model state that these hold.
+        sums_s[:, None] * (states / max(states[-1], 1.0)),
+        sets,
+        np.where((context & sets[None, None, :]) == 0, context | sets[None, None, :], -1).repeat(len(subsets), axis=1),
+        scenario.effects.compute.transfers_block,
+        waits=True,
+        adds_sums=True,
+    )
+
+
+def _compute_s(scenario: Scenario, kind: str, samples: int) -> Floats:
+    layers = len(scenario.model.layers)
+    if not samples:
+        return _NO_SAMPLES_S * np.arange(layers + 1.0)
+    launches_s = 3 * scenario.effects.compute.launch_overhead_s / layers
+    return running_sums(layer_table(scenario, kind, samples).layer_s + launches_s)
+
+
+def _boundary_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int) -> tuple[Floats, Floats]:
+    """Seconds for which each layer's output keeps the worst path between two sets busy, and until it arrives."""
+    subsets, outputs = range(1, 1 << len(devices)), np.array([layer.output_bytes for layer in scenario.model.layers])
+    busy_s, delivery_s = (np.zeros((len(subsets), len(subsets), len(outputs))) for _ in range(2))
+    for one in subsets:
+        for other in subsets:
+            if one & other:
+                continue
+            paths = {
+                nominal_path(scenario, a.name, b.name)
+                for a in devices_of(one, devices)
+                for b in devices_of(other, devices)
+            }
+            samples = -(-microbatch // max(one.bit_count(), other.bit_count()))
+            busy_s[one - 1, other - 1], delivery_s[one - 1, other - 1] = _slowest(paths, samples * outputs)
+    return busy_s, delivery_s
+
+
+def _slowest(paths: set[ConstantRatePath], sizes: Ints) -> tuple[Floats, Floats]:
+    transmission_s = np.array([[path.transmission_s(size) for size in sizes.tolist()] for path in paths])
+    latency_s = np.array([path.latency_s for path in paths])
+    return transmission_s.max(axis=0), (transmission_s + latency_s[:, None]).max(axis=0)
+
+
+def _gradient_sum_s(members: Sequence[Device], scenario: Scenario) -> float:
+    """Seconds of a ring over the devices for the gradients of the whole model."""
+    count = len(members)
+    if count < 2:
+        return 0.0
+    names = [device.name for device in members]
+    paths = [nominal_path(scenario, one, other) for one, other in zip(names, [*names[1:], names[0]], strict=True)]
+    return ring_s(paths, scenario.model.parameter_bytes(0, len(scenario.model.layers)), count)
+
+
+def bounds_grid(costs: PartitionCosts) -> Floats:
+    """Return rising bounds of the slowest stage or link, seconds: the search finds the best pipelines for each."""
+    alone_s = np.array([costs.compute_s[(1 << number) - 1, number, -1] for number in range(costs.compute_s.shape[1])])
+    high = float(alone_s.min())
+    low = 1 / float((1 / np.maximum(alone_s, 1e-12)).sum())
+    return np.concatenate((np.geomspace(low, high, _BOUNDS), np.geomspace(1.2 * high, _FARTHEST * high, _BEYOND)))
+
+
+def best_pipelines(costs: PartitionCosts, microbatches: int, bounds_s: Floats) -> SubsetPipelines:
+    """Return the pipelines with the shortest round trip for each bound and each set of devices in use.
+
+    Args:
+        costs: Costs of every set of devices.
+        microbatches: Most microbatches in flight at a stage; it keeps as many as there are stages from it on.
+        bounds_s: Rising bounds of the slowest stage or link, seconds.
+    """
+    round_trip_s, subset, first_layer = _best_pipelines(costs, microbatches, bounds_s)
+    bound, used = np.nonzero(np.isfinite(round_trip_s))
+    stages = np.concatenate((subset[bound, used], first_layer[bound, used]), axis=1)
+    # A pipeline that several bounds find is kept with the least of them.
+    _, first = np.unique(stages, axis=0, return_index=True)
+    bound, used = bound[first], used[first]
+    return SubsetPipelines(
+        used, bounds_s[bound], round_trip_s[bound, used], subset[bound, used], first_layer[bound, used]
+    )
+
+
+def timed_pipelines(costs: PartitionCosts, microbatches: int, subset: Ints, first_layer: Ints) -> SubsetPipelines:
+    """Return those of some pipelines that fit, with their times.
+
+    Args:
+        costs: Costs of every set of devices.
+        microbatches: Most microbatches in flight at a stage.
+        subset: Set of devices of each stage, 0 after the last stage, [pipelines, most stages].
+        first_layer: First layer of each stage, [pipelines, most stages].
+    """
+    bound_s, round_trip_s = _time_pipelines(costs, microbatches, subset, first_layer)
+    fits = np.isfinite(bound_s)
+    used = np.bitwise_or.reduce(subset, axis=1)
+    return SubsetPipelines(used[fits], bound_s[fits], round_trip_s[fits], subset[fits], first_layer[fits])
+
+
+@njit(cache=True)
+def _time_pipelines(
+    costs: PartitionCosts, microbatches: int, subset: Ints, first_layer: Ints
+) -> tuple[Floats, Floats]:  # pragma: no cover
+    pipelines, most_stages = subset.shape
+    layers = costs.compute_s.shape[2] - 1
+    bound_s, round_trip_s = np.zeros(pipelines), np.zeros(pipelines)
+    for pipeline in range(pipelines):
+        end, behind = layers, 0
+        for stage in range(most_stages - 1, -1, -1):
+            option = subset[pipeline, stage] - 1
+            if option < 0:
+                continue
+            first, transfer_s, busy_s = first_layer[pipeline, stage], 0.0, 0.0
+            if behind:
+                after = subset[pipeline, stage + 1] - 1
+                transfer_s, busy_s = costs.transfer_s[option, after, end - 1], costs.busy_s[option, after, end - 1]
+            time_s = compute_s(costs, option, first, end)
+            sum_s = costs.sum_s[option, end] - costs.sum_s[option, first]
+            round_trip_s[pipeline] += time_s + transfer_s + sum_s
+            own_s = time_s + (transfer_s if costs.blocks else 0.0)
+            waiting_s = wait_s(costs, option, first, end, min(microbatches, behind + 1), round_trip_s[pipeline])
+            bound_s[pipeline] = max(bound_s[pipeline], busy_s, own_s, waiting_s)
+            end, behind = first, behind + 1
+    return bound_s, round_trip_s
+
+
+@njit(cache=True)
+def _best_pipelines(
+    costs: PartitionCosts, microbatches: int, bounds_s: Floats
+) -> tuple[Floats, Ints, Ints]:  # pragma: no cover
+    options, devices, layers = costs.compute_s.shape[0], costs.compute_s.shape[1], costs.compute_s.shape[2] - 1
+    best_s = np.full((len(bounds_s), options + 1), np.inf)
+    subset = np.zeros((len(bounds_s), options + 1, devices), np.int64)
+    first_layer = np.zeros((len(bounds_s), options + 1, devices), np.int64)
+    round_trip_s = np.empty((devices + 1, options, options + 1, layers))
+    next_state = np.empty((devices + 1, options, options + 1, layers), np.int64)
+    for number, bound_s in enumerate(bounds_s):
+        fill(costs, Limits(microbatches, bound_s, np.inf, np.zeros(layers), np.inf), round_trip_s, next_state)
+        for used in range(1, options + 1):
+            best_s[number, used], start = best_start(round_trip_s, used, used + 1)
+            stages = unwind(start, next_state, subset[number, used], first_layer[number, used])
+            subset[number, used, :stages] += 1
+    return best_s, subset, first_layer

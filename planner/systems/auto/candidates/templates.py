@@ -1,0 +1,138 @@
+"""Pipeline templates: equal pipelines over device classes, their times by a closed form, and their microbatch size.
+
+step = (M - 1) * slowest stage or link + round trip of one microbatch + slowest gradient sum
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from planner.scenario.scenario import Scenario
+from planner.step.graph import Floats
+from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
+from planner.systems.auto.candidates.option_costs import boundary_costs, class_ring_s, layer_costs
+
+# Microbatch sizes are tried from the template's size divided by this factor to its size multiplied by it.
+_WIDEST = 2.0
+
+# Time of what does not fit, seconds. It is finite because infinity times zero is not a number.
+INFEASIBLE_S = 1e30
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateStage:
+    """Consecutive layers on a part of a device class, in each pipeline of a template.
+
+    Attributes:
+        device_class: Class whose devices hold the layers.
+        degree: Devices that share each layer by tensor parallelism.
+        width: Replicas in one pipeline.
+        first_layer: Index of the first layer.
+        end_layer: Index after the last layer.
+        recompute: Whether the stage keeps only its input and recomputes activations.
+    """
+
+    device_class: DeviceClass
+    degree: int
+    width: int
+    first_layer: int
+    end_layer: int
+    recompute: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineTemplate:
+    """Equal pipelines side by side.
+
+    Attributes:
+        pipelines: Number of pipelines.
+        samples: Samples of all pipelines per step.
+        microbatch: Samples of a microbatch.
+        stages: Stages of each pipeline, first to last.
+        bottleneck_s: Time of the slowest stage or link for a microbatch, seconds.
+        round_trip_s: Time of one microbatch there and back, seconds.
+        sum_s: Time of the slowest gradient sum, seconds.
+    """
+
+    pipelines: int
+    samples: int
+    microbatch: int
+    stages: tuple[TemplateStage, ...]
+    bottleneck_s: float
+    round_trip_s: float
+    sum_s: float
+
+    @property
+    def pipeline_s(self) -> float:
+        """Seconds of a step without gradient sums; smaller microbatches are assumed to take proportionally less."""
+        share = -(-self.samples // self.pipelines)
+        microbatches = -(-share // self.microbatch)
+        filled = -(-share // microbatches) / self.microbatch
+        return ((microbatches - 1) * self.bottleneck_s + self.round_trip_s) * filled
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step by the closed form."""
+        return self.pipeline_s + self.sum_s
+
+
+def gradient_sum_s(stage: TemplateStage, scenario: Scenario, holders: int) -> float:
+    """Return the time in which a ring of so many devices like a stage's sums its gradients, seconds."""
+    model = scenario.model.at_degree(stage.degree)
+    return class_ring_s(
+        scenario, stage.device_class, model.parameter_bytes(stage.first_layer, stage.end_layer), holders
+    )
+
+
+def retimed(template: PipelineTemplate, scenario: Scenario, samples: int) -> PipelineTemplate:
+    """Return the template for so many samples per step, with the microbatch size of the shortest step.
+
+    The stages stay as they are; gradient sums are left out.
+    """
+    if samples < template.pipelines:
+        return replace(template, samples=samples, bottleneck_s=INFEASIBLE_S, round_trip_s=INFEASIBLE_S)
+    share = -(-samples // template.pipelines)
+    least = max(1, int(share / (template.microbatch * _WIDEST)))
+    most = min(share, int(share / template.microbatch * _WIDEST) + 1)
+    widest = max(stage.width for stage in template.stages)
+    tried = [_with_microbatch(template, scenario, samples, -(-share // count)) for count in range(least, most + 1)]
+    able = [each for each in tried if each.microbatch >= widest]
+    return min(able or [_with_microbatch(template, scenario, samples, share)], key=lambda each: each.pipeline_s)
+
+
+def _with_microbatch(template: PipelineTemplate, scenario: Scenario, samples: int, microbatch: int) -> PipelineTemplate:
+    microbatches = -(-samples // (template.pipelines * microbatch))
+    bottleneck_s, round_trip_s = _times_s(template.stages, scenario, template.pipelines, microbatch, microbatches)
+    return replace(
+        template, samples=samples, microbatch=microbatch, bottleneck_s=bottleneck_s, round_trip_s=round_trip_s
+    )
+
+
+@lru_cache(maxsize=65536)
+def _times_s(
+    stages: tuple[TemplateStage, ...], scenario: Scenario, pipelines: int, microbatch: int, microbatches: int
+) -> tuple[float, float]:
+    """Seconds of the slowest stage or link for a microbatch, and of its round trip; or `INFEASIBLE_S`, twice."""
+    options = [StageOption(stage.device_class, stage.degree, stage.width, stage.recompute, 1) for stage in stages]
+    busy_s, delivery_s = boundary_costs(options, scenario, pipelines, microbatch)
+    blocks = scenario.effects.compute.transfers_block
+    bottleneck_s = round_trip_s = 0.0
+    for index, (stage, option) in enumerate(zip(stages, options, strict=True)):
+        costs = layer_costs(scenario, option, -(-microbatch // stage.width))
+        depth = min(microbatches, len(stages) - index)
+        held_bytes = _of(stage, costs.state_bytes) + depth * _of(stage, costs.activation_bytes)
+        if held_bytes > costs.capacity_bytes:
+            return INFEASIBLE_S, INFEASIBLE_S
+        compute_s, blocked_s = _of(stage, costs.compute_s), 0.0
+        if index + 1 < len(stages):
+            boundary = index, index + 1, stage.end_layer - 1
+            transfer_s = 2 * float(delivery_s[boundary])
+            blocked_s = transfer_s if blocks else 0.0
+            bottleneck_s = max(bottleneck_s, float(busy_s[boundary]))
+            round_trip_s += transfer_s
+        bottleneck_s, round_trip_s = max(bottleneck_s, compute_s + blocked_s), round_trip_s + compute_s
+    return bottleneck_s, round_trip_s
+
+
+def _of(stage: TemplateStage, until: Floats) -> float:
+    """The part of a stage in what all layers before each one amount to."""
+    return float(until[stage.end_layer] - until[stage.first_layer])
