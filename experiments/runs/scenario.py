@@ -19,7 +19,7 @@ from traces.common.errors import InputError, find_by_name
 
 READY_FOLDER = Path(__file__).parents[1] / "scenarios"
 
-DEFAULT_STRATEGY = "megatron"
+DEFAULT_STRATEGY = "auto"
 
 
 def ready_scenarios() -> dict[str, Path]:

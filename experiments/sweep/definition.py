@@ -70,7 +70,7 @@ class SettingsEntry:
     Attributes:
         scenario: A YAML file, relative to the sweep's, or the name of a ready scenario.
         plan: A plan file, relative to the sweep's.
-        strategy: What makes the plan, instead of a file: ``megatron`` if absent; or a Python file beside the sweep's.
+        strategy: What makes the plan, instead of a file: ``auto`` if absent; or a Python file beside the sweep's.
         schedule: Another order of actions.
         policy: What adapts the plan: ``none`` if absent; or a Python file beside the sweep's.
         steps: Training steps: 20 if absent.

@@ -20,6 +20,7 @@ HOSTS = {"hosts": {"north-worker": {**ENTRY, "address": "127.0.0.1"}, "south-wor
 
 SWEEP = """
 scenario: two-regions
+strategy: megatron
 steps: 3
 parameters:
   training.global_batch: {grid: [16, 32]}
@@ -42,7 +43,7 @@ def submitted(folder: Path, steps: int) -> Path:
     hosts = folder.with_name("hosts.yaml")
     hosts.write_text(yaml.safe_dump(HOSTS))
     done = ropebridge(
-        *("deploy", "digits", "--target", "slurm", "--hosts", hosts, "-o", folder),
+        *("deploy", "digits", "--strategy=megatron", "--target", "slurm", "--hosts", hosts, "-o", folder),
         *("--steps", steps, "--strategy", "ddp", "--submit"),
     )
     assert done.returncode == 0, done.stderr
@@ -106,6 +107,7 @@ def queued() -> list[str]:
 # Each of its points takes a second or more.
 LONG = """
 scenario: two-regions
+strategy: megatron
 parameters:
   training.global_batch: {grid: [16, 32, 48, 64, 80, 96, 112, 128]}
   steps: {grid: [3000, 3001, 3002]}

@@ -17,7 +17,7 @@ from tests.helpers.processes.process_watch import (
     wait_until,
 )
 
-RUN = ["run", "two-regions", "--compute", "paced", "--emulate-wan", "--steps", "500"]
+RUN = ["run", "two-regions", "--strategy=megatron", "--compute", "paced", "--emulate-wan", "--steps", "500"]
 
 
 def workers(mark: str) -> list[int]:
@@ -91,7 +91,17 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_stands_still_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    arguments = ["run", "two-regions", "--compute", "paced", "--steps", "500", "-o", str(tmp_path / "run")]
+    arguments = [
+        "run",
+        "two-regions",
+        "--strategy=megatron",
+        "--compute",
+        "paced",
+        "--steps",
+        "500",
+        "-o",
+        str(tmp_path / "run"),
+    ]
     with started(arguments, tmp_path) as (process, mark):
         wait_until(lambda: len(workers(mark)) == 2, "the workers do not start")
         time.sleep(6.0)
@@ -151,7 +161,7 @@ training: {global_batch: 4, microbatch: 1}
 def test_a_rank_whose_model_fails_ends_the_run_with_the_cause(breakdown: str, cause: str, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(BROKEN_MODEL.format(breakdown=breakdown))
     (tmp_path / "broken.yaml").write_text(BROKEN_SCENARIO)
-    arguments = ["run", str(tmp_path / "broken.yaml"), "-o", str(tmp_path / "run")]
+    arguments = ["run", str(tmp_path / "broken.yaml"), "--strategy=megatron", "-o", str(tmp_path / "run")]
     with started(arguments, tmp_path) as (process, _):
         output, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1

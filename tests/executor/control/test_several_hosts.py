@@ -150,7 +150,17 @@ def test_a_head_that_is_killed_goes_on_and_the_others_have_waited(tmp_path: Path
     (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(described))
     folder = tmp_path / "job-1"
     done = ropebridge(
-        *("deploy", "digits", "--target", "torchrun", "--hosts", tmp_path / "hosts.yaml", "-o", folder),
+        *(
+            "deploy",
+            "digits",
+            "--strategy=megatron",
+            "--target",
+            "torchrun",
+            "--hosts",
+            tmp_path / "hosts.yaml",
+            "-o",
+            folder,
+        ),
         *("--steps", 400, "--checkpoint", tmp_path / "checkpoints", "--checkpoint-every", 20),
     )
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,7 @@ def test_ranks_of_one_machine(tmp_path: Path) -> None:
     """With launcher, agent, and the ranks' connections."""
     checkpoints = tmp_path / "checkpoints"
     options = ["--strategy", "ddp", "--backup-every", "5", "--checkpoint", str(checkpoints), *STEPS]
-    with started(["run", "digits", *options], tmp_path) as (process, mark):
+    with started(["run", "digits", "--strategy=megatron", *options], tmp_path) as (process, mark):
         wait_until(lambda: list(checkpoints.glob("step-*")), "nothing is trained")
         assert addresses_listened_at(mark) == LOOPBACK
         process.send_signal(signal.SIGINT)
@@ -35,7 +35,17 @@ def test_hosts_where_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     options = ["--strategy", "ddp", "--checkpoint", str(checkpoints), *STEPS]
     done = ropebridge(
-        *("deploy", "digits", "--target", "torchrun", "--hosts", tmp_path / "hosts.yaml", "-o", tmp_path / "job-1"),
+        *(
+            "deploy",
+            "digits",
+            "--strategy=megatron",
+            "--target",
+            "torchrun",
+            "--hosts",
+            tmp_path / "hosts.yaml",
+            "-o",
+            tmp_path / "job-1",
+        ),
         *options,
     )
     assert done.returncode == 0, done.stderr

@@ -113,7 +113,18 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path) -> None:
     mount = f"mount -t tmpfs -o size=32m ropebridge-test {place}"
     if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False).returncode != 0:
         pytest.skip("a small disk cannot be mounted here")
-    command = [*COMMAND, "run", SCENARIO, "--checkpoint", f"{place}/c", "--checkpoint-every", "1", "--steps", "2000"]
+    command = [
+        *COMMAND,
+        "run",
+        SCENARIO,
+        "--strategy=megatron",
+        "--checkpoint",
+        f"{place}/c",
+        "--checkpoint-every",
+        "1",
+        "--steps",
+        "2000",
+    ]
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", f"{mount} && exec {' '.join(command)}"],
         capture_output=True,
@@ -137,7 +148,9 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_do_not_go_together(options: list[str], expected: str, tmp_path: Path) -> None:
-    done = ropebridge("run", SCENARIO, *(option.format(tmp_path / "checkpoints") for option in options))
+    done = ropebridge(
+        "run", SCENARIO, "--strategy=megatron", *(option.format(tmp_path / "checkpoints") for option in options)
+    )
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert expected in line

@@ -365,7 +365,7 @@ def test_a_run_over_emulated_links() -> None:
 def test_a_relay_that_is_killed_ends_the_run_with_the_cause(tmp_path: Path) -> None:
     if lack() is not None:
         pytest.skip(str(lack()))
-    run = ["run", "two-regions", "--compute", "paced", "--emulator", "relay", "--steps", "500"]
+    run = ["run", "two-regions", "--strategy=megatron", "--compute", "paced", "--emulator", "relay", "--steps", "500"]
     with started(run, tmp_path) as (process, mark):
         wait_until(lambda: len(processes_of("executor.rank.worker", mark)) == 2, "the workers do not start")
         time.sleep(2.0)
@@ -395,7 +395,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 def test_a_machine_that_forbids_namespaces() -> None:
     if lack() is not None:
         pytest.skip(str(lack()))
-    command = [*COMMAND, "run", "two-regions", "--compute", "paced", "--emulator", "relay"]
+    command = [*COMMAND, "run", "two-regions", "--strategy=megatron", "--compute", "paced", "--emulator", "relay"]
     done = subprocess.run(
         [sys.executable, "-c", FORBID, *command], capture_output=True, text=True, timeout=60, check=False
     )

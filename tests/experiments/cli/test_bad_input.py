@@ -94,7 +94,7 @@ BAD_SCENARIOS = {
 def test_a_wrong_scenario(case: str, tmp_path: Path) -> None:
     changes, expected = BAD_SCENARIOS[case]
     path = write(tmp_path, *changes)
-    assert_refused(["simulate", path, "-o", tmp_path / "run"], tmp_path, *expected)
+    assert_refused(["simulate", path, "--strategy=megatron", "-o", tmp_path / "run"], tmp_path, *expected)
 
 
 TRAINING = "training: {global_batch: 8, microbatch: 2}\n"
@@ -130,7 +130,7 @@ BAD_FORESEEN = {
 def test_wrong_effects_and_faults(case: str, tmp_path: Path) -> None:
     more, expected = BAD_FORESEEN[case]
     path = write(tmp_path, (TRAINING, f"{TRAINING}{more}\n"))
-    assert_refused(["simulate", path, "-o", tmp_path / "run"], tmp_path, *expected)
+    assert_refused(["simulate", path, "--strategy=megatron", "-o", tmp_path / "run"], tmp_path, *expected)
 
 
 BAD_PREEMPTIONS = {
@@ -146,7 +146,7 @@ def test_a_wrong_trace_of_pre_emptions(case: str, tmp_path: Path) -> None:
     content, expected = BAD_PREEMPTIONS[case]
     (tmp_path / "spot").write_bytes(content)
     path = write(tmp_path, (TRAINING, f"{TRAINING}faults: [{{preemption: spot}}]\n"))
-    assert_refused(["simulate", path], tmp_path, "faults[0].preemption", "spot", *expected)
+    assert_refused(["simulate", path, "--strategy=megatron"], tmp_path, "faults[0].preemption", "spot", *expected)
     assert_refused(["traces", "show", tmp_path / "spot"], tmp_path, "spot", *expected)
 
 
@@ -169,7 +169,7 @@ BAD_TRACES = {
 def test_a_wrong_trace(case: str, tmp_path: Path) -> None:
     content, expected = BAD_TRACES[case]
     path = write_trace(tmp_path, content)
-    assert_refused(["simulate", path], tmp_path, *expected)
+    assert_refused(["simulate", path, "--strategy=megatron"], tmp_path, *expected)
     assert_refused(["traces", "show", tmp_path / "link.trace"], tmp_path, *expected)
     assert_refused(["traces", "convert", tmp_path / "link.trace", tmp_path / "out.csv"], tmp_path, *expected)
 
@@ -186,7 +186,7 @@ def test_an_empty_or_binary_file(place: str, content: bytes, expected: str, tmp_
 @cache
 def good_plan() -> str:
     with TemporaryDirectory() as folder:
-        done = ropebridge("plan", write(Path(folder)), "--json")
+        done = ropebridge("plan", write(Path(folder)), "--strategy=megatron", "--json")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -281,7 +281,7 @@ def test_a_wrong_plan(case: str, tmp_path: Path) -> None:
 
 def test_a_plan_for_another_scenario(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    assert ropebridge("plan", "two-regions", "-o", plan).returncode == 0
+    assert ropebridge("plan", "two-regions", "--strategy=megatron", "-o", plan).returncode == 0
     assert_refused(["simulate", write(tmp_path), "--plan", plan], tmp_path, "plan.json", "'gpt-small'", "'tiny'")
     assert_refused(["run", "cloud-edge-end-small", "--plan", plan, "-o", tmp_path / "run"], tmp_path, "'west-gpu'")
 
@@ -339,18 +339,18 @@ def test_a_model_that_does_not_match(case: str, tmp_path: Path) -> None:
     model, layers, expected = BAD_MODELS[case]
     (tmp_path / "model.py").write_text(model)
     path = write(tmp_path, (LAYERS, layers), ("  name: tiny\n", "  name: tiny\n  code: model.py\n"))
-    assert_refused(["run", path, "-o", tmp_path / "run"], tmp_path, *expected)
+    assert_refused(["run", path, "--strategy=megatron", "-o", tmp_path / "run"], tmp_path, *expected)
 
 
 def test_wrong_arguments_of_the_model(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     code = "  name: tiny\n  code: model.py\n  arguments: {depth: 3}\n"
     path = write(tmp_path, (LAYERS, FITTING), ("  name: tiny\n", code))
-    assert_refused(["run", path], tmp_path, "model.py", "depth", "build(width=4)")
+    assert_refused(["run", path, "--strategy=megatron"], tmp_path, "model.py", "depth", "build(width=4)")
 
 
 def test_a_model_without_code_cannot_be_trained(tmp_path: Path) -> None:
-    assert_refused(["run", write(tmp_path)], tmp_path, "no code", "--compute paced")
+    assert_refused(["run", write(tmp_path), "--strategy=megatron"], tmp_path, "no code", "--compute paced")
 
 
 @pytest.mark.parametrize(
@@ -359,12 +359,12 @@ def test_a_model_without_code_cannot_be_trained(tmp_path: Path) -> None:
         (["simulate", "two-region"], ["'two-region'", "did you mean 'two-regions'"]),
         (["simulate", "nowhere/at-all.yaml"], ["nowhere/at-all.yaml", "no such file"]),
         (["simulate", "two-regions", "--strategy", "megatrn"], ["'megatrn'", "did you mean 'megatron'"]),
-        (["simulate", "two-regions", "--policy", "deep"], ["'deep'", "depth"]),
+        (["simulate", "two-regions", "--strategy=megatron", "--policy", "deep"], ["'deep'", "depth"]),
         (["simulate", "two-regions", "--plan", "p.json", "--strategy", "ddp"], ["--plan", "--strategy"]),
         (["compare", "nowhere"], ["nowhere", "no such folder"]),
         (["report", "."], ["holds no run"]),
         (["bench", "fidelty"], ["'fidelty'", "did you mean 'fidelity'"]),
-        (["plan", "two-regions", "-o", "missing/plan.json"], ["missing", "does not exist"]),
+        (["plan", "two-regions", "--strategy=megatron", "-o", "missing/plan.json"], ["missing", "does not exist"]),
         (["traces", "generate", "lte", "-o", "x.csv", "--duration", "60"], ["'60'", "has no unit"]),
     ],
 )
@@ -393,7 +393,7 @@ ODD_SCENARIOS = {
 @pytest.mark.parametrize("case", ODD_SCENARIOS)
 def test_an_odd_scenario(case: str, tmp_path: Path) -> None:
     old, new, expected = ODD_SCENARIOS[case]
-    assert_refused(["simulate", write(tmp_path, (old, new))], tmp_path, expected)
+    assert_refused(["simulate", write(tmp_path, (old, new)), "--strategy=megatron"], tmp_path, expected)
 
 
 def test_odd_files_and_places(tmp_path: Path) -> None:
@@ -402,23 +402,25 @@ def test_odd_files_and_places(tmp_path: Path) -> None:
     deep.write_text("[" * 100_000)
     assert_refused(["simulate", path, "--plan", deep], tmp_path, "deep.json", "nested too deeply")
     assert_refused(["traces", "show", deep], tmp_path, "deep.json")
-    assert_refused(["simulate", path, "-o", "."], tmp_path, "something already")
+    assert_refused(["simulate", path, "--strategy=megatron", "-o", "."], tmp_path, "something already")
     assert_refused(["simulate", "x" * 300], tmp_path, "unknown scenario")
-    assert_refused(["simulate", path, "-o", "x" * 300], tmp_path, "no folder can be made")
-    assert_refused(["run", path, "-o", tmp_path / "a" / "b" / "run"], tmp_path, "no code")
+    assert_refused(["simulate", path, "--strategy=megatron", "-o", "x" * 300], tmp_path, "no folder can be made")
+    assert_refused(["run", path, "--strategy=megatron", "-o", tmp_path / "a" / "b" / "run"], tmp_path, "no code")
     assert_refused(["traces", "generate", "lte", "-o", "x.csv", "--set", "mean"], tmp_path, "KEY=VALUE")
 
 
 def test_a_folder_that_is_there_already_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious").write_text("mine")
-    assert_refused(["simulate", "two-regions", "-o", tmp_path / "run"], tmp_path, "run", "something already")
+    assert_refused(
+        ["simulate", "two-regions", "--strategy=megatron", "-o", tmp_path / "run"], tmp_path, "run", "something already"
+    )
 
 
 def test_what_a_model_prints_does_not_mix_with_the_results(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("print('hello from the model')\n" + MODEL)
     path = write(tmp_path, (LAYERS, FITTING), ("  name: tiny\n", "  name: tiny\n  code: model.py\n"))
-    done = ropebridge("run", path, "--steps", 1, "--json", cwd=tmp_path)
+    done = ropebridge("run", path, "--strategy=megatron", "--steps", 1, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 1
     assert "hello from the model" in done.stderr
@@ -427,7 +429,15 @@ def test_what_a_model_prints_does_not_mix_with_the_results(tmp_path: Path) -> No
 @pytest.mark.parametrize("missing", ["--torch-csv", "-o"])
 def test_a_plan_that_cannot_be_written_to_both_places_is_written_to_none(missing: str, tmp_path: Path) -> None:
     (other,) = {"--torch-csv", "-o"} - {missing}
-    arguments = ["plan", "two-regions", other, tmp_path / "there", missing, tmp_path / "absent" / "file"]
+    arguments = [
+        "plan",
+        "two-regions",
+        "--strategy=megatron",
+        other,
+        tmp_path / "there",
+        missing,
+        tmp_path / "absent" / "file",
+    ]
     assert_refused(arguments, tmp_path, "absent/file: the folder", "does not exist; create it first")
 
 

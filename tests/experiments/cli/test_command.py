@@ -51,13 +51,16 @@ def test_help_names_everything_there_is() -> None:
 def test_a_drop_and_recovery_of_the_link_is_worth_adapting_to(tmp_path: Path) -> None:
     throughput = {}
     for policy in ("none", "depth"):
-        done = ropebridge("simulate", "two-regions", "--policy", policy, "--steps", 50, "--json")
+        done = ropebridge("simulate", "two-regions", "--strategy=megatron", "--policy", policy, "--steps", 50, "--json")
         throughput[policy] = json.loads(done.stdout)["samples_per_s"]
     assert throughput["depth"] > 1.05 * throughput["none"]
 
 
 def test_a_schedule_for_torch(tmp_path: Path) -> None:
-    assert ropebridge("plan", "two-regions", "--torch-csv", tmp_path / "schedule.csv").returncode == 0
+    assert (
+        ropebridge("plan", "two-regions", "--strategy=megatron", "--torch-csv", tmp_path / "schedule.csv").returncode
+        == 0
+    )
     ranks = from_torch_csv((tmp_path / "schedule.csv").read_text())
     assert [str(action) for action in ranks[0][:3]] == ["0F0", "0F1", "0B0"]
     assert [len(actions) for actions in ranks] == [16, 16]
@@ -65,7 +68,15 @@ def test_a_schedule_for_torch(tmp_path: Path) -> None:
 
 def test_simulating_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        arguments = ["simulate", "cloud-edge-end-small", "--policy", "depth", "-o", tmp_path / name]
+        arguments = [
+            "simulate",
+            "cloud-edge-end-small",
+            "--strategy=megatron",
+            "--policy",
+            "depth",
+            "-o",
+            tmp_path / name,
+        ]
         assert ropebridge(*arguments).returncode == 0
     for file in ("events.parquet", "decisions.jsonl", "scenario.json", "plan.json", "summary.json"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
@@ -96,14 +107,14 @@ def test_the_same_plan_file_is_simulated_and_run(tmp_path: Path) -> None:
 
 def test_the_resolved_scenario_of_a_run_is_a_scenario(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    assert ropebridge("simulate", "two-regions", "-o", first).returncode == 0
+    assert ropebridge("simulate", "two-regions", "--strategy=megatron", "-o", first).returncode == 0
     again = ropebridge("simulate", first / "scenario.json", "--plan", first / "plan.json", "-o", second)
     assert again.returncode == 0, again.stderr
     assert (first / "events.parquet").read_bytes() == (second / "events.parquet").read_bytes()
 
 
 def test_training_writes_the_parameters(tmp_path: Path) -> None:
-    done = ropebridge("run", "two-regions", "--steps", 6, "--json", "-o", tmp_path / "run")
+    done = ropebridge("run", "two-regions", "--strategy=megatron", "--steps", 6, "--json", "-o", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     losses = json.loads(done.stdout)["losses"]
     assert len(losses) == 6

@@ -49,7 +49,17 @@ def described(folder: Path, **changes: Any) -> Path:
 
 def deployed(folder: Path, target: str, *options: object) -> "subprocess.CompletedProcess[str]":
     hosts = described(folder) if not (folder / "hosts.yaml").exists() else folder / "hosts.yaml"
-    arguments = ("deploy", SCENARIO, "--target", target, "--hosts", hosts, "-o", folder / "job-1")
+    arguments = (
+        "deploy",
+        SCENARIO,
+        "--strategy=megatron",
+        "--target",
+        target,
+        "--hosts",
+        hosts,
+        "-o",
+        folder / "job-1",
+    )
     return ropebridge(*arguments, *options)
 
 
@@ -144,9 +154,13 @@ def test_names_that_kubernetes_would_refuse_are_refused_before(tmp_path: Path) -
     hosts = described(tmp_path)
     # Others take it.
     for target, status in (("kubernetes", 2), ("ssh", 0)):
-        done = ropebridge("deploy", SCENARIO, "--target", target, "--hosts", hosts, "-o", tmp_path / "1-job")
+        done = ropebridge(
+            "deploy", SCENARIO, "--strategy=megatron", "--target", target, "--hosts", hosts, "-o", tmp_path / "1-job"
+        )
         assert done.returncode == status
-    refused = ropebridge("deploy", SCENARIO, "--target", "kubernetes", "--hosts", hosts, "-o", tmp_path / "2-job")
+    refused = ropebridge(
+        "deploy", SCENARIO, "--strategy=megatron", "--target", "kubernetes", "--hosts", hosts, "-o", tmp_path / "2-job"
+    )
     assert "begin the folder's name with a letter, and keep it and the host's to 54 together" in refused.stderr
 
 

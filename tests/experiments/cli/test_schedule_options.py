@@ -68,7 +68,7 @@ def succeed(*arguments: object) -> str:
 def test_each_schedule_by_its_name(name: str, scenario: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     schedule = EXPLICIT if name == "optimal" else name
-    assert schedule in succeed("simulate", scenario, "--schedule", name, "--steps", 2, "-o", run)
+    assert schedule in succeed("simulate", scenario, "--strategy=megatron", "--schedule", name, "--steps", 2, "-o", run)
     # What the solver finds depends on the time it has, so the plan holds it.
     plan = read_plan(run / "plan.json")
     assert plan.schedule == schedule
@@ -93,7 +93,7 @@ def test_each_schedule_by_its_name(name: str, scenario: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(("more", "actions"), [([], {"F", "B"}), (["--schedule", "zb-h1"], {"F", "I", "W"})])
 def test_devices_that_choose(more: list[str], actions: set[str], scenario: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    succeed("simulate", scenario, "--dynamic", *more, "--steps", 2, "-o", run)
+    succeed("simulate", scenario, "--strategy=megatron", "--dynamic", *more, "--steps", 2, "-o", run)
     plan = read_plan(run / "plan.json")
     assert (plan.order, plan.schedule) == ("dynamic", more[-1] if more else "1f1b")
     events = read_events(run / "events.parquet")
@@ -103,8 +103,8 @@ def test_devices_that_choose(more: list[str], actions: set[str], scenario: Path,
 def test_orders_go_round_through_a_file(scenario: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first.csv", tmp_path / "second.csv"
     named, carried = tmp_path / "named.json", tmp_path / "carried.json"
-    succeed("plan", scenario, "--schedule", "zb-h1", "--torch-csv", first, "-o", named)
-    succeed("plan", scenario, "--orders", first, "--torch-csv", second, "-o", carried)
+    succeed("plan", scenario, "--strategy=megatron", "--schedule", "zb-h1", "--torch-csv", first, "-o", named)
+    succeed("plan", scenario, "--strategy=megatron", "--orders", first, "--torch-csv", second, "-o", carried)
     assert first.read_bytes() == second.read_bytes()
     assert read_plan(named).schedule == "zb-h1"
     assert read_plan(carried).schedule == EXPLICIT
@@ -117,25 +117,32 @@ def test_orders_go_round_through_a_file(scenario: Path, tmp_path: Path) -> None:
 
 def test_orders_of_devices_with_two_stages(scenario: Path, tmp_path: Path) -> None:
     plan, orders = tmp_path / "plan.json", tmp_path / "orders.csv"
-    succeed("plan", scenario, "--schedule", "zb-v", "--torch-csv", orders, "-o", plan)
+    succeed("plan", scenario, "--strategy=megatron", "--schedule", "zb-v", "--torch-csv", orders, "-o", plan)
     for folder, more in (("a", []), ("b", ["--orders", orders])):
         succeed("simulate", scenario, "--plan", plan, *more, "--steps", 2, "-o", tmp_path / folder)
     events = [(tmp_path / folder / "events.parquet").read_bytes() for folder in "ab"]
     assert events[0] == events[1]
-    assert_refused(["plan", scenario, "--orders", orders], "orders.csv", "pipelines[0].orders[0]", "stage")
+    assert_refused(
+        ["plan", scenario, "--strategy=megatron", "--orders", orders], "orders.csv", "pipelines[0].orders[0]", "stage"
+    )
 
 
 # --- what is refused ------------------------------------------------------------------------------------------
 
 
 def test_a_schedule_that_is_not_there(scenario: Path) -> None:
-    assert_refused(["simulate", scenario, "--schedule", "portfolo"], "--schedule", "did you mean 'portfolio'?", "1f1b")
+    assert_refused(
+        ["simulate", scenario, "--strategy=megatron", "--schedule", "portfolo"],
+        "--schedule",
+        "did you mean 'portfolio'?",
+        "1f1b",
+    )
 
 
 @pytest.mark.parametrize("more", [["--schedule", "1f1b"], ["--dynamic"]])
 def test_a_file_of_orders_is_a_schedule(more: list[str], scenario: Path, tmp_path: Path) -> None:
     (tmp_path / "orders.csv").write_text("0F0\n")
-    arguments = ["plan", scenario, "--orders", tmp_path / "orders.csv", *more]
+    arguments = ["plan", scenario, "--strategy=megatron", "--orders", tmp_path / "orders.csv", *more]
     assert_refused(arguments, "--orders is given with --schedule or --dynamic", "give one of them")
 
 
@@ -155,18 +162,22 @@ BAD_ORDERS = {
 def test_orders_that_cannot_be(case: str, scenario: Path, tmp_path: Path) -> None:
     rows, expected = BAD_ORDERS[case]
     (tmp_path / "orders.csv").write_text("\n".join(rows) + "\n")
-    assert_refused(["plan", scenario, "--orders", tmp_path / "orders.csv"], "orders.csv", *expected)
+    assert_refused(
+        ["plan", scenario, "--strategy=megatron", "--orders", tmp_path / "orders.csv"], "orders.csv", *expected
+    )
 
 
 def test_a_file_of_orders_that_is_not_there(scenario: Path, tmp_path: Path) -> None:
     missing = tmp_path / "orders.csv"
-    assert_refused(["plan", scenario, "--orders", missing], f"ropebridge: {missing}: there is no such file")
+    assert_refused(
+        ["plan", scenario, "--strategy=megatron", "--orders", missing], f"ropebridge: {missing}: there is no such file"
+    )
 
 
 def test_devices_cannot_choose_where_the_plan_carries_orders(scenario: Path, tmp_path: Path) -> None:
     orders, plan = tmp_path / "orders.csv", tmp_path / "plan.json"
     orders.write_text("\n".join(GOOD_ROWS))
-    succeed("plan", scenario, "--orders", orders, "-o", plan)
+    succeed("plan", scenario, "--strategy=megatron", "--orders", orders, "-o", plan)
     assert_refused(["simulate", scenario, "--plan", plan, "--dynamic"], "--dynamic", "carries its own orders")
     succeed("simulate", scenario, "--plan", plan, "--dynamic", "--schedule", "1f1b", "--steps", 1)
 
@@ -178,20 +189,33 @@ def test_a_schedule_that_does_not_fit_into_memory(scenario: Path, tmp_path: Path
     forwards, backwards = (",".join(f"0{kind}{number}" for number in range(4)) for kind in "FB")
     rows = f"{forwards},{backwards}\n" + ",".join(f"1F{number},1B{number}" for number in range(4))
     (tmp_path / "orders.csv").write_text(rows)
-    succeed("plan", scenario, "--schedule", "zb-h1")
-    assert_refused(["plan", scenario, "--schedule", "gpipe"], "pipelines[0].stages[0]", "'left'", "GiB")
-    assert_refused(["plan", scenario, "--orders", tmp_path / "orders.csv"], "orders.csv", "stages[0]", "'left'", "GiB")
+    succeed("plan", scenario, "--strategy=megatron", "--schedule", "zb-h1")
+    assert_refused(
+        ["plan", scenario, "--strategy=megatron", "--schedule", "gpipe"], "pipelines[0].stages[0]", "'left'", "GiB"
+    )
+    assert_refused(
+        ["plan", scenario, "--strategy=megatron", "--orders", tmp_path / "orders.csv"],
+        "orders.csv",
+        "stages[0]",
+        "'left'",
+        "GiB",
+    )
 
 
 def test_a_stage_of_one_layer_cannot_be_cut_in_two(scenario: Path) -> None:
     changed(scenario, "repeat: 4", "repeat: 3")
-    assert_refused(["plan", scenario, "--schedule", "zb-v"], "pipelines[0].stages[", "has one layer", "'zb-v'")
+    assert_refused(
+        ["plan", scenario, "--strategy=megatron", "--schedule", "zb-v"],
+        "pipelines[0].stages[",
+        "has one layer",
+        "'zb-v'",
+    )
 
 
 @pytest.mark.parametrize("more", [["--schedule", "zb-h1"], ["--schedule", "zb-h1", "--dynamic"]])
 def test_a_schedule_is_run_as_it_is_simulated(more: list[str], scenario: Path, tmp_path: Path) -> None:
-    succeed("run", scenario, *more, "--compute", "paced", "--steps", 2, "-o", tmp_path / "real")
-    succeed("simulate", scenario, *more, "--steps", 2, "-o", tmp_path / "simulated")
+    succeed("run", scenario, "--strategy=megatron", *more, "--compute", "paced", "--steps", 2, "-o", tmp_path / "real")
+    succeed("simulate", scenario, "--strategy=megatron", *more, "--steps", 2, "-o", tmp_path / "simulated")
     done = {}
     for run in ("real", "simulated"):
         events = read_events(tmp_path / run / "events.parquet")
@@ -204,7 +228,7 @@ def test_a_schedule_is_run_as_it_is_simulated(more: list[str], scenario: Path, t
 def test_what_only_the_simulator_can_do_is_not_run(scenario: Path, tmp_path: Path) -> None:
     scenario.write_text(scenario.read_text() + "effects: {compute: {jitter: 0.1}}\n")
     before = sorted(tmp_path.iterdir())
-    arguments = ["run", scenario, "--compute", "paced", "-o", tmp_path / "run"]
+    arguments = ["run", scenario, "--strategy=megatron", "--compute", "paced", "-o", tmp_path / "run"]
     assert_refused(arguments, "effects.compute", "cannot be run yet", "'ropebridge simulate' knows how")
     assert sorted(tmp_path.iterdir()) == before
 

@@ -76,7 +76,7 @@ def test_a_profile_of_two_kinds_is_the_model_of_a_scenario(tmp_path: Path) -> No
         assert min(layer.update_s.values()) > 0
     assert scenario.code is not None
     assert scenario.code.path == MODELS / "gpt.py"
-    planned = ropebridge("simulate", tmp_path / "scenario.yaml", "--steps", "2")
+    planned = ropebridge("simulate", tmp_path / "scenario.yaml", "--strategy=megatron", "--steps", "2")
     assert planned.returncode == 0, planned.stderr
 
 

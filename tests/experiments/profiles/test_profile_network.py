@@ -153,7 +153,7 @@ def test_the_cluster_file_simulates_what_was_measured(measured: dict[str, Any]) 
     # A message is handed on by two processes, which a packet is not.
     assert path.latency_s == pytest.approx(found["messages"]["arrival_s"]["1"]["median"], rel=1e-3)
     assert 0 <= path.latency_s - found["round_trip_s"]["median"] / 2 <= 2e-3
-    done = ropebridge("simulate", folder / "scenario.yaml", "--steps", "2")
+    done = ropebridge("simulate", folder / "scenario.yaml", "--strategy=megatron", "--steps", "2")
     assert done.returncode == 0, done.stderr
 
 

@@ -15,7 +15,7 @@ from experiments.runs.live import sparkline, telling
 from planner.runs.record import Progress
 from tests.helpers.processes.command import COMMAND, ropebridge
 
-RUN = ("run", "two-regions", "--compute", "paced", "--policy", "depth")
+RUN = ("run", "two-regions", "--strategy=megatron", "--compute", "paced", "--policy", "depth")
 
 
 def test_lines_are_few_and_decisions_are_never_left_out() -> None:

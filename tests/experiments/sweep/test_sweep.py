@@ -220,7 +220,9 @@ def test_a_full_disk_ends_it_and_what_was_written_counts(
 
 
 def test_in_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
-    path = write(tmp_path, "parameters:\n  scenario: {grid: [two-regions]}\n  steps: {grid: [2, 3, 4]}\n")
+    path = write(
+        tmp_path, "strategy: megatron\nparameters:\n  scenario: {grid: [two-regions]}\n  steps: {grid: [2, 3, 4]}\n"
+    )
     ours, theirs = pty.openpty()
     process = subprocess.Popen([*COMMAND, "sweep", str(path), "-o", str(tmp_path / "out"), "--json"], stderr=theirs)
     os.close(theirs)
@@ -274,7 +276,7 @@ def test_workers_that_die_cost_no_other_point(undisturbed_long: list[dict[str, A
 
 
 def test_a_point_that_is_the_death_of_its_workers_has_failed(tmp_path: Path) -> None:
-    text = "scenario: two-regions\nparameters:\n  steps: {grid: [3, 900000, 4, 5]}\n"
+    text = "scenario: two-regions\nstrategy: megatron\nparameters:\n  steps: {grid: [3, 900000, 4, 5]}\n"
     path = write(tmp_path, text)
     logs = tmp_path / "out" / "log"
     with started(["sweep", str(path), "-o", str(tmp_path / "out"), "-j", "2"], tmp_path) as (process, mark):
@@ -349,7 +351,7 @@ def test_two_at_a_time_do_not_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_sweep_without_a_point_that_goes_well_has_failed(tmp_path: Path) -> None:
-    write(tmp_path, "scenario: two-regions\nparameters:\n  policy: {grid: [dept, nun]}\n")
+    write(tmp_path, "scenario: two-regions\nstrategy: megatron\nparameters:\n  policy: {grid: [dept, nun]}\n")
     done = ropebridge("sweep", "sweep.yaml", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert "none of 2 points" in done.stderr
@@ -359,7 +361,7 @@ def test_a_sweep_without_a_point_that_goes_well_has_failed(tmp_path: Path) -> No
 
 def test_a_scenario_that_no_value_can_save_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("name: own\ncluster: {devices: []}\nmodel: absent.yaml\ntraining: {}\n")
-    write(tmp_path, "scenario: own.yaml\nparameters:\n  policy: {grid: [none, depth]}\n")
+    write(tmp_path, "scenario: own.yaml\nstrategy: megatron\nparameters:\n  policy: {grid: [none, depth]}\n")
     with pytest.raises(InputError, match=r"own.yaml:3: model: there is no such file: 'absent.yaml'"):
         read_sweep(tmp_path / "sweep.yaml")
     (tmp_path / "own.yaml").write_text("name: own\ncluster: {devices: []}\nmodel: {name: m}\ntraining: {}\n")
@@ -381,7 +383,8 @@ def test_a_policy_of_one_s_own_is_swept_and_carried_out_anew_where_it_changed(tm
     # The command is called elsewhere: the file is beside the sweep's.
     path = write(
         tmp_path / "inside",
-        "scenario: two-regions\nsteps: 4\nparameters:\n  policy: {grid: [none, depth, own.py, absent.py]}\n",
+        "scenario: two-regions\nstrategy: megatron\nsteps: 4\n"
+        "parameters:\n  policy: {grid: [none, depth, own.py, absent.py]}\n",
     )
     out = tmp_path / "out"
     assert carried_out(path, "-o", out)["carried_out"] == 4
@@ -395,7 +398,9 @@ def test_a_policy_of_one_s_own_is_swept_and_carried_out_anew_where_it_changed(tm
 
 
 def test_code_that_all_points_have_in_common(tmp_path: Path) -> None:
-    path = write(tmp_path, "scenario: two-regions\npolicy: own.py\nparameters:\n  steps: {grid: [3, 4]}\n")
+    path = write(
+        tmp_path, "scenario: two-regions\nstrategy: megatron\npolicy: own.py\nparameters:\n  steps: {grid: [3, 4]}\n"
+    )
     refused([path], tmp_path, "policy", "there is no file", "own.py")
     (tmp_path / "own.py").write_text(POLICY.format(policy="DepthPolicy(scenario)"))
     assert carried_out(path, "-o", tmp_path / "out")["failed"] == 0
@@ -406,7 +411,8 @@ def test_code_that_all_points_have_in_common(tmp_path: Path) -> None:
 def test_numbers_of_any_size_stand_in_the_table(tmp_path: Path) -> None:
     path = write(
         tmp_path,
-        f"scenario: two-regions\nsteps: 2\nparameters:\n  training.global_batch: {{grid: [32, {10**30}, 64.5]}}\n",
+        "scenario: two-regions\nstrategy: megatron\nsteps: 2\n"
+        f"parameters:\n  training.global_batch: {{grid: [32, {10**30}, 64.5]}}\n",
     )
     carried_out(path, "-o", tmp_path / "out")
     assert [row["training.global_batch"] for row in rows(tmp_path / "out")] == ["32", str(10**30), "64.5"]

@@ -21,6 +21,7 @@ from traces.common.errors import InputError
 
 SWEEP = """
 scenario: two-regions
+strategy: megatron
 steps: 4
 parameters:
   training.global_batch: {grid: [32, 64]}
