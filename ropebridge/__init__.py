@@ -264,10 +264,12 @@ def run(
     >>> record.backend, len(record.metrics)
     ('paced', 2)
     """
-    from experiments.runs.carry_out import carry_out, real_backend
+    from experiments.runs.carry_out import carry_out
+    from experiments.runs.console import tell
+    from experiments.verbs.run import real_backend
 
     chosen = _scenario(scenario)
-    backend = real_backend(compute, emulator="auto" if emulate_wan else "none")
+    backend = real_backend(compute, emulator="auto" if emulate_wan else "none", tell=tell)
     return carry_out(chosen, _plan(plan, chosen), policy, steps, _path(folder), backend)
 
 

@@ -1,48 +1,44 @@
-"""Arguments and options that verbs share."""
+"""Arguments and options that several verbs share, and the names that shells complete.
 
+The names stand here again because the modules that define them take a second to load; a test compares them.
+"""
+
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print machine-readable results, and nothing else.")]
-FolderOption = Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write the run into.")]
-ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="A YAML file, or a ready scenario's name.")]
-PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan file made by 'ropebridge plan'.")]
-StrategyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--strategy",
-        help="Make the plan with: adaptdl, asteroid, asteroid-duplex, auto, cannikin, cloudless, dapple, ddp, deepcee, "
-        "gpipe, greedy, hetpipe, lb-bsp, megatron (default), pipedream, zb-h1-equal.",
-    ),
-]
-ScheduleOption = Annotated[
-    str | None,
-    typer.Option(
-        "--schedule",
-        help="Another order of actions: gpipe, 1f1b, interleaved-1f1b, zb-h1, zb-h2, zb-v, compact-zb, portfolio, "
-        "optimal.",
-    ),
-]
-DynamicOption = Annotated[bool, typer.Option("--dynamic", help="Each device takes the best action that is ready.")]
-OrdersOption = Annotated[
-    Path | None, typer.Option("--orders", help="Each worker's actions, in torch.distributed.pipelining's CSV.")
-]
-PolicyOption = Annotated[
-    str,
-    typer.Option(
-        "--policy",
-        help="Adapt the plan as it runs: none, asteroid-replay, auto, cannikin, cloudless, deepcee, depth, "
-        "heavy-rescheduling.",
-    ),
-]
-StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Training steps.")]
-DurationOption = Annotated[
-    str | None,
-    typer.Option("--duration", help="Simulate until so much time has passed, such as '60 min', instead of --steps."),
-]
+from experiments.scenarios import ready_scenarios
+
+# The first one is the default.
+STRATEGIES = (
+    *("auto", "asteroid", "asteroid-duplex", "cannikin", "cloudless", "deepcee"),
+    *("adaptdl", "dapple", "ddp", "gpipe", "greedy", "hetpipe", "lb-bsp", "megatron", "pipedream", "zb-h1-equal"),
+)
+SCHEDULES = (
+    *("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v"),
+    *("compact-zb", "portfolio", "optimal"),
+)
+POLICIES = (
+    *("none", "auto", "depth", "deepcee", "cannikin", "cloudless"),
+    *("asteroid-replay", "heavy-rescheduling"),
+)
+TARGETS = ("torchrun", "ssh", "slurm", "kubernetes", "skypilot")
+
+
+def one_of(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return what completes a word on the command line to one of these names."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
+def _complete_scenario(incomplete: str) -> list[str]:
+    return one_of(ready_scenarios())(incomplete)
 
 
 class EmulatorOption(StrEnum):
@@ -58,3 +54,70 @@ class ComputeChoice(StrEnum):
 
     PACED = "paced"
     REAL = "real"
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print machine-readable results, and nothing else.")]
+FolderOption = Annotated[Path | None, typer.Option("--output", "-o", help="Folder to write the run into.")]
+ScenarioArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SCENARIO", help="A YAML file, or a ready scenario's name.", autocompletion=_complete_scenario
+    ),
+]
+PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan file made by 'ropebridge plan'.")]
+StrategyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--strategy",
+        help=f"Make the plan with: {', '.join(STRATEGIES)}; or a Python file.",
+        show_default=STRATEGIES[0],
+        autocompletion=one_of(STRATEGIES),
+    ),
+]
+ScheduleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--schedule",
+        help=f"Another order of actions: {', '.join(SCHEDULES)}.",
+        show_default="the strategy's",
+        autocompletion=one_of(SCHEDULES),
+    ),
+]
+DynamicOption = Annotated[bool, typer.Option("--dynamic", help="Each device takes the best action that is ready.")]
+OrdersOption = Annotated[
+    Path | None, typer.Option("--orders", help="Each worker's actions, in torch.distributed.pipelining's CSV.")
+]
+PolicyOption = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        help=f"Adapt the plan as it runs: {', '.join(POLICIES)}; or a Python file.",
+        autocompletion=one_of(POLICIES),
+    ),
+]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Training steps.")]
+ComputeOption = Annotated[
+    ComputeChoice, typer.Option("--compute", help="Train the model, or move its bytes at the profile's pace.")
+]
+BackupOption = Annotated[
+    int,
+    typer.Option(
+        "--backup-every", min=0, help="Steps between copies of the state, from which a run goes on without lost ranks."
+    ),
+]
+CheckpointEveryOption = Annotated[
+    int | None,
+    typer.Option("--checkpoint-every", min=1, help="Steps from one checkpoint to the next.", show_default="10"),
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on from the newest whole checkpoint, with the plan that it had.")
+]
+TraceFormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        help="csv, mahimahi, cooked or iperf3.",
+        show_default="by the suffix",
+        autocompletion=one_of(("csv", "mahimahi", "cooked", "iperf3")),
+    ),
+]

@@ -15,7 +15,7 @@ from executor.training.device import CPU, keep_freed_memory, threads_of_a_rank
 from executor.training.models.loading import LoadedModel, load_with_sizes
 from experiments.profiles.model_file import ModelLayers, add_to_model_file, refuse_another_model
 from experiments.profiles.orders import META, ProfileConfig, arguments_of, sample_counts
-from experiments.runs.profile_progress import progress
+from experiments.runs.progress import showing_rounds
 from planner.scenario.profile import LayerProfile, TimeTable
 from planner.scenario.roofline import LayerWork
 from planner.scenario.scenario import ModelCode
@@ -81,7 +81,7 @@ def profile(orders: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
     refuse_another_model(output, orders.code.stem, code, len(loaded.sizes))
     if orders.device == META:
         return _count(loaded, code, training, output, as_json)
-    with _others(orders, code, samples, threads), progress(profiling_steps(samples), tell) as begin:
+    with _others(orders, code, samples, threads), showing_rounds(profiling_steps(samples), tell) as begin:
         costs = profile_model(loaded, samples, training, orders.repeats, device, begin)
     layers = [_layer(each, kind, orders.split) for each in costs.layers]
     add_to_model_file(output, ModelLayers(orders.code.stem, layers, code))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.runs.folder import new_folder, summarise, write_record
 from planner.adapt.policy import Policy
@@ -15,10 +15,7 @@ from planner.runs.record import Backend, RunRecord
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_policy
 from traces.common.errors import InputError
-from traces.common.units import parse_duration_s
-
-if TYPE_CHECKING:
-    from executor.core.job import ComputeMode
+from traces.common.units import number_text, parse_duration_s, size_text
 
 # Of a run that is not told how far to go.
 DEFAULT_STEPS = 20
@@ -50,23 +47,6 @@ def carry_out(
     return record
 
 
-def real_backend(compute: "ComputeMode", **options: Any) -> Callable[[Path | None], Backend]:
-    """Return what makes the backend of a real run, given the run folder: trained parameters go there if there is one.
-
-    Args:
-        compute: ``real`` or ``paced``.
-        options: Further arguments of `executor.backend.TorchBackend`.
-    """
-    # Here and not above: simulations do without torch.
-    from executor.backend import TorchBackend
-
-    def make(folder: Path | None) -> Backend:
-        parameters = folder / "parameters.safetensors" if folder is not None else None
-        return TorchBackend(compute, parameters=parameters, resources=folder, **options)
-
-    return make
-
-
 def bounded(steps: int | None, duration: str | None) -> tuple[int, float]:
     """Return the most steps and seconds that a simulation takes, of which a person gives one.
 
@@ -76,10 +56,10 @@ def bounded(steps: int | None, duration: str | None) -> tuple[int, float]:
     if duration is None:
         return steps or DEFAULT_STEPS, math.inf
     if steps is not None:
-        raise InputError("both --steps and --duration", valid="give one of them")
+        raise InputError("both --steps and --duration are given", valid="give one of them")
     duration_s = parse_duration_s(duration)
     if not duration_s > 0:
-        raise InputError(f"a duration of {duration_s:g} s", where="--duration", valid="more than 0 s")
+        raise InputError(f"{duration_s:g} s is not allowed", where="--duration", valid="give more than 0 s")
     return sys.maxsize, duration_s
 
 
@@ -94,14 +74,14 @@ def describe(summary: dict[str, Any]) -> str:
     lines = [
         f"{summary['backend']} {summary['scenario']} ({summary['strategy']}, {summary['schedule']}), "
         f"{summary['steps']} steps",
-        f"  step         {summary['step_s']:.4f} s (median)",
-        f"  throughput   {summary['samples_per_s']:.2f} samples/s",
-        f"  bubble       {100 * summary['bubble_ratio']:.1f} %",
-        f"  WAN traffic  {summary['wan_bytes'] / 1e6:.1f} MB",
-        f"  cost         {summary['cost_usd']:.4f} USD",
-        f"  memory       {max(summary['peak_memory_bytes'].values()) / 2**30:.2f} GiB on the fullest device",
+        f"  step         {number_text(summary['step_s'])} s (median)",
+        f"  throughput   {number_text(summary['samples_per_s'])} samples/s",
+        f"  bubble       {number_text(100 * summary['bubble_ratio'])} %",
+        f"  WAN traffic  {number_text(summary['wan_bytes'] / 1e6)} MB",
+        f"  cost         {number_text(summary['cost_usd'])} USD",
+        f"  memory       {size_text(max(summary['peak_memory_bytes'].values()))} on the fullest device",
         f"  decisions    {summary['decisions']}",
     ]
     if summary["losses"]:
-        lines.append(f"  loss         {summary['losses'][0]:.4f} -> {summary['losses'][-1]:.4f}")
+        lines.append(f"  loss         {number_text(summary['losses'][0])} -> {number_text(summary['losses'][-1])}")
     return "\n".join(lines)

@@ -1,46 +1,220 @@
-"""How far a sweep is and how long it will take: a bar in a terminal, lines elsewhere."""
+"""How far a run, a sweep or a measurement is: views and bars in a terminal (rich), lines elsewhere, and other tools."""
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from experiments.runs.console import tell
+from experiments.runs.console import tell as tell_on_stderr
+from planner.runs.record import Progress, ProgressCallback
+from traces.common.errors import InputError
+from traces.common.units import number_text
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress as Bar
 
-# Between two lines where there is no terminal, seconds.
-LINE_EVERY_S = 10.0
+Tell = Callable[[str], None]
 
-# Of the bar: more would take time from the workers.
+_RUN_LINE_EVERY_S = 1.0
+_SHOWN_DECISIONS = 6
+_SHOWN_STEPS = 60
+_BARS = " ▁▂▃▄▅▆▇█"
+
+# Seconds between two lines about a sweep where there is no terminal.
+SWEEP_LINE_EVERY_S = 10.0
+
+# A bar that is drawn more often takes time from the workers.
 _REFRESHES_PER_S = 2
 
 
-class ProgressDisplay(Protocol):
-    """Is told what is done."""
+def run_lines(tell: Tell) -> ProgressCallback:
+    """Return what tells a line for the last step of each second, and for each step at which the policy decides."""
+    told_s = -_RUN_LINE_EVERY_S
+
+    def watch(progress: Progress) -> None:
+        nonlocal told_s
+        is_last = progress.step + 1 == progress.steps
+        if progress.change or is_last or time.monotonic() - told_s >= _RUN_LINE_EVERY_S:
+            told_s = time.monotonic()
+            tell(progress.text())
+
+    return watch
+
+
+@contextmanager
+def showing_run(
+    *, live: bool, tensorboard: Path | None, prometheus: str | None, tell: Tell
+) -> Iterator[ProgressCallback | None]:
+    """Give what shows the steps of a run wherever they are asked for; None if nowhere.
+
+    Args:
+        live: Whether to show them in the terminal; as lines where the standard error is none.
+        tensorboard: Folder for TensorBoard's scalars, or None.
+        prometheus: ADDRESS:PORT at which to be scraped, or None.
+        tell: Called with a line for people.
+
+    Raises:
+        InputError: A package is missing, the folder cannot be written, or the address cannot be bound.
+    """
+    with ExitStack() as stack:
+        sinks: list[ProgressCallback] = []
+        if tensorboard is not None:
+            sinks.append(stack.enter_context(_tensorboard(tensorboard)))
+        if prometheus is not None:
+            sinks.append(stack.enter_context(_prometheus(prometheus)))
+        # Last, so that whoever reads of a step finds it everywhere else too.
+        if live:
+            sinks.append(stack.enter_context(_terminal_view()) if sys.stderr.isatty() else run_lines(tell))
+
+        def watch(progress: Progress) -> None:
+            for sink in list(sinks):
+                try:
+                    sink(progress)
+                except Exception as error:
+                    # The training is worth more than a look at it.
+                    sinks.remove(sink)
+                    tell(f"no longer shown: {type(error).__name__}: {error}")
+
+        yield watch if sinks else None
+
+
+@contextmanager
+def _terminal_view() -> Iterator[ProgressCallback]:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.panel import Panel
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    times_s: deque[float] = deque(maxlen=_SHOWN_STEPS)
+    decisions: deque[str] = deque(maxlen=_SHOWN_DECISIONS)
+
+    def show(progress: Progress) -> None:
+        times_s.append(progress.step_s)
+        if progress.change:
+            decisions.append(f"step {progress.step + 1}: {progress.change}")
+        lines = Table.grid(expand=True)
+        lines.add_row(ProgressBar(total=progress.steps, completed=progress.step + 1))
+        times = f"step times {sparkline(list(times_s))} up to {number_text(max(times_s))} s"
+        for line in (progress.text(), times, *decisions):
+            lines.add_row(Text(line))
+        view.update(Panel(lines, title="ropebridge"))
+
+    with Live(console=Console(stderr=True), refresh_per_second=4) as view:
+        yield show
+
+
+def sparkline(times_s: list[float]) -> str:
+    """Return a line of bars, from nothing to the longest time, seconds."""
+    most_s = max(times_s)
+    return "".join(_BARS[round((len(_BARS) - 1) * each / most_s) if most_s > 0 else 0] for each in times_s)
+
+
+def _scalars(progress: Progress) -> dict[str, float]:
+    found = {"step_seconds": progress.step_s, "samples_per_second": progress.samples_per_s}
+    if progress.loss is not None:
+        found["loss"] = progress.loss
+    return {**found, "devices_away": float(len(progress.away)), "decided": float(bool(progress.change))}
+
+
+@contextmanager
+def _tensorboard(folder: Path) -> Iterator[ProgressCallback]:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError(
+            "TensorBoard is not installed", where="--tensorboard", valid="pip install 'ropebridge[live]'"
+        ) from None
+    try:
+        writer = SummaryWriter(str(folder))
+    except OSError as error:
+        raise InputError(
+            f"cannot be written: {error.strerror}", where=f"--tensorboard {folder}", valid="choose a place that can"
+        ) from None
+
+    def watch(progress: Progress) -> None:
+        for name, value in _scalars(progress).items():
+            writer.add_scalar(f"ropebridge/{name}", value, progress.step)
+        if progress.change:
+            writer.add_text("ropebridge/decisions", progress.change, progress.step)
+        writer.flush()
+
+    try:
+        yield watch
+    finally:
+        writer.close()
+
+
+@contextmanager
+def _prometheus(address: str) -> Iterator[ProgressCallback]:
+    try:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+    except ImportError:
+        raise InputError(
+            "prometheus_client is not installed", where="--prometheus", valid="pip install 'ropebridge[live]'"
+        ) from None
+    host, _, port = address.rpartition(":")
+    # IPv6 has its own colons.
+    host = host.removeprefix("[").removesuffix("]")
+    registry = CollectorRegistry()
+    try:
+        if not host:
+            raise ValueError("it names no interface")
+        server, thread = start_http_server(int(port), host, registry)
+    except (OSError, ValueError, OverflowError) as error:
+        raise InputError(
+            f"'{address}' cannot be bound: {error}",
+            where="--prometheus",
+            valid="give ADDRESS:PORT, such as 127.0.0.1:9400",
+        ) from None
+    steps = Counter("ropebridge_steps", "Steps that all devices have finished.", registry=registry)
+    decisions = Counter("ropebridge_decisions", "Decisions of the policy.", registry=registry)
+    gauges: dict[str, Gauge] = {}
+
+    def watch(progress: Progress) -> None:
+        steps.inc()
+        scalars = _scalars(progress)
+        decisions.inc(scalars.pop("decided"))
+        for name, value in scalars.items():
+            if name not in gauges:
+                gauges[name] = Gauge(f"ropebridge_{name}", f"Of the last step: {name}.", registry=registry)
+            gauges[name].set(value)
+
+    try:
+        yield watch
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class SweepDisplay(Protocol):
+    """Shows how many points of a sweep are done."""
 
     def add(self, done: int, failed: int) -> None:
         """Take account of more points that are done, of which some have failed."""
 
 
-class Lines:
-    """Tells a line now and then.
+class SweepLines:
+    """Tells a line about a sweep now and then.
 
     Args:
-        left: Points that are to be carried out.
-        before: Points that were done before.
-        say: Takes a line.
-        clock_s: Says what time it is, in seconds.
+        left: Number of points that are to be carried out.
+        before: Number of points that were done before.
+        tell: Called with each line.
+        clock_s: Returns the time in seconds.
     """
 
     def __init__(
-        self, left: int, before: int, say: Callable[[str], None] = tell, clock_s: Callable[[], float] = time.monotonic
+        self, left: int, before: int, tell: Tell = tell_on_stderr, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._left = left
         self._before = before
-        self._say = say
+        self._tell = tell
         self._clock_s = clock_s
         self._start_s = self._told_s = clock_s()
         self._done = self._failed = 0
@@ -51,68 +225,97 @@ class Lines:
         self._failed += failed
         now_s = self._clock_s()
         # Before the first point is done nobody knows how long they take.
-        if now_s - self._told_s >= LINE_EVERY_S and 0 < self._done < self._left:
+        if now_s - self._told_s >= SWEEP_LINE_EVERY_S and 0 < self._done < self._left:
             self._told_s = now_s
-            self._say(self._line(now_s - self._start_s))
+            self._tell(self._line(now_s - self._start_s))
 
     def _line(self, seconds: float) -> str:
         per_s = self._done / seconds
         failed = f", {self._failed} failed" if self._failed else ""
         return (
-            f"{self._before + self._done} of {self._before + self._left} points{failed}, {per_s:.1f} points/s, "
-            f"{duration_text((self._left - self._done) / per_s)} left"
+            f"{self._before + self._done} of {self._before + self._left} points{failed}, {number_text(per_s)} points/s,"
+            f" {duration_text((self._left - self._done) / per_s)} left"
         )
 
 
 @contextmanager
-def watching(left: int, points: int) -> Iterator[ProgressDisplay]:
-    """Give what shows the progress on the standard error.
+def showing_sweep(left: int, points: int) -> Iterator[SweepDisplay]:
+    """Give what shows the progress of a sweep on the standard error.
 
     Args:
-        left: Points that are to be carried out.
-        points: All points.
+        left: Number of points that are to be carried out.
+        points: Number of all points.
     """
     before = points - left
-    tell(f"{points} points" + (f", {before} of them done already" if before else ""))
+    tell_on_stderr(f"{points} points" + (f", {before} of them done already" if before else ""))
     if not sys.stderr.isatty() or not left:
-        yield Lines(left, before)
+        yield SweepLines(left, before)
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import MofNCompleteColumn, TextColumn
 
-    shown = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[failed]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*shown, console=console, refresh_per_second=_REFRESHES_PER_S, speed_estimate_period=60) as progress:
-        yield _Bar(progress, progress.add_task("", total=points, completed=before, failed=""))
+    shown = (MofNCompleteColumn(), TextColumn("{task.fields[failed]}"))
+    with _bar(*shown, refresh_per_second=_REFRESHES_PER_S, speed_estimate_period=60) as bar:
+        yield _SweepBar(bar, points, before)
 
 
-class _Bar:
-    """A bar of rich's."""
-
-    def __init__(self, progress: "Progress", task: "TaskID") -> None:
-        self._progress = progress
-        self._task = task
+class _SweepBar:
+    def __init__(self, bar: "Bar", points: int, before: int) -> None:
+        self._bar = bar
+        self._task = bar.add_task("", total=points, completed=before, failed="")
         self._failed = 0
 
     def add(self, done: int, failed: int) -> None:
-        """Take account of more points that are done, of which some have failed."""
         self._failed += failed
         text = f"{self._failed} failed" if self._failed else ""
-        self._progress.update(self._task, advance=done, failed=text)
+        self._bar.update(self._task, advance=done, failed=text)
+
+
+@contextmanager
+def showing_rounds(rounds: int, tell: Tell) -> Iterator[Tell]:
+    """Give what is called with a line about each round of a measurement before it begins.
+
+    Args:
+        rounds: Number of calls.
+        tell: Called with these lines, without repetitions, where the standard error is no terminal.
+    """
+    if not sys.stderr.isatty():
+        yield _without_repetitions(tell)
+        return
+    from rich.progress import TextColumn
+
+    # Drawn when something is done, not by a thread of its own, which would take time from what is measured.
+    with _bar(TextColumn("{task.description}"), auto_refresh=False) as bar:
+        task = bar.add_task("", total=rounds)
+        begun = 0
+
+        def begin(line: str) -> None:
+            nonlocal begun
+            bar.update(task, description=line, completed=begun, refresh=True)
+            begun += 1
+
+        yield begin
+        bar.update(task, completed=rounds, refresh=True)
+
+
+def _without_repetitions(tell: Tell) -> Tell:
+    last = ""
+
+    def begin(line: str) -> None:
+        nonlocal last
+        if line != last:
+            tell(line)
+        last = line
+
+    return begin
+
+
+def _bar(*columns: Any, **options: Any) -> "Bar":
+    """Return a bar on the standard error: what the columns show, the time that has passed and the time left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    return Progress(BarColumn(), *columns, *times, console=Console(stderr=True), **options)
 
 
 def duration_text(seconds: float) -> str:

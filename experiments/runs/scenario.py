@@ -4,6 +4,7 @@ import os.path
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.scenarios import ready_scenarios
 from planner.check import check_plan
 from planner.files.documents import read_text
 from planner.files.plan import read_plan
@@ -17,15 +18,7 @@ from planner.step.orders import with_orders, with_schedule
 from planner.systems.registry import make_plan
 from traces.common.errors import InputError, find_by_name
 
-READY_FOLDER = Path(__file__).parents[1] / "scenarios"
-
 DEFAULT_STRATEGY = "auto"
-
-
-def ready_scenarios() -> dict[str, Path]:
-    """Return the scenarios that come with ropebridge, by name."""
-    named = (path for path in sorted(READY_FOLDER.glob("*.yaml")) if "\ncluster:" in path.read_text())
-    return {path.stem: path for path in named}
 
 
 def choose_scenario(name: str) -> Scenario:

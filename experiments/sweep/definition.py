@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runs.carry_out import DEFAULT_STEPS
-from experiments.runs.scenario import READY_FOLDER, ready_scenarios
+from experiments.scenarios import ready_scenarios
 from experiments.sweep.parameters import Parameter
 from planner.files.parsing import STRICT, Positive
 from planner.schedules import SCHEDULES
@@ -135,8 +135,7 @@ def scenario_path(name: object, folder: Path) -> Path:
     path = folder / text
     if path.suffix in (".yaml", ".yml") or len(Path(text).parts) > 1:
         return path
-    find_by_name(text, ready_scenarios(), "scenario", where="scenario")
-    return READY_FOLDER / f"{text}.yaml"
+    return find_by_name(text, ready_scenarios(), "scenario", where="scenario")
 
 
 def run_length(settings: Mapping[str, Any]) -> tuple[int | None, str | None]:

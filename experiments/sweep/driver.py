@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.runs.progress import ProgressDisplay
+from experiments.runs.progress import SweepDisplay
 from experiments.sweep.definition import Sweep
 from experiments.sweep.folder import LOGS, TABLE, claimed, write_sweep_json
 from experiments.sweep.outcomes import FAILED, Outcome, OutcomeLog, read_outcomes
@@ -44,7 +44,7 @@ def carry_out_sweep(
     points: Sequence[Point],
     folder: Path,
     engine: Engine,
-    watching: Callable[[int, int], AbstractContextManager[ProgressDisplay]],
+    showing: Callable[[int, int], AbstractContextManager[SweepDisplay]],
     *,
     failed_again: bool,
 ) -> Result:
@@ -57,7 +57,7 @@ def carry_out_sweep(
         points: All of its points.
         folder: Its folder.
         engine: What carries out points.
-        watching: Gives what watches, told how many points are left and how many there are.
+        showing: Gives what watches, told how many points are left and how many there are.
         failed_again: Whether points that have failed are carried out again.
 
     Raises:
@@ -73,7 +73,7 @@ def carry_out_sweep(
         # What is drawn twice is carried out once.
         left = list({point.key: point for point in points if point.key not in done}.values())
         try:
-            with watching(len(left), len(left) + len({point.key for point in points} & done)) as watch:
+            with showing(len(left), len(left) + len({point.key for point in points} & done)) as watch:
                 _carry_out(PointTask(sweep.folder.resolve(), sweep.common, logs.resolve()), left, engine, watch, before)
         finally:
             outcomes = read_outcomes(logs)
@@ -90,7 +90,7 @@ def carry_out_sweep(
 
 
 def _carry_out(
-    task: PointTask, points: Sequence[Point], engine: Engine, watch: ProgressDisplay, before: Mapping[str, Outcome]
+    task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepDisplay, before: Mapping[str, Outcome]
 ) -> None:
     """Carry out points; those in the middle of which a worker has died get another one, to themselves."""
     suspects: list[Point] = []
@@ -110,7 +110,7 @@ def _carry_out(
 
 
 def _portions_lost(
-    task: PointTask, points: Sequence[Point], engine: Engine, watch: ProgressDisplay
+    task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepDisplay
 ) -> list[Sequence[Point]]:
     """Carry out points; return the portions whose worker has died."""
     lost = []
@@ -123,7 +123,7 @@ def _portions_lost(
     return lost
 
 
-def _carry_out_alone(task: PointTask, points: Sequence[Point], engine: Engine, watch: ProgressDisplay) -> None:
+def _carry_out_alone(task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepDisplay) -> None:
     """Carry out points that may have been the death of their workers; those that are it again have failed."""
     with closing(OutcomeLog(task.log)) as log, closing(engine.carry_out(task, points, alone=True)) as portions:
         for portion in portions:

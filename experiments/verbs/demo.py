@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from planner.files.plan import write_plan
 from planner.scenario.effects import WIDE_AREA_TCP, Effects
 from planner.systems.registry import make_plan, make_policy
 from sim.simulator import Simulator
+from traces.common.units import number_text
 
 SCENARIO = "cloud-edge-end-small"
 STRATEGY = "megatron"
@@ -26,20 +27,13 @@ PACED_STEPS = 30
 REAL_STEPS = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Demo:
-    """What the demo found, and where it lies."""
-
-    folder: Path
-    result: dict[str, Any]
-
-
-def demo(output: Path | None, tell: Callable[[str], None]) -> Demo:
-    """Run the demo; ``tell`` is called with what is going on.
+def demo(output: Path | None, as_json: bool, tell: Callable[[str], None]) -> str:
+    """Run the demo; return what to print.
 
     Args:
         output: The folder to write; None for the next free one below ``runs``.
-        tell: Takes a line for people.
+        as_json: Whether to print JSON.
+        tell: Called with a line about each part before it begins.
     """
     target = output if output is not None else _next_free(Path("runs"))
     scenario, emulator = choose_scenario(SCENARIO), choose_emulator("auto", tell)
@@ -76,20 +70,19 @@ def demo(output: Path | None, tell: Callable[[str], None]) -> Demo:
             "loss_last": trained.losses[-1],
         }
         (folder / "demo.json").write_text(json.dumps(result, indent=1) + "\n")
-    return Demo(target, result)
+    return json.dumps(result) if as_json else _describe(target, result)
 
 
-def describe_demo(done: Demo) -> str:
+def _describe(folder: Path, result: dict[str, Any]) -> str:
     """Return the comparison and where to look, for people."""
-    result = done.result
     return "\n".join(
         [
-            compare([done.folder / "simulated", done.folder / "paced"], as_json=False),
-            f"simulated step against real: {100 * result['step_time_error']:+.1f} %; "
+            compare([folder / "simulated", folder / "paced"], as_json=False),
+            f"simulated step against real: {100 * result['step_time_error']:+.3g} %; "
             f"WAN bytes equal: {result['simulated']['wan_bytes'] == result['real']['wan_bytes']}",
-            f"loss of the model trained for real: {result['loss_first']:.4f} -> {result['loss_last']:.4f}",
-            f"open {done.folder / 'report.html'} (or report.png); load {done.folder / 'perfetto.json'} into "
-            "ui.perfetto.dev",
+            f"loss of the model trained for real: {number_text(result['loss_first'])} -> "
+            f"{number_text(result['loss_last'])}",
+            f"open {folder / 'report.html'} (or report.png); load {folder / 'perfetto.json'} into ui.perfetto.dev",
         ]
     )
 

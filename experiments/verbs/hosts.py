@@ -19,9 +19,9 @@ from executor.recovery.checkpoints import CheckpointConfig
 from executor.validate import check_spread, check_supported
 from experiments.runs.carry_out import carry_out, present
 from experiments.runs.folder import new_folder
-from experiments.runs.live import telling
+from experiments.runs.progress import run_lines
 from experiments.runs.scenario import Ordering
-from experiments.verbs.resume import checkpoint_orders, resumed_plan
+from experiments.verbs.run import checkpoint_config, resumed_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_policy
@@ -197,7 +197,7 @@ def _lead(bundle: Bundle, hosts: Hosts, output: Path, resume: bool, tell: Callab
     if resume and folder is None:
         raise InputError("this job writes no checkpoints", where="--resume", valid="deploy it with '--checkpoint'")
     checkpoints: CheckpointConfig | None
-    checkpoints, had = checkpoint_orders(folder, run.checkpoint_every or None, resume, scenario, run.steps, tell)
+    checkpoints, had = checkpoint_config(folder, run.checkpoint_every or None, resume, scenario, run.steps, tell)
     if had is not None:
         plan = resumed_plan(had, scenario, Ordering())
 
@@ -209,7 +209,7 @@ def _lead(bundle: Bundle, hosts: Hosts, output: Path, resume: bool, tell: Callab
             backup_every=run.backup_every,
             checkpoints=checkpoints,
             hosts=hosts,
-            watch=telling(tell),
+            watch=run_lines(tell),
             tell=tell,
         )
 

@@ -20,6 +20,7 @@ from planner.systems.auto.robust import check_quantile
 from planner.systems.auto.strategy import plan_for, robust_plan
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError, unknown_name
+from traces.common.units import number_text
 
 _STRATEGY = "auto"
 
@@ -87,7 +88,7 @@ def _objective(asked: PlanObjective) -> Objective:
         raise unknown_name("objective", asked.name, OBJECTIVES, where="--objective")
     for option, value in (("--budget", asked.budget_per_hour), ("--rate", asked.rate_samples_per_s)):
         if value is not None and not 0 < value < inf:
-            raise InputError(f"{value:g}", where=option, valid="a finite number above zero")
+            raise InputError(f"{value:g} is not allowed", where=option, valid="give a finite number above zero")
     return Objective(asked.name or "throughput", asked.budget_per_hour, asked.rate_samples_per_s)
 
 
@@ -153,5 +154,5 @@ def describe_plan(plan: Plan, scenario: Scenario) -> str:
             )
             layers = f"layers {stage.first_layer} to {stage.end_layer - 1}"
             lines.append(f"  stage {index}: {layers}, {stage.in_flight} in flight, on {devices}")
-    lines.append(f"one step on steady links: {step_time_s(plan, scenario):.3f} s")
+    lines.append(f"one step on steady links: {number_text(step_time_s(plan, scenario))} s")
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from experiments.runs.folder import read_record, summarise
 from planner.runs.record import RunRecord
 from traces.common.atomic import check_place
 from traces.common.errors import InputError
+from traces.common.units import number_text
 
 
 def compare(folders: Sequence[Path], as_json: bool) -> str:
@@ -41,20 +42,32 @@ def compare_records(records: Sequence[RunRecord], names: Sequence[str]) -> list[
     ]
 
 
+# Column of a row to its heading, and how many of its unit are one of the column's.
+_COLUMNS: Mapping[str, tuple[str, float]] = {
+    "run": ("run", 1),
+    "backend": ("backend", 1),
+    "emulator": ("links", 1),
+    "strategy": ("strategy", 1),
+    "step_s": ("step s", 1),
+    "step_ratio": ("ratio", 1),
+    "samples_per_s": ("samples/s", 1),
+    "throughput_ratio": ("ratio", 1),
+    "bubble_ratio": ("bubble %", 0.01),
+    "wan_bytes": ("WAN MB", 1e6),
+    "decisions": ("decisions", 1),
+}
+
+
 def _table(rows: list[dict[str, Any]]) -> str:
-    width = max(len(row["run"]) for row in rows)
-    lines = [
-        f"{'run':<{width}}  {'backend':<9}  {'links':<6}  {'strategy':<10}  {'step s':>8}  {'ratio':>6}  "
-        f"{'samples/s':>9}  {'ratio':>6}  {'bubble':>7}  {'WAN MB':>8}  decisions"
-    ]
-    lines += [
-        f"{row['run']:<{width}}  {row['backend']:<9}  {row['emulator'] or '-':<6}  {row['strategy']:<10}  "
-        f"{row['step_s']:>8.4f}  {row['step_ratio']:>6.3f}  {row['samples_per_s']:>9.2f}  "
-        f"{row['throughput_ratio']:>6.3f}  "
-        f"{100 * row['bubble_ratio']:>5.1f} %  {row['wan_bytes'] / 1e6:>8.1f}  {row['decisions']}"
-        for row in rows
-    ]
-    return "\n".join(lines)
+    """Text stands left, numbers stand right."""
+    columns = []
+    for name, (heading, unit) in _COLUMNS.items():
+        values = [row[name] for row in rows]
+        is_text = any(isinstance(value, str) for value in values)
+        cells = [str(value or "-") if is_text or value is None else number_text(value / unit) for value in values]
+        width = max(map(len, (heading, *cells)))
+        columns.append([f"{cell:{'<' if is_text else '>'}{width}}" for cell in (heading, *cells)])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
 Writer = Callable[[Sequence[RunRecord], Sequence[str], Path], None]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.runs.console import CommandInterruptedError
 from experiments.runs.machine import usable_cores
-from experiments.runs.progress import duration_text, watching
+from experiments.runs.progress import duration_text, showing_sweep
 from experiments.sweep.definition import Sweep
 from experiments.sweep.driver import Result, carry_out_sweep
 from experiments.sweep.engines import make_engine
@@ -61,7 +61,7 @@ def carry_out(
     check_folder(place, chosen)
     made = make_engine(engine, jobs or usable_cores(), place, chosen.slurm)
     try:
-        result = carry_out_sweep(chosen, points, place, made, watching, failed_again=failed_again)
+        result = carry_out_sweep(chosen, points, place, made, showing_sweep, failed_again=failed_again)
     except CommandInterruptedError:
         tell(f"what is done stays in {place}; the same command does the rest")
         raise

@@ -9,6 +9,7 @@ from planner.events.event import Event
 from planner.plan.plan import Plan
 from planner.runs.gradient_noise import GradientNorms
 from planner.scenario.scenario import Scenario
+from traces.common.units import number_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,9 +116,12 @@ class Progress:
 
     def text(self) -> str:
         """Return a line for people."""
-        words = [f"step {self.step + 1} of {self.steps}: {self.step_s:.3g} s, {self.samples_per_s:.4g} samples/s"]
+        words = [
+            f"step {self.step + 1} of {self.steps}: {number_text(self.step_s)} s, "
+            f"{number_text(self.samples_per_s)} samples/s"
+        ]
         if self.loss is not None:
-            words.append(f"loss {self.loss:.4f}")
+            words.append(f"loss {number_text(self.loss)}")
         if self.change:
             words.append(f"decided: {self.change}")
         if self.away:

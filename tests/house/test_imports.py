@@ -116,8 +116,8 @@ def test_loading_the_command_loads_neither_torch_nor_matplotlib() -> None:
 
 @pytest.mark.parametrize("verb", ["plan", "simulate"])
 def test_planning_and_simulating_load_neither_torch_nor_matplotlib(verb: str) -> None:
-    functions = [n for n in tree("experiments.cli.app").body if isinstance(n, ast.FunctionDef) and n.name == verb]
-    assert functions, f"experiments/cli/app.py has no function '{verb}' any more"
+    functions = [n for n in tree("experiments.cli.plan").body if isinstance(n, ast.FunctionDef) and n.name == verb]
+    assert functions, f"experiments/cli/plan.py has no function '{verb}' any more"
     lazily = imports(ast.walk(functions[0]))
     assert lazily, f"'{verb}' imports nothing when it is called: is this test looking in the right place?"
     assert not loaded_with(lazily) & HEAVY

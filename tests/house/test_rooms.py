@@ -57,6 +57,7 @@ ROOMS = [
     "executor/deploy",
     "executor/profiling",
     "experiments/models",
+    "experiments/scenarios",
     "experiments/runs",
     "experiments/profiles",
     "experiments/sweep",

@@ -34,7 +34,6 @@ def test_the_example_of_a_function_runs(name: str, tmp_path: Path, monkeypatch: 
     run_example(name)
 
 
-@pytest.mark.real
 def test_the_example_of_run_runs() -> None:
     run_example("run")
 
@@ -76,7 +75,6 @@ def test_a_plan_of_another_scenario_is_refused() -> None:
         ropebridge.simulate("cloud-edge-end-small", plan, steps=1)
 
 
-@pytest.mark.real
 def test_the_readme_s_ten_lines_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In few steps; the block's last expression is the table that a notebook shows."""
     section = README.read_text().partition("## Ten lines in Python")[2]

@@ -7,6 +7,7 @@
 What is none of these is a defect of ropebridge itself.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TypeVar
@@ -49,6 +50,9 @@ class RunError(RopebridgeError):
 
 Thing = TypeVar("Thing")
 
+# More than so many suggestions are a list, and the list of all names follows.
+_MOST_NAMES = 3
+
 
 def find_by_name(name: str, things: Mapping[str, Thing], kind: str, *, where: str = "") -> Thing:
     """Return the thing of that name.
@@ -70,6 +74,24 @@ def find_by_name(name: str, things: Mapping[str, Thing], kind: str, *, where: st
 def unknown_name(kind: str, name: str, valid: Iterable[str], *, where: str = "") -> InputError:
     """Return the error for a name that is not among the valid ones, with the nearest of them first."""
     names = list(valid)
-    nearest = get_close_matches(name, names, n=1)
-    suggestion = f"did you mean '{nearest[0]}'? " if nearest else ""
+    nearest = " or ".join(f"'{each}'" for each in nearest_names(name, names))
+    suggestion = f"did you mean {nearest}? " if nearest else ""
     return InputError(f"unknown {kind} '{name}'", where=where, valid=f"{suggestion}valid: {', '.join(names)}")
+
+
+def nearest_names(name: str, names: Iterable[str]) -> list[str]:
+    """Return the names that a person may have meant, the best first; empty where none is near.
+
+    Those that say more or less with the same words come first: for ``A100`` both ``a100-40`` and ``a100-80``, for
+    ``NVIDIA A100 40GB`` the former. Else it is the one whose spelling is nearest. Case does not matter.
+    """
+    by_words = {each: _words(each) for each in names}
+    words = _words(name)
+    related = [each for each, own in by_words.items() if own and words and (own <= words or words <= own)]
+    folded = {each.casefold(): each for each in by_words}
+    return related[:_MOST_NAMES] or [folded[each] for each in get_close_matches(name.casefold(), folded, n=1)]
+
+
+def _words(name: str) -> frozenset[str]:
+    """The words of a name, without case and without a unit at the end of a number."""
+    return frozenset(re.sub(r"(?<=\d)gi?b$", "", word) for word in re.findall(r"[a-z0-9]+", name.casefold()))

@@ -6,6 +6,7 @@ A bare number is refused: a unit is never guessed.
 import math
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from types import MappingProxyType
 
 from traces.common.errors import InputError
@@ -98,3 +99,8 @@ def size_text(size_bytes: int) -> str:
     if size_bytes < 2**20:
         return f"{size_bytes} B"
     return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.2f} MiB"
+
+
+def number_text(value: float) -> str:
+    """Return ``value`` as people read it: three significant digits, no exponent, thousands apart (``1,230``)."""
+    return f"{Decimal(f'{value:.3g}'):,f}"

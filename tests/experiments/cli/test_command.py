@@ -1,16 +1,23 @@
 """The command as a person uses it: real processes, real files."""
 
 import json
+import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import typer
 
-from experiments.verbs.bench import BENCHES
+from executor.deploy.target import TARGETS
+from experiments.cli import app, options
+from experiments.runs.scenario import DEFAULT_STRATEGY
+from experiments.verbs.bench import BENCHES, REPRODUCTIONS
 from planner.plan.actions import from_torch_csv
+from planner.schedules import SCHEDULES
 from planner.systems.registry import POLICIES, STRATEGIES
-from tests.helpers.processes.command import ropebridge
+from tests.helpers.processes.command import COMMAND, ropebridge
 from traces.formats import FORMATS
 
 LOADED = """
@@ -42,10 +49,51 @@ def test_plan_and_simulate_load_neither_torch_nor_matplotlib(verb: str) -> None:
 
 
 def test_help_names_everything_there_is() -> None:
-    text = " ".join(ropebridge(verb, "--help").stdout for verb in ("simulate", "run", "bench"))
+    text = " ".join(ropebridge(verb, "--help").stdout for verb in ("simulate", "run", "bench", "reproduce"))
     text += ropebridge("traces", "convert", "--help").stdout
-    for name in (*STRATEGIES, *POLICIES, *BENCHES, *FORMATS):
+    for name in (*STRATEGIES, *POLICIES, *BENCHES, *REPRODUCTIONS, *FORMATS):
         assert name in text
+
+
+def test_the_names_that_shells_complete_are_those_that_there_are() -> None:
+    assert set(options.STRATEGIES) == set(STRATEGIES)
+    assert set(options.POLICIES) == set(POLICIES)
+    assert set(options.SCHEDULES) == set(SCHEDULES)
+    assert set(options.TARGETS) == set(TARGETS)
+    assert set(app.BENCHES) == set(BENCHES)
+    assert set(app.SYSTEMS) == set(REPRODUCTIONS)
+    assert options.STRATEGIES[0] == DEFAULT_STRATEGY
+
+
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        (("dep",), ["deploy"]),
+        (("simulate", "cloud-edge-end-"), ["cloud-edge-end-small"]),
+        (("plan", "two-regions", "--strategy", "asteroid"), ["asteroid", "asteroid-duplex"]),
+        (("run", "digits", "--policy", "dee"), ["deepcee"]),
+    ],
+)
+def test_shells_complete_names(words: tuple[str, ...], completions: list[str]) -> None:
+    line = " ".join(("ropebridge", *words))
+    asked = {"_ROPEBRIDGE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
+    done = subprocess.run(COMMAND, env={**os.environ, **asked}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == completions
+
+
+def test_help_groups_the_verbs_in_the_order_of_their_use() -> None:
+    text = ropebridge("--help").stdout
+    titles = ("Start here:", "Plan and simulate:", "Run and deploy:", "Data:", "Measure:")
+    places = [text.index(title) for title in titles]
+    assert places == sorted(places)
+    assert places[0] < text.index("  demo ") < places[1] < text.index("  plan ") < text.index("  simulate ") < places[2]
+    for name in typer.main.get_command(app.app).commands:
+        assert text.count(f"\n  {name} ") == 1
+
+
+def test_the_version() -> None:
+    done = ropebridge("--version")
+    assert (done.returncode, done.stdout) == (0, f"ropebridge {version('ropebridge')}\n")
 
 
 def test_a_drop_and_recovery_of_the_link_is_worth_adapting_to(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.runs.scenario import READY_FOLDER
+from experiments.scenarios import READY_FOLDER
 from planner.files.scenario import read_scenario
 
 torch = pytest.importorskip("torch")

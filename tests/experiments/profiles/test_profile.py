@@ -142,8 +142,8 @@ def assert_refused(done: subprocess.CompletedProcess[str], message: str) -> None
 
 PROGRESS = """
 import sys
-from experiments.runs.profile_progress import progress
-with progress(3, lambda line: print("told", line, file=sys.stderr)) as begin:
+from experiments.runs.progress import showing_rounds
+with showing_rounds(3, lambda line: print("told", line, file=sys.stderr)) as begin:
     for line in ("warming up", "round 1", "round 1"):
         begin(line)
 """

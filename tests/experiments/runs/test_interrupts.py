@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs.scenario import READY_FOLDER
+from experiments.scenarios import READY_FOLDER
 from tests.helpers.processes.command import COMMAND
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from experiments.runs.scenario import READY_FOLDER
+from experiments.scenarios import READY_FOLDER
 from experiments.sweep.folder import check_folder, read_sweep_json, write_sweep_json
 from experiments.sweep.outcomes import read_outcomes
 from experiments.sweep.sweep_file import read_sweep

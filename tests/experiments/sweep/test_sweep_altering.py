@@ -9,7 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.runs.scenario import READY_FOLDER, choose_scenario
+from experiments.runs.scenario import choose_scenario
+from experiments.scenarios import READY_FOLDER
 from experiments.sweep.overrides import altered_plan, parse_path, with_value
 from experiments.sweep.points import points_of
 from experiments.sweep.sweep_file import read_sweep

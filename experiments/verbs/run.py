@@ -1,8 +1,11 @@
-"""What ``ropebridge run`` is told of checkpoints."""
+"""``ropebridge run``: the backend of a real run, and what the run does about checkpoints."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from executor.backend import TorchBackend
+from executor.core.job import ComputeMode
 from executor.recovery.checkpoints import CheckpointConfig, refuse_used, resumption
 from experiments.runs.scenario import Ordering, with_ordering
 from planner.check import check_plan
@@ -10,10 +13,26 @@ from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError
 
-_DEFAULT_EVERY = 10
+# Steps from one checkpoint to the next where nobody says.
+CHECKPOINT_EVERY = 10
 
 
-def checkpoint_orders(
+def real_backend(compute: ComputeMode, **options: Any) -> Callable[[Path | None], TorchBackend]:
+    """Return what makes the backend of a real run, given its run folder, where trained parameters go.
+
+    Args:
+        compute: ``real`` or ``paced``.
+        options: Further arguments of `executor.backend.TorchBackend`.
+    """
+
+    def make(folder: Path | None) -> TorchBackend:
+        parameters = folder / "parameters.safetensors" if folder is not None else None
+        return TorchBackend(compute, parameters=parameters, resources=folder, **options)
+
+    return make
+
+
+def checkpoint_config(
     folder: Path | None,
     every: int | None,
     resume: bool,
@@ -21,25 +40,25 @@ def checkpoint_orders(
     steps: int,
     tell: Callable[[str], None],
 ) -> tuple[CheckpointConfig | None, Plan | None]:
-    """Return what a run does about checkpoints, and the plan of the one from which it goes on.
+    """Return where and when a run writes checkpoints, and the plan of the checkpoint from which it goes on.
 
     Args:
-        folder: Of the checkpoints; None for none.
-        every: Steps from one to the next; None for the usual number.
-        resume: Whether to go on from the newest one.
+        folder: The folder of the checkpoints; None writes none.
+        every: Steps from one checkpoint to the next; None for the usual number.
+        resume: Whether to go on from the newest checkpoint.
         scenario: What is trained.
-        steps: That the run shall have in all.
+        steps: Training steps of the whole run, those before the checkpoint included.
         tell: Called with lines for people.
 
     Raises:
-        InputError: An option lacks another one, or there is nothing to go on from.
+        InputError: An option lacks another one, or there is no checkpoint to go on from.
     """
     if folder is None:
         for given, option in ((every is not None, "--checkpoint-every"), (resume, "--resume")):
             if given:
                 raise InputError(f"'{option}' without '--checkpoint'", valid="say in which folder checkpoints are")
         return None, None
-    every = every or _DEFAULT_EVERY
+    every = every or CHECKPOINT_EVERY
     if not resume:
         refuse_used(folder)
         return CheckpointConfig(folder, every), None
@@ -49,10 +68,10 @@ def checkpoint_orders(
 
 
 def resumed_plan(plan: Plan, scenario: Scenario, ordering: Ordering) -> Plan:
-    """Return the plan of a checkpoint for a run that nobody gives another one.
+    """Return the plan of a checkpoint, for a run that is given no other plan.
 
     Raises:
-        InputError: The scenario has changed, and it does not fit any more.
+        InputError: The scenario has changed since, and the plan no longer fits.
     """
     try:
         check_plan(plan, scenario)

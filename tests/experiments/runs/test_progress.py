@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs.live import sparkline, telling
+from experiments.runs.progress import run_lines, sparkline
 from planner.runs.record import Progress
 from tests.helpers.processes.command import COMMAND, ropebridge
 
@@ -20,11 +20,11 @@ RUN = ("run", "two-regions", "--strategy=megatron", "--compute", "paced", "--pol
 
 def test_lines_are_few_and_decisions_are_never_left_out() -> None:
     lines: list[str] = []
-    watch = telling(lines.append)
+    watch = run_lines(lines.append)
     for step in range(1000):
         watch(Progress(step, 1000, 0.01 * step, 0.01, 8, 0.5, "depth" if step == 500 else "", ()))
     assert [line for line in lines if "decided" in line] == [lines[1]]
-    assert lines[-1].startswith("step 1000 of 1000: 0.01 s, 800 samples/s, loss 0.5000")
+    assert lines[-1].startswith("step 1000 of 1000: 0.01 s, 800 samples/s, loss 0.5")
     assert len(lines) == 3
 
 

@@ -1,0 +1,160 @@
+"""The verbs that need no hosts: `demo`, `plan`, `simulate`, `compare`, `report`, `sweep`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.cli.options import (
+    DynamicOption,
+    FolderOption,
+    JsonOption,
+    OrdersOption,
+    PlanOption,
+    PolicyOption,
+    ScenarioArgument,
+    ScheduleOption,
+    StrategyOption,
+    one_of,
+)
+from experiments.runs.console import say, tell
+
+
+def demo(output: FolderOption = None, as_json: JsonOption = False) -> None:
+    """Plan, simulate, run for real on this machine, compare, draw. Example: ropebridge demo."""
+    from experiments.verbs.demo import demo as verb
+
+    say(verb(output, as_json, tell))
+
+
+def plan(
+    scenario: ScenarioArgument,
+    strategy: StrategyOption = None,
+    schedule: ScheduleOption = None,
+    dynamic: DynamicOption = False,
+    orders: OrdersOption = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write the plan to.")] = None,
+    torch_csv: Annotated[
+        Path | None,
+        typer.Option("--torch-csv", help="File for the schedule in torch.distributed.pipelining's form."),
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            "--objective",
+            help="Strategy auto: the highest throughput, or the least cost of a step.",
+            show_default="throughput",
+            autocompletion=one_of(("throughput", "cost")),
+        ),
+    ] = None,
+    budget_per_hour: Annotated[
+        float | None, typer.Option("--budget", metavar="USD_PER_HOUR", help="Strategy auto: the most it may cost.")
+    ] = None,
+    rate_samples_per_s: Annotated[
+        float | None, typer.Option("--rate", metavar="SAMPLES_PER_S", help="Strategy auto: the least it must reach.")
+    ] = None,
+    robust_share: Annotated[
+        float | None,
+        typer.Option(
+            "--robust", metavar="QUANTILE", help="Strategy auto: slower in this share of time windows at most."
+        ),
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say what binds the plan, and what would help.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Turn a scenario into a plan. Example: ropebridge plan cloud-edge-end --explain -o plan.json."""
+    from experiments.runs.scenario import Ordering
+    from experiments.verbs.plan import PlanObjective
+    from experiments.verbs.plan import plan as verb
+
+    best = PlanObjective(objective, budget_per_hour, rate_samples_per_s, robust_share)
+    ordering = Ordering(schedule, dynamic, orders)
+    say(verb(scenario, strategy, ordering, output, torch_csv, as_json, best, explain))
+
+
+def simulate(
+    scenario: ScenarioArgument,
+    plan: PlanOption = None,
+    strategy: StrategyOption = None,
+    schedule: ScheduleOption = None,
+    dynamic: DynamicOption = False,
+    orders: OrdersOption = None,
+    policy: PolicyOption = "none",
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Training steps.", show_default="20")] = None,
+    duration: Annotated[
+        str | None,
+        typer.Option("--duration", help="Simulate until so much time has passed, as '60 min', instead of --steps."),
+    ] = None,
+    output: FolderOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a plan in the model of its cluster. Example: ropebridge simulate cloud-edge-end --policy depth."""
+    from experiments.runs.carry_out import bounded, carry_out, present
+    from experiments.runs.scenario import Ordering, choose_plan, choose_scenario
+    from sim.simulator import Simulator
+
+    count, duration_s = bounded(steps, duration)
+    chosen = choose_scenario(scenario)
+    planned = choose_plan(chosen, plan, strategy, Ordering(schedule, dynamic, orders))
+    record = carry_out(chosen, planned, policy, count, output, lambda _: Simulator(duration_s))
+    say(present(record, as_json))
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders; ratios are against the first.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show runs side by side, simulated or real. Example: ropebridge compare runs/simulated runs/real."""
+    from experiments.verbs.report import compare as verb
+
+    say(verb(runs, as_json))
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, a folder of them, or a sweep's.")],
+    outputs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="What to write, by its suffix: .html (a page that opens from the disk), .png or .svg (a figure), "
+            ".json (for ui.perfetto.dev). Can be given several times.",
+            show_default="report.html in the first folder",
+        ),
+    ] = None,
+) -> None:
+    """Show runs, or a sweep, on a page or in figures. Example: ropebridge report runs/plain runs/real -o both.html."""
+    from experiments.verbs.report import report as verb
+
+    say(verb(runs, outputs or []))
+
+
+def sweep(
+    path: Annotated[Path, typer.Argument(metavar="SWEEP", help="A YAML file: a scenario, and what differs.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Folder for the table; one that is there goes on.", show_default="sweeps/NAME"
+        ),
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine",
+            help="What carries out points: local, slurm, dask.",
+            autocompletion=one_of(("local", "slurm", "dask")),
+        ),
+    ] = "local",
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Points at a time.", show_default="this machine's cores")
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Carry out points again that have failed before.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Simulate over grids, lists or draws of parameters. Example: ropebridge sweep links.yaml -j 2."""
+    from experiments.verbs.sweep import sweep as verb
+
+    say(verb(path, output, engine, jobs, as_json, retry_failed, tell))

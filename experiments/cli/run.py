@@ -1,0 +1,167 @@
+"""The verbs that run for real: `run` on this machine; `deploy`, `host`, `status`, `logs` and `stop` on others."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.cli.options import (
+    TARGETS,
+    BackupOption,
+    CheckpointEveryOption,
+    ComputeChoice,
+    ComputeOption,
+    DynamicOption,
+    EmulatorOption,
+    FolderOption,
+    JsonOption,
+    OrdersOption,
+    PlanOption,
+    PolicyOption,
+    ResumeOption,
+    ScenarioArgument,
+    ScheduleOption,
+    StepsOption,
+    StrategyOption,
+    one_of,
+)
+from experiments.runs.console import say, tell
+
+DeploymentArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A folder that 'ropebridge deploy' wrote.")]
+
+
+def run(
+    scenario: ScenarioArgument,
+    plan: PlanOption = None,
+    strategy: StrategyOption = None,
+    schedule: ScheduleOption = None,
+    dynamic: DynamicOption = False,
+    orders: OrdersOption = None,
+    policy: PolicyOption = "none",
+    compute: ComputeOption = ComputeChoice.REAL,
+    emulate_wan: Annotated[
+        bool, typer.Option("--emulate-wan", help="Make this machine's network behave as the links and traces say.")
+    ] = False,
+    emulator: Annotated[
+        EmulatorOption | None,
+        typer.Option(
+            "--emulator",
+            help="Emulate links with: relay (below TCP), shaper (holds messages back), auto (relay if it can).",
+        ),
+    ] = None,
+    backup_every: BackupOption = 0,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="Folder to write the training state into, now and then.")
+    ] = None,
+    checkpoint_every: CheckpointEveryOption = None,
+    resume: ResumeOption = False,
+    live: Annotated[bool, typer.Option("--live", help="Show the run in the terminal while it goes on.")] = False,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", help="Folder for TensorBoard, written while the run goes on.")
+    ] = None,
+    prometheus: Annotated[
+        str | None, typer.Option("--prometheus", metavar="ADDRESS:PORT", help="Where Prometheus may ask for it.")
+    ] = None,
+    steps: StepsOption = 20,
+    output: FolderOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a plan for real, a process per device. Example: ropebridge run digits --strategy ddp --emulate-wan."""
+    from executor.core.job import EmulatorChoice
+    from experiments.runs.carry_out import carry_out, present
+    from experiments.runs.progress import showing_run
+    from experiments.runs.scenario import Ordering, choose_plan, choose_scenario
+    from experiments.verbs.run import checkpoint_config, real_backend, resumed_plan
+
+    described, ordering = choose_scenario(scenario), Ordering(schedule, dynamic, orders)
+    checkpoints, resumed = checkpoint_config(checkpoint, checkpoint_every, resume, described, steps, tell)
+    chosen: EmulatorChoice = "auto" if emulate_wan else "none"
+    if emulator is not None:
+        chosen = emulator.value
+    if resumed is not None and plan is None and strategy is None:
+        planned = resumed_plan(resumed, described, ordering)
+    else:
+        planned = choose_plan(described, plan, strategy, ordering)
+    with showing_run(live=live, tensorboard=tensorboard, prometheus=prometheus, tell=tell) as watch:
+        backend = real_backend(
+            compute.value,
+            emulator=chosen,
+            backup_every=backup_every,
+            checkpoints=checkpoints,
+            watch=watch,
+            tell=tell,
+        )
+        record = carry_out(described, planned, policy, steps, output, backend)
+    say(present(record, as_json))
+
+
+def deploy(
+    scenario: ScenarioArgument,
+    target: Annotated[
+        str,
+        typer.Option("--target", help=f"What brings it there: {', '.join(TARGETS)}.", autocompletion=one_of(TARGETS)),
+    ],
+    hosts: Annotated[Path, typer.Option("--hosts", help="A YAML file that describes the hosts.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="A new folder, whose name is the job's.")],
+    plan: PlanOption = None,
+    strategy: StrategyOption = None,
+    policy: PolicyOption = "none",
+    compute: ComputeOption = ComputeChoice.REAL,
+    steps: StepsOption = 20,
+    backup_every: BackupOption = 0,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", help="Folder that all hosts see, to write the training state into.")
+    ] = "",
+    checkpoint_every: CheckpointEveryOption = None,
+    submit: Annotated[bool, typer.Option("--submit", help="Start it, instead of only showing what would.")] = False,
+) -> None:
+    """Bring a plan to its hosts. Example: ropebridge deploy my.yaml --plan p --target ssh --hosts h.yaml -o job-1."""
+    from executor.deploy.deployment import HostedRun
+    from experiments.runs.scenario import choose_plan, choose_scenario
+    from experiments.verbs.hosts import DeployConfig
+    from experiments.verbs.hosts import deploy as verb
+    from experiments.verbs.run import CHECKPOINT_EVERY
+
+    chosen = choose_scenario(scenario)
+    every = (checkpoint_every or CHECKPOINT_EVERY) if checkpoint else 0
+    config = DeployConfig(target, hosts, HostedRun(compute.value, steps, policy, backup_every, checkpoint, every))
+    say(verb(chosen, choose_plan(chosen, plan, strategy), config, output, submit))
+
+
+def host(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="The job's folder on this host.")],
+    name: Annotated[str, typer.Argument(metavar="HOST", help="This host, as the scenario names it.")],
+    head: Annotated[str | None, typer.Option("--head", help="Address of the head, if it was not known before.")] = None,
+    resume: ResumeOption = False,
+) -> None:
+    """Run one host's part of a job that was deployed. Example: ropebridge host job-1/job cloud-1."""
+    from experiments.verbs.hosts import host as verb
+
+    say(verb(job, name, head or None, resume, tell))
+
+
+def status(folder: DeploymentArgument) -> None:
+    """Say what each host of a deployed job does. Example: ropebridge status job-1."""
+    from experiments.verbs.hosts import status as verb
+
+    say(verb(folder))
+
+
+def logs(
+    folder: DeploymentArgument,
+    name: Annotated[str | None, typer.Option("--host", help="Whose log.", show_default="the head's")] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many lines, from the end.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with lines as they come.")] = False,
+) -> None:
+    """Show what a host of a deployed job has printed. Example: ropebridge logs job-1 --host edge-1 -f."""
+    from experiments.verbs.hosts import logs as verb
+
+    if verb(folder, name, lines, follow):
+        raise typer.Exit(1)
+
+
+def stop(folder: DeploymentArgument) -> None:
+    """End a deployed job on all its hosts. Example: ropebridge stop job-1."""
+    from experiments.verbs.hosts import stop as verb
+
+    say(verb(folder))
