@@ -76,6 +76,7 @@ class Coordinator:
         self._session = SessionSpec.of_run(self._plan, len(devices), run.first_step, run.steps, _token())
         self._step = run.first_step
         self._published: defaultdict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
+        self._publications: defaultdict[int, int] = defaultdict(int)
         self._reports: dict[int, dict[str, Any]] = {}
         self._done: set[int] = set()
         self._trouble_due_s = math.inf
@@ -100,9 +101,11 @@ class Coordinator:
                 self._regroup()
         self._processes.is_finished = True
         self._server.send(self._processes.all_peers(), "finished")
+        ranks = self._session.ranks
+        self._wait(lambda: all(map(self._processes.has_brought_files, ranks)))
         until_s = time.monotonic() + timeouts().host_exit_s if self._hosts is not None else math.inf
         self._wait(lambda: self._processes.have_ended, until_s=until_s)
-        if missed := self._processes.missing_files(self._session.ranks if self._driver is not None else ()):
+        if missed := self._processes.missing_files(ranks):
             raise RunError(
                 f"{', '.join(missed)} was lost after the last step, and with it what it had to bring; a job with "
                 "'--checkpoint' can be resumed"
@@ -151,6 +154,9 @@ class Coordinator:
                 self._hear_agent(peer, message)
             elif message is not None:
                 self._hear_rank(peer, message)
+            else:
+                self._processes.disconnect(peer)
+                self._check_end(peer.rank)
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             speaker = f"host '{peer.host}'" if peer.role == AGENT else self._processes.name(peer.rank)
             raise RunError(f"{speaker} has sent a malformed message: {type(error).__name__}: {error}") from error
@@ -165,6 +171,7 @@ class Coordinator:
         elif message["kind"] == "ended":
             self._processes.end(agent, message)
             self._agreements.forget(message["rank"])
+            self._check_end(message["rank"])
         elif message["kind"] == "failed":
             raise RunError(str(message["reason"]))
 
@@ -190,6 +197,7 @@ class Coordinator:
             self._start_run(float(message["origin_s"]))
         elif kind == "step" and is_current:
             self._published[int(message["step"])][rank] = message["part"]
+            self._publications[rank] += 1
         elif kind == "trouble" and is_current:
             self._trouble_due_s = min(self._trouble_due_s, time.monotonic() + timeouts().trouble_s)
         elif kind == "report" and is_current:
@@ -198,6 +206,14 @@ class Coordinator:
             self._done.add(rank)
         elif kind == "files-sent":
             self._processes.note_files(rank)
+
+    def _check_end(self, rank: int) -> None:
+        """Refuse that a process ends by itself before the run does."""
+        if self._driver is None or self._processes.is_finished or not self._processes.has_left(rank):
+            return
+        steps = self._config.steps - self._config.first_step
+        if self._recovers or self._publications[rank] < steps:
+            raise RunError(f"{self._processes.name(rank)} ended before the run did")
 
     def _answer(self, rank: int, topic: str, outcome: Disagreement | None) -> None:
         """Tell a rank what has become of a topic; all hear the same time and token, as of the first of them."""

@@ -23,6 +23,8 @@ class _RankState:
     def __init__(self) -> None:
         self.incarnation = 0
         self.is_running = False
+        # Whether it has ended by itself; its last messages may still be on their way.
+        self.has_ended = False
         # Whether it can take part in a session.
         self.is_ready = False
         self.peer: Peer | None = None
@@ -157,6 +159,15 @@ class RankProcesses:
         state.peer = peer
         return True
 
+    def disconnect(self, peer: Peer) -> None:
+        """Take note that a rank's connection has ended."""
+        if self.is_current(peer):
+            self._ranks[peer.rank].peer = None
+
+    def has_left(self, rank: int) -> bool:
+        """Return whether a rank's process has ended by itself, and all that it has said was heard."""
+        return self._ranks[rank].has_ended and self._ranks[rank].peer is None
+
     def is_current(self, peer: Peer) -> bool:
         """Return whether a connection is that of the process which is there."""
         return self._ranks[peer.rank].peer is peer
@@ -189,9 +200,10 @@ class RankProcesses:
         state = self._ranks[rank]
         if not state.is_running or state.incarnation != message["incarnation"]:
             return
-        self._end(rank)
-        if status == 0 and self.is_finished:
+        if status == 0:
+            state.is_running, state.has_ended = False, True
             return
+        self._end(rank)
         if status < 0 and self._replaces:
             self._count_death(rank, status)
             self._lose(rank)
@@ -243,6 +255,12 @@ class RankProcesses:
     def have_ended(self) -> bool:
         """Whether no process is there any more."""
         return not any(state.is_running for state in self._ranks)
+
+    def has_brought_files(self, rank: int) -> bool:
+        """Return whether a rank's files are on this host, or will never be."""
+        state = self._ranks[rank]
+        is_local = self._hosts is None or rank in self._hosts.local_ranks
+        return is_local or state.has_sent_files or not (state.is_running or state.peer is not None)
 
     def missing_files(self, ranks: Iterable[int]) -> list[str]:
         """Return the names of those ranks on other hosts that have gone without bringing what they had to."""

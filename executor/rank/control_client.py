@@ -8,7 +8,9 @@ import base64
 import json
 import os
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -69,6 +71,7 @@ class ControlClient:
 
     Attributes:
         is_remote: Whether the head is on another host, whose clock is another one.
+        is_ending: Whether the session is over, or about to be: what was to be called at its end has been or will be.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class ControlClient:
         self._readings: dict[int, float] = {}
         self._questions = 0
         self._outcome = ""
+        self.is_ending = False
         self._lose_head = lose_head
         self._on_end: Callable[[], None] = lambda: None
         self.is_remote = silence_s > 0
@@ -237,11 +241,17 @@ class ControlClient:
     def _receive(self, channel: Channel) -> None:
         try:
             while (message := channel.receive()) is not None:
+                if message["kind"] == ENDED:
+                    # Before anybody who hears of the end lets go of what this closes.
+                    self.is_ending = True
+                    self._on_end()
                 with self._changed:
                     self._take(message)
                     self._changed.notify_all()
-                if message["kind"] == ENDED:
-                    self._on_end()
+        except Exception:
+            # In the log of this rank; its agent shows the end of that.
+            traceback.print_exc()
+            sys.stderr.flush()
         finally:
             if self._outcome != FINISHED:
                 self._lose_head()
@@ -263,7 +273,7 @@ class ControlClient:
             self._outcome = kind
 
     def _begin(self, spec: SessionSpec) -> None:
-        self._outcome = ""
+        self._outcome, self.is_ending = "", False
         self._plans = dict(enumerate(spec.plans, spec.first_step))
         self._durables = dict.fromkeys(self._plans, spec.durable)
         self._agreed.clear()

@@ -116,7 +116,7 @@ class Session:
         )
         with self._closing:
             self._transport = transport
-            if self._client.outcome(0.0) == ENDED:
+            if self._client.is_ending:
                 raise PeerLostError("a rank was lost before all were connected")
         return transport
 

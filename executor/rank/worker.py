@@ -109,6 +109,8 @@ class Rank:
         head_start_s: float,
     ) -> None:
         self._client = client
+        # Torch does not keep what is written in Python alive.
+        self._store = ControlStore(client)
         self._folder = job
         self._ranks = ranks
         self._scope = scope
@@ -168,7 +170,7 @@ class Rank:
     def _connect(self, spec: SessionSpec) -> ProcessGroups:
         """Connect this rank with the others of a session."""
         place, ranks = spec.ranks.index(self._client.rank), len(spec.ranks)
-        connect(ControlStore(self._client), place, ranks, spec.store_prefix)
+        connect(self._store, place, ranks, spec.store_prefix)
         return ProcessGroups(spec.plans[0].plan.connections)
 
     def _agree_on_start(self, spec: SessionSpec) -> None:

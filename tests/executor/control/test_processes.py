@@ -170,3 +170,13 @@ def test_a_rank_whose_model_fails_ends_the_run_with_the_cause(breakdown: str, ca
         assert errors.splitlines()[0] == f"ropebridge: {name}: {cause}"
     assert left_behind(tmp_path) == []
     assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_that_ends_too_soon_is_named(tmp_path: Path) -> None:
+    """Without an error, and with nobody who would miss it."""
+    (tmp_path / "model.py").write_text(BROKEN_MODEL.format(breakdown="import os; os._exit(0)"))
+    (tmp_path / "broken.yaml").write_text(BROKEN_SCENARIO)
+    with started(["run", str(tmp_path / "broken.yaml"), "--backup-every", "1"], tmp_path) as (process, _):
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert f"rank 1 (device 'right', host {socket.gethostname()}) ended before the run did" in errors
