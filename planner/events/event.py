@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -70,23 +71,10 @@ SYNC_ACTION = "S"
 UPDATE_ACTION = "U"
 MIGRATE_ACTION = "M"
 
+_ARROW: dict[Any, pa.DataType] = {EventKind: pa.string(), str: pa.string(), int: pa.int32(), float: pa.float64()}
 _SCHEMA = pa.schema(
-    [
-        ("kind", pa.string()),
-        ("device", pa.string()),
-        ("peer", pa.string()),
-        ("pipeline", pa.int32()),
-        ("stage", pa.int32()),
-        ("microbatch", pa.int32()),
-        ("step", pa.int32()),
-        ("action", pa.string()),
-        ("start_s", pa.float64()),
-        ("end_s", pa.float64()),
-        ("size_bytes", pa.int64()),
-        ("staleness", pa.int32()),
-    ]
+    [(each.name, pa.int64() if each.name == "size_bytes" else _ARROW[each.type]) for each in fields(Event)]
 )
-assert _SCHEMA.names == [field.name for field in fields(Event)]
 
 
 def in_order(events: Iterable[Event]) -> list[Event]:

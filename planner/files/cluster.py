@@ -1,14 +1,13 @@
 """Reads the ``cluster`` of a scenario and resolves it to devices and links."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from typing import Annotated
 
 from pydantic import Field
 
 from planner.files.parsing import (
-    STRICT,
     BitsPerSecond,
     Bytes,
     BytesPerSecond,
@@ -18,6 +17,7 @@ from planner.files.parsing import (
     Number,
     Part,
     Seconds,
+    file_entry,
 )
 from planner.files.trace import TraceEntry, read_trace_entry
 from planner.scenario.cluster import Cluster, ClusterError, Device, Link
@@ -26,7 +26,7 @@ from planner.scenario.size_curve import SizeCurve
 from traces.common.errors import InputError, unknown_name
 
 
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class DeviceEntry:
     """A device; its memory is its kind's unless given.
 
@@ -48,10 +48,8 @@ class DeviceEntry:
     memory: Bytes | None = None
     price_usd_per_hour: NotNegative = 0.0
 
-    __pydantic_config__ = STRICT
 
-
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class KindEntry:
     """A device kind that is not in the datasheet."""
 
@@ -59,10 +57,8 @@ class KindEntry:
     memory: Bytes
     memory_bandwidth: BytesPerSecond
 
-    __pydantic_config__ = STRICT
 
-
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class SizeCurveEntry:
     """The rate of one message by its size: GB/s as a polynomial of log2(size in MB), up to a ceiling.
 
@@ -78,10 +74,8 @@ class SizeCurveEntry:
     constant: Number
     ceiling: BitsPerSecond
 
-    __pydantic_config__ = STRICT
 
-
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class LinkEntry:
     """A link in both directions (``between``), in one (``from``, ``to``), or inside a region or a host (``inside``).
 
@@ -104,18 +98,14 @@ class LinkEntry:
     size_curve: SizeCurveEntry | None = None
     price_usd_per_gb: NotNegative = 0.0
 
-    __pydantic_config__ = STRICT
 
-
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class ClusterEntry:
     """Devices, links, and device kinds of the user's own."""
 
     devices: tuple[DeviceEntry, ...]
     links: tuple[LinkEntry, ...] = ()
     kinds: dict[str, KindEntry] = field(default_factory=dict)
-
-    __pydantic_config__ = STRICT
 
 
 def read_cluster(part: Part) -> tuple[Cluster, dict[str, DeviceKind]]:

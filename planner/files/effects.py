@@ -5,14 +5,14 @@ for ever; before the first row it is 1.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from planner.files.parsing import STRICT, Bytes, BytesOrUnlimited, NotNegative, Number, Part, Seconds, Seed
+from planner.files.parsing import Bytes, BytesOrUnlimited, NotNegative, Number, Part, Seconds, Seed, file_entry
 from planner.scenario.cluster import Cluster
 from planner.scenario.effects import (
     TCP,
@@ -60,27 +60,23 @@ def _rows(text: str) -> tuple[tuple[float, float], ...]:
     return tuple(pieces)
 
 
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class StragglerEntry:
     """A device whose compute takes ``factor`` times as long as profiled."""
 
     device: str
     factor: Number
 
-    __pydantic_config__ = STRICT
 
-
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class SpeedPiece:
     """The speed of a device from a time on, relative to the profile: ``{from: 10 s, speed: 0.5}``."""
 
     start: Annotated[Seconds, Field(alias="from")]
     speed: Number
 
-    __pydantic_config__ = STRICT
 
-
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class SlowdownEntry:
     """A device whose speed changes, as ``pieces`` or as the path of a CSV ``file`` with columns time_s and speed."""
 
@@ -88,10 +84,8 @@ class SlowdownEntry:
     file: str | None = None
     pieces: tuple[SpeedPiece, ...] | None = None
 
-    __pydantic_config__ = STRICT
 
-
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class ComputeEntry:
     """Effects on profiled compute times.
 
@@ -110,8 +104,6 @@ class ComputeEntry:
     stragglers: tuple[StragglerEntry, ...] = ()
     slowdowns: tuple[SlowdownEntry, ...] = ()
     transfers_block: bool = False
-
-    __pydantic_config__ = STRICT
 
 
 def _compute_effects(entry: ComputeEntry, cluster: Cluster, part: Part) -> ComputeEffects:
@@ -165,7 +157,7 @@ def _slowdowns(entries: Sequence[SlowdownEntry], cluster: Cluster, part: Part) -
 BASES = {"ideal": NetworkEffects(), "tcp": TCP, "tcp-wide-area": WIDE_AREA_TCP}
 
 
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class NetworkEntry:
     """Effects on the network: those of a base, and those that differ from it.
 
@@ -189,8 +181,6 @@ class NetworkEntry:
     cold_start: bool | None = None
     idle: Seconds | None = None
     initial_window: Bytes | None = None
-
-    __pydantic_config__ = STRICT
 
 
 class _OrBase:
@@ -221,7 +211,7 @@ def network_effects(entry: NetworkEntry) -> NetworkEffects:
     return replace(BASES[entry.base], **given)
 
 
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class MemoryEntry:
     """Memory of a framework on each device.
 
@@ -233,18 +223,14 @@ class MemoryEntry:
     framework: Bytes = 0
     workspace_share: NotNegative = 0.0
 
-    __pydantic_config__ = STRICT
 
-
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class EffectsEntry:
     """Effects on the network (``ideal``, ``tcp``, ``tcp-wide-area``, or one by one), on compute and on memory."""
 
     network: Annotated[NetworkEntry, _OrBase()] = field(default_factory=NetworkEntry)
     compute: ComputeEntry = field(default_factory=ComputeEntry)
     memory: MemoryEntry = field(default_factory=MemoryEntry)
-
-    __pydantic_config__ = STRICT
 
 
 def read_effects(part: Part, cluster: Cluster) -> Effects:

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated
 
 from pydantic import Field
 
-from planner.files.parsing import STRICT, Part, Seconds
+from planner.files.parsing import Part, Seconds, file_entry
 from planner.scenario.cluster import Cluster
 from planner.scenario.faults import (
     Absence,
@@ -23,7 +23,7 @@ from traces.common.errors import InputError, find_by_name, unknown_name
 from traces.preemption.files import PREEMPTION_FORMATS, read_preemption
 
 
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class FaultEntry:
     """A device that leaves or hangs, a link that is out, or a trace of pre-emptions. Times are from the run's start.
 
@@ -56,8 +56,6 @@ class FaultEntry:
     start: Annotated[Seconds | None, Field(alias="from")] = None
     devices: tuple[str, ...] | None = None
     nodes: dict[str, str] | None = None
-
-    __pydantic_config__ = STRICT
 
 
 # A trace may have hundreds of nodes; a message names the first of them.

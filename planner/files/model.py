@@ -1,10 +1,10 @@
 """Reads the ``model`` of a scenario and resolves it to the costs of its layers."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain
 
 from planner.files.importers.sailor import read_sailor
-from planner.files.parsing import STRICT, Bytes, Flop, Name, Part, Positive, Seconds
+from planner.files.parsing import Bytes, Flop, Name, Part, Positive, Seconds, file_entry
 from planner.scenario.datasheet import DeviceKind
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.roofline import LayerWork, roofline_layer
@@ -12,7 +12,7 @@ from planner.scenario.scenario import ModelCode
 from traces.common.errors import InputError
 
 
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class TimesEntry:
     """Times of a layer on one device kind, a row per sample count, and the time of the optimizer's ``update`` of it."""
 
@@ -22,10 +22,8 @@ class TimesEntry:
     backward_weight: tuple[Seconds, ...]
     update: Seconds | None = None
 
-    __pydantic_config__ = STRICT
 
-
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class LayerEntry:
     """A layer (or ``repeat`` equal ones) with its work per sample for the roofline, or its times per device kind."""
 
@@ -37,10 +35,8 @@ class LayerEntry:
     forward: Flop | None = None
     times: dict[str, TimesEntry] | None = None
 
-    __pydantic_config__ = STRICT
 
-
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class SailorEntry:
     """A published profile: files of layer times and sizes, and the model's name in them."""
 
@@ -48,10 +44,8 @@ class SailorEntry:
     sizes: str
     model: str
 
-    __pydantic_config__ = STRICT
 
-
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class ModelEntry:
     """A model: its layers or a published profile, and its code for runs with real compute."""
 
@@ -60,8 +54,6 @@ class ModelEntry:
     sailor: SailorEntry | None = None
     code: str | None = None
     arguments: dict[str, int | float | str | bool] = field(default_factory=dict)
-
-    __pydantic_config__ = STRICT
 
 
 def read_model(part: Part, kinds: dict[str, DeviceKind]) -> tuple[ModelProfile, ModelCode | None]:

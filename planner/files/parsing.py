@@ -3,10 +3,10 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 from pydantic.fields import FieldInfo
@@ -27,6 +27,14 @@ Data = TypeVar("Data")
 
 # Every dataclass that is read from a file refuses unknown keys and silent conversions.
 STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def file_entry(kind: type[Data]) -> type[Data]:
+    """Make a class a frozen dataclass of keywords for `parse`, which refuses unknown keys and silent conversions."""
+    setattr(kind, "__pydantic_config__", STRICT)  # noqa: B010
+    return dataclass(frozen=True, kw_only=True)(kind)
+
 
 _UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
 
@@ -122,10 +130,10 @@ def _field_types(kind: type) -> Mapping[str, Any]:
     """Return the field types of a dataclass by their keys in a file."""
     hints = get_type_hints(kind, include_extras=True)
     types: dict[str, Any] = {}
-    for field in fields(kind):
-        hint = hints[field.name]
+    for each in fields(kind):
+        hint = hints[each.name]
         infos = [info for info in getattr(hint, "__metadata__", ()) if isinstance(info, FieldInfo)]
-        types[next((info.alias for info in infos if info.alias), field.name)] = hint
+        types[next((info.alias for info in infos if info.alias), each.name)] = hint
     return types
 
 

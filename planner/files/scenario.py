@@ -1,6 +1,6 @@
 """Reads scenarios as people write them in YAML and resolves them to plain data in SI units."""
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ from planner.files.documents import Document
 from planner.files.effects import EffectsEntry, read_effects
 from planner.files.faults import FaultEntry, read_faults
 from planner.files.model import ModelEntry, read_model
-from planner.files.parsing import STRICT, Name, NotNegative, Number, Part, Positive, Seed, parse
+from planner.files.parsing import Name, NotNegative, Number, Part, Positive, Seed, file_entry, parse
 from planner.scenario.cluster import Cluster
 from planner.scenario.effects import Effects
 from planner.scenario.profile import ModelProfile
@@ -20,7 +20,7 @@ from planner.scenario.training import SHAPES, LearningRateSchedule, Optimizer, T
 from traces.common.errors import InputError, find_by_name, unknown_name
 
 
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class ScheduleEntry:
     """The learning rate over the steps: a warm-up to its full value, then ``constant``, ``linear`` or ``cosine``.
 
@@ -36,10 +36,8 @@ class ScheduleEntry:
     decay_steps: int = 0
     final_share: Number = 0.0
 
-    __pydantic_config__ = STRICT
 
-
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class OptimizerEntry:
     """The update rule: its name, learning_rate, momentum and weight_decay, without unit; and the rate's schedule."""
 
@@ -49,10 +47,8 @@ class OptimizerEntry:
     weight_decay: NotNegative = 0.0
     schedule: ScheduleEntry = field(default_factory=ScheduleEntry)
 
-    __pydantic_config__ = STRICT
 
-
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class TrainingEntry:
     """Batch, update rule, precision and seed.
 
@@ -74,14 +70,12 @@ class TrainingEntry:
     clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     noise_scale: bool = False
 
-    __pydantic_config__ = STRICT
-
 
 # Number of training samples in a region.
 StoredSamples = Annotated[int, Field(ge=1, le=1_000_000_000_000)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class ScenarioEntry:
     """A whole scenario; each part is given here or as the path of a file that holds it.
 
@@ -95,8 +89,6 @@ class ScenarioEntry:
     effects: EffectsEntry | str = field(default_factory=EffectsEntry)
     faults: tuple[FaultEntry, ...] | str = ()
     data: dict[str, StoredSamples] | str = field(default_factory=dict)
-
-    __pydantic_config__ = STRICT
 
 
 _REQUIRED = ("name", "cluster", "model", "training")

@@ -1,6 +1,6 @@
 """Reads the ``trace`` of a link in a scenario: a file, a preset, or steps written in place."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from planner.files.documents import Document, Location
-from planner.files.parsing import STRICT, BitsPerSecond, Seconds
+from planner.files.parsing import BitsPerSecond, Seconds, file_entry
 from traces.common.errors import InputError
 from traces.formats.files import read_trace
 from traces.generators.presets import preset
@@ -18,17 +18,15 @@ from traces.trace import LinkTrace
 PRESET_DURATION_S = 600.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class TraceStep:
     """The rate of a link from a time on."""
 
     at: Seconds
     bandwidth: BitsPerSecond
 
-    __pydantic_config__ = STRICT
 
-
-@dataclass(frozen=True, kw_only=True)
+@file_entry
 class TraceEntry:
     """A trace from one of ``file``, ``preset`` and ``steps``, and how it is used.
 
@@ -50,8 +48,6 @@ class TraceEntry:
     duration: Seconds | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     after: Literal["loop", "hold", "end"] = "loop"
-
-    __pydantic_config__ = STRICT
 
 
 def read_trace_entry(entry: TraceEntry, document: Document, location: Location) -> LinkTrace:
