@@ -4,8 +4,8 @@ Messages are sent and awaited as ranks do it. The sender computes before and dur
 get a core that has other work. The receiver only waits.
 
 Started as ``python -m executor.profiling.message_probe PARENT_PID RANK OWN_ADDRESS STORE_ADDRESS STORE_PORT``. Rank 0
-measures. It holds the store, prints its port (any, if STORE_PORT is 0), reads a `ProbeConfig` as JSON from its input,
-and prints a `MessageTimes`.
+measures. It holds the store, prints its port (any, if STORE_PORT is 0), reads the sizes of messages from
+its input, a JSON list of pairs of bytes and repeats in each round, and prints a `MessageTimes`.
 """
 
 import json
@@ -37,7 +37,7 @@ from traces.statistics import ROUNDS
 # How long the two processes wait for each other; their parents bound the wait for messages.
 CONNECT_S = 60.0
 
-# Limits on what a configuration from another host may ask for.
+# Limits on sizes and repeats, which may come from another host.
 MOST_BYTES = 1 << 28
 MOST_MESSAGES = 10_000
 
@@ -51,27 +51,12 @@ _CLOCK_TRIPS = 8
 _COMPUTE_S = 0.001
 _MATRIX_SIDE = 128
 
-# Key of the configuration in the store.
-_CONFIG = "config"
+# Key of the sizes in the store.
+_SIZES = "sizes"
 _OTHER = "the other end"
 
-
-@dataclass(frozen=True, slots=True)
-class ProbeConfig:
-    """What is measured.
-
-    Attributes:
-        sizes_bytes: Sizes of messages, rising.
-        repeats: Number of messages of each size in each round.
-    """
-
-    sizes_bytes: tuple[int, ...]
-    repeats: tuple[int, ...]
-
-    @property
-    def sizes_and_repeats(self) -> list[tuple[int, int]]:
-        """Each size with its repeats."""
-        return list(zip(self.sizes_bytes, self.repeats, strict=True))
+# Bytes of a message, and how many are sent in each round.
+Sizes = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +146,16 @@ def _give_up(error: Exception) -> None:
     os._exit(1)
 
 
-def _measure(channel: _Channel, config: ProbeConfig) -> MessageTimes:
+def _measure(channel: _Channel, sizes: Sizes) -> MessageTimes:
     """Send and time all messages; `_serve` is the other end."""
-    posted_s = [_measure_size(channel, *size, late=False) for size in config.sizes_and_repeats]
-    return MessageTimes(tuple(posted_s), _measure_size(channel, *config.sizes_and_repeats[0], late=True))
+    posted_s = [_measure_size(channel, *size, late=False) for size in sizes]
+    return MessageTimes(tuple(posted_s), _measure_size(channel, *sizes[0], late=True))
 
 
-def _serve(channel: _Channel, config: ProbeConfig) -> None:
-    for size in config.sizes_and_repeats:
+def _serve(channel: _Channel, sizes: Sizes) -> None:
+    for size in sizes:
         _serve_size(channel, *size, late=False)
-    _serve_size(channel, *config.sizes_and_repeats[0], late=True)
+    _serve_size(channel, *sizes[0], late=True)
 
 
 def _measure_size(channel: _Channel, size_bytes: int, repeats: int, *, late: bool) -> tuple[float, ...]:
@@ -227,15 +212,13 @@ def _serve_once(channel: _Channel, size_bytes: int, *, late: bool) -> None:
     channel.send(torch.frombuffer(reading, dtype=torch.uint8), _ANSWER).wait()
 
 
-def _read_config(text: str | bytes) -> ProbeConfig:
-    """Return a configuration, which may come from another host, if it is within the limits."""
-    read = json.loads(text)
-    sizes, repeats = tuple(read["sizes_bytes"]), tuple(read["repeats"])
-    numbers = all(type(each) is int and each > 0 for each in (*sizes, *repeats))
-    allowed = numbers and len(sizes) == len(repeats) and sizes and max(sizes) <= MOST_BYTES
-    if not allowed or ROUNDS * sum(repeats) > MOST_MESSAGES:
+def _read_sizes(text: str | bytes) -> Sizes:
+    """Return sizes and repeats, which may come from another host, if they are within the limits."""
+    sizes = [(size_bytes, repeats) for size_bytes, repeats in json.loads(text)]
+    allowed = sizes and all(type(each) is int and each > 0 for size in sizes for each in size)
+    if not allowed or max(sizes)[0] > MOST_BYTES or ROUNDS * sum(repeats for _, repeats in sizes) > MOST_MESSAGES:
         raise ValueError("the sizes or repeats of messages are too large or invalid")
-    return ProbeConfig(sizes, repeats)
+    return sizes
 
 
 def main(parent: str, rank: str, address: str, store_address: str, store_port: str) -> None:
@@ -247,16 +230,16 @@ def main(parent: str, rank: str, address: str, store_address: str, store_port: s
         if rank == "0":
             store = _open_store((store_address, int(store_port)), timeout)
             print(json.dumps({"port": store.port}), flush=True)
-            config = _read_config(sys.stdin.readline())
-            store.set(_CONFIG, json.dumps(asdict(config)))
+            sizes = _read_sizes(sys.stdin.readline())
+            store.set(_SIZES, json.dumps(sizes))
             with closing(_Channel(store, 0, address)) as channel:
-                times = _measure(channel, config)
+                times = _measure(channel, sizes)
             print(json.dumps({"times": asdict(times)}), flush=True)
         else:
             store = TCPStore(store_address, int(store_port), 2, is_master=False, timeout=timeout)
-            config = _read_config(store.get(_CONFIG))
+            sizes = _read_sizes(store.get(_SIZES))
             with closing(_Channel(store, 1, address)) as channel:
-                _serve(channel, config)
+                _serve(channel, sizes)
             print(json.dumps({"served": True}), flush=True)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, RopebridgeError) as error:
         print(json.dumps({"failed": first_line(error)}), flush=True)

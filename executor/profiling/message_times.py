@@ -57,8 +57,8 @@ def measure_messages(peer: Peer, sizes_bytes: Sequence[int], repeats: Sequence[i
         RunError: The processes do not reach each other, or fail.
     """
     own = _without_prefix(peer.own_host)
-    config = json.dumps({"sizes_bytes": list(sizes_bytes), "repeats": list(repeats)})
-    with _probe("0", own, own, 0, config) as next_message:
+    sizes = json.dumps(list(zip(sizes_bytes, repeats, strict=True)))
+    with _probe("0", own, own, 0, sizes) as next_message:
         port = next_message(_START_S).get("port")
         peer.ask(SERVICE, {"port": port})
         # If the other end fails it answers, with the reason, long before the messages here time out.
@@ -99,7 +99,7 @@ def _without_prefix(host: str) -> str:
 
 @contextmanager
 def _probe(
-    rank: str, own_host: str, store_host: str, port: int, config: str
+    rank: str, own_host: str, store_host: str, port: int, sizes: str
 ) -> Iterator[Callable[[float], dict[str, Any]]]:
     """Run one of the two processes during the context; yield what returns its next message within a timeout."""
     module = "executor.profiling.message_probe"
@@ -115,7 +115,7 @@ def _probe(
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(f"{config}\n")
+        process.stdin.write(f"{sizes}\n")
         process.stdin.close()
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()

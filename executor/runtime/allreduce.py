@@ -17,14 +17,7 @@ from planner.events.event import EventKind
 
 
 class GradientExchange:
-    """Carries out gradient sums.
-
-    Args:
-        transport: The connections of this rank.
-        compute: Holds the gradients.
-        clock: Clock of the run.
-        recorder: Records events.
-    """
+    """Carries out gradient sums."""
 
     def __init__(self, transport: Transport, compute: Compute, clock: RunClock, recorder: EventRecorder) -> None:
         self._transport = transport
@@ -66,14 +59,7 @@ class GradientExchange:
 
 
 class OverlappedAllReduce:
-    """A thread that carries out the gradient sums of one step, each as soon as its gradients are complete.
-
-    Args:
-        exchange: Carries out a sum.
-        clock: Clock of the run.
-        current: The step.
-        posted: The receives of the step.
-    """
+    """A thread that carries out the gradient sums of one step, each as soon as its gradients are complete."""
 
     def __init__(self, exchange: GradientExchange, clock: RunClock, current: StepProgram, posted: PostedStep) -> None:
         self._exchange = exchange

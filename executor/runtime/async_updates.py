@@ -15,6 +15,7 @@ of ``interval_steps``, the others never get what follows the last exchange, neit
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -87,7 +88,9 @@ class PipelineUpdates:
         self._known: dict[str, int] = {}
         self._ended_s: list[float] = []
         self._incoming = [
-            IncomingUpdates(edge, self._exchanges, self._posting(edge)) for edge in edges if edge.receiver == device
+            IncomingUpdates(edge, self._exchanges, partial(self._post, edge))
+            for edge in edges
+            if edge.receiver == device
         ]
 
     def begin(self, step: int) -> float:
@@ -168,13 +171,9 @@ class PipelineUpdates:
         self._log_applied(rest, self._clock.now_s())
         return True
 
-    def _posting(self, edge: UpdateEdge) -> Callable[[int, Callable[[RecvHandle], None]], RecvHandle]:
+    def _post(self, edge: UpdateEdge, exchange: int, arrived: Callable[[RecvHandle], None]) -> RecvHandle:
         size_bytes = HEADER.size + edge.size_bytes
-
-        def post(exchange: int, arrived: Callable[[RecvHandle], None]) -> RecvHandle:
-            return self._transport.post(edge.sender, update_tag(exchange, edge.layers[0]), size_bytes, arrived)
-
-        return post
+        return self._transport.post(edge.sender, update_tag(exchange, edge.layers[0]), size_bytes, arrived)
 
     def _stop(self, step: int) -> int | None:
         """Return the first round that a step must not apply, even if it has arrived; None without such a limit."""

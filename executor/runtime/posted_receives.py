@@ -24,14 +24,7 @@ _POSTED_UPDATES = 2
 
 
 class PostedStep:
-    """All receives of one step, posted at once before the step begins.
-
-    Args:
-        current: The step to post for.
-        order: The order of its actions, which may need to know of arrivals.
-        transport: The connections to post on.
-        element_bytes: Bytes of one element of a gradient.
-    """
+    """All receives of one step, posted at once before the step begins; ``order`` may have callbacks for arrivals."""
 
     def __init__(self, current: StepProgram, order: ActionOrder, transport: Transport, element_bytes: int) -> None:
         self.order = order

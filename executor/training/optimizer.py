@@ -19,12 +19,7 @@ _SMALLEST_NORM = 1e-6
 
 
 class UpdateRule:
-    """The scenario's optimizer over some parameters.
-
-    Args:
-        parameters: This rank's parameters.
-        training: The optimizer, its learning-rate schedule, and the norm to clip gradients to.
-    """
+    """The scenario's optimizer, with its learning-rate schedule and gradient clipping, over this rank's parameters."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], training: Training) -> None:
         self._parameters = parameters

@@ -16,11 +16,7 @@ from traces.common.errors import InputError
 
 
 class TracingGroup:
-    """The first of several devices, without the others; it records what lies between columns and rows.
-
-    Args:
-        degree: Number of devices that share the layer.
-    """
+    """The first of ``degree`` devices, without the others; it records what lies between columns and rows."""
 
     def __init__(self, degree: int) -> None:
         self._degree = degree

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from weakref import WeakSet
 
@@ -88,11 +89,9 @@ class Connection:
         self._clock = clock
         self._failed = failed
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._in_flight: queue.SimpleQueue[tuple[float, Message] | None] = queue.SimpleQueue()
-        self._sending: queue.SimpleQueue[tuple[dist.Work, Message] | None] = queue.SimpleQueue()
-        loops = [self._start_sends, self._complete_sends]
-        if emulated is not None:
-            loops = [lambda: self._emulate(emulated), self._deliver]
+        self._sending: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        start = self._send if emulated is None else partial(self._emulate, emulated)
+        loops = [partial(self._start_all, start), self._complete_all]
         self._threads = [threading.Thread(target=self._guard, args=(loop,), daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
@@ -107,37 +106,40 @@ class Connection:
         for thread in self._threads:
             thread.join()
 
-    def _start_sends(self) -> None:
+    def _start_all(self, start: Callable[[Message], Callable[[], None]]) -> None:
+        """Start every message; the second thread calls what completes it."""
         try:
             while (message := self._outbox.get()) is not None:
-                with blaming(self._device):
-                    self._sending.put((self._start(message), message))
+                self._sending.put(start(message))
         finally:
-            # After an error too, so that the other thread ends.
+            # After an error too, so that the second thread ends.
             self._sending.put(None)
 
-    def _complete_sends(self) -> None:
-        while (sent := self._sending.get()) is not None:
-            work, message = sent
+    def _complete_all(self) -> None:
+        while (complete := self._sending.get()) is not None:
+            complete()
+
+    def _send(self, message: Message) -> Callable[[], None]:
+        with blaming(self._device):
+            work = self._start(message)
+
+        def complete() -> None:
             with blaming(self._device):
                 work.wait(RECV_TIMEOUT)
             message.departed(self._clock.now_s())
 
-    def _emulate(self, emulated: EmulatedPath) -> None:
-        try:
-            while (message := self._outbox.get()) is not None:
-                departed_s = emulated.shaper.transmit(emulated.path, 8 * message.payload.numel(), message.ready_s)
-                self._in_flight.put((emulated.shaper.delivery_s(emulated.path, departed_s), message))
-                message.departed(departed_s)
-        finally:
-            self._in_flight.put(None)
+        return complete
 
-    def _deliver(self) -> None:
-        while (flight := self._in_flight.get()) is not None:
-            delivery_s, message = flight
-            self._clock.sleep_until(delivery_s)
+    def _emulate(self, emulated: EmulatedPath, message: Message) -> Callable[[], None]:
+        departed_s = emulated.shaper.transmit(emulated.path, 8 * message.payload.numel(), message.ready_s)
+        message.departed(departed_s)
+
+        def deliver() -> None:
+            self._clock.sleep_until(emulated.shaper.delivery_s(emulated.path, departed_s))
             with blaming(self._device):
                 self._start(message).wait(RECV_TIMEOUT)
+
+        return deliver
 
     def _start(self, message: Message) -> dist.Work:
         work = dist.isend(message.payload, self._rank, group=self._group, tag=message.tag)

@@ -80,8 +80,8 @@ class Relay:
 
     Args:
         paths: The emulated links between the devices.
-        control: TUN device of the control host, to and from which packets pass at once.
-        devices: TUN devices in rank order.
+        control: File descriptor of the control host's TUN device, to and from which packets pass at once.
+        devices: File descriptors of the devices' TUN devices, in rank order.
         origin: Tells when the run starts.
     """
 

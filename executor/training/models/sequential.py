@@ -89,12 +89,10 @@ def _compare(module: nn.Module, layers: Sequence[nn.Module], example: torch.Tens
         return
     training = module.training
     module.eval()
-    chain = nn.ModuleList(layers).eval()
+    chain = nn.Sequential(*layers).eval()
     with torch.no_grad():
         expected: Any = module(example)
-        found = example
-        for layer in chain:
-            found = layer(found)
+        found: Any = chain(example)
     module.train(training)
     chain.train(training)
     tensors = isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor)
