@@ -1,8 +1,19 @@
-"""The policy ``heavy-rescheduling``: without devices that have gone, everything is planned anew.
+"""Asteroid's policies for lost devices: pipeline replay, and heavy rescheduling as its baseline [second-hand].
 
-The baseline of Asteroid's recovery [second-hand]: the model is gathered, the full planner runs on the devices that are
-left, and the model is redistributed. `full_redistribution` says what travels then. The simulator moves only what
-devices of the new plan lack, which is less.
+Pipeline replay (``asteroid-replay``) repairs the plan. A stage of several replicas loses the replica; the layers of a
+stage on one device go to its neighbours. Boundaries between neighbours shift so that the work of each stage is in
+proportion to its group's capacity; all layers move between neighbours at the same time. The lost layers' state comes
+from their backup (`planner.adapt.migration`), and the interrupted round is run again.
+
+Assumed: the work of a layer is its mean time over the devices, in place of its FLOPs; the capacity of a group is the
+sum of its devices' speeds on the whole model; depths follow Asteroid's rule as far as memory allows; boundaries that do
+not fit into memory are replaced by the nearest ones that do. Ours: where transfers are slow, the work is not in
+proportion to capacity on purpose, so boundaries may also stay, with only the lost layers divided between their
+neighbours; the round latency, corrected for full duplex, decides between the two.
+
+Heavy rescheduling (``heavy-rescheduling``) gathers the model, runs the full planner on the devices that are left, and
+redistributes the model; `full_redistribution` returns what then moves. The simulator moves only what devices of the new
+plan lack, which is less.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,17 +30,18 @@ from planner.systems.asteroid.round_latency import round_latency_s, round_steps
 from planner.systems.asteroid.strategy import HybridRules, asteroid_depth, by_memory, hybrid_plan
 from traces.common.errors import InputError
 
-# Stages that are left, work of all layers before each, and capacities, to where each stage but the last should end.
+# From the remaining stages, the work of all layers before each one, and the stages' capacities, to the layers at which
+# all stages but the last should end.
 Boundaries = Callable[[Sequence[Stage], Sequence[float], Sequence[float]], list[int]]
 
 
 def in_proportion(stages: Sequence[Stage], until_s: Sequence[float], capacities: Sequence[float]) -> list[int]:
-    """Return where stages end if all work is in proportion to capacity and layers go no further than a neighbour.
+    """Return where stages end if their work is in proportion to capacity and layers move to neighbours only.
 
     Args:
-        stages: Those that are left; layers of lost ones lie between them.
-        until_s: Work of all layers before each, in seconds of a mean device.
-        capacities: Of the stages, in samples per second.
+        stages: Remaining stages; the layers of lost ones lie between them.
+        until_s: Work of all layers before each one, seconds of a mean device, [layers + 1].
+        capacities: Capacities of the stages, samples per second.
     """
     shares = list(accumulate(capacities))
     ends = []
@@ -40,9 +52,9 @@ def in_proportion(stages: Sequence[Stage], until_s: Sequence[float], capacities:
 
 
 def where_they_were(stages: Sequence[Stage], until_s: Sequence[float], capacities: Sequence[float]) -> list[int]:
-    """Return where stages end if only lost layers change hands, shared out between the two neighbours by capacity.
+    """Return where stages end if only lost layers move, divided between their two neighbours by capacity.
 
-    Arguments are those of `in_proportion`: stages, work before each layer, and capacities in samples per second.
+    See `in_proportion` for the arguments: stages, the work before each layer, and capacities in samples per second.
     """
     ends = []
     for (left, right), (own, other) in zip(pairwise(stages), pairwise(capacities), strict=True):
@@ -53,26 +65,29 @@ def where_they_were(stages: Sequence[Stage], until_s: Sequence[float], capacitie
 
 
 def replay(
-    plan: Plan, scenario: Scenario, gone: Collection[str], ways: Sequence[Boundaries] = (in_proportion, where_they_were)
+    plan: Plan,
+    scenario: Scenario,
+    gone: Collection[str],
+    rules: Sequence[Boundaries] = (in_proportion, where_they_were),
 ) -> Plan:
-    """Return the plan without these devices.
+    """Return the plan without lost devices.
 
     Args:
-        plan: Until now.
-        scenario: What it is for.
-        gone: Devices.
-        ways: How boundaries may shift; the way with the shortest round is taken.
+        plan: Plan until now.
+        scenario: Scenario that the plan is for.
+        gone: Names of the lost devices.
+        rules: Rules for the new boundaries; the one with the shortest round is applied.
 
     Raises:
-        InputError: A pipeline has lost all devices, or its layers do not fit where they would go.
+        InputError: A pipeline has lost all devices, or its layers do not fit into the others' memory.
     """
     return replace(
-        plan, pipelines=tuple(_without(each, scenario, gone, ways, plan.strategy) for each in plan.pipelines)
+        plan, pipelines=tuple(_without(each, scenario, gone, rules, plan.strategy) for each in plan.pipelines)
     )
 
 
 def _without(
-    pipeline: Pipeline, scenario: Scenario, gone: Collection[str], ways: Sequence[Boundaries], strategy: str
+    pipeline: Pipeline, scenario: Scenario, gone: Collection[str], rules: Sequence[Boundaries], strategy: str
 ) -> Pipeline:
     left = [
         replace(stage, replicas=tuple(each for each in stage.replicas if not set(each.devices) & set(gone)))
@@ -90,7 +105,7 @@ def _without(
     samples = max(pipeline.microbatches)
     until_s = mean_compute_s(scenario, samples).tolist()
     capacities = [_capacity(stage, scenario, samples) for stage in stages]
-    wanted = [way(stages, until_s, capacities) for way in ways]
+    wanted = [rule(stages, until_s, capacities) for rule in rules]
     fitted = [_fitted(stages, ends, scenario, pipeline.microbatches) for ends in wanted]
     found = [replace(pipeline, stages=each) for each in fitted if each is not None]
     if not found:
@@ -115,7 +130,7 @@ def _capacity(stage: Stage, scenario: Scenario, samples: int) -> float:
 def _fitted(
     stages: Sequence[Stage], wanted: Sequence[int], scenario: Scenario, microbatches: Sequence[int]
 ) -> tuple[Stage, ...] | None:
-    """The stages with the ends nearest to those wanted that fit into memory, at Asteroid's depths or less."""
+    """The stages with the ends nearest to those wanted that fit into memory, at Asteroid's depths or smaller ones."""
     layers = len(scenario.model.layers)
     fitted = _with_ends(stages, (*wanted, layers), scenario, microbatches)
     if fitted is None:
@@ -141,9 +156,9 @@ def _with_ends(
 def _nearest_that_fit(
     stages: Sequence[Stage], wanted: Sequence[int], scenario: Scenario, microbatches: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """The ends that all fit into memory with one microbatch in flight and are off by the fewest layers in all."""
+    """The ends that fit into memory with one microbatch in flight and deviate by the fewest layers in all."""
     layers = len(scenario.model.layers)
-    # End of the stages so far to how many layers it is off in all, and all ends.
+    # From the end of the stages so far to the layers by which their ends deviate in all, and these ends.
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
     for stage, target in zip(stages, [*wanted, layers], strict=True):
         longer: dict[int, tuple[int, tuple[int, ...]]] = {}
@@ -160,16 +175,16 @@ def _nearest_that_fit(
 
 
 class AsteroidReplay:
-    """Repairs the plan around what is lost; one object for one run."""
+    """Pipeline replay; one object for one run."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return the repaired plan, or None where nothing that it uses is gone.
+        """Return the repaired plan, or None if the plan uses no lost device.
 
         Raises:
-            InputError: What is left cannot hold the model.
+            InputError: The remaining devices cannot hold the model.
         """
         if not set(observation.gone) & set(plan.devices):
             return None
@@ -177,16 +192,16 @@ class AsteroidReplay:
 
 
 class HeavyRescheduling:
-    """Plans anew with Asteroid's planner; one object for one run."""
+    """Heavy rescheduling; one object for one run."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return a new plan for the devices that are left, or None where nothing that the plan uses is gone.
+        """Return a new plan for the remaining devices, or None if the plan uses no lost device.
 
         Raises:
-            InputError: No split fits into what is left.
+            InputError: No split fits into the remaining devices.
         """
         if not set(observation.gone) & set(plan.devices):
             return None
@@ -194,10 +209,10 @@ class HeavyRescheduling:
 
 
 def replan(plan: Plan, scenario: Scenario, gone: Collection[str]) -> Plan:
-    """Return the full planner's plan for a scenario without these devices, with microbatches of the same size.
+    """Return the full planner's plan for a scenario without lost devices, with microbatches of the same size.
 
     Raises:
-        InputError: No split fits into what is left.
+        InputError: No split fits into the remaining devices.
     """
     left = tuple(device for device in scenario.cluster.devices if device.name not in gone)
     size = max(max(pipeline.microbatches) for pipeline in plan.pipelines)
@@ -212,20 +227,20 @@ def full_redistribution(
     gone: Collection[str],
     backups: Mapping[int, Sequence[str]],
 ) -> tuple[Migration, Migration]:
-    """Return what travels when the model is gathered on one device, and then from there.
+    """Return the transfers that gather the model on one device, and those that distribute it from there.
 
-    Assumed: on the first device of the new plan; what it holds already does not travel, and everybody else gets all of
-    its layers anew, whether it held them or not.
+    Assumed: the model is gathered on the first device of the new plan; layers that it holds already are not sent, and
+    every other device receives all of its layers, whether it held them or not.
 
     Args:
-        old: The plan until now.
-        new: The plan from now on.
-        scenario: Gives sizes and paths.
-        gone: Devices that hold nothing any more.
-        backups: Layer to the devices that keep a copy of its state besides.
+        old: Plan until now.
+        new: Plan from now on.
+        scenario: Scenario that gives sizes and paths.
+        gone: Names of the lost devices.
+        backups: Layer to the devices that keep a backup of its state.
 
     Raises:
-        InputError: Nobody holds a layer any more.
+        InputError: No device holds a layer any more.
     """
     everything = Stage(0, len(scenario.model.layers), (Replica(new.devices[0]),), 1)
     gathered = Plan(new.scenario, new.model, new.strategy, new.schedule, (Pipeline((everything,), (1,)),))

@@ -1,4 +1,4 @@
-"""How long a round of a hybrid pipeline takes, in closed form (Asteroid, arXiv 2408.08015) [second-hand].
+"""The round latency of a hybrid pipeline in closed form (Asteroid, arXiv 2408.08015) [second-hand].
 
 A round is M microbatches. Its steps s = 0..2P-2 are execution and communication in turn. With E_f, E_b the forward and
 backward seconds of a microbatch in a step, E = E_f + E_b, and T_a the seconds of a step's gradient sum::
@@ -14,7 +14,7 @@ second term to max(T_a, it - E_b): neither grows where it was smaller, which mak
 
 The formula lets transfers in both directions wait for each other. Corrected for full duplex (ours), a communication
 step dominates with (M - 1) max(E_f, E_b) + E_f + E_b in place of M E: both directions flow at once, and only the first
-microbatch's way there and the last one's way back are not hidden.
+microbatch's forward transfer and the last one's backward transfer are not hidden.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,9 @@ class RoundStep:
     """An execution or a communication step.
 
     Attributes:
-        forward_s: Of one microbatch.
-        backward_s: Of one microbatch.
-        sync_s: Sum of the gradients at the end of the round; 0 for communication.
+        forward_s: Forward time of one microbatch, seconds.
+        backward_s: Backward time of one microbatch, seconds.
+        sync_s: Time of the gradient sum at the end of the round, seconds; 0 for communication.
         is_transfer: Whether it is a communication step.
     """
 
@@ -45,17 +45,17 @@ class RoundStep:
 
     @property
     def both_s(self) -> float:
-        """Forward and backward, seconds."""
+        """Forward and backward time of one microbatch, seconds."""
         return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTail:
-    """What the last steps of a round amount to, seen from the step before them.
+    """The last steps of a round, in the two terms of its latency.
 
     Attributes:
-        dominated_s: V of the module's description, seconds.
-        late_sync_s: By how much the latest gradient sum ends after that, seconds; negative if all end before it.
+        dominated_s: V of the module's docstring, seconds.
+        late_sync_s: Second term, max over s of (T_a^s - sum of E_b^i over i < s), seconds.
     """
 
     dominated_s: float
@@ -63,16 +63,16 @@ class RoundTail:
 
     @property
     def latency_s(self) -> float:
-        """Seconds that a round of only these steps takes."""
+        """Latency of a round of only these steps, seconds."""
         return self.dominated_s + self.late_sync_s
 
 
 def busy_s(step: RoundStep, microbatches: int, duplex: bool) -> float:
-    """Return for how many seconds a step is busy if it dominates the round.
+    """Return the time for which a step is busy if it dominates the round, seconds.
 
     Args:
-        step: Any step.
-        microbatches: Of the round.
+        step: Execution or communication step.
+        microbatches: Microbatches of the round.
         duplex: Whether transfers in both directions flow at once, which corrects the published formula.
     """
     if duplex and step.is_transfer:
@@ -81,7 +81,7 @@ def busy_s(step: RoundStep, microbatches: int, duplex: bool) -> float:
 
 
 def prepend(step: RoundStep, tail: RoundTail | None, microbatches: int, duplex: bool) -> RoundTail:
-    """Return the tail with a step before it; None for the last step of a round. See `busy_s` for the arguments."""
+    """Return the tail with a step in front, ``tail`` being None for the last step. See `busy_s` for the arguments."""
     alone_s = busy_s(step, microbatches, duplex)
     if tail is None:
         return RoundTail(alone_s, step.sync_s)
@@ -96,7 +96,7 @@ def dominant_step(steps: Sequence[RoundStep], microbatches: int, duplex: bool) -
 
 
 def round_latency_s(steps: Sequence[RoundStep], microbatches: int, duplex: bool = False) -> float:
-    """Return the seconds of a round, by the definition of the module's description. See `busy_s` for the arguments."""
+    """Return the latency of a round by the first formulas above, seconds. See `busy_s` for the arguments."""
     dominant = dominant_step(steps, microbatches, duplex)
     longest_s = 0.0
     for index, step in enumerate(steps):
@@ -111,14 +111,15 @@ def round_latency_s(steps: Sequence[RoundStep], microbatches: int, duplex: bool 
 def round_steps(pipeline: Pipeline, scenario: Scenario) -> tuple[RoundStep, ...]:
     """Return execution and communication steps in turn, for the pipeline's largest microbatch.
 
-    As the paper counts them [second-hand]: a group is as slow as its slowest replica, a transfer takes all of a
-    microbatch over the slowest path between two groups, and gradients are summed in a ring.
+    As in the paper [second-hand], a group is as slow as its slowest replica, a transfer sends all of a microbatch over
+    the slowest path between two groups, and gradients are summed in a ring.
     """
     samples = max(pipeline.microbatches)
     steps: list[RoundStep] = []
     for index, stage in enumerate(pipeline.stages):
         if index:
-            steps.append(_transfer(pipeline.stages[index - 1], stage, scenario, samples))
+            rate_bps = least_rate_bps(scenario, _devices(pipeline.stages[index - 1]), _devices(stage))
+            steps.append(transfer_step(scenario, stage.first_layer, samples, rate_bps))
         steps.append(_execution(stage, scenario, samples))
     return tuple(steps)
 
@@ -128,20 +129,34 @@ def _execution(stage: Stage, scenario: Scenario, samples: int) -> RoundStep:
         replica_times(scenario, stage, replica, end - first)
         for replica, (first, end) in zip(stage.replicas, stage.intervals(samples), strict=True)
     ]
-    devices = [replica.device for replica in stage.replicas]
+    devices = _devices(stage)
     sync_s = 0.0
     if len(devices) > 1:
-        bits = 8 * scenario.model.parameter_bytes(stage.first_layer, stage.end_layer)
-        sync_s = 2 * (len(devices) - 1) / len(devices) * bits / _least_rate_bps(devices, devices, scenario)
+        rate_bps = least_rate_bps(scenario, devices, devices)
+        sync_s = group_sync_s(scenario, (stage.first_layer, stage.end_layer), len(devices), rate_bps)
     return RoundStep(max(each.forward_s for each in times), max(each.backward_s for each in times), sync_s)
 
 
-def _transfer(senders: Stage, receivers: Stage, scenario: Scenario, samples: int) -> RoundStep:
-    bits = 8 * samples * scenario.model.layers[receivers.first_layer - 1].output_bytes
-    ends = [[replica.device for replica in stage.replicas] for stage in (senders, receivers)]
-    time_s = bits / _least_rate_bps(ends[0], ends[1], scenario)
+def _devices(stage: Stage) -> tuple[str, ...]:
+    return tuple(replica.device for replica in stage.replicas)
+
+
+def transfer_step(scenario: Scenario, boundary: int, samples: int, rate_bps: float) -> RoundStep:
+    """Return the step in which the output of the layer before ``boundary`` passes between two groups.
+
+    All of a microbatch is sent at the least rate between them [second-hand]; latency, which a LAN hardly has, is not
+    counted.
+    """
+    time_s = 8 * samples * scenario.model.layers[boundary - 1].output_bytes / rate_bps
     return RoundStep(time_s, time_s, is_transfer=True)
 
 
-def _least_rate_bps(senders: list[str], receivers: list[str], scenario: Scenario) -> float:
+def group_sync_s(scenario: Scenario, layers: tuple[int, int], devices: int, rate_bps: float) -> float:
+    """Return T_a: the time in which a ring of several devices sums the gradients of a range of layers, seconds."""
+    bits = 8 * scenario.model.parameter_bytes(*layers)
+    return 2 * (devices - 1) / devices * bits / rate_bps
+
+
+def least_rate_bps(scenario: Scenario, senders: tuple[str, ...], receivers: tuple[str, ...]) -> float:
+    """Return the rate of the slowest path from one group to another, or inside one, bits per second."""
     return min(nominal_path(scenario, a, b).rate_bps for a in senders for b in receivers if a != b)

@@ -1,29 +1,36 @@
-"""What layers on a group of devices cost in a round: the steps that a planner of hybrid pipelines chooses from."""
+"""The costs of layers on a group of devices, with samples divided by Asteroid's Algorithm 1 [second-hand].
+
+Algorithm 1 first divides the samples in proportion to the speeds v_d = 1 / (t_f(B) + t_b(B)) at which devices process a
+whole microbatch of B samples, with no more for a device than its memory holds, and repeats that for the rest until all
+samples are placed. Then, since times are not linear in samples, samples move from the slowest device to the fastest one
+with memory left, as long as the slowest time drops.
+
+Assumed: shares are rounded down; where that places nothing, one sample goes to the device that finishes it first.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost.layers import layer_table
 from planner.cost.memory import most_samples
-from planner.cost.network import nominal_path
 from planner.plan.plan import Replica, Stage
 from planner.scenario.cluster import Device
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Scenario
-from planner.systems.asteroid.round_latency import RoundStep
+from planner.step.graph import Floats
+from planner.systems.asteroid.round_latency import RoundStep, group_sync_s, least_rate_bps, transfer_step
 
 
 def allocate(samples: int, times_s: Sequence[Sequence[float]], most: Sequence[int]) -> tuple[int, ...] | None:
     """Return the samples of each device, or None if they do not fit.
 
     Args:
-        samples: Of a microbatch.
-        times_s: For each device the seconds of forward and backward with 0, 1, ... ``samples`` samples.
-        most: What each device's memory holds.
+        samples: Samples of a microbatch.
+        times_s: Seconds of forward and backward for each device, with 0, 1, ... ``samples`` samples.
+        most: Samples that each device's memory holds.
     """
     if sum(most) < samples:
         return None
@@ -31,7 +38,7 @@ def allocate(samples: int, times_s: Sequence[Sequence[float]], most: Sequence[in
 
 
 def _in_proportion(samples: int, times_s: Sequence[Sequence[float]], most: Sequence[int]) -> list[int]:
-    # A device that takes no time at all is as fast as can be told.
+    # A device that takes no time counts as very fast.
     speeds = [1 / max(column[samples], 1e-12) for column in times_s]
     placed = [0] * len(most)
     while left := samples - sum(placed):
@@ -59,14 +66,14 @@ def _balanced(placed: list[int], times_s: Sequence[Sequence[float]], most: Seque
 
 @dataclass(frozen=True, slots=True)
 class StageChoice:
-    """Layers on a group.
+    """Layers on a group of devices.
 
     Attributes:
-        first_layer: Index of the first.
-        end_layer: Index after the last.
+        first_layer: Index of the first layer.
+        end_layer: Index after the last layer.
         depth: Microbatches in flight.
         samples: (device, samples of a microbatch) of the group's devices that take any.
-        step: What it costs.
+        step: Execution step of these layers.
     """
 
     first_layer: int
@@ -83,21 +90,21 @@ class StageChoice:
 
 
 class StageCosts:
-    """Costs of any layers on any group, for one size of microbatch; nothing is computed twice."""
+    """Cached costs of layers on groups of devices, for one microbatch size."""
 
     def __init__(self, scenario: Scenario, samples: int) -> None:
         self._scenario = scenario
         self._samples = samples
         self.choose = cache(self._choose)
         self.transfer = cache(self._transfer)
-        self.least_rate_bps = cache(self._least_rate_bps)
+        self.least_rate_bps = cache(partial(least_rate_bps, scenario))
         self._most = cache(self._most_samples)
         self._until_s = cache(self._seconds_until)
         self._times_s = cache(self._range_times_s)
         self._allocated = cache(self._allocate)
 
     def _choose(self, first_layer: int, end_layer: int, group: tuple[Device, ...], depth: int) -> StageChoice | None:
-        """Layers on a group as Algorithm 1 shares out the samples; None if they do not fit with that depth."""
+        """Layers on a group with samples divided by Algorithm 1; None if they do not fit with that depth."""
         most = tuple(self._most(first_layer, end_layer, device.memory_bytes, depth) for device in group)
         counts = self._allocated(first_layer, end_layer, tuple(device.kind for device in group), most)
         if counts is None:
@@ -108,34 +115,18 @@ class StageCosts:
             [float(until[count, end_layer] - until[count, first_layer]) for until in both] for both, count in columns
         ]
         forward_s, backward_s = (max(column) for column in zip(*times_s, strict=True))
-        sync_s = self._sync_s(first_layer, end_layer, tuple(device.name for device, _ in used))
+        names, sync_s = tuple(device.name for device, _ in used), 0.0
+        if len(names) > 1:
+            rate_bps = self.least_rate_bps(names, names)
+            sync_s = group_sync_s(self._scenario, (first_layer, end_layer), len(names), rate_bps)
         step = RoundStep(forward_s, backward_s, sync_s)
         return StageChoice(first_layer, end_layer, depth, tuple((d.name, count) for d, count in used), step)
 
     def _transfer(self, boundary: int, senders: tuple[str, ...], receivers: tuple[str, ...]) -> RoundStep:
-        """The step in which the output of the layer before ``boundary`` passes between groups.
-
-        All of a microbatch at the least bandwidth between them, as the paper has it [second-hand]; latency, which a
-        LAN hardly has, is not counted.
-        """
-        size_bytes = self._samples * self._scenario.model.layers[boundary - 1].output_bytes
-        time_s = 8 * size_bytes / self.least_rate_bps(senders, receivers)
-        return RoundStep(time_s, time_s, is_transfer=True)
-
-    def _least_rate_bps(self, senders: tuple[str, ...], receivers: tuple[str, ...]) -> float:
-        """Bits per second of the slowest path from one group to another, or inside one."""
-        ways = ((a, b) for a in senders for b in receivers if a != b)
-        return min(nominal_path(self._scenario, *way).rate_bps for way in ways)
-
-    def _sync_s(self, first_layer: int, end_layer: int, group: tuple[str, ...]) -> float:
-        """Seconds of a ring over the group: T_a of the paper."""
-        if len(group) == 1:
-            return 0.0
-        bits = 8 * self._scenario.model.parameter_bytes(first_layer, end_layer)
-        return 2 * (len(group) - 1) / len(group) * bits / self.least_rate_bps(group, group)
+        return transfer_step(self._scenario, boundary, self._samples, self.least_rate_bps(senders, receivers))
 
     def _most_samples(self, first_layer: int, end_layer: int, memory_bytes: int, depth: int) -> int:
-        """Samples of each microbatch that a device's memory holds, no more than a microbatch has."""
+        """The samples of each microbatch that a device's memory holds, at most those of a microbatch."""
         stage = Stage(first_layer, end_layer, (), depth)
         return most_samples(self._scenario, stage, self._samples, depth, memory_bytes)
 
@@ -150,18 +141,18 @@ class StageCosts:
         both = forward_s + backward_s
         return [float(each) for each in both[:, end_layer] - both[:, first_layer]]
 
-    def _seconds_until(self, kind: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Forward and backward of all layers before each, [samples + 1, layers + 1] each."""
+    def _seconds_until(self, kind: str) -> tuple[Floats, Floats]:
+        """Forward and backward seconds of all layers before each one, [samples + 1, layers + 1] each."""
         tables = [layer_table(self._scenario, kind, samples) for samples in range(self._samples + 1)]
         return np.array([table.forward_s for table in tables]), np.array([table.backward_s for table in tables])
 
 
 def levelled(scenario: Scenario, devices: Sequence[Device] = ()) -> Scenario:
-    """Return the scenario as a planner sees it that knows only the mean of the devices' times.
+    """Return the scenario with each layer's times replaced by their mean over devices.
 
     Args:
-        scenario: Any.
-        devices: Over which the mean is taken; all if empty.
+        scenario: Scenario with times for all kinds.
+        devices: Devices over which the mean is taken; all if empty.
     """
     kinds = [device.kind for device in devices or scenario.cluster.devices]
     layers = tuple(
@@ -172,7 +163,7 @@ def levelled(scenario: Scenario, devices: Sequence[Device] = ()) -> Scenario:
 
 
 def _mean_times(scenario: Scenario, layer: LayerProfile, index: int, kinds: Sequence[str]) -> dict[str, TimeTable]:
-    # Asked before the tables are, since it names what is missing.
+    # This raises an error that names the kind if the profile lacks it.
     for kind in kinds:
         scenario.model.times(index, index + 1, kind, 1)
     counts = tuple(sorted({count for kind in kinds for count in layer.times[kind].samples}))

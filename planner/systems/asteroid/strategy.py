@@ -1,15 +1,22 @@
 """Asteroid: hybrid pipelines on unlike devices of limited memory (arXiv 2408.08015, MobiCom 2024).
 
-Devices by memory, largest first; groups of neighbours in this order are stages; inside a group every microbatch is
-shared out so that all are done at the same time (`planner.systems.asteroid.stage_costs`); the split with the least
-round latency wins (`planner.systems.asteroid.strategy`, `planner.systems.asteroid.round_latency`) [all second-hand].
-Stage p of P, counted from 0, keeps K_p = 2(P - p) - 1 microbatches in flight, as if communication were a stage of its
-own.
+Devices are sorted by memory, largest first. Stages are groups of neighbours in this order, data parallel inside; every
+microbatch is divided so that all devices of a group finish together (`planner.systems.asteroid.stage_costs`). The split
+with the least round latency wins (`planner.systems.asteroid.round_latency`), found by the paper's Algorithm 2: Q(l, n,
+p) holds the best splits of the last l layers over the last n devices in p stages. A split grows by one execution and
+one communication step in front; it is dropped if its first stage does not fit into memory. Stage p of P, counted from
+0, keeps K_p = 2(P - p) - 1 microbatches in flight, as if communication were a stage of its own [all second-hand].
+
+The published recursion keeps one split for each (l, n, p) [second-hand], although the best last stages need not be
+those of the best pipeline. Ours keeps every split of which no other is better in both terms of the round latency, for
+each set of rates at which the devices before reach the first group. Neither term grows where it was smaller, so the
+result is the best of all splits and groups. A round does not get shorter by a step in front, so a split that takes
+longer than a complete one is dropped.
 
 Assumed: devices with equal memory stay in the cluster's order; a device that Algorithm 1 gives no sample is left out;
-the size of microbatches, which the paper takes as given, is the scenario's.
+the microbatch size, which the paper takes as given, is the scenario's.
 
-``asteroid-duplex`` is ours: the same planner, which knows that links carry both directions at once.
+``asteroid-duplex`` is ours: the same planner with the correction for links that carry both directions at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,25 +33,25 @@ from planner.systems.asteroid.stage_costs import StageChoice, StageCosts
 
 
 def asteroid_depth(stages: int) -> int:
-    """Return the microbatches in flight at a stage with so many stages from it to the last: K_p = 2(P - p) - 1.
+    """Return the microbatches in flight of a stage: K_p = 2(P - p) - 1, communication counted as a stage [second-hand].
 
-    Communication counts as a step of the pipeline [second-hand].
+    ``stages`` counts the stages from this one to the last, P - p.
     """
     return 2 * stages - 1
 
 
 def plain_depth(stages: int) -> int:
-    """Return the same without communication: K_p = P - p."""
+    """Return the microbatches in flight of a stage without communication, K_p = P - p. See `asteroid_depth`."""
     return stages
 
 
 @dataclass(frozen=True, slots=True)
 class HybridRules:
-    """What a planner of hybrid pipelines counts on.
+    """The rules of a planner of hybrid pipelines.
 
     Attributes:
-        depth: Number of stages from one to the last, itself included, to its microbatches in flight.
-        duplex: Whether rounds are judged with the correction for full duplex.
+        depth: Function from the number of stages from one to the last to its microbatches in flight.
+        duplex: Whether the round latency is corrected for full duplex.
         widest: Most devices in a group; None for any number.
     """
 
@@ -58,16 +65,16 @@ class HybridSplit:
     """The last stages of a pipeline, or all of them.
 
     Attributes:
-        tail: What their steps amount to.
-        stages: In order.
+        tail: Round latency of these stages, in the terms of the recursion.
+        stages: Layers and groups of the stages, first to last.
     """
 
     tail: RoundTail
     stages: tuple[StageChoice, ...]
 
 
-# (first layer, first device, rates at which the devices before reach the first group) to the ways worth keeping.
-_Ways = dict[tuple[int, int, tuple[float, ...]], list[HybridSplit]]
+# (first layer, first device, rates at which the devices before reach the first group) to the splits worth keeping.
+_Splits = dict[tuple[int, int, tuple[float, ...]], list[HybridSplit]]
 
 
 def best_split(
@@ -76,33 +83,33 @@ def best_split(
     """Return the split with the least round latency, or None if none fits.
 
     Args:
-        scenario: Gives model, memory and links.
-        devices: All of which the groups together hold, in order.
-        samples: Of each microbatch.
-        microbatches: Of the round.
-        rules: What the planner counts on.
+        scenario: Scenario that gives model, memory and links.
+        devices: Devices in the order in which groups take them; all are used.
+        samples: Samples of each microbatch.
+        microbatches: Microbatches of the round.
+        rules: Rules of the planner.
     """
     search = _Search(StageCosts(scenario, samples), len(scenario.model.layers), tuple(devices), microbatches, rules)
     best: HybridSplit | None = None
-    ways: _Ways = {}
+    splits: _Splits = {}
     for stages in range(1, min(search.layers, len(devices)) + 1):
-        longer = search.last_stages() if stages == 1 else search.one_more_stage(ways, stages)
-        complete = [way for (layer, device, _), kept in longer.items() if not layer and not device for way in kept]
-        best = min([*complete, *([best] if best else [])], key=lambda way: way.tail.latency_s, default=None)
-        ways = {key: _worth_keeping(kept, best) for key, kept in longer.items()}
+        longer = search.last_stages() if stages == 1 else search.one_more_stage(splits, stages)
+        complete = [each for (layer, device, _), kept in longer.items() if not layer and not device for each in kept]
+        best = min([*complete, *([best] if best else [])], key=lambda each: each.tail.latency_s, default=None)
+        splits = {key: _worth_keeping(kept, best) for key, kept in longer.items()}
     return best
 
 
 def hybrid_plan(scenario: Scenario, devices: Sequence[Device], strategy: str, rules: HybridRules) -> Plan:
     """Return the plan of one pipeline with the best split.
 
-    Assumed: microbatches of the scenario's size, or of `even_microbatches`, and half as large until some split fits.
+    Assumed: microbatches are those of `even_microbatches`, halved until some split fits.
 
     Args:
-        scenario: What the plan is for.
-        devices: As `best_split` takes them.
-        strategy: Its name.
-        rules: What the planner counts on.
+        scenario: Scenario that the plan is for.
+        devices: Devices in the order in which groups take them.
+        strategy: Name of the strategy in the plan.
+        rules: Rules of the planner.
 
     Raises:
         InputError: No split fits, even one sample at a time.
@@ -145,40 +152,40 @@ class _Search:
     microbatches: int
     rules: HybridRules
 
-    def last_stages(self) -> _Ways:
-        """All ways to end a pipeline."""
-        ways: _Ways = {}
+    def last_stages(self) -> _Splits:
+        """All splits of one stage."""
+        splits: _Splits = {}
         count = len(self.devices)
         for device in range(max(0, count - self._widest), count):
             for layer in range(self.layers):
                 choice = self._choose(layer, self.layers, device, count, 1)
                 if choice is not None:
                     tail = prepend(choice.step, None, self.microbatches, self.rules.duplex)
-                    ways[self._key(choice, device)] = [HybridSplit(tail, (choice,))]
-        return ways
+                    splits[self._key(choice, device)] = [HybridSplit(tail, (choice,))]
+        return splits
 
-    def one_more_stage(self, ways: _Ways, stages: int) -> _Ways:
-        """All ways with one stage before those of ``ways``, which makes so many."""
-        longer: _Ways = {}
-        for (middle, device, _), kept in ways.items():
+    def one_more_stage(self, splits: _Splits, stages: int) -> _Splits:
+        """All splits of ``stages`` stages whose last ones are among ``splits``."""
+        longer: _Splits = {}
+        for (middle, device, _), kept in splits.items():
             for first_device in range(max(0, device - self._widest), device):
-                # Whatever comes before needs a layer and a device for each stage.
+                # A stage has one layer or more.
                 for layer in range(middle):
                     choice = self._choose(layer, middle, first_device, device, stages)
                     if choice is not None:
                         found = longer.setdefault(self._key(choice, first_device), [])
-                        found += [self._extended(choice, way) for way in kept]
+                        found += [self._extended(choice, split) for split in kept]
         return longer
 
-    def _extended(self, choice: StageChoice, way: HybridSplit) -> HybridSplit:
-        ends = [tuple(device for device, _ in each.samples) for each in (choice, way.stages[0])]
+    def _extended(self, choice: StageChoice, split: HybridSplit) -> HybridSplit:
+        ends = [tuple(device for device, _ in each.samples) for each in (choice, split.stages[0])]
         transfer = self.costs.transfer(choice.end_layer, *ends)
-        tail = prepend(transfer, way.tail, self.microbatches, self.rules.duplex)
+        tail = prepend(transfer, split.tail, self.microbatches, self.rules.duplex)
         tail = prepend(choice.step, tail, self.microbatches, self.rules.duplex)
-        return HybridSplit(tail, (choice, *way.stages))
+        return HybridSplit(tail, (choice, *split.stages))
 
     def _choose(self, layer: int, end: int, device: int, end_device: int, stages: int) -> StageChoice | None:
-        # The depth counts from the last stage: the first of so many stages is not number zero of the pipeline yet.
+        # Depths count from the last stage, since the number of stages in front is not known yet.
         depth = min(self.rules.depth(stages), self.microbatches)
         return self.costs.choose(layer, end, self.devices[device:end_device], depth)
 
@@ -192,15 +199,15 @@ class _Search:
         return self.rules.widest or len(self.devices)
 
 
-def _worth_keeping(ways: Iterable[HybridSplit], best: HybridSplit | None) -> list[HybridSplit]:
-    """Those that are shorter than the best, and that no other beats in one term without being worse in the other."""
+def _worth_keeping(splits: Iterable[HybridSplit], best: HybridSplit | None) -> list[HybridSplit]:
+    """The splits shorter than the best that no other one beats in one term without being worse in the other."""
     longest_s = best.tail.latency_s if best is not None else inf
     kept: list[HybridSplit] = []
     latest_s = inf
-    for way in sorted(ways, key=lambda each: (each.tail.dominated_s, each.tail.late_sync_s)):
-        if way.tail.late_sync_s < latest_s and way.tail.latency_s < longest_s:
-            latest_s = way.tail.late_sync_s
-            kept.append(way)
+    for split in sorted(splits, key=lambda each: (each.tail.dominated_s, each.tail.late_sync_s)):
+        if split.tail.late_sync_s < latest_s and split.tail.latency_s < longest_s:
+            latest_s = split.tail.late_sync_s
+            kept.append(split)
     return kept
 
 
@@ -214,7 +221,7 @@ def asteroid(scenario: Scenario) -> Plan:
 
 
 def asteroid_duplex(scenario: Scenario) -> Plan:
-    """Return one pipeline of groups, judged with the correction for full duplex.
+    """Return one pipeline of groups, with the round latency corrected for full duplex.
 
     Raises:
         InputError: No split fits into memory.

@@ -49,7 +49,7 @@ def test_a_lost_stages_layers_go_to_its_neighbours_and_boundaries_shift() -> Non
 def test_layers_move_no_further_than_to_a_neighbour() -> None:
     # In proportion the first two stages would end at 4 and at 8; but stage 0 can hand on only what its neighbour gets.
     scenario, plan = chain(12, [9, 10, 11, 12])
-    after = replay(plan, scenario, ["device-3"], ways=(in_proportion,))
+    after = replay(plan, scenario, ["device-3"], rules=(in_proportion,))
     assert bounds(after) == [4, 10, 12]
 
 
@@ -70,7 +70,7 @@ def test_boundaries_stay_where_shifting_would_cut_at_a_large_activation() -> Non
     outputs = [10**6, 10**6, 10**6, 1, 10**6, 0]
     slow = mesh_scenario(3, [1.0] * 6, [2.0] * 6, output_bytes=outputs, link=lambda a, b: (8e4, 0.0), global_batch=16)
     assert bounds(replay(plan, slow, ["device-0"])) == [4, 6]
-    assert bounds(replay(plan, slow, ["device-0"], ways=(in_proportion,))) == [3, 6]
+    assert bounds(replay(plan, slow, ["device-0"], rules=(in_proportion,))) == [3, 6]
 
 
 def test_a_pipeline_without_devices_is_refused() -> None:
@@ -138,7 +138,7 @@ def test_heavy_rescheduling_gathers_and_redistributes_everything() -> None:
 
 def test_only_lost_layers_move_where_boundaries_stay() -> None:
     scenario, plan = chain(12, [3, 6, 9, 12])
-    after = replay(plan, scenario, ["device-1"], ways=(where_they_were,))
+    after = replay(plan, scenario, ["device-1"], rules=(where_they_were,))
     assert bounds(after) in ([4, 9, 12], [5, 9, 12])
 
 
