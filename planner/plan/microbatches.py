@@ -1,8 +1,10 @@
 """Division of samples into microbatches and parts, for strategies without their own method."""
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from math import floor
 
+from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 
 
@@ -21,6 +23,12 @@ def even_cut(samples: int, count: int) -> tuple[int, ...]:
     """Return ``samples`` in ``count`` microbatches whose sizes differ by one at most, the largest first."""
     whole, rest = divmod(samples, count)
     return tuple(whole + (index < rest) for index in range(count))
+
+
+def even_groups(devices: Sequence[Device], count: int) -> list[tuple[Device, ...]]:
+    """Return devices in ``count`` groups of neighbours whose sizes differ by one at most, the larger ones first."""
+    bounds = accumulate(even_cut(len(devices), count), initial=0)
+    return [tuple(devices[first:end]) for first, end in pairwise(bounds)]
 
 
 def proportional_parts(total: int, weights: Sequence[float]) -> list[int]:

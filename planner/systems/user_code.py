@@ -1,4 +1,4 @@
-"""Python files of the user: models, strategies, policies. They are named on the command line, never by a plan."""
+"""Python files of the user with models, strategies or policies. Only the command line names them, never a plan."""
 
 import importlib.util
 import sys
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @contextmanager
 def user_code(path: Path, failure: str, valid: str) -> Iterator[None]:
-    """Around code that is not ours: what it prints goes to stderr, what it raises is wrong input.
+    """Run the user's code: its output goes to stderr, and an exception becomes an `InputError`.
 
     Args:
-        path: Of the code.
-        failure: What has failed if it raises something.
-        valid: What to do then.
+        path: Path of the file with the code.
+        failure: Description of the failure if the code raises an exception.
+        valid: What the user can do about it.
 
     Raises:
-        InputError: With ``failure``, and what was raised.
+        InputError: The code raised an exception.
     """
     try:
         with redirect_stdout(sys.stderr):
@@ -36,21 +36,21 @@ def user_code(path: Path, failure: str, valid: str) -> Iterator[None]:
         raise InputError(f"{failure}: {type(error).__name__}: {first_line}", where=str(path), valid=valid) from error
 
 
-class _LeavesNothing(SourceFileLoader):
-    """Writes no bytecode beside a file that is not ours."""
+class _NoBytecodeLoader(SourceFileLoader):
+    """A loader that writes no bytecode beside the user's file."""
 
     def set_data(self, path: str, data: "ReadableBuffer", *, _mode: int = 0o666) -> None:
-        """Do nothing with compiled code."""
+        """Discard the compiled code."""
 
 
 def load_function(path: Path, function: str, what: str, signature: str) -> Callable[..., Any]:
-    """Return a function of a Python file; the file's name in sys.modules cannot clash with anything installed.
+    """Return a function of a Python file. Its name in `sys.modules` cannot clash with an installed package.
 
     Args:
-        path: Of the file.
-        function: Name of it.
-        what: The file is for, such as ``model``.
-        signature: How the function must look, for who has none.
+        path: Path of the file.
+        function: Name of the function.
+        what: Kind of file in error messages, such as ``model``.
+        signature: Signature of the function in error messages.
 
     Raises:
         InputError: There is no such file or function, or the file fails on import.
@@ -58,7 +58,7 @@ def load_function(path: Path, function: str, what: str, signature: str) -> Calla
     if path.suffix != ".py":
         raise InputError("this is not a Python file", where=str(path), valid="name a file that ends in .py")
     name = f"ropebridge_user_{what}_{path.stem}"
-    loader = _LeavesNothing(name, str(path))
+    loader = _NoBytecodeLoader(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None, "there is a loader"
     module = importlib.util.module_from_spec(spec)

@@ -1,13 +1,17 @@
-"""HetPipe-like plans (Park et al., USENIX ATC 2020): data parallelism over virtual workers, each a pipeline.
+"""Baselines that use Asteroid's planner with other rules: DAPPLE and HetPipe.
 
-A virtual worker is a pipeline over unlike devices, so that all virtual workers are alike [paper]: devices are dealt out
-by speed, fastest first, to the first worker up to the last and from there back to the first. HetPipe's workers exchange
-updates through parameter servers with bounded staleness; here they sum their gradients in every step, so that the
-update rule is that of all other plans.
+DAPPLE (Fan et al., PPoPP 2021) makes one pipeline of groups, but takes devices for equal. As Asteroid's comparison
+describes it [second-hand]: mean speeds of the devices, equal shares inside a group, depths K = P - p. Assumed: the same
+round latency and the same exact search as Asteroid's, so that the two differ in these three things alone; devices in
+the cluster's order; shares equal as far as memory allows.
 
-Assumed: every worker takes an equal part of the batch; its devices come by memory, one a stage, with depths K = P - p,
-split with the least round latency (HetPipe minimises the slowest stage); the number of workers is the one with which
-`planner.step.evaluate.step_time_s` promises most; a worker of more devices than layers leaves its slowest out.
+HetPipe (Park et al., USENIX ATC 2020) is data parallelism over virtual workers, each a pipeline over unlike devices, so
+that all virtual workers are equivalent [paper]: devices, fastest first, are dealt to the first worker up to the last
+and from there back to the first. HetPipe's workers exchange updates through parameter servers with bounded staleness;
+here gradients are summed in every step, so that the update rule is that of all other plans. Assumed: every worker takes
+an equal part of the batch; its devices are sorted by memory, one a stage, with depths K = P - p, split with the least
+round latency (HetPipe minimises the slowest stage); the number of workers is the one with the shortest step by
+`planner.step.evaluate.step_time_s`; a worker with more devices than layers leaves its slowest out.
 """
 
 from planner.cost.in_flight import no_split_fits
@@ -21,7 +25,7 @@ from planner.systems.asteroid.strategy import HybridRules, hybrid_pipeline, hybr
 
 
 def dapple(scenario: Scenario) -> Plan:
-    """Return one pipeline of groups, planned for mean devices.
+    """Return one pipeline of groups, planned for devices of mean speed.
 
     Raises:
         InputError: No split fits into memory.
@@ -30,12 +34,12 @@ def dapple(scenario: Scenario) -> Plan:
 
 
 def hetpipe(scenario: Scenario) -> Plan:
-    """Return alike pipelines over unlike devices.
+    """Return equivalent pipelines over unlike devices.
 
     Raises:
         InputError: No split fits into memory.
     """
-    # A worker is a pipeline: it has two devices or more where there are so many, and at least a sample.
+    # A worker is a pipeline: it has two devices or more, if the cluster has, and one sample or more.
     most = max(1, min(len(scenario.cluster.devices) // 2, scenario.training.global_batch))
     plans = [plan for count in range(1, most + 1) if (plan := _with_workers(scenario, count)) is not None]
     if not plans:
@@ -55,14 +59,14 @@ def _with_workers(scenario: Scenario, count: int) -> Plan | None:
 
 
 def _dealt(scenario: Scenario, count: int) -> list[list[Device]]:
-    """The devices of each worker, by memory; they are dealt out by speed, there and back."""
+    """The devices of each worker, sorted by memory; devices are dealt by speed, to and fro."""
     layers = len(scenario.model.layers)
 
     def whole_model_s(device: Device) -> float:
         return scenario.model.times(0, layers, device.kind, 1).total_s
 
-    hands: list[list[Device]] = [[] for _ in range(count)]
+    workers: list[list[Device]] = [[] for _ in range(count)]
     for index, device in enumerate(sorted(scenario.cluster.devices, key=whole_model_s)):
         turn, place = divmod(index, count)
-        hands[place if turn % 2 == 0 else count - 1 - place].append(device)
-    return [sorted(hand[:layers], key=lambda device: -device.memory_bytes) for hand in hands]
+        workers[place if turn % 2 == 0 else count - 1 - place].append(device)
+    return [sorted(worker[:layers], key=lambda device: -device.memory_bytes) for worker in workers]

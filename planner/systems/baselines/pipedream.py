@@ -1,4 +1,4 @@
-"""PipeDream's split (Narayanan et al., SOSP 2019): the slowest stage as fast as possible, stages may be replicated.
+"""PipeDream (Narayanan et al., SOSP 2019): one pipeline of replicated stages, the slowest as fast as possible.
 
 With T(i..j) the compute time of layers i to j, W their parameter bytes, act_k the output bytes of layer k and BW
 the bandwidth, the best slowest time for the first j layers on m devices is::
@@ -25,7 +25,7 @@ from planner.scenario.scenario import Scenario
 
 
 def pipedream(scenario: Scenario) -> Plan:
-    """Return one pipeline, split by PipeDream's recurrence; the recurrence knows nothing of memory, the check does."""
+    """Return one pipeline, split by PipeDream's recurrence. It ignores memory: `check_plan` may refuse the plan."""
     devices = [device.name for device in scenario.cluster.devices]
     microbatches = even_microbatches(scenario, scenario.training.global_batch, len(devices))
     stages = []
@@ -39,12 +39,12 @@ def pipedream(scenario: Scenario) -> Plan:
         scenario.model.name,
         "pipedream",
         "1f1b",
-        (Pipeline(_never_growing(stages), microbatches),),
+        (Pipeline(_with_falling_depths(stages), microbatches),),
     )
 
 
-def _never_growing(stages: list[Stage]) -> tuple[Stage, ...]:
-    """Raise depths to at least that of the stage after: a synchronous flush needs it, asynchrony does not."""
+def _with_falling_depths(stages: list[Stage]) -> tuple[Stage, ...]:
+    """Raise each depth to that of the next stage, as a synchronous flush needs, if not an asynchronous pipeline."""
     depths = list(accumulate((stage.in_flight for stage in reversed(stages)), max))[::-1]
     return tuple(
         Stage(stage.first_layer, stage.end_layer, stage.replicas, depth)
@@ -53,7 +53,7 @@ def _never_growing(stages: list[Stage]) -> tuple[Stage, ...]:
 
 
 def _split(scenario: Scenario, samples: int) -> list[tuple[int, int, int]]:
-    """Stages as (first layer, end layer, devices), in order."""
+    """Stages as (first layer, end layer, number of devices), in order."""
     model, cluster = scenario.model, scenario.cluster
     time_until_s: list[float] = mean_compute_s(scenario, samples).tolist()
     bytes_until = [0, *accumulate(layer.parameter_bytes for layer in model.layers)]
@@ -66,14 +66,14 @@ def _split(scenario: Scenario, samples: int) -> list[tuple[int, int, int]]:
 
     @cache
     def best(end: int, devices: int) -> tuple[float, tuple[tuple[int, int, int], ...]]:
-        """Least slowest time of the first ``end`` layers on ``devices`` devices, and its stages."""
+        """Least time of the slowest stage for the first ``end`` layers on ``devices`` devices, and these stages."""
         choice: tuple[float, tuple[tuple[int, int, int], ...]]
         choice = (stage_s(0, end, devices), ((0, end, devices),))
         for cut in range(1, end):
-            crossing_s = 2 * samples * model.layers[cut - 1].output_bytes / bytes_per_s
+            transfer_s = 2 * samples * model.layers[cut - 1].output_bytes / bytes_per_s
             for width in range(1, devices):
                 before_s, before = best(cut, devices - width)
-                slowest_s = max(before_s, crossing_s / width, stage_s(cut, end, width))
+                slowest_s = max(before_s, transfer_s / width, stage_s(cut, end, width))
                 if slowest_s < choice[0]:
                     choice = (slowest_s, (*before, (cut, end, width)))
         return choice

@@ -1,16 +1,22 @@
-"""Equal numbers of layers with schedule ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2024): a baseline.
+"""Baselines that divide the model or the batch evenly, whatever the devices are: DDP, Megatron, GPipe and ZB-H1.
 
-Devices are taken in the order in which the cluster names them; it knows nothing of their speeds, memory or links.
-Assumed: one pipeline; where there are more devices than layers, neighbours share a stage as equal replicas.
+Devices are taken in the cluster's order, without regard to their speeds or links.
+
+``ddp`` is data parallelism as in PyTorch: every device holds the whole model and takes an equal share. The batch is one
+microbatch where memory allows it, otherwise the fewest equal ones that fit (gradient accumulation). ``megatron`` makes
+equal pipelines of as many stages as divide the devices; ``gpipe`` and ``zb-h1-equal`` (Qi et al., Zero Bubble Pipeline
+Parallelism, 2024) make one pipeline. Assumed: with more devices than layers, GPipe leaves devices out, and with ZB-H1
+neighbours share a stage as equal replicas.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
 from math import ceil
 
 from planner.cost.in_flight import fitting_depths, no_split_fits, plain_depths
-from planner.plan.microbatches import even_cut, even_microbatches
+from planner.plan.microbatches import even_cut, even_groups, even_microbatches
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError
 
@@ -21,7 +27,7 @@ def megatron(scenario: Scenario) -> Plan:
     Raises:
         InputError: There are more pipelines than samples.
     """
-    devices = [device.name for device in scenario.cluster.devices]
+    devices = scenario.cluster.devices
     layers = len(scenario.model.layers)
     batch = scenario.training.global_batch
     count = max(n for n in range(1, layers + 1) if len(devices) % n == 0)
@@ -35,18 +41,21 @@ def megatron(scenario: Scenario) -> Plan:
     pipelines = []
     for copy in range(copies):
         samples = batch * (copy + 1) // copies - batch * copy // copies
-        microbatches = even_microbatches(scenario, samples, count)
-        stages = tuple(
-            Stage(
-                first_layer=layers * index // count,
-                end_layer=layers * (index + 1) // count,
-                replicas=(Replica(devices[copy * count + index]),),
-                in_flight=depth,
-            )
-            for index, depth in enumerate(plain_depths(count))
-        )
-        pipelines.append(Pipeline(stages, microbatches))
+        own = [[device] for device in devices[copy * count : (copy + 1) * count]]
+        stages = _even_stages(own, layers, plain_depths(count))
+        pipelines.append(Pipeline(stages, even_microbatches(scenario, samples, count)))
     return Plan(scenario.name, scenario.model.name, "megatron", "1f1b", tuple(pipelines))
+
+
+def _even_stages(groups: Sequence[Sequence[Device]], layers: int, depths: Sequence[int]) -> tuple[Stage, ...]:
+    """A stage for each group of devices, with equal numbers of layers."""
+    count = len(groups)
+    return tuple(
+        Stage(
+            layers * index // count, layers * (index + 1) // count, tuple(Replica(each.name) for each in group), depth
+        )
+        for index, (group, depth) in enumerate(zip(groups, depths, strict=True))
+    )
 
 
 def gpipe(scenario: Scenario) -> Plan:
@@ -57,15 +66,11 @@ def gpipe(scenario: Scenario) -> Plan:
     """
     layers = len(scenario.model.layers)
     devices = scenario.cluster.devices[:layers]
-    count = len(devices)
-    microbatches = even_microbatches(scenario, scenario.training.global_batch, count)
-    held = len(microbatches)
-    plain = tuple(
-        Stage(layers * index // count, layers * (index + 1) // count, (Replica(device.name),), held)
-        for index, device in enumerate(devices)
-    )
+    microbatches = even_microbatches(scenario, scenario.training.global_batch, len(devices))
+    depths = (len(microbatches),) * len(devices)
+    plain = _even_stages([[device] for device in devices], layers, depths)
     for stages in (plain, tuple(replace(stage, recompute=True) for stage in plain)):
-        if fitting_depths((held,) * count, stages, scenario, microbatches) == (held,) * count:
+        if fitting_depths(depths, stages, scenario, microbatches) == depths:
             pipeline = Pipeline(stages, microbatches)
             return Plan(scenario.name, scenario.model.name, "gpipe", "gpipe", (pipeline,))
     raise no_split_fits(scenario, "gpipe", devices)
@@ -75,16 +80,7 @@ def zb_equal(scenario: Scenario) -> Plan:
     """Return one uniform pipeline over all devices."""
     devices, layers = scenario.cluster.devices, len(scenario.model.layers)
     count = min(len(devices), layers)
-    borders = list(pairwise(accumulate(even_cut(len(devices), count), initial=0)))
-    stages = tuple(
-        Stage(
-            layers * index // count,
-            layers * (index + 1) // count,
-            tuple(Replica(device.name) for device in devices[borders[index][0] : borders[index][1]]),
-            depth,
-        )
-        for index, depth in enumerate(plain_depths(count))
-    )
+    stages = _even_stages(even_groups(devices, count), layers, plain_depths(count))
     microbatches = even_microbatches(scenario, scenario.training.global_batch, count)
     return Plan(scenario.name, scenario.model.name, "zb-h1-equal", "zb-h1", (Pipeline(stages, microbatches),))
 

@@ -1,4 +1,4 @@
-"""Which global batch trains fastest: throughput times the worth of a sample (Pollux, OSDI'21; Cannikin).
+"""The global batch with the highest goodput: throughput times statistical efficiency (Pollux, OSDI'21; Cannikin).
 
 With noise scale N = S / |G|², a step of B samples brings training as far as gain(B) steps of B_0 samples (AdaScale,
 arXiv 2007.05105), where scale = B / B_0::
@@ -7,7 +7,7 @@ arXiv 2007.05105), where scale = B / B_0::
     efficiency = gain / scale = (B_0 + N) / (B + N)
     goodput(B) = B / T(B) * efficiency(B)
 
-in samples of worth of those of B_0 per second. The learning rate grows by the gain.
+in samples per second, counted as samples of steps of B_0. The learning rate grows by the gain.
 """
 
 import math
@@ -17,39 +17,25 @@ import numpy as np
 
 from traces.common.errors import InputError
 
-# Candidates between the smallest and the largest batch, and what another batch must promise: both as published.
+# Number of batches between the smallest and the largest one, and least gain of another batch: both as published.
 CANDIDATES = 50
 LEAST_GAIN = 1.05
 
 
-def adascale_gain(batch: float, first_batch: float, noise_scale: float) -> float:
-    """Return how many steps of ``first_batch`` samples one of ``batch`` is worth; the learning rate grows by as much.
-
-    Args:
-        batch: B, samples.
-        first_batch: B_0, samples.
-        noise_scale: S / |G|², samples; may be infinite.
-
-    Raises:
-        InputError: A batch is not above zero, or the noise scale is negative.
-    """
-    return batch / first_batch * statistical_efficiency(batch, first_batch, noise_scale)
-
-
 def statistical_efficiency(batch: float, first_batch: float, noise_scale: float) -> float:
-    """Return what a sample in a batch of B is worth, relative to one in a batch of B_0.
+    """Return the value of a sample in a batch of B relative to one in a batch of B_0.
 
     Args:
-        batch: B, samples.
-        first_batch: B_0, samples.
-        noise_scale: S / |G|², samples; may be infinite.
+        batch: Global batch B, samples.
+        first_batch: First global batch B_0, samples.
+        noise_scale: Gradient noise scale S / |G|², samples; may be infinite.
 
     Raises:
         InputError: A batch is not above zero, or the noise scale is negative.
     """
     if not (batch > 0 and first_batch > 0 and noise_scale >= 0):
         raise InputError(
-            f"a batch of {batch:g} samples against {first_batch:g} at a noise scale of {noise_scale:g}",
+            f"a batch of {batch:g} samples against {first_batch:g} at a noise scale of {noise_scale:g} is not allowed",
             valid="batches above zero, and a noise scale that is not negative",
         )
     if math.isinf(noise_scale):
@@ -58,22 +44,23 @@ def statistical_efficiency(batch: float, first_batch: float, noise_scale: float)
 
 
 def goodput_per_s(batch: float, time_s: float, first_batch: float, noise_scale: float) -> float:
-    """Return samples of the worth of those of ``first_batch`` per second, for steps of ``batch`` and ``time_s``.
+    """Return the goodput of steps of ``batch`` samples that take ``time_s``, in samples per second.
 
-    The noise scale ``noise_scale`` is in samples, as the batches are.
+    Samples count as much as in steps of ``first_batch``; the noise scale ``noise_scale`` is in samples.
     """
     return batch / time_s * statistical_efficiency(batch, first_batch, noise_scale)
 
 
 def candidate_batches(first_batch: int, largest_batch: int, count: int = CANDIDATES) -> tuple[int, ...]:
-    """Return ``count`` batches from the first to the largest in equal ratios, each whole number once.
+    """Return ``count`` batches from the first to the largest in equal ratios, without duplicates.
 
     Raises:
         InputError: The largest is below the first, or that is below one.
     """
     if not 1 <= first_batch <= largest_batch:
         raise InputError(
-            f"batches from {first_batch} to {largest_batch}", valid="the first at least 1, the largest not below it"
+            f"batches from {first_batch} to {largest_batch} are not allowed",
+            valid="the first is at least 1, and the largest is not below it",
         )
     return tuple(sorted({round(each) for each in np.geomspace(first_batch, largest_batch, count).tolist()}))
 
@@ -81,14 +68,14 @@ def candidate_batches(first_batch: int, largest_batch: int, count: int = CANDIDA
 def choose_batch(
     current: int, candidates: tuple[int, ...], time_s: Callable[[int], float], first_batch: int, noise_scale: float
 ) -> int:
-    """Return the batch of the highest goodput if it promises `LEAST_GAIN` times that of the current one, else that.
+    """Return the batch with the highest goodput if that is `LEAST_GAIN` times the current one's, else the current one.
 
     Args:
-        current: Samples of a step now.
-        candidates: What it may become.
-        time_s: How long a step of so many samples takes, seconds.
-        first_batch: B_0, samples.
-        noise_scale: S / |G|², samples.
+        current: Current global batch, samples.
+        candidates: Global batches to choose from, samples.
+        time_s: Function from a global batch to the time of a step, seconds.
+        first_batch: First global batch B_0, samples.
+        noise_scale: Gradient noise scale S / |G|², samples.
     """
 
     def goodput(batch: int) -> float:

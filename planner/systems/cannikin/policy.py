@@ -1,11 +1,11 @@
-"""The policy ``cannikin``: shares of the batch follow the speeds that devices and sums show (arXiv 2402.05302).
+"""The policy ``cannikin``: shares of the batch follow the measured speeds of devices and sums (arXiv 2402.05302).
 
-It starts from any plan of one stage, learns as `planner.systems.cannikin.speed_learning` says, and returns the shares
-of OptPerf when they promise a step that is clearly shorter. The global batch never changes, and every device keeps a
-sample of each microbatch at least: it holds the model anyway, and leaving it out would be another placement.
+It starts from any plan of one stage, learns as `planner.systems.cannikin.speed_learning` describes, and returns the
+shares of OptPerf when they promise a step that is clearly shorter. The global batch never changes, and every device
+keeps one sample or more of each microbatch: it holds the model anyway, and leaving it out would be another placement.
 
-Assumed: an observation gives a device's compute as one figure, so the profile says which part of it is backward, and
-after which share of that the first bucket is ready.
+Assumed: an observation has one compute time per device, so the profile gives the share of backward in it, and the share
+of backward after which the first bucket is ready.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from planner.systems.cannikin.speed_learning import NodeTimes, SpeedLearner, Sum
 from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed, sum_times
 from planner.systems.cannikin.strategy import fitting_samples, profiled_speed, update_s
 
-# A step must become shorter by so much, as published.
+# Least share by which a step must become shorter, as published.
 LEAST_GAIN = 0.05
 
 
@@ -42,7 +42,7 @@ class CannikinPolicy:
         if not _is_data_parallel(plan):
             return None
         if observation.gone:
-            # What is shown of the step is no whole one.
+            # The observed step is incomplete.
             return self._divided(_without(plan, observation.gone))
         self._learn(observation)
         proposed = self._divided(plan)
@@ -61,7 +61,7 @@ class CannikinPolicy:
                 share = self._backward_share(device, ceil(samples[device]))
                 self._speeds.observe(device, NodeTimes(samples[device], (1 - share) * pure_s, share * pure_s))
         for seen in observation.paths:
-            # Of sums an observation has no latencies; those of transfers there are none in a single stage.
+            # Observations have no latencies of gradient sums, and a single stage has no other transfers.
             nominal = self._nominal(observation.plan, seen.source, seen.target)
             self._paths[seen.source, seen.target] = replace(nominal, rate_bps=seen.rate_bps, curves=())
         self._sums.observe([sum_times(observation.plan, self._scenario, partial(self._path, observation.plan))])
@@ -69,7 +69,7 @@ class CannikinPolicy:
     def _backward_share(self, device: str, samples: int) -> float:
         scenario = self._scenario
         times = scenario.model.times(0, len(scenario.model.layers), scenario.cluster.by_name[device].kind, samples)
-        # Neither part can be nothing: its share of a time is fitted.
+        # Neither part may be zero, since lines are fitted to relative errors.
         return min(0.999, max(0.001, times.backward_s / times.total_s)) if times.total_s > 0 else 0.5
 
     def _nominal(self, plan: Plan, source: str, target: str) -> ConstantRatePath:
@@ -79,10 +79,10 @@ class CannikinPolicy:
         return self._paths.get((source, target)) or self._nominal(plan, source, target)
 
     def _divided(self, plan: Plan) -> Plan | None:
-        """The plan with the best shares by what is known; None where no plan of its devices fits.
+        """The plan with the best shares at the speeds learned; None if no plan of its devices fits.
 
-        With the fewest microbatches that fit or with as many as now: balance pays more than few of them where memory
-        bounds a fast device.
+        It has the fewest microbatches that fit, or as many as now: where memory limits a fast device, balance gains
+        more than fewer microbatches.
         """
         (pipeline,) = plan.pipelines
         devices = [replica.device for replica in pipeline.stages[0].replicas]
@@ -96,7 +96,7 @@ class CannikinPolicy:
         return min(found, key=self._predict_s, default=None)
 
     def _divided_into(self, count: int, plan: Plan, most: Sequence[int]) -> Plan | None:
-        """The plan with the best shares of so many microbatches; None where these do not fit."""
+        """The plan with the best shares of so many microbatches; None if these do not fit."""
         (pipeline,) = plan.pipelines
         (stage,) = pipeline.stages
         microbatches = even_cut(plan.global_batch, count)
@@ -112,7 +112,7 @@ class CannikinPolicy:
 
     def _samples(self, devices: Sequence[str], batch: int, count: int, most: Sequence[int]) -> Sequence[int]:
         speeds = [self._speed(device, count) for device in devices]
-        # The second division is in proportion to the speeds: with one point there is no line yet.
+        # With one point there is no line yet: the second division is in proportion to the speeds.
         known = all(self._speeds.has_line(device) for device in devices if self._speeds.knows(device))
         return opt_perf(batch, speeds, self._sums.sums() if known else NO_SUMS, most, least=1).samples
 

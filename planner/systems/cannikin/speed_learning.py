@@ -1,12 +1,12 @@
-"""Speeds of devices and of sums, learned from the steps of a run.
+"""The speeds of devices and of gradient sums, learned from the steps of a run.
 
-As Cannikin does it (arXiv 2402.05302): the first step divides the batch evenly, the second in proportion to the speeds
-that it showed, and then every device has two points for a line. The share of backward before the first bucket is
-weighted by the inverse of its variance on each device. Sums take the least time that any device saw: those that were
-ready early waited in it for the last one.
+As in Cannikin (arXiv 2402.05302), the first step divides the batch evenly, the second in proportion to the speeds that
+the first one showed, and then every device has two points for a line. The share of backward before the first bucket is
+weighted by the inverse of its variance on each device. Sums take the least time that any device measured: on devices
+that were ready early it includes waiting for the last one.
 
-Assumed: a device whose time is off by more than `CHANGED` from its line has become faster or slower as a whole, so its
-older points are scaled; and only the last `WINDOW` steps count, so that what was once a fast network is forgotten.
+Assumed: a device whose time deviates by more than `CHANGED` from its line has become faster or slower as a whole, so
+its older points are scaled; and only the last `WINDOW` steps count, so that earlier rates of the network are forgotten.
 """
 
 from collections import defaultdict, deque
@@ -18,27 +18,27 @@ from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan
 from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed, SumTimes, fit_speed
 
-# Beyond this share of its time a device is not what it was.
+# Relative deviation from its line beyond which a device has changed.
 CHANGED = 0.1
 
-# Steps that count for the sums, and points of each sample count for a device.
+# Number of steps kept for the sums, and of points kept for each sample count of a device.
 WINDOW = 8
 
-# Sample counts for which a device remembers points.
+# Number of sample counts of a device for which points are kept.
 _REMEMBERED_COUNTS = 16
 
-# A share that never varied is still known to no more than this, squared.
+# Least variance of a share: one that never varied is still not exact.
 _LEAST_VARIANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTimes:
-    """What a device took for a microbatch.
+    """Compute times of a device for a microbatch.
 
     Attributes:
-        samples: Its part of the microbatch, above zero; the mean where parts of several microbatches differ.
-        forward_s: Before backward, seconds.
-        backward_s: In backward, seconds.
+        samples: Part of the microbatch, above zero; the mean where parts of several microbatches differ.
+        forward_s: Time before backward, seconds.
+        backward_s: Time of backward, seconds.
     """
 
     samples: float
@@ -47,7 +47,7 @@ class NodeTimes:
 
     @property
     def total_s(self) -> float:
-        """Seconds of both."""
+        """Time of both, seconds."""
         return self.forward_s + self.backward_s
 
     def scaled(self, factor: float) -> "NodeTimes":
@@ -56,33 +56,33 @@ class NodeTimes:
 
 
 class SpeedLearner:
-    """Fits lines to what devices took; one object for one run."""
+    """Fits lines to the compute times of devices; one object for one run."""
 
     def __init__(self) -> None:
         self._points: dict[str, list[NodeTimes]] = {}
 
     def observe(self, device: str, times: NodeTimes) -> None:
-        """Take in what a device took in one more step."""
+        """Add the times of a device in one more step."""
         points = self._points.get(device, [])
         if len({point.samples for point in points}) > 1:
             expected = self.speed(device)
             ratio = times.total_s / (expected.forward_s(times.samples) + expected.backward_s(times.samples))
-            if abs(ratio - 1) > CHANGED and self._has_been_at(points, times.samples):
+            if abs(ratio - 1) > CHANGED and self._is_in_range(points, times.samples):
                 points = [point.scaled(ratio) for point in points]
         elif points and points[0].samples == times.samples and abs(times.total_s / points[-1].total_s - 1) > CHANGED:
             points = []
         self._points[device] = _remembered([*points, times])
 
     def has_line(self, device: str) -> bool:
-        """Return whether a device was seen with two sample counts; until then its line goes through the origin."""
+        """Return whether a device was measured with two sample counts; until then its line goes through the origin."""
         return len({point.samples for point in self._points.get(device, [])}) > 1
 
     def knows(self, device: str) -> bool:
-        """Return whether a device was seen at all."""
+        """Return whether a device was measured at all."""
         return device in self._points
 
     def speed(self, device: str) -> NodeSpeed:
-        """Return the lines of a device that was seen."""
+        """Return the speed of a device that was measured."""
         points = self._points[device]
         return fit_speed(
             [point.samples for point in points],
@@ -91,8 +91,8 @@ class SpeedLearner:
         )
 
     @staticmethod
-    def _has_been_at(points: Sequence[NodeTimes], samples: float) -> bool:
-        """Whether a line is held to what it was fitted to: beyond that it may be the line that is wrong."""
+    def _is_in_range(points: Sequence[NodeTimes], samples: float) -> bool:
+        """Whether a sample count is in the range to which a line was fitted; beyond it, the line may be wrong."""
         counts = [point.samples for point in points]
         return min(counts) <= samples <= max(counts)
 
@@ -108,20 +108,20 @@ def _remembered(points: Sequence[NodeTimes]) -> list[NodeTimes]:
 
 
 class SumLearner:
-    """Learns how long sums take; one object for one run."""
+    """Learns the times of gradient sums; one object for one run."""
 
     def __init__(self) -> None:
         self._steps: deque[Sequence[SumTimes]] = deque(maxlen=WINDOW)
 
     def observe(self, step: Iterable[SumTimes]) -> None:
-        """Take in what each device saw of a step's sums, in the same order of devices in every step."""
+        """Add the sums that each device measured in one more step, always in the same order of devices."""
         self._steps.append(tuple(step))
 
     def sums(self) -> SumTimes:
-        """Return what sums take when all devices are ready; nothing before the first step."""
+        """Return the times of sums when all devices are ready; `NO_SUMS` before the first step."""
         if not self._steps:
             return NO_SUMS
-        # Of one device: the least of each part could be what two devices saw, and no device both.
+        # The parts are those of one device, since the least of each part alone may be of different devices.
         least = min((each for step in self._steps for each in step), key=lambda each: each.total_s)
         devices = min(len(step) for step in self._steps)
         shares = [[step[device].first_bucket_share for step in self._steps] for device in range(devices)]
@@ -139,8 +139,8 @@ def inverse_variance_mean(means: Sequence[float], variances: Sequence[float]) ->
     """Return the mean of several estimates, each weighted by the inverse of its variance.
 
     Args:
-        means: The estimates, without unit.
-        variances: Of each; those next to nothing count alike.
+        means: Estimates without unit.
+        variances: Variance of each estimate; the smallest ones count as equal.
     """
     weights = [1 / max(_LEAST_VARIANCE, each) for each in variances]
     return sum(weight * mean for weight, mean in zip(weights, means, strict=True)) / sum(weights)
@@ -150,10 +150,7 @@ _BACKWARD = {"B", "I", "W"}
 
 
 def measured_nodes(events: Iterable[Event], step: int, plan: Plan) -> Mapping[str, NodeTimes]:
-    """Return what each device took for a microbatch in a step of a plan of one stage.
-
-    Devices without samples are left out.
-    """
+    """Return the mean times of a microbatch on each device with samples, in a step of a plan of one stage."""
     forward_s: defaultdict[str, float] = defaultdict(float)
     backward_s: defaultdict[str, float] = defaultdict(float)
     for event in events:
@@ -183,9 +180,9 @@ def samples_per_microbatch(plan: Plan) -> Mapping[str, float]:
 
 
 def measured_sums(events: Iterable[Event], step: int) -> tuple[SumTimes, ...]:
-    """Return what each device saw of the sums of a step that overlap with backward, in the order of their names.
+    """Return the sums that each device measured in a step, in the order of the devices' names.
 
-    A sum lasts from when the device could begin it to its end: for all but the last device that includes waiting.
+    A sum lasts from when the device could begin it to its end, which includes waiting for all devices but the last.
     """
     backwards: dict[str, Event] = {}
     sums: defaultdict[str, list[Event]] = defaultdict(list)
@@ -194,10 +191,10 @@ def measured_sums(events: Iterable[Event], step: int) -> tuple[SumTimes, ...]:
             backwards[event.device] = event
         elif event.kind is EventKind.SYNC:
             sums[event.device].append(event)
-    return tuple(_seen_by(backwards[device], sums[device]) for device in sorted(sums) if device in backwards)
+    return tuple(_measured(backwards[device], sums[device]) for device in sorted(sums) if device in backwards)
 
 
-def _seen_by(backward: Event, sums: list[Event]) -> SumTimes:
+def _measured(backward: Event, sums: list[Event]) -> SumTimes:
     *overlapped, last = sums
     lasted_s = backward.end_s - backward.start_s
     first_share = (sums[0].start_s - backward.start_s) / lasted_s if overlapped and lasted_s > 0 else 1.0

@@ -1,4 +1,7 @@
-"""What the sums of a data-parallel step's gradients take on steady paths, bucket by bucket."""
+"""The model of a data-parallel step: the speed of each device, and the times of gradient sums, bucket by bucket.
+
+From Cannikin (arXiv 2402.05302), in whose notation attributes are given.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +18,13 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class NodeSpeed:
-    """What one device takes for b samples: a straight line each before and in backward.
+    """Compute time of one device for b samples: one straight line before backward, and one for backward.
 
     Attributes:
-        forward_per_sample_s: q, seconds for each sample before backward.
-        forward_fixed_s: s, seconds before backward whatever the samples.
-        backward_per_sample_s: k, seconds of backward for each sample.
-        backward_fixed_s: m, seconds of backward whatever the samples.
+        forward_per_sample_s: Slope q before backward, seconds per sample.
+        forward_fixed_s: Intercept s before backward, seconds.
+        backward_per_sample_s: Slope k of backward, seconds per sample.
+        backward_fixed_s: Intercept m of backward, seconds.
     """
 
     forward_per_sample_s: float
@@ -30,18 +33,18 @@ class NodeSpeed:
     backward_fixed_s: float
 
     def forward_s(self, samples: float) -> float:
-        """Return a: seconds before backward with so many ``samples``."""
+        """Return the time a before backward with so many ``samples``, seconds."""
         return self.forward_per_sample_s * samples + self.forward_fixed_s
 
     def backward_s(self, samples: float) -> float:
-        """Return P: seconds of backward with so many ``samples``."""
+        """Return the time P of backward with so many ``samples``, seconds."""
         return self.backward_per_sample_s * samples + self.backward_fixed_s
 
     def over_step(self, microbatches: int, update_s: float = 0.0) -> "NodeSpeed":
-        """Return the speed of a step of so many microbatches, in terms of the samples of one of them.
+        """Return the speed of a step of so many microbatches, as a function of the samples of one of them.
 
-        Only the backward of the last one overlaps with sums: what comes before it is all before backward, as is the
-        optimizer's update of the step before, which takes ``update_s``.
+        Only the backward of the last microbatch overlaps with sums. Everything earlier counts as before backward, as
+        does the optimizer's update of the previous step, which takes ``update_s``.
         """
         before = microbatches - 1
         return replace(
@@ -53,12 +56,12 @@ class NodeSpeed:
 
 @dataclass(frozen=True, slots=True)
 class SumTimes:
-    """How long the sums of a step's gradients take, and when they can begin.
+    """Times of a step's gradient sums, and when they can begin.
 
     Attributes:
-        first_bucket_share: gamma, the share of backward after which the first bucket's gradients are complete.
-        overlapped_s: T_o, seconds of all sums but the last bucket's.
-        last_s: T_u, seconds of the last bucket's sum, which begins when backward has ended.
+        first_bucket_share: Share gamma of backward after which the first bucket's gradients are complete.
+        overlapped_s: Time T_o of all sums but the last bucket's, seconds.
+        last_s: Time T_u of the last bucket's sum, which begins when backward has ended, seconds.
     """
 
     first_bucket_share: float
@@ -67,19 +70,19 @@ class SumTimes:
 
     @property
     def total_s(self) -> float:
-        """Seconds of all sums."""
+        """Time of all sums, seconds."""
         return self.overlapped_s + self.last_s
 
 
-# Nobody waits for sums: what is left to balance is compute.
+# Sums that take no time, for balancing compute alone.
 NO_SUMS = SumTimes(1.0, 0.0, 0.0)
 
 
 def fit_line(samples: Sequence[float], times_s: Sequence[float]) -> tuple[float, float]:
     """Return slope and intercept, neither negative, of the line with the least squared relative errors.
 
-    Relative, since what disturbs a time grows with it: the errors of a short step count as much as those of a long one.
-    With one sample count the line goes through the origin, as it does where the best one begins below zero.
+    Errors are relative since noise grows with the measured time. With one sample count, or where the best intercept is
+    negative, the line goes through the origin.
 
     Raises:
         InputError: There are no points, one without samples, or a time that is not above zero.
@@ -87,7 +90,8 @@ def fit_line(samples: Sequence[float], times_s: Sequence[float]) -> tuple[float,
     counts, seconds = np.asarray(samples, np.float64), np.asarray(times_s, np.float64)
     if not len(counts) or counts.min() <= 0 or seconds.min() <= 0:
         raise InputError(
-            f"times {list(times_s)} for samples {list(samples)}", valid="at least one point, every number above zero"
+            f"a line cannot be fitted to times {list(times_s)} for samples {list(samples)}",
+            valid="at least one point, and every number above zero",
         )
     rates = counts / seconds
     through_origin = float(rates.sum() / (rates**2).sum())
@@ -103,12 +107,12 @@ def fit_line(samples: Sequence[float], times_s: Sequence[float]) -> tuple[float,
 
 
 def fit_speed(samples: Sequence[float], forward_s: Sequence[float], backward_s: Sequence[float]) -> NodeSpeed:
-    """Return the speed that describes these times best, with a line for each of the two.
+    """Return the speed whose two lines fit measured times best.
 
     Args:
-        samples: Of each point.
-        forward_s: a at each point, seconds.
-        backward_s: P at each point, seconds.
+        samples: Samples of each point.
+        forward_s: Time before backward of each point, seconds.
+        backward_s: Time of backward of each point, seconds.
 
     Raises:
         InputError: As `fit_line`.
@@ -117,19 +121,19 @@ def fit_speed(samples: Sequence[float], forward_s: Sequence[float], backward_s: 
 
 
 def sum_times(plan: Plan, scenario: Scenario, path: Callable[[str, str], ConstantRatePath]) -> SumTimes:
-    """Return T_o, T_u and gamma of a plan of one stage.
+    """Return the times of the gradient sums of a plan of one stage.
 
-    Gamma depends a little on device and samples; it is the mean over the devices that have samples, each at its own
+    Gamma depends a little on device and samples; it is the mean over the devices that have samples, each with its own
     part of the largest microbatch.
 
     Args:
-        plan: One pipeline of one stage.
-        scenario: What it is for.
-        path: The path from one device to another.
+        plan: Plan with one pipeline of one stage.
+        scenario: Scenario that the plan is for.
+        path: Function that returns the path from one device to another.
     """
     syncs = gradient_syncs(plan, scenario)
     if not syncs:
-        return SumTimes(1.0, 0.0, 0.0)
+        return NO_SUMS
     element_bytes = scenario.training.element_bytes
     times_s = [sum_time_s(sync, element_bytes, path) for sync in syncs]
     if not plan.synchronisation.bucket_bytes:
@@ -139,7 +143,7 @@ def sum_times(plan: Plan, scenario: Scenario, path: Callable[[str, str], Constan
 
 
 def sum_time_s(sync: GradientSync, element_bytes: int, path: Callable[[str, str], ConstantRatePath]) -> float:
-    """Return how long a sum takes when all its devices begin at once: each round as long as its slowest message."""
+    """Return the time of a sum that all its devices begin at once, seconds: each round's slowest message, added up."""
     rounds: dict[int, float] = {}
     for device in sync.devices:
         for exchange in sync.exchanges(device):
@@ -157,9 +161,9 @@ def _message_s(
     path: Callable[[str, str], ConstantRatePath],
 ) -> float:
     assert exchange.send_to is not None
-    way = path(device, sync.devices[exchange.send_to])
+    hop = path(device, sync.devices[exchange.send_to])
     size_bytes = exchange.send_elements * element_bytes
-    return way.transmission_s(size_bytes) + way.propagation_s(size_bytes)
+    return hop.transmission_s(size_bytes) + hop.propagation_s(size_bytes)
 
 
 def _first_bucket_share(first_layer: int, plan: Plan, scenario: Scenario) -> float:
@@ -171,8 +175,4 @@ def _first_bucket_share(first_layer: int, plan: Plan, scenario: Scenario) -> flo
         whole_s = scenario.model.times(stage.first_layer, stage.end_layer, kind, samples).backward_s
         if whole_s > 0:
             shares.append(scenario.model.times(first_layer, stage.end_layer, kind, samples).backward_s / whole_s)
-    return _mean(shares)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 1.0
+    return sum(shares) / len(shares) if shares else 1.0

@@ -1,11 +1,11 @@
-"""AdaptDL (Pollux, OSDI'21): data parallelism with even shares of a batch that follows the goodput.
+"""Cannikin, LB-BSP and AdaptDL: data parallelism in which devices take parts of the batch of different sizes.
 
-AdaptDL takes all devices for equal, and raises the batch as the gradient gets noisier. A plan keeps the scenario's
-global batch, so as a strategy this is even shares; `planner.systems.cannikin.goodput` chooses batches where a
-reproduction lets them grow.
+Cannikin (arXiv 2402.05302) divides the batch so that devices end together, gradient sums included; LB-BSP balances
+compute alone. AdaptDL (Pollux, OSDI'21) takes all devices for equal, and raises the batch as the gradient gets noisier.
+A plan keeps the scenario's global batch, so as a strategy AdaptDL is even shares; `planner.systems.cannikin.goodput`
+chooses batches where a reproduction lets them grow.
 
-Assumed: the same buckets and microbatches as `planner.systems.cannikin.strategy`, so that the division is all that
-differs.
+Assumed: all three have the same buckets and microbatches, so that they differ in the division alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,28 +23,28 @@ from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed, SumTimes, fi
 from traces.common.errors import InputError
 from traces.common.units import size_text
 
-# What PyTorch's DistributedDataParallel collects in a bucket before it sums it.
+# Default bucket size of PyTorch's DistributedDataParallel.
 BUCKET_BYTES = 25 * 2**20
 
-# A line through so many sample counts describes what the profile says of a device.
+# Number of sample counts to which a line is fitted.
 _FITTED_COUNTS = 16
 
 Divide = Callable[[int, int, Sequence[str], Sequence[int]], Sequence[int]]
-"""How many samples of a microbatch each device takes, from: its samples, the number of microbatches, the devices, and
-how many samples fit into the memory of each."""
+"""Function that returns the samples of a microbatch that each device takes, from: the samples of the microbatch, the
+number of microbatches, the devices, and the samples that fit into the memory of each."""
 
 
 def data_parallel_plan(scenario: Scenario, strategy: str, divide: Divide, devices: Sequence[str] = ()) -> Plan:
-    """Return one stage in which devices take what ``divide`` says of the fewest equal microbatches that fit.
+    """Return one stage with the fewest equal microbatches that fit, each divided by ``divide``.
 
-    Devices to which it gives nothing are left out. Sums of gradients overlap with backward, in buckets as PyTorch's
-    DistributedDataParallel has them.
+    Devices without samples are left out. Gradient sums overlap with backward, in buckets as in PyTorch's
+    DistributedDataParallel.
 
     Args:
-        scenario: Gives the global batch and what memory holds.
-        strategy: What the plan says of its origin.
-        divide: Gives each device its samples.
-        devices: Those to use; all if empty.
+        scenario: Scenario that gives the global batch and memory.
+        strategy: Name of the strategy in the plan.
+        divide: Function that gives each device its samples.
+        devices: Names of the devices to use; all if empty.
 
     Raises:
         InputError: Not even one sample fits into the memory of any device.
@@ -52,7 +52,7 @@ def data_parallel_plan(scenario: Scenario, strategy: str, divide: Divide, device
     names = tuple(devices) or tuple(scenario.cluster.by_name)
     most = tuple(fitting_samples(scenario, name) for name in names)
     if not any(most):
-        raise _holds_nothing(scenario, strategy, names)
+        raise _too_large(scenario, strategy, names)
     batch = scenario.training.global_batch
     for count in range(ceil(batch / sum(most)), batch + 1):
         microbatches = even_cut(batch, count)
@@ -61,7 +61,7 @@ def data_parallel_plan(scenario: Scenario, strategy: str, divide: Divide, device
         # Rounding may give a device more of a smaller microbatch.
         if fitting_depths((1,), plan.pipelines[0].stages, scenario, microbatches) is not None:
             return plan
-    raise _holds_nothing(scenario, strategy, names)
+    raise _too_large(scenario, strategy, names)
 
 
 def plan_of_samples(
@@ -79,7 +79,7 @@ def plan_of_samples(
 
 
 def divide_evenly(batch: int, count: int, devices: Sequence[str], most: Sequence[int]) -> Sequence[int]:
-    """Give every device that can hold the model the same, but for one sample: see `Divide`."""
+    """Give every device that can hold the model the same number of samples or one less: see `Divide`."""
     even = iter(even_cut(batch, sum(limit > 0 for limit in most)))
     return [next(even) if limit > 0 else 0 for limit in most]
 
@@ -97,9 +97,9 @@ def balanced_plan(scenario: Scenario, strategy: str, *, with_sums: bool) -> Plan
     """Return the plan of balanced shares, by the scenario's profile and the declared bandwidths.
 
     Args:
-        scenario: What it is for.
-        strategy: What the plan says of its origin.
-        with_sums: Whether the sums of gradients and their overlap count; otherwise compute alone is balanced.
+        scenario: Scenario that the plan is for.
+        strategy: Name of the strategy in the plan.
+        with_sums: Whether gradient sums and their overlap count; otherwise compute alone is balanced.
 
     Raises:
         InputError: As `data_parallel_plan`.
@@ -119,7 +119,7 @@ def _balance(
 
 
 def nominal_sums(scenario: Scenario, devices: Sequence[str], batch: int, count: int = 1) -> SumTimes:
-    """Return what sums over these devices take at the declared bandwidths, with even shares of each microbatch."""
+    """Return the times of gradient sums over devices at the declared bandwidths, with even shares of microbatches."""
     plan = plan_of_samples(scenario, "", devices, [1] * len(devices), (max(batch, len(devices)),) * count)
     return sum_times(plan, scenario, partial(nominal_path, scenario))
 
@@ -127,13 +127,13 @@ def nominal_sums(scenario: Scenario, devices: Sequence[str], batch: int, count: 
 def profiled_speed(scenario: Scenario, device: str, most: int) -> NodeSpeed:
     """Return the lines that come closest to a device's profile, over sample counts from 1 to ``most``.
 
-    One sample at least, also where a device cannot have any. What the optimizer's update takes is not part of it.
+    It is fitted to one sample at least, even if none fits. The optimizer's update is not part of it.
     """
     kind, layers = scenario.cluster.by_name[device].kind, len(scenario.model.layers)
     launch_s = scenario.effects.compute.launch_overhead_s
     counts = sorted({max(1, round(most * part / _FITTED_COUNTS)) for part in range(1, _FITTED_COUNTS + 1)} | {1})
     times = [scenario.model.times(0, layers, kind, count) for count in counts]
-    # A layer may be timed at nothing, of which there is no share to be off by.
+    # Times may be zero, which have no relative error.
     least_s = 1e-12
     forward_s = [max(least_s, each.forward_s + launch_s) for each in times]
     backward_s = [max(least_s, each.backward_s + launch_s) for each in times]
@@ -146,10 +146,7 @@ def update_s(scenario: Scenario, device: str) -> float:
 
 
 def fitting_samples(scenario: Scenario, device: str) -> int:
-    """Return how many samples of one microbatch fit into a device's memory beside the whole model.
-
-    The global batch at most, which is all that anyone asks for.
-    """
+    """Return the samples of one microbatch that fit into a device's memory with the model, at most the global batch."""
     memory_bytes = scenario.cluster.by_name[device].memory_bytes
     return most_samples(scenario, _whole_model(scenario), scenario.training.global_batch, 1, memory_bytes)
 
@@ -158,7 +155,7 @@ def _whole_model(scenario: Scenario) -> Stage:
     return Stage(0, len(scenario.model.layers), (), in_flight=1)
 
 
-def _holds_nothing(scenario: Scenario, strategy: str, devices: Sequence[str]) -> InputError:
+def _too_large(scenario: Scenario, strategy: str, devices: Sequence[str]) -> InputError:
     largest = max((scenario.cluster.by_name[name] for name in devices), key=lambda device: device.memory_bytes)
     needed = needed_bytes(scenario, _whole_model(scenario), 1, 1)
     return InputError(
@@ -170,7 +167,7 @@ def _holds_nothing(scenario: Scenario, strategy: str, devices: Sequence[str]) ->
 
 
 def cannikin(scenario: Scenario) -> Plan:
-    """Return one stage whose replicas have the samples with which they end together, sums included.
+    """Return one stage whose replicas end together, gradient sums included.
 
     Raises:
         InputError: Not even one sample fits into the memory of any device.
@@ -179,7 +176,7 @@ def cannikin(scenario: Scenario) -> Plan:
 
 
 def lb_bsp(scenario: Scenario) -> Plan:
-    """Return one stage whose replicas have the samples with which they compute equally long.
+    """Return one stage whose replicas compute for equally long.
 
     Raises:
         InputError: Not even one sample fits into the memory of any device.

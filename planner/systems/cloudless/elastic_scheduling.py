@@ -1,38 +1,35 @@
-"""How many units of each region a geo-distributed training needs: Cloudless-Training's elastic scheduling.
+"""Cloudless-Training's elastic scheduling: the units that each region of a geo-distributed training needs.
 
-Data stay where they are. Region r trains on D_r samples and may rent C_r units of p_r samples per second at c_r an
-hour. The slowest region, with all its units, sets the time; elsewhere what would only wait is not rented::
+Data stay where they are. Region r trains on D_r samples and may rent C_r units of p_r samples per second at c_r per
+hour. The slowest region, with all its units, determines the run time; other regions rent only what that takes::
 
     t*  = max over r of D_r / (C_r p_r)
     n_r = ceil(D_r / (p_r t*))
     saving = 1 - sum of n_r c_r / sum of C_r c_r, at the same run time
 
-Assumed, as the public text of the paper (arXiv 2303.05330) gives no formula. Assumed as well: a region may rent units
-of several kinds; those that are cheapest for a sample come first, and the last one is the cheapest that suffices. Units
-of one kind are ``ceil(...)`` of them then. All units are paid until the slowest region is done.
-
-A schedule follows from the regions alone: when speeds, prices or what is there change, it is made again.
+The formulas are assumed, as the public text of the paper (arXiv 2303.05330) has none. Assumed as well: a region may
+rent units of several kinds; those with the lowest price per sample come first, and the last one is the cheapest that
+suffices, which is ``ceil(...)`` for units of one kind. All units are paid until the slowest region is done.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from traces.common.errors import InputError
 
-# Speeds are sums of floats: so much less than needed is enough.
+# Share of the needed speed that suffices, since speeds are sums of floats.
 _ENOUGH_SHARE = 1 - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What can be rented by itself: a device.
+    """The smallest thing that can be rented: a device.
 
     Attributes:
-        name: Unique over all regions.
-        samples_per_s: Its speed.
-        price_per_hour: US dollars.
+        name: Name that is unique over all regions.
+        samples_per_s: Speed in samples per second.
+        price_per_hour: Price in US dollars per hour.
     """
 
     name: str
@@ -42,11 +39,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class RegionOffer:
-    """A region's work and what it may rent for it.
+    """A region's work and the units that it may rent for it.
 
     Attributes:
-        samples: Those that it trains on, of an epoch or of a step, above zero.
-        units: At least one.
+        samples: Samples of an epoch or of a step that it trains on, above zero.
+        units: One unit or more.
     """
 
     samples: float
@@ -58,12 +55,12 @@ Offers = Mapping[str, RegionOffer]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What is rented.
+    """The units that all regions rent.
 
     Attributes:
         units: Region to the units that it rents, in the order of its offer.
-        run_time_s: Until the slowest region has trained on its samples, seconds.
-        price_per_hour: Of all units, US dollars.
+        run_time_s: Time until the slowest region is done, seconds.
+        price_per_hour: Price of all units, US dollars per hour.
     """
 
     units: Mapping[str, tuple[Unit, ...]]
@@ -72,17 +69,17 @@ class Schedule:
 
     @property
     def cost_usd(self) -> float:
-        """All units until the slowest region is done."""
+        """Price of all units until the slowest region is done, US dollars."""
         return self.price_per_hour * self.run_time_s / 3600
 
 
 def greedy_schedule(offers: Offers) -> Schedule:
-    """Return the schedule that rents every unit: as fast as possible, and what elastic scheduling is held against."""
+    """Return the schedule that rents every unit: the fastest one, and the baseline of elastic scheduling."""
     return _schedule(offers, {region: offer.units for region, offer in offers.items()})
 
 
 def elastic_schedule(offers: Offers) -> Schedule:
-    """Return the schedule that is as fast as with every unit, and rents in each region no more than that takes."""
+    """Return the schedule that is as fast as with every unit, and rents no more than that takes in each region."""
     return schedule_within(offers, greedy_schedule(offers).run_time_s)
 
 
@@ -90,7 +87,7 @@ def schedule_within(offers: Offers, run_time_s: float) -> Schedule:
     """Return the units that each region needs to be done after ``run_time_s`` seconds.
 
     Raises:
-        InputError: A region cannot be, with all its units.
+        InputError: A region is slower with all its units.
     """
     fastest_s = greedy_schedule(offers).run_time_s
     if run_time_s < fastest_s:
@@ -103,45 +100,6 @@ def schedule_within(offers: Offers, run_time_s: float) -> Schedule:
     )
 
 
-def cheapest_schedule(offers: Offers, deadline_s: float) -> Schedule:
-    """Return the schedule that costs least among those that are done at a deadline; the fastest of equal ones.
-
-    Raises:
-        InputError: Every unit together misses the deadline.
-    """
-    inside = [schedule_within(offers, deadline_s)]
-    inside += [each for each in _schedules(offers) if each.run_time_s <= deadline_s]
-    return min(inside, key=lambda each: (each.cost_usd, each.run_time_s))
-
-
-def fastest_schedule(offers: Offers, budget_usd: float) -> Schedule:
-    """Return the fastest schedule whose whole run costs no more than a budget.
-
-    Raises:
-        InputError: The cheapest one costs more.
-    """
-    schedules = list(_schedules(offers))
-    affordable = [each for each in schedules if each.cost_usd <= budget_usd]
-    if not affordable:
-        least_usd = min(each.cost_usd for each in schedules)
-        raise InputError(f"no schedule costs {budget_usd:g} $ or less", valid=f"the cheapest one costs {least_usd:g} $")
-    return min(affordable, key=lambda each: (each.run_time_s, each.cost_usd))
-
-
-def _schedules(offers: Offers) -> Iterator[Schedule]:
-    """Schedules for every run time at which a region needs a unit more.
-
-    Bisection would need a cost that only falls with the run time. Whole units make it a saw: what is rented stays the
-    same until a region can do with one unit less, and is paid for longer meanwhile.
-    """
-    fastest_s = greedy_schedule(offers).run_time_s
-    times_s = {fastest_s}
-    for offer in offers.values():
-        speeds = accumulate(unit.samples_per_s for unit in _cheapest_first(offer.units))
-        times_s |= {offer.samples / speed for speed in speeds}
-    yield from (schedule_within(offers, time_s) for time_s in sorted(times_s) if time_s >= fastest_s)
-
-
 def _schedule(offers: Offers, units: Mapping[str, tuple[Unit, ...]]) -> Schedule:
     return Schedule(
         units,
@@ -151,14 +109,14 @@ def _schedule(offers: Offers, units: Mapping[str, tuple[Unit, ...]]) -> Schedule
 
 
 def _cheapest_first(units: Sequence[Unit]) -> list[Unit]:
-    """Units by what a sample costs on them; of equal ones the fastest, then the one that was offered first."""
+    """Units by the price of a sample; of equal ones the fastest first, then the one that was offered first."""
     return sorted(units, key=lambda unit: (unit.price_per_hour / unit.samples_per_s, -unit.samples_per_s))
 
 
 def _enough_units(units: tuple[Unit, ...], samples_per_s: float) -> tuple[Unit, ...]:
-    """The cheapest of these: some of the cheapest, and one that makes them enough; it is passed over afterwards.
+    """Units of at least this speed: the cheapest result of taking units in order and ending with one that suffices.
 
-    Published as a rule for covering a demand that costs no more than double the least (Csirik et al., 1991).
+    The published rule covers a demand at no more than twice the least cost (Csirik et al., 1991).
     """
     ordered = _cheapest_first(units)
     chosen, least_per_hour = ordered, math.inf

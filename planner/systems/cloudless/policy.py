@@ -1,14 +1,13 @@
-"""The policy ``cloudless``: elastic scheduling once more when devices turn out faster or slower, leave or return.
+"""The policy ``cloudless``: elastic scheduling is repeated when devices become faster or slower, leave or return.
 
-Per device it keeps a weighted mean of the observed compute against the profile, and makes the elastic schedule for
-these speeds. The plan changes when the new one is clearly faster, or clearly cheaper and hardly slower. The global
-batch and the way to synchronise never change; neither do the regions' parts of the batch where the scenario says where
-data are stored, as long as each of these regions has a device. Pipelines that train without a barrier have no moment
-between two steps at which devices could come or go: there samples move, between the devices of a region and, where data
-are everywhere, between regions.
+Per device it keeps a weighted mean of the observed compute time relative to the profile, and makes the elastic schedule
+for these speeds. The plan changes when the new one is clearly faster, or clearly cheaper and hardly slower. The global
+batch and the synchronisation method never change; neither do the regions' parts of the batch where the scenario says
+where data are stored, as long as each of these regions has a device. Pipelines that train without a barrier have no
+moment between two steps at which devices could come or go: there samples move, between the devices of a region and,
+where data are everywhere, between regions.
 
-Assumed: the public text of the paper (arXiv 2303.05330) says that scheduling is elastic, not by which rule it is done
-again.
+Assumed: the public text of the paper (arXiv 2303.05330) says that scheduling is elastic, but not when it is repeated.
 """
 
 from dataclasses import replace
@@ -25,11 +24,11 @@ from traces.common.errors import InputError
 # Weight of the newest observation: the mean follows a sudden change to within 10 % in two observations.
 NEWEST_WEIGHT = 0.7
 
-# A change must promise this much of the step's time or of its cost, so that jitter does not make the plan swing; and
-# one for the sake of cost may not lose as much time.
+# Least share of the time of a step or of its cost that a change must gain, so that jitter does not cause changes; one
+# that saves cost may not lose as much time.
 LEAST_GAIN = 0.05
 
-# What is rented may take so much longer than everything would: no device is rented for a speed a trifle below profile.
+# Share by which the rented units may be slower than all units: no device is rented for a speed just below the profile.
 SLACK = 0.03
 
 
@@ -43,14 +42,14 @@ class CloudlessPolicy:
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the plan of the elastic schedule for the observed speeds, or None if it gains too little.
 
-        None also where devices have gone that the plan cannot do without.
+        It is None too if devices are lost that the plan cannot replace.
         """
         self._learn(observation)
         missing = {*observation.gone, *observation.away}
-        stuck = plan.synchronisation.method != "allreduce"
-        if stuck and missing.intersection(plan.devices):
+        asynchronous = plan.synchronisation.method != "allreduce"
+        if asynchronous and missing.intersection(plan.devices):
             return None
-        proposed = self._rebalanced(plan) if stuck else self._rescheduled(plan, missing)
+        proposed = self._rebalanced(plan) if asynchronous else self._rescheduled(plan, missing)
         if proposed is None or missing.intersection(plan.devices):
             return proposed
         before_s, after_s = self._step_s(plan), self._step_s(proposed)
@@ -61,7 +60,7 @@ class CloudlessPolicy:
 
     def _learn(self, observation: Observation) -> None:
         if observation.gone:
-            # Of a step that was broken off, compute says nothing.
+            # The compute time of an interrupted step is incomplete.
             return
         planned = planned_compute_s(observation.plan, self._scenario)
         for device, compute_s in observation.compute_s:
@@ -72,8 +71,8 @@ class CloudlessPolicy:
                 self._slowdown[device] = NEWEST_WEIGHT * newest + (1 - NEWEST_WEIGHT) * before
 
     def _rescheduled(self, plan: Plan, missing: set[str]) -> Plan | None:
-        """The plan on what elastic scheduling rents now; None where nothing that is there holds the model."""
-        # A device takes another one's place only where it is clearly better.
+        """The plan on the units that elastic scheduling rents now; None if no present device holds the model."""
+        # A device replaces another one only if it is clearly better.
         slowdown = {
             name: self._slowdown.get(name, 1.0) * (1.0 if name in plan.devices else 1 + SLACK)
             for name in self._scenario.cluster.by_name
@@ -86,7 +85,7 @@ class CloudlessPolicy:
         return self._as_running(plan, offers, schedule)
 
     def _rebalanced(self, plan: Plan) -> Plan:
-        """The plan on its own devices, with samples by their speeds."""
+        """The plan on its own devices, with samples in proportion to their speeds."""
         others = set(self._scenario.cluster.by_name).difference(plan.devices)
         offers = region_offers(self._scenario, plan.strategy, self._slowdown, others)
         return self._as_running(plan, offers, greedy_schedule(offers))
@@ -95,7 +94,7 @@ class CloudlessPolicy:
         return replace(plan, pipelines=regional_plan(self._scenario, plan.strategy, offers, schedule).pipelines)
 
     def _step_s(self, plan: Plan) -> float:
-        """Seconds of a step at the observed speeds, without updates, which nobody waits for."""
+        """Seconds of a step at the observed speeds, without updates, which no step waits for."""
         return step_time_s(plan, self._scenario, slowdown=self._slowdown)
 
     def _price_per_hour(self, plan: Plan) -> float:

@@ -1,7 +1,9 @@
-"""The baseline of Cloudless-Training's elastic scheduling: every region rents everything that it can have.
+"""Cloudless-Training (arXiv 2303.05330): one data-parallel pipeline for each region, and updates over the WAN.
 
-All else is as in `planner.systems.cloudless.strategy`: data stay in their regions, and regions exchange as often as
-there.
+In the physical plane of Cloudless-Training, a region is a partition with workers of its own and a communicator for what
+passes the WAN. Here a region is a pipeline of one stage: its replicas are the workers, and the first of them sends and
+receives updates. Data stay in their regions, and regions exchange updates without a barrier. Which devices a region
+rents follows from `planner.systems.cloudless.elastic_scheduling`; the baseline ``greedy`` rents all of them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +25,7 @@ from planner.systems.cloudless.elastic_scheduling import (
     greedy_schedule,
 )
 
-# Steps between two exchanges that are tried, the fewest first.
+# Numbers of steps between two exchanges that are tried, the fewest first.
 EXCHANGE_STEPS = (1, 2, 4, 8, 16)
 
 
@@ -33,18 +35,18 @@ def region_offers(
     slowdown: Mapping[str, float] | None = None,
     gone: Collection[str] = (),
 ) -> Offers:
-    """Return each region's part of a step's samples and the devices that it may rent, in the order of the cluster.
+    """Return each region's part of a step's samples and the devices that it may rent, in the cluster's order.
 
-    A region has a part of the global batch that is in proportion to its data, or to the speed of all its devices where
-    data are everywhere. Assumed: a device is as fast as the profile says for the samples that it has when the batch is
-    spread evenly over all devices. Devices that do not hold the model are left out, and so are regions without data;
-    where the batch has fewer samples than there are regions, those with the smallest parts.
+    The part of a region is in proportion to its data, or to the speed of all its devices where data are everywhere.
+    Assumed: the speed of a device is its profile's for the samples of an even share of the batch. Devices that cannot
+    hold the model are left out, as are regions without data, and those with the smallest parts where the batch has
+    fewer samples than there are regions.
 
     Args:
-        scenario: Gives devices, data and batch.
-        strategy: For whom, in the message.
+        scenario: Scenario that gives devices, data and batch.
+        strategy: Name of the strategy in error messages.
         slowdown: Device to the factor by which it takes longer than profiled.
-        gone: Devices that are not there.
+        gone: Names of devices that are absent.
 
     Raises:
         InputError: The model fits on no device of a region that has data.
@@ -65,13 +67,12 @@ def region_offers(
 
 
 def regional_plan(scenario: Scenario, strategy: str, offers: Offers, schedule: Schedule) -> Plan:
-    """Return the plan in which each region trains its part of the batch on what it rents, by the units' speeds.
+    """Return the plan in which each region trains its part of the batch on the units that it rents.
 
-    Parts become whole samples only here: a schedule for these would rent a unit for the sake of a fraction. They are
-    one microbatch where memory allows it, otherwise the fewest equal ones that fit. Regions exchange by ASGD-GA over
-    the fewest steps that the WAN keeps up with: assumed to be those of `EXCHANGE_STEPS` in which an exchange is over
-    before the next one begins, and the most where none of them is. A single region has nobody to exchange with, and
-    sums its gradients.
+    Parts are rounded to whole samples only here, since a schedule for whole samples would rent a unit for a fraction of
+    one. A part is one microbatch where memory allows it, otherwise the fewest equal ones that fit. Regions exchange
+    updates by ASGD-GA every so many steps: assumed to be the fewest of `EXCHANGE_STEPS` in which an exchange ends
+    before the next one begins, or else the most. A single region sums its gradients instead.
 
     Raises:
         InputError: There is no microbatch that fits, or no link between two regions.
@@ -89,16 +90,18 @@ def regional_plan(scenario: Scenario, strategy: str, offers: Offers, schedule: S
     return with_exchanges(plan, "asgd-ga", next(enough, EXCHANGE_STEPS[-1]))
 
 
-def with_exchanges(plan: Plan, method: str, every: int) -> Plan:
-    """Return the plan with updates by a method every so many steps.
+def with_exchanges(plan: Plan, method: str, interval_steps: int) -> Plan:
+    """Return the plan with updates by a method every ``interval_steps`` steps.
 
-    Assumed: a staleness bound of as many steps, so that one exchange may be under way while the next steps are done.
+    Assumed: a staleness bound of as many steps, so that an exchange may overlap with the next steps.
     """
-    return replace(plan, synchronisation=Synchronisation(method, interval_steps=every, staleness_bound=every))
+    return replace(
+        plan, synchronisation=Synchronisation(method, interval_steps=interval_steps, staleness_bound=interval_steps)
+    )
 
 
 def longest_exchange_s(plan: Plan, scenario: Scenario) -> float:
-    """Return until when the last update of one exchange has arrived, in seconds, at the declared rates."""
+    """Return the time until the last update of one exchange arrives at the declared rates, seconds."""
     longest_s = 0.0
     for edge in update_edges(plan, scenario):
         path = nominal_path(scenario, edge.sender, edge.receiver, plan.connections)

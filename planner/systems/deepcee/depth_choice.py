@@ -1,7 +1,8 @@
-"""The microbatch count and the depths of a plan that suit what was observed of paths and devices.
+"""The microbatch count and the depths of a plan that suit the observed paths and devices.
 
-Every microbatch count that divides the batch evenly, with 1F1B's own depths and with those that hide the round trips,
-as far as memory allows, is judged on what was observed. The layers stay where they are; the global batch never changes.
+Candidates are all microbatch counts that divide the batch evenly, with 1F1B's depths and with those that hide the round
+trips, as far as memory allows; they are timed on the observations. The layers stay where they are, and the global batch
+never changes.
 """
 
 from collections.abc import Iterator
@@ -18,16 +19,16 @@ from planner.step.evaluate import step_time_s
 from planner.step.orders import SEARCHING
 from planner.systems.deepcee.observed_paths import ObservedPaths
 
-# A change must promise this much, so that jitter does not make the plan swing.
+# Least share that a change must gain, so that jitter does not cause changes.
 LEAST_GAIN = 0.03
 
-# A change for the sake of memory must save this share of the samples in flight, for the same reason.
+# Least share of the samples in flight that a change for the sake of memory must save, for the same reason.
 LEAST_SAVING = 0.2
 
-# With this many a pipeline's filling and draining is 3 % of the step; more would gain little and take long to judge.
+# With so many, filling and draining the pipeline is 3 % of the step; more would gain little and take long to evaluate.
 MOST_MICROBATCHES_PER_STAGE = 32
 
-# Plans this close to the best count as equally fast; the one with the fewest samples in flight wins.
+# Share within which plans count as equally fast; of these, the one with the fewest samples in flight is chosen.
 EQUALLY_FAST = 0.01
 
 
@@ -35,8 +36,8 @@ class DepthChoice:
     """Chooses depths and microbatch counts for one run.
 
     Args:
-        scenario: What is trained, and where.
-        seen: What the run has shown so far; it goes on learning.
+        scenario: Scenario of the run.
+        seen: Observations of the run, which are updated while it goes on.
     """
 
     def __init__(self, scenario: Scenario, seen: ObservedPaths) -> None:
@@ -71,14 +72,13 @@ class DepthChoice:
         return False
 
     def predict_s(self, plan: Plan) -> float:
-        """Return how long a step of a plan takes on the observed paths, seconds."""
-        # A search for the best order takes longer than a decision may: its candidates are judged by the rule that
-        # devices would follow without one.
+        """Return the time of a plan's step on the observed paths, seconds."""
+        # A search for the best order takes too long for a decision: such a plan is timed with a dynamic order.
         quick = replace(plan, order="dynamic") if plan.schedule in SEARCHING else plan
         return step_time_s(quick, self._scenario, self._seen.path, self._seen.slowdown)
 
     def _candidates(self, plan: Plan) -> Iterator[Plan]:
-        """Plans with another microbatch count or other depths, one pipeline changed at a time."""
+        """Plans with another microbatch count or other depths in one of their pipelines."""
         for index, pipeline in enumerate(plan.pipelines) if plan.schedule != EXPLICIT else ():
             widest = max(len(stage.replicas) for stage in pipeline.stages)
             most = MOST_MICROBATCHES_PER_STAGE * len(pipeline.stages)
@@ -90,7 +90,7 @@ class DepthChoice:
                         yield candidate
 
     def _depths(self, plan: Plan, pipeline: Pipeline, microbatches: tuple[int, ...]) -> set[tuple[int, ...]]:
-        """Depths worth a try that fit into memory."""
+        """Depths to try that fit into memory."""
         stages = len(pipeline.stages)
         if plan.schedule in HOLD_ALL:
             wanted = {(len(microbatches),) * stages}
@@ -110,7 +110,7 @@ class DepthChoice:
     def _times_s(
         self, pipeline: Pipeline, samples: int, compression: str
     ) -> tuple[list[float], list[float], list[float]]:
-        """Of a microbatch: each stage's compute, each boundary's transfer and latency, by the slowest of each."""
+        """Seconds of a microbatch: compute of each stage, transfer and latency of each boundary's slowest pair."""
         compute_s = []
         for stage in pipeline.stages:
             times_s = (
@@ -120,15 +120,15 @@ class DepthChoice:
             )
             compute_s.append(max(times_s))
         boundaries = zip(pipeline.stages, pipeline.stages[1:], strict=False)
-        crossings = [self._crossing_s(*both, samples, compression) for both in boundaries]
-        return compute_s, [each for each, _ in crossings], [each for _, each in crossings]
+        transfers = [self._boundary_s(*both, samples, compression) for both in boundaries]
+        return compute_s, [each for each, _ in transfers], [each for _, each in transfers]
 
-    def _crossing_s(self, senders: Stage, receivers: Stage, samples: int, compression: str) -> tuple[float, float]:
-        """For how long a microbatch of so many samples keeps the slowest path busy, and the longest delay."""
+    def _boundary_s(self, senders: Stage, receivers: Stage, samples: int, compression: str) -> tuple[float, float]:
+        """The time for which a microbatch keeps the slowest path busy, and the longest delay, seconds."""
         sample_bytes = self._scenario.model.layers[senders.end_layer - 1].output_bytes
         ends = ((s.device, r.device) for s in senders.replicas for r in receivers.replicas if s.device != r.device)
         transfer_s, latency_s = 0.0, 0.0
-        for pair in (way for both in ends for way in (both, both[::-1])):
+        for pair in (each for both in ends for each in (both, both[::-1])):
             form = compression_between(compression, self._scenario.cluster, *pair)
             path, size_bytes = self._seen.path(*pair), wire_bytes(form, samples, sample_bytes)
             transfer_s = max(transfer_s, 8 * size_bytes / path.rate_bps)

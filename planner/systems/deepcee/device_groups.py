@@ -1,14 +1,19 @@
-"""Devices in groups of two levels: areas that slow links part, and in each area groups of much the same devices.
+"""Areas and groups of devices, and the order of areas along a pipeline (DeepCEE, arXiv 2505.15536).
 
-DeepCEE's profiler (arXiv 2505.15536) clusters first by the network, then by compute. For two devices let alpha be the
-time of a large packet of m bytes and beta that of a minimal one; their distance is
+DeepCEE's profiler clusters devices first by the network, into areas that slow links separate, and then by compute, into
+groups of similar devices. For two devices let alpha be the time of a large packet of m bytes and beta that of a minimal
+one; their distance, in the worse direction, is
 
-    pt = alpha + beta / m, of the worse direction.
+    pt = alpha + beta / m.
 
-Agglomerative clustering by average linkage. Assumed, since the public text is silent: m is 1 MiB; areas are cut where
-the heights of merges rise most, if they rise to the `LEAST_RISE`-fold or more; packets that are faster than a link of
-10 Gbit/s makes them count as that fast, so that no cut falls inside a network that is fast anyway. Inside an area
-devices are grouped by the time of the model's own layers and by memory, to within `SPREAD_RATIO`.
+Clustering is agglomerative with average linkage. Assumed, since the public text is silent: m is 1 MiB; areas are cut
+where the heights of merges rise most, if by a factor of `LEAST_RISE` or more; distances count as no shorter than on a
+link of 10 Gbit/s, so that no cut falls inside a fast network. Inside an area, devices are grouped by the time of the
+model's own layers and by memory, to within `SPREAD_RATIO`.
+
+The order is the one with the least worst distance between neighbours, a bottleneck Hamiltonian path; assumed: of
+orders with the same bottleneck, the one with the least sum. It is exact for up to `MOST_EXACT` areas, by dynamic
+programming over subsets; beyond that, nearest neighbours from every start are improved by 2-opt.
 """
 
 import math
@@ -16,25 +21,23 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost.network import nominal_path
 from planner.scenario.cluster import LONGEST_OUTAGE_S, Device
 from planner.scenario.scenario import Scenario
+from planner.step.graph import Floats
 from traces.common.errors import InputError
 
-Floats = NDArray[np.float64]
-
-# The large packet.
+# Size m of the large packet.
 PACKET_BYTES = 2**20
 
-# Below this all packets are alike: 10 Gbit/s.
+# Least distance: the time of a large packet at 10 Gbit/s.
 FAST_PACKET_S = 8 * PACKET_BYTES / 10e9
 
-# Areas are cut where merges become this many times as far.
+# Least factor by which the height of merges rises where areas are cut.
 LEAST_RISE = 5.0
 
-# Devices of a group differ in speed, and in memory, by this factor on average at most.
+# Most factor by which devices of a group differ in speed and in memory, on average.
 SPREAD_RATIO = 1.2
 
 Group = tuple[Device, ...]
@@ -42,9 +45,9 @@ Area = tuple[Group, ...]
 
 
 def device_areas(scenario: Scenario) -> tuple[Area, ...]:
-    """Return the areas of a scenario's cluster, each with its groups; all in the order of the cluster's devices.
+    """Return the areas of a scenario's cluster, each with its groups, in the order of the cluster's devices.
 
-    Groups of an area come by memory, the largest first: the earlier a stage, the more microbatches it keeps.
+    Groups of an area are sorted by memory, largest first, since earlier stages keep more microbatches.
     """
     devices = scenario.cluster.devices
     areas = cut_at_largest_rise(packet_times_s(scenario))
@@ -52,9 +55,9 @@ def device_areas(scenario: Scenario) -> tuple[Area, ...]:
 
 
 def packet_times_s(scenario: Scenario) -> Floats:
-    """Return the distance pt of every two devices, the worse direction, seconds, [devices, devices].
+    """Return the distance pt of every two devices in the worse direction, seconds, [devices, devices].
 
-    Where no link leads, a day.
+    It is a day where no link leads.
     """
     names = [device.name for device in scenario.cluster.devices]
     one_way_s = np.array([[_packet_s(scenario, a, b) for b in names] for a in names])
@@ -62,10 +65,10 @@ def packet_times_s(scenario: Scenario) -> Floats:
 
 
 def cut_at_largest_rise(distance_s: Floats) -> list[list[int]]:
-    """Return groups of indices, cut where the heights of merges rise most; one group where none rises enough.
+    """Return groups of indices, cut where the heights of merges rise most; one group if none rises enough.
 
     Args:
-        distance_s: Of every two, symmetric, [members, members].
+        distance_s: Symmetric distances of every two members, seconds, [members, members].
     """
     count = len(distance_s)
     if count == 1:
@@ -80,9 +83,9 @@ def cut_at_largest_rise(distance_s: Floats) -> list[list[int]]:
 
 
 def model_time_s(device: Device, scenario: Scenario) -> float:
-    """Return the seconds that all layers of the model take on a device for one microbatch: its benchmark, pc.
+    """Return the time of all layers of the model on a device for one microbatch, seconds: its benchmark pc.
 
-    Assumed: the model itself as the only task, at the scenario's microbatch.
+    Assumed: the model itself is the only task, at the scenario's microbatch size.
     """
     samples = max(1, scenario.training.microbatch)
     return scenario.model.times(0, len(scenario.model.layers), device.kind, samples).total_s
@@ -112,15 +115,15 @@ def _groups(devices: Sequence[Device], scenario: Scenario) -> Area:
 
 
 def _merges(distance: Floats) -> Floats:
-    """Agglomerative clustering by average linkage, as in scipy; distances of every two, [members, members]."""
-    # Loaded where it is needed: that takes a third of a second, and every command knows all strategies.
+    """Merges of agglomerative clustering as scipy returns them; distances are [members, members]."""
+    # Imported here because it takes a third of a second, and every command imports all strategies.
     from scipy.cluster.hierarchy import linkage
 
     return np.asarray(linkage(distance[np.triu_indices(len(distance), 1)], "average"), np.float64)
 
 
 def _members(merges: Floats, height: float) -> list[list[int]]:
-    """The indices of each cluster below a height, by their first."""
+    """The indices of each cluster below a height, in the order of their first ones."""
     from scipy.cluster.hierarchy import fcluster
 
     members: dict[int, list[int]] = {}
@@ -133,10 +136,10 @@ MOST_EXACT = 9
 
 
 def best_order(distance: Floats) -> tuple[int, ...]:
-    """Return the order of all groups, the end with the lower index first.
+    """Return the best order of all areas, the end with the lower index first.
 
     Args:
-        distance: Of every two groups, symmetric, not negative, in any unit, [groups, groups].
+        distance: Symmetric, non-negative distances of every two areas in any unit, [areas, areas].
     """
     count = len(distance)
     if count <= MOST_EXACT:
@@ -158,7 +161,7 @@ def _cost(distance: Floats) -> Callable[[tuple[int, ...]], tuple[float, float]]:
 
 
 def _best_path(distance: Floats, join: Callable[[float, float], float]) -> tuple[float, tuple[int, ...]]:
-    """The least cost of a path through all, with its order; ``join`` adds a distance to the cost of a path."""
+    """The least cost of a path through all areas, and the path; ``join`` adds a distance to the cost of a path."""
     count = len(distance)
     best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {(1 << i, i): (0.0, (i,)) for i in range(count)}
     for visited in range(1, 1 << count):
@@ -183,7 +186,7 @@ def _nearest_from(start: int, distance: Floats) -> tuple[int, ...]:
 
 
 def _two_opt(order: tuple[int, ...], distance: Floats) -> tuple[int, ...]:
-    """Turn pieces of the order around as long as that helps."""
+    """Reverse parts of the order as long as that lowers its cost."""
     cost = _cost(distance)
     while True:
         turned = (

@@ -1,17 +1,17 @@
-"""Where to cut the layers, for stages in a given order: the fastest step whose activations fit into memory.
+"""The split of layers over stages in a given order: the fastest step whose activations fit into memory (DeepCEE).
 
-DeepCEE's objective, T_warm + M * T_max + T_cool + T_sync. With C_s the compute of one microbatch on stage s, X and L
-the occupancy and the latency of a link, and R_0 = sum C_s + 2 * sum (X + L) the way of one microbatch there and back,
-which is T_warm + T_cool and the microbatch itself, it is here
+DeepCEE's objective is T_warm + M * T_max + T_cool + T_sync. With C_s the compute time of one microbatch on stage s, X
+and L the transmission time and the latency of a link, and the round trip of one microbatch, R_0 = sum C_s + 2 * sum
+(X + L), which is T_warm + T_cool and the microbatch itself, it is here
 
     R_0 + max( over stages of (M - 1) * C_s + sync_s, over links of (M - 1) * X ).
 
-Assumed: a sum of gradients counts at its own stage, since others go on meanwhile. Memory must hold K_s microbatches,
-K_s = max(P - s, ceil(R_s / T_max)), R_s being R_0 of the stages from s on, or fewer where the caller asks for less.
+Assumed: a gradient sum counts at its own stage, since other stages go on meanwhile. Memory must hold K_s microbatches,
+K_s = max(P - s, ceil(R_s / T_max)), with R_s the round trip from stage s on, or fewer if the caller asks for less.
 
-For a bound on the second term the least R_s of the last stages follow from each other, from the last to the first; the
-least R_s is also the one that needs the least memory, so that this is exact. The larger the bound, the less R_0: bounds
-are halved, and halves that cannot win are left out.
+For a bound on the second term, the least R_s follow from each other, from the last stage to the first; the least R_s
+also needs the least memory, so this is exact. A larger bound allows a shorter R_0: the range of bounds is halved
+recursively, and parts that cannot contain the best one are skipped.
 """
 
 import math
@@ -31,25 +31,23 @@ from planner.cost.network import nominal_path
 from planner.plan.plan import Replica, Stage
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
+from planner.step.graph import Floats, Ints
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-# How many microbatches memory must hold: as many as hide the round trips, as 1F1B's P - s, or one.
+# Microbatches that memory must hold: as many as hide the round trips, 1F1B's P - s, or one.
 Depth = Literal["hiding", "plain", "one"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SplitProblem:
-    """Stages in order, and what each would make of each range of layers.
+    """Costs of each range of layers on each stage, in order.
 
     Attributes:
-        compute_s: Of one microbatch, forward and both gradients, [stages, first layer, end layer], each 0 to layers.
-        sync_s: Of the gradients over the stage's replicas, once a step, [stages, first layer, end layer].
-        room: Microbatches whose activations fit into memory, 0 if not even the layers do, [stages, first, end].
-        transfer_s: For how long one microbatch keeps the link behind a stage busy, [stages - 1, end layer].
-        latency_s: One way, [stages - 1].
-        microbatches: Of one step.
+        compute_s: Compute time of one microbatch, forward and backward, seconds, [stages, first layer, end layer].
+        sync_s: Time of the gradient sum over the stage's replicas, seconds, [stages, first layer, end layer].
+        room: Microbatches whose activations fit into memory, 0 if the layers alone do not, [stages, first, end].
+        transfer_s: Time for which one microbatch keeps the link behind a stage busy, seconds, [stages - 1, end layer].
+        latency_s: One-way latency of that link, seconds, [stages - 1].
+        microbatches: Microbatches of one step.
     """
 
     compute_s: Floats
@@ -60,7 +58,7 @@ class SplitProblem:
     microbatches: int
 
     def repeated_s(self, stage: int) -> Floats:
-        """Return a stage's part of the objective's second term, seconds, [first layer, end layer]."""
+        """Return a stage's value in the objective's second term, seconds, [first layer, end layer]."""
         compute_s = self.compute_s[stage]
         possible = np.isfinite(compute_s)
         return np.where(
@@ -70,11 +68,11 @@ class SplitProblem:
 
 @dataclass(frozen=True, slots=True)
 class LayerSplit:
-    """A way to cut.
+    """A split of the layers into stages.
 
     Attributes:
-        bounds: Layers at which stages begin, and the number of layers.
-        step_s: The objective, seconds.
+        bounds: First layers of the stages, and the number of layers.
+        step_s: Value of the objective, seconds.
     """
 
     bounds: tuple[int, ...]
@@ -98,7 +96,7 @@ def split_layers(problem: SplitProblem, depth: Depth = "hiding") -> LayerSplit |
     halves = [(low, high)]
     while halves:
         left, right = halves.pop()
-        # Between the two no round trip is shorter than at the right, and no bound is smaller than right of the left.
+        # Between the two, no round trip is shorter than at the right end, and no bound smaller than next to the left.
         if right - left < 2 or bounds_s[left + 1] + found[right][0] >= best or found[left][0] <= found[right][0]:
             continue
         middle = (left + right) // 2
@@ -119,9 +117,9 @@ def _bounds_s(problem: SplitProblem, repeated_s: Sequence[Floats]) -> Floats:
 def _least_round_trip(
     problem: SplitProblem, repeated_s: Sequence[Floats], bound_s: float, depth: Depth
 ) -> tuple[float, tuple[int, ...]]:
-    """The least R_0 within a bound on the second term, infinite if there is none, with the bounds of its stages."""
+    """The least R_0 within a bound on the second term, infinite if nothing fits, and the bounds of its stages."""
     stages, repeats = len(problem.compute_s), problem.microbatches - 1
-    # One more in the last place, so that a bound allows what it was computed from.
+    # Raised by a rounding error, so that a bound allows the value that it was computed from.
     limit_s = bound_s * (1 + 1e-12)
     rest_s = np.full(problem.compute_s.shape[1], np.inf)
     rest_s[-1] = 0.0
@@ -130,12 +128,12 @@ def _least_round_trip(
         behind_s = rest_s
         if stage < stages - 1:
             transfer_s = problem.transfer_s[stage]
-            crossing_s = 2 * (transfer_s + problem.latency_s[stage])
-            behind_s = np.where(repeats * transfer_s <= limit_s, rest_s + crossing_s, np.inf)
+            round_trip_s = 2 * (transfer_s + problem.latency_s[stage])
+            behind_s = np.where(repeats * transfer_s <= limit_s, rest_s + round_trip_s, np.inf)
         trip_s = problem.compute_s[stage] + behind_s
         allowed = repeated_s[stage] <= limit_s
-        kept = _kept(trip_s, stages - stage, limit_s, problem.microbatches, depth)
-        trip_s = np.where(allowed & (kept <= problem.room[stage]), trip_s, np.inf)
+        needed = _needed_depths(trip_s, stages - stage, limit_s, problem.microbatches, depth)
+        trip_s = np.where(allowed & (needed <= problem.room[stage]), trip_s, np.inf)
         cuts.append(np.argmin(trip_s, axis=1))
         rest_s = trip_s[np.arange(len(trip_s)), cuts[-1]]
     if math.isinf(rest_s[0]):
@@ -146,7 +144,7 @@ def _least_round_trip(
     return float(rest_s[0]), tuple(bounds)
 
 
-def _kept(trip_s: Floats, stages_left: int, bound_s: float, microbatches: int, depth: Depth) -> Floats:
+def _needed_depths(trip_s: Floats, stages_left: int, bound_s: float, microbatches: int, depth: Depth) -> Floats:
     """Microbatches that a stage must keep, for each of its ranges of layers."""
     if depth == "one" or microbatches == 1:
         return np.ones_like(trip_s)
@@ -166,29 +164,30 @@ def split_problem(scenario: Scenario, devices: Sequence[Replicas], microbatches:
     A stage is as slow as its slowest replica; flows that start together share links.
 
     Args:
-        scenario: Gives times, sizes, memory and links.
-        devices: Those of each stage, with their shares.
-        microbatches: Samples of each; costs are those of the largest.
+        scenario: Scenario that gives times, sizes, memory and links.
+        devices: Replicas of each stage, with their shares.
+        microbatches: Samples of each microbatch; costs are those of the largest.
     """
     samples, layers = max(microbatches), len(scenario.model.layers)
     stages = [Stage(0, layers, replicas, in_flight=1) for replicas in devices]
-    crossings = [_crossing(left, right, samples, scenario) for left, right in pairwise(stages)]
+    boundaries = [_boundary_cost(left, right, samples, scenario) for left, right in pairwise(stages)]
     output_bytes = np.array([0, *(layer.output_bytes for layer in scenario.model.layers)], np.float64)
     return SplitProblem(
         np.array([_compute_s(stage, samples, scenario) for stage in stages]),
         np.array([_sync_s(stage, scenario) for stage in stages]),
         np.array([_room(stage, microbatches, scenario) for stage in stages]),
-        np.array([samples * byte_s * output_bytes for byte_s, _ in crossings]).reshape(-1, layers + 1),
-        np.array([latency_s for _, latency_s in crossings]),
+        np.array([samples * byte_s * output_bytes for byte_s, _ in boundaries]).reshape(-1, layers + 1),
+        np.array([latency_s for _, latency_s in boundaries]),
         len(microbatches),
     )
 
 
-def _crossing(left: Stage, right: Stage, samples: int, scenario: Scenario) -> tuple[float, float]:
-    """Seconds for each byte of a microbatch, and the latency, of the worse direction."""
-    ways = [boundary_flows(left, right, samples), boundary_flows(right, left, samples)]
-    latency_s = max((nominal_path(scenario, *pair).propagation_s(1) for flows in ways for pair in flows), default=0.0)
-    return max(seconds_per_byte(flows, scenario) for flows in ways), latency_s
+def _boundary_cost(left: Stage, right: Stage, samples: int, scenario: Scenario) -> tuple[float, float]:
+    """Seconds per byte of a microbatch, and the latency, in the worse direction."""
+    directions = [boundary_flows(left, right, samples), boundary_flows(right, left, samples)]
+    pairs = [pair for flows in directions for pair in flows]
+    latency_s = max((nominal_path(scenario, *pair).propagation_s(1) for pair in pairs), default=0.0)
+    return max(seconds_per_byte(flows, scenario) for flows in directions), latency_s
 
 
 def _compute_s(stage: Stage, samples: int, scenario: Scenario) -> Floats:
@@ -202,7 +201,7 @@ def _compute_s(stage: Stage, samples: int, scenario: Scenario) -> Floats:
 
 
 def _sync_s(stage: Stage, scenario: Scenario) -> Floats:
-    """A ring's time: every step moves a part over every link and takes its latency."""
+    """The time of a ring: every round sends a part over every link and takes its latency."""
     flows = ring_flows([replica.device for replica in stage.replicas])
     if not flows:
         return np.zeros(_shape(scenario))
@@ -235,13 +234,13 @@ def _is_range(scenario: Scenario) -> NDArray[np.bool_]:
 
 
 def _table(stage: Stage, scenario: Scenario) -> LayerTable:
-    """The bytes of layers, which are the same on every device."""
+    """The sizes of layers, which are the same on every device."""
     return layer_table(scenario, scenario.cluster.by_name[stage.replicas[0].device].kind, 1)
 
 
 @lru_cache(maxsize=64)
 def _largest_activations(model: ModelProfile) -> Floats:
-    """The most bytes that one layer of each range keeps for a sample."""
+    """The largest activations of one layer in each range for a sample, bytes, [first layer, end layer]."""
     each = np.array([layer.activation_bytes for layer in model.layers], np.float64)
     rows = [np.concatenate((np.zeros(first + 1), np.maximum.accumulate(each[first:]))) for first in range(len(each))]
     return np.array([*rows, np.zeros(len(each) + 1)])

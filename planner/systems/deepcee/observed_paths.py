@@ -1,7 +1,7 @@
-"""What a run's observations say of paths and devices so far, for every policy that looks ahead.
+"""The paths and slow-downs that a run has shown so far, for policies that predict step times.
 
-Per path a weighted mean of the observed time per bit and of the latency, per device one of its slow-down against the
-profile. A path that nobody uses any more is forgotten bit by bit: its figures go back to what is declared.
+Per path it keeps a weighted mean of the observed time per bit and of the latency, and per device one of its slow-down
+relative to the profile. The figures of an unused path return gradually to the declared ones.
 """
 
 from collections import defaultdict
@@ -18,12 +18,12 @@ from planner.step.compile import planned_compute_s
 # Weight of the newest observation: the mean follows a sudden change to within 10 % in two observations.
 NEWEST_WEIGHT = 0.7
 
-# Weight of what is declared, for each step in which a path carries nothing. Assumed: half is forgotten in 35 steps.
+# Weight of the declared figures for each step in which a path is unused. Assumed: half is forgotten in 35 steps.
 FORGETTING_WEIGHT = 0.02
 
 
 class ObservedPaths:
-    """Paths and slow-downs as one run has shown them; one object for one run."""
+    """The observed paths and slow-downs; one object for one run."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -38,18 +38,18 @@ class ObservedPaths:
 
     @property
     def alone(self) -> Mapping[tuple[str, str], ConstantRatePath]:
-        """The paths seen so far, as they would be if nothing else were sent at the same time."""
+        """The observed paths, as they would be if nothing else were sent at the same time."""
         return {
             pair: replace(path, rate_bps=path.rate_bps * self._sharers.get(pair, 1))
             for pair, path in self._paths.items()
         }
 
     def path(self, source: str, target: str) -> ConstantRatePath:
-        """Return a path as it was seen, or as it is declared."""
+        """Return a path as observed, or as declared."""
         return self._paths.get((source, target)) or nominal_path(self._scenario, source, target)
 
     def learn(self, observation: Observation) -> None:
-        """Take note of a step."""
+        """Learn from a step."""
         for seen in observation.paths:
             self._paths[seen.source, seen.target] = self._joined(seen)
         used = {(seen.source, seen.target) for seen in observation.paths}
@@ -66,11 +66,11 @@ class ObservedPaths:
 
     def _joined(self, seen: PathObservation) -> ConstantRatePath:
         before = self.path(seen.source, seen.target)
-        # Seconds per bit are averaged, not bits per second: time is what adds up.
+        # Seconds per bit are averaged, not bits per second, since times add up.
         seconds_per_bit = _mean(NEWEST_WEIGHT, 1 / seen.rate_bps, 1 / before.rate_bps)
         latency_s, jitter_s = before.latency_s, before.jitter_s
         if seen.latency_s is not None:
-            # What was seen has the jitter in it.
+            # The observed latency includes the jitter.
             latency_s, jitter_s = _mean(NEWEST_WEIGHT, max(0.0, seen.latency_s), latency_s + jitter_s), 0.0
         return ConstantRatePath(1 / seconds_per_bit, latency_s, jitter_s=jitter_s)
 
@@ -89,17 +89,15 @@ def _mean(weight: float, newest: float, before: float) -> float:
 
 
 def with_observed_links(scenario: Scenario, paths: Mapping[tuple[str, str], ConstantRatePath]) -> Scenario:
-    """Return the scenario with the links of observed paths as steady as they were observed to be.
+    """Return the scenario with constant links, at the rates and latencies of the observed paths.
 
-    A path that is slower than declared is put down to its narrowest link; one that is faster, to every link of it that
-    is declared slower. A latency is put down to its links in proportion to what they declare, or to the narrowest where
-    they declare none. Where several paths share a link, the fastest and the shortest of them count: the others had to
-    wait for something else.
+    The rate of a path counts for its narrowest link, and for every link of it that is declared slower. Its latency is
+    divided over its links in proportion to their declared ones, or counts for the narrowest if these are zero. Where
+    several paths share a link, the highest rate and the lowest latency count: the others had to wait elsewhere.
 
     Args:
-        scenario: Stays as it is.
-        paths: (source, target) device to the path as it would be with nothing else on it, in bits of payload per second
-            and seconds.
+        scenario: Scenario with the declared links.
+        paths: (source, target) device to the path as it would be with nothing else on it.
     """
     rates_bps: defaultdict[str, list[float]] = defaultdict(list)
     latencies_s: defaultdict[str, list[float]] = defaultdict(list)
@@ -119,13 +117,13 @@ def with_observed_links(scenario: Scenario, paths: Mapping[tuple[str, str], Cons
                 latencies_s[link.name].append(seen.latency_s)
     observed = rates_bps.keys() | latencies_s.keys()
     links = tuple(
-        _steady(link, rates_bps[link.name], latencies_s[link.name]) if link.name in observed else link
+        _constant(link, rates_bps[link.name], latencies_s[link.name]) if link.name in observed else link
         for link in scenario.cluster.links
     )
     return replace(scenario, cluster=Cluster(scenario.cluster.devices, links))
 
 
-def _steady(link: Link, rates_bps: list[float], latencies_s: list[float]) -> Link:
+def _constant(link: Link, rates_bps: list[float], latencies_s: list[float]) -> Link:
     return replace(
         link,
         bandwidth_bps=max(rates_bps, default=link.bandwidth_bps),

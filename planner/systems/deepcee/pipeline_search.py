@@ -1,11 +1,11 @@
-"""One pipeline over groups of devices: how many stages each group makes, which layers they hold, which microbatches.
+"""The search for one pipeline over groups of devices: stages per group, layers per stage, and microbatches.
 
-Each group is one stage of replicas, one stage a device, or something in between; groups are independent of each other
-in this, so that stages may have different widths. Every choice is judged by a closed form on steady links:
+Each group is one stage of replicas, one stage per device, or something in between, independently of other groups, so
+that stages may have different widths. Candidates are timed by a closed form at constant rates,
 
-    R_0 + max( over stages of (M - 1) * max(C_s, R_s / K_s) + sync_s, over links of (M - 1) * X )
+    R_0 + max( over stages of (M - 1) * max(C_s, R_s / K_s) + sync_s, over links of (M - 1) * X ),
 
-which is `planner.systems.deepcee.layer_split`'s objective with the depths K_s that really fit into memory.
+which is the objective of `planner.systems.deepcee.layer_split` with the depths K_s that fit into memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from planner.cost.in_flight import fitting_depths, latency_aware_depths, plain_depths
-from planner.plan.microbatches import even_cut
+from planner.plan.microbatches import even_cut, even_groups
 from planner.plan.plan import Pipeline, Stage
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
@@ -29,21 +29,21 @@ from planner.systems.deepcee.layer_split import (
     split_problem,
 )
 
-# What a search for an order can take in tenths of a second, and all that filling and draining a pipeline lets pay.
+# Most microbatches: an order for so many is found in tenths of a second, and filling and draining hardly matter then.
 MOST_MICROBATCHES = 64
 
-# Times of the shape search through all groups; one is nearly always enough.
+# Rounds of the search through all groups; one is nearly always enough.
 _ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is chosen before the layers are cut.
+    """The choices made before the layers are split.
 
     Attributes:
-        groups: In the order of the pipeline.
-        stages: That each group makes.
-        microbatches: Of one step.
+        groups: Groups in the order of the pipeline.
+        stages: Number of stages of each group.
+        microbatches: Microbatches of one step.
     """
 
     groups: tuple[Group, ...]
@@ -53,7 +53,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pipeline, and how long a step of it takes by the closed form, seconds."""
+    """A pipeline of some shape, and the time of its step by the closed form, seconds."""
 
     shape: Shape
     pipeline: Pipeline
@@ -64,8 +64,8 @@ class PipelineSearch:
     """Finds pipelines for a scenario.
 
     Args:
-        scenario: What they are for.
-        hides_latency: Whether stages keep as many microbatches as hide the round trips; P - s of them otherwise.
+        scenario: Scenario that pipelines are for.
+        hides_latency: Whether stages keep as many microbatches as hide the round trips, instead of P - s.
     """
 
     def __init__(self, scenario: Scenario, *, hides_latency: bool) -> None:
@@ -74,13 +74,13 @@ class PipelineSearch:
         self._known: dict[Shape, Candidate | None] = {}
 
     def starts(self, groups: tuple[Group, ...]) -> list[Candidate]:
-        """Return the pipelines of some simple shapes: one stage a group, or one a device."""
+        """Return the pipelines of some simple shapes: one stage per group, or one per device."""
         wide, narrow = (1,) * len(groups), tuple(len(group) for group in groups)
         shapes = (Shape(groups, each, count) for each in dict.fromkeys((wide, narrow)) for count in self._counts())
         return [found for shape in shapes if (found := self._candidate(shape)) is not None]
 
     def improved(self, start: Candidate) -> Candidate:
-        """Return the best that other widths, one group at a time, and other microbatches make of a pipeline."""
+        """Return the best pipeline with other widths, one group at a time, and other numbers of microbatches."""
         best = start
         for _ in range(_ROUNDS):
             before = best
@@ -151,19 +151,19 @@ def closed_form_s(
     depths: Sequence[int],
     microbatches: int,
 ) -> float:
-    """Return how long a step of a pipeline takes on steady links by the closed form, seconds.
+    """Return the time of a pipeline's step at constant rates by the closed form, seconds.
 
     Args:
-        compute_s: Of one microbatch on each stage, both gradients included.
-        sync_s: Of each stage's gradients, once a step.
-        transfer_s: For how long one microbatch keeps each link busy.
-        latency_s: One way, of each link.
-        depths: Microbatches in flight of each stage.
-        microbatches: Of one step.
+        compute_s: Time of one microbatch on each stage, forward and backward, seconds.
+        sync_s: Time of each stage's gradient sum, seconds.
+        transfer_s: Time for which one microbatch keeps each link busy, seconds.
+        latency_s: One-way latency of each link, seconds.
+        depths: Microbatches in flight at each stage.
+        microbatches: Microbatches of one step.
     """
-    crossing_s = 2 * (np.array([*transfer_s, 0.0]) + np.array([*latency_s, 0.0]))
-    round_trip_s = np.cumsum((np.array(compute_s) + crossing_s)[::-1])[::-1]
-    # With all microbatches in flight nobody waits for a round trip to end.
+    transfers_s = 2 * (np.array([*transfer_s, 0.0]) + np.array([*latency_s, 0.0]))
+    round_trip_s = np.cumsum((np.array(compute_s) + transfers_s)[::-1])[::-1]
+    # With all microbatches in flight, no stage waits for a round trip to end.
     waiting_s = np.where(np.array(depths) < microbatches, round_trip_s / np.array(depths), 0.0)
     of_stages = (microbatches - 1) * np.maximum(compute_s, waiting_s) + np.array(sync_s)
     of_links = [(microbatches - 1) * each for each in transfer_s]
@@ -171,11 +171,9 @@ def closed_form_s(
 
 
 def _parts(group: Sequence[Device], count: int, scenario: Scenario) -> Iterator[Replicas]:
-    """The devices of a group as so many stages of replicas, whose shares are in proportion to speed."""
-    first = 0
-    for width in even_cut(len(group), count):
-        yield relative_shares({each.name: model_time_s(each, scenario) for each in group[first : first + width]})
-        first += width
+    """The devices of a group as so many stages of replicas with shares in proportion to their speeds."""
+    for devices in even_groups(group, count):
+        yield relative_shares({device.name: model_time_s(device, scenario) for device in devices})
 
 
 def _with_stages(shape: Shape, index: int, count: int) -> Shape:

@@ -1,8 +1,9 @@
-"""The policy ``depth``: microbatch count and in-flight depth follow what the links carry.
+"""The policies ``deepcee`` and ``depth``: microbatches, depths and, if need be, other plans follow the observed links.
 
-The first three rules of DeepCEE's adapter (`planner.systems.deepcee.policy`) and no more: it never moves a layer. The
-plan changes when the best choice for what was observed is clearly faster, or as fast with less in memory. The global
-batch never changes.
+Rules 1 to 3 of DeepCEE's adapter choose the microbatch count and the depths for the observed links; ``depth`` has these
+rules alone and never moves a layer. The plan changes when the best choice is clearly faster, or as fast with less in
+memory. Rule 4 of ``deepcee`` searches for another plan when a link has been the bottleneck for `BOUND_STEPS` steps, and
+moves to it once the time lost so far exceeds the cost of the move. The global batch never changes.
 """
 
 from dataclasses import replace
@@ -14,18 +15,18 @@ from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.systems.deepcee.depth_choice import EQUALLY_FAST, LEAST_GAIN, MOST_MICROBATCHES_PER_STAGE, DepthChoice
+from planner.systems.deepcee.depth_choice import EQUALLY_FAST, LEAST_GAIN, DepthChoice
 from planner.systems.deepcee.observed_paths import ObservedPaths, with_observed_links
 from planner.systems.deepcee.strategy import deepcee
 from traces.common.errors import InputError
 
-# Steps for which a link must hold the pipeline up before another plan is looked for, and between two such searches.
-PATIENCE_STEPS = 3
+# Steps for which a link must be the bottleneck before another plan is searched for, and steps between two searches.
+BOUND_STEPS = 3
 SEARCH_EVERY_STEPS = 10
 
 
 class DeepceePolicy:
-    """Follows the links with microbatches, depths and, if need be, other plans; one object for one run."""
+    """The policy ``deepcee``; one object for one run."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -37,7 +38,7 @@ class DeepceePolicy:
         self._better_steps = 0
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return what suits the links better than the plan does, or None; devices that have gone are waited for."""
+        """Return a plan that suits the observed links better, or None, also until lost devices return."""
         self._start = self._start or plan
         if observation.gone:
             return None
@@ -49,10 +50,10 @@ class DeepceePolicy:
         return self._adjusted(plan, self._start)
 
     def _adjusted(self, plan: Plan, start: Plan) -> Plan | None:
-        """Rules 1 to 3, and the way back among plans that hold the same layers in the same places."""
+        """Rules 1 to 3, and the return to the first plan while layers are where it has them."""
         chosen = self._depths.choose(plan)
         if chosen is not None and not self._depths.is_faster(chosen, plan):
-            # What is in flight beyond need is slack for the next fluctuation.
+            # Microbatches in flight beyond need are slack for the next fluctuation.
             chosen = None
         if start == plan or not _same_places(start, plan) or not self._depths.is_better(start, plan):
             return chosen
@@ -60,9 +61,9 @@ class DeepceePolicy:
         return start if chosen is None or start_s <= self._depths.predict_s(chosen) * (1 + EQUALLY_FAST) else chosen
 
     def _worth_moving(self, plan: Plan, away: set[str]) -> Plan | None:
-        """Rule 4, and the way back from it: the better plan, once moving to it seems to pay."""
+        """Rule 4, and the return to the first plan: a better plan, once the move to it pays."""
         self._bound_steps = self._bound_steps + 1 if self._depths.is_bound_by_links(plan) else 0
-        waited = self._bound_steps - PATIENCE_STEPS
+        waited = self._bound_steps - BOUND_STEPS
         observed = with_observed_links(self._scenario, self._seen.alone)
         if waited >= 0 and waited % SEARCH_EVERY_STEPS == 0:
             self._found = self._planned(observed, away)
@@ -85,7 +86,7 @@ class DeepceePolicy:
         try:
             return deepcee(replace(observed, cluster=Cluster(present, links)) if away else observed)
         except InputError:
-            # What is left has too little memory, or no links.
+            # The remaining devices have too little memory, or no links.
             return None
 
     def _step_s(self, plan: Plan, observed: Scenario) -> float:
@@ -105,11 +106,8 @@ def _places(plan: Plan) -> list[list[tuple[object, ...]]]:
     ]
 
 
-__all__ = ["MOST_MICROBATCHES_PER_STAGE", "DepthPolicy"]
-
-
 class DepthPolicy:
-    """Raises and lowers in-flight depth and microbatch count; one object for one run."""
+    """The policy ``depth``; one object for one run."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._seen = ObservedPaths(scenario)
@@ -118,7 +116,7 @@ class DepthPolicy:
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the plan with the best depths for the observed paths, or None if it gains too little."""
         if observation.gone:
-            # It has no other devices to offer, and a part of a step says nothing about how fast things are.
+            # It cannot replace devices, and an interrupted step shows no speeds.
             return None
         self._seen.learn(observation)
         return self._depths.choose(plan)

@@ -1,15 +1,15 @@
-"""DeepCEE (also SpanTrain; arXiv 2505.15536): one pipeline across regions, built around what passes between them.
+"""DeepCEE (also SpanTrain; arXiv 2505.15536): one pipeline across regions, built around the links between them.
 
-Devices are grouped by network and by speed (`planner.systems.deepcee.device_groups`), groups are put in the order that
-keeps the worst crossing small (`planner.systems.deepcee.device_groups`), layers are cut to finish soonest
+Devices are grouped by network and by speed, and areas are put in the order with the least worst distance between
+neighbours (`planner.systems.deepcee.device_groups`). Layers are split for the fastest step
 (`planner.systems.deepcee.layer_split`), with as many microbatches in flight as hide the round trips, in an order
-without idle slots that could be avoided (schedule ``compact-zb``). Links between areas carry activations and their
-gradients only: replicas of a stage are of one group.
+without avoidable idle time (schedule ``compact-zb``). Links between areas carry activations and their gradients only:
+replicas of a stage are of one group.
 
 Published: grouping, asymmetric stages, compact zero-bubble pipelines. Assumed, where the public text is silent: the
-formulas in the modules named; that devices of a group are either replicas or stages one after the other; that areas may
-be left out, at either end of the order or one in between, where the rest is faster alone; that candidates are judged by
-a closed form, and the best few by one step on steady links in which devices choose.
+formulas in the modules named; that devices of a group are replicas or consecutive stages; that areas may
+be left out, at either end of the order or one in between, where the rest is faster alone; that candidates are timed
+by a closed form, and the best few by one step with a dynamic order at constant rates.
 """
 
 from collections.abc import Iterator
@@ -19,26 +19,26 @@ import numpy as np
 
 from planner.cost.in_flight import no_split_fits
 from planner.cost.link_sharing import shared_paths
-from planner.plan.microbatches import even_cut
+from planner.plan.microbatches import even_groups
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.deepcee.device_groups import Area, Group, best_order, device_areas, packet_times_s
 from planner.systems.deepcee.pipeline_search import Candidate, PipelineSearch
 
-# Starts that are improved, and improved pipelines that are timed step by step.
+# Starts that are improved, and improved pipelines that are evaluated.
 _IMPROVED = 4
 _TIMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Mechanisms:
-    """What DeepCEE's planner does beyond cutting layers; each can be left out, to see what it is worth.
+    """The mechanisms of DeepCEE's planner beyond splitting layers; each can be switched off for an ablation.
 
     Attributes:
-        grouping: Devices are grouped, ordered and chosen; otherwise each is a stage, as the cluster names them.
-        zero_bubble: Backward is split and weight gradients fill the gaps; otherwise 1F1B.
-        latency_aware_depth: Depths hide round trips; otherwise they are 1F1B's P - s.
+        grouping: Whether devices are grouped, ordered and chosen; otherwise each is a stage, in the cluster's order.
+        zero_bubble: Whether backward is split and weight gradients fill the gaps; otherwise 1F1B.
+        latency_aware_depth: Whether depths hide round trips; otherwise they are 1F1B's P - s.
     """
 
     grouping: bool = True
@@ -74,9 +74,9 @@ def deepcee_with(mechanisms: Mechanisms, scenario: Scenario) -> Plan:
 
 
 def approximate_step_time_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the seconds of a step in which devices choose the order themselves, at declared bandwidths.
+    """Return the time of a step with a dynamic order at declared bandwidths, seconds.
 
-    That needs no search for an order. Flows that start together share their links.
+    A dynamic order needs no search. Flows that start together share their links.
     """
     return step_time_s(replace(plan, order="dynamic"), scenario, shared_paths(plan, scenario))
 
@@ -87,15 +87,15 @@ def _plan(candidate: Candidate, mechanisms: Mechanisms, scenario: Scenario) -> P
 
 
 def _chains(scenario: Scenario) -> Iterator[tuple[Group, ...]]:
-    """Groups in order: of all areas, of runs of neighbouring ones, and of all but one; each from both ends."""
+    """Groups in order, in both directions: of all areas, of consecutive ones, and of all but one."""
     areas = device_areas(scenario)
     order = best_order(_area_distance_s(areas, scenario))
     count = len(order)
     runs = {order[first:end] for first in range(count) for end in range(first + 1, count + 1)}
     runs |= {(*order[:index], *order[index + 1 :]) for index in range(count) if count > 1}
     for run in sorted(runs):
-        for way in dict.fromkeys((run, run[::-1])):
-            yield tuple(group for index in way for group in areas[index])
+        for direction in dict.fromkeys((run, run[::-1])):
+            yield tuple(group for index in direction for group in areas[index])
 
 
 def _area_distance_s(areas: tuple[Area, ...], scenario: Scenario) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
@@ -107,9 +107,6 @@ def _area_distance_s(areas: tuple[Area, ...], scenario: Scenario) -> np.ndarray[
 
 
 def _as_named(scenario: Scenario) -> tuple[Group, ...]:
-    """The devices one by one; where they are more than layers, neighbours share a stage."""
-    devices, first, groups = scenario.cluster.devices, 0, []
-    for width in even_cut(len(devices), min(len(devices), len(scenario.model.layers))):
-        groups.append(devices[first : first + width])
-        first += width
-    return tuple(groups)
+    """Groups of one device each, or of neighbours where there are more devices than layers."""
+    devices = scenario.cluster.devices
+    return tuple(even_groups(devices, min(len(devices), len(scenario.model.layers))))

@@ -1,1 +1,1 @@
-"""How `auto` searches: skeletons by dynamic programming, candidates by the compiled evaluator, then small changes."""
+"""Candidate plans of `auto`: pipelines by dynamic programming over device classes, or over sets of few devices."""

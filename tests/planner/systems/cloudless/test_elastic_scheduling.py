@@ -1,6 +1,6 @@
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations
 from math import ceil
 
 import pytest
@@ -11,9 +11,7 @@ from planner.systems.cloudless.elastic_scheduling import (
     Offers,
     RegionOffer,
     Unit,
-    cheapest_schedule,
     elastic_schedule,
-    fastest_schedule,
     greedy_schedule,
     schedule_within,
 )
@@ -24,7 +22,7 @@ PRICES = st.floats(0.01, 10)
 SAMPLES = st.integers(1, 10**6)
 
 
-def alike(samples: float, count: int, speed: float, price: float, name: str) -> RegionOffer:
+def equal_units(samples: float, count: int, speed: float, price: float, name: str) -> RegionOffer:
     return RegionOffer(samples, tuple(Unit(f"{name}-{index}", speed, price) for index in range(count)))
 
 
@@ -32,7 +30,7 @@ def alike(samples: float, count: int, speed: float, price: float, name: str) -> 
 def uniform_offers(draw: st.DrawFn) -> Offers:
     """Regions that offer units of one kind each."""
     names = [f"region-{index}" for index in range(draw(st.integers(1, 3)))]
-    return {n: alike(draw(SAMPLES), draw(st.integers(1, 6)), draw(SPEEDS), draw(PRICES), n) for n in names}
+    return {n: equal_units(draw(SAMPLES), draw(st.integers(1, 6)), draw(SPEEDS), draw(PRICES), n) for n in names}
 
 
 @st.composite
@@ -42,17 +40,9 @@ def mixed_offers(draw: st.DrawFn) -> RegionOffer:
     return RegionOffer(draw(SAMPLES), tuple(Unit(f"unit-{i}", *kind) for i, kind in enumerate(kinds)))
 
 
-def every_choice(offers: Offers) -> Iterator[tuple[float, float]]:
-    """Run time and cost of every way to rent units, where those of a region are alike."""
-    for counts in product(*(range(1, len(offer.units) + 1) for offer in offers.values())):
-        pairs = list(zip(counts, offers.values(), strict=True))
-        time_s = max(offer.samples / (count * offer.units[0].samples_per_s) for count, offer in pairs)
-        yield time_s, time_s / 3600 * sum(count * offer.units[0].price_per_hour for count, offer in pairs)
-
-
 def test_two_regions_by_hand() -> None:
     # t* = 600 / (4 * 1) = 150 s; of the fast ones ceil(600 / (2 * 150)) = 2 are enough.
-    offers = {"old": alike(600, 4, 1.0, 1.0, "old"), "new": alike(600, 4, 2.0, 3.0, "new")}
+    offers = {"old": equal_units(600, 4, 1.0, 1.0, "old"), "new": equal_units(600, 4, 2.0, 3.0, "new")}
     elastic, greedy = elastic_schedule(offers), greedy_schedule(offers)
     assert {region: len(units) for region, units in elastic.units.items()} == {"old": 4, "new": 2}
     assert (elastic.run_time_s, greedy.run_time_s) == (150.0, 150.0)
@@ -82,12 +72,12 @@ def cheapest_subset(units: Sequence[Unit], speed: float) -> float:
 @example(RegionOffer(1, (Unit("one", 1.0, 1.0), Unit("other", 1.0, 1.0), Unit("large", 5.0, 5.0))), 4.0)
 @settings(deadline=None, max_examples=50)
 @given(mixed_offers(), st.floats(1.0, 20.0))
-def test_unlike_units_are_enough_and_cost_no_more_than_double_the_least(offer: RegionOffer, patience: float) -> None:
+def test_unlike_units_are_enough_and_cost_no_more_than_double_the_least(offer: RegionOffer, slack: float) -> None:
     """The bound is that of this rule for covering a demand (Csirik et al., 1991)."""
     fastest_s = greedy_schedule({"region": offer}).run_time_s
-    schedule = schedule_within({"region": offer}, patience * fastest_s)
-    assert schedule.run_time_s <= patience * fastest_s * (1 + 1e-6)
-    least = cheapest_subset(offer.units, offer.samples / (patience * fastest_s) * (1 - 1e-8))
+    schedule = schedule_within({"region": offer}, slack * fastest_s)
+    assert schedule.run_time_s <= slack * fastest_s * (1 + 1e-6)
+    least = cheapest_subset(offer.units, offer.samples / (slack * fastest_s) * (1 - 1e-8))
     assert schedule.price_per_hour <= 2 * least * (1 + 1e-6)
 
 
@@ -100,41 +90,20 @@ def test_of_unlike_units_the_cheapest_for_a_sample_comes_first_and_none_is_there
     assert names == [["small"], ["big"], ["big", "small"], ["big", "small", "twin"]]
 
 
-@settings(deadline=None, max_examples=50)
-@given(uniform_offers(), st.floats(1.0, 8.0))
-def test_a_deadline_is_met_as_cheaply_as_any_choice_does(offers: Offers, patience: float) -> None:
-    deadline_s = patience * greedy_schedule(offers).run_time_s * (1 + 1e-9)
-    schedule = cheapest_schedule(offers, deadline_s)
-    assert schedule.run_time_s <= deadline_s * (1 + 1e-6)
-    least_usd = min(cost for time_s, cost in every_choice(offers) if time_s <= deadline_s)
-    assert schedule.cost_usd <= least_usd * (1 + 1e-6)
-
-
-@settings(deadline=None, max_examples=50)
-@given(uniform_offers(), st.floats(1.0, 3.0))
-def test_a_budget_buys_the_fastest_of_all_choices(offers: Offers, generosity: float) -> None:
-    budget_usd = generosity * min(cost for _, cost in every_choice(offers))
-    schedule = fastest_schedule(offers, budget_usd * (1 + 1e-6))
-    assert schedule.cost_usd <= budget_usd * (1 + 2e-6)
-    assert schedule.run_time_s <= min(time for time, cost in every_choice(offers) if cost <= budget_usd) * (1 + 1e-6)
-
-
-def test_a_deadline_that_nothing_meets_and_a_budget_that_buys_nothing() -> None:
-    offers = {"old": alike(600, 4, 1.0, 1.0, "old")}
+def test_a_run_time_that_no_schedule_reaches_is_refused() -> None:
+    offers = {"old": equal_units(600, 4, 1.0, 1.0, "old")}
     with pytest.raises(InputError, match=r"cannot be done in 149 s; with every unit of every region it takes 150 s"):
-        cheapest_schedule(offers, 149.0)
-    with pytest.raises(InputError, match=r"no schedule costs 0\.1 \$ or less; the cheapest one costs 0\.166667 \$"):
-        fastest_schedule(offers, 0.1)
+        schedule_within(offers, 149.0)
 
 
 def test_other_speeds_prices_and_units_make_another_schedule() -> None:
-    offers = {"old": alike(600, 4, 1.0, 1.0, "old"), "new": alike(600, 4, 2.0, 3.0, "new")}
+    offers = {"old": equal_units(600, 4, 1.0, 1.0, "old"), "new": equal_units(600, 4, 2.0, 3.0, "new")}
 
     def counts(changed: Offers) -> list[int]:
         return [len(units) for units in elastic_schedule(changed).units.values()]
 
-    slower = {**offers, "new": alike(600, 4, 1.2, 3.0, "new")}
-    fewer = {**offers, "old": alike(600, 2, 1.0, 1.0, "old")}
+    slower = {**offers, "new": equal_units(600, 4, 1.2, 3.0, "new")}
+    fewer = {**offers, "old": equal_units(600, 2, 1.0, 1.0, "old")}
     assert [counts(each) for each in (offers, slower, fewer)] == [[4, 2], [4, 4], [2, 1]]
     first, *others = offers["new"].units
     dear = {**offers, "new": RegionOffer(600, (replace(first, price_per_hour=4.0), *others))}

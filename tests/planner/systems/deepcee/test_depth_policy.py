@@ -10,7 +10,8 @@ from planner.adapt.policy import Observation, PathObservation
 from planner.check import check_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.systems.deepcee.policy import MOST_MICROBATCHES_PER_STAGE, DepthPolicy
+from planner.systems.deepcee.depth_choice import MOST_MICROBATCHES_PER_STAGE
+from planner.systems.deepcee.policy import DepthPolicy
 from planner.systems.registry import POLICIES, make_policy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
