@@ -37,7 +37,7 @@ def check_synchronisation(plan: Plan) -> None:
         _check_overlap(plan)
     if how.method != _ALLREDUCE and len(plan.pipelines) == 1:
         raise InputError(
-            f"method '{how.method}' needs several pipelines, and a single one has nobody to exchange with",
+            f"method '{how.method}' needs several pipelines: a single pipeline has no other to exchange with",
             where=f"{_WHERE}.method",
             valid=f"write '{_ALLREDUCE}', or make a plan of several pipelines",
         )

@@ -194,8 +194,8 @@ def test_what_can_be_run(plan: Plan, scenario: Scenario, emulator: Emulator, com
     check_supported(plan, scenario, compute, emulator)
 
 
-def test_a_plan_file_of_before_can_be_run(tmp_path: Path) -> None:
-    # As written before partners, orders and synchronisation existed.
+def test_a_plan_file_without_optional_keys_can_be_run(tmp_path: Path) -> None:
+    # Without partners, orders and synchronisation, which have defaults.
     stages = [
         {
             "first_layer": n,
@@ -206,7 +206,7 @@ def test_a_plan_file_of_before_can_be_run(tmp_path: Path) -> None:
         for n in range(2)
     ]
     plan = {
-        "version": 1,
+        "version": 2,
         "scenario": "chain",
         "model": "chain",
         "strategy": "hand",

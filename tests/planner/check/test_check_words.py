@@ -235,7 +235,7 @@ def test_a_synchronisation_of_several_pipelines(how: Synchronisation) -> None:
     where, problem, _ = refusal(replace(PLAN, synchronisation=how))
     assert (where, problem) == (
         "synchronisation.method",
-        f"method '{how.method}' needs several pipelines, and a single one has nobody to exchange with",
+        f"method '{how.method}' needs several pipelines: a single pipeline has no other to exchange with",
     )
 
 
