@@ -5,7 +5,7 @@ import socket
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, distributed_c10d  # type: ignore[attr-defined]
 
 from executor.core.failures import PeerLostError, first_line
 from executor.core.timeouts import timeouts
@@ -72,6 +72,9 @@ def connect(store: Store, rank: int, ranks: int, name: str) -> None:
     try:
         dist.init_process_group("gloo", store=PrefixStore(name, store), rank=rank, world_size=ranks, timeout=timeout)
     except RuntimeError as error:
+        # Torch names groups by a count that it resets only when it destroys a group: without this, a rank that fails
+        # here would look for the others under another name than a new process does.
+        distributed_c10d._world.group_count = 0
         interface = os.environ.get(_INTERFACE)
         place = f"'{interface}' ({_INTERFACE})" if interface else f"of its host name (set {_INTERFACE} to choose one)"
         raise PeerLostError(
