@@ -1,4 +1,4 @@
-"""The same trace in other pieces: equal windows, or as few pieces as can be."""
+"""The same trace in other pieces: equal windows, as few as possible, or starts that give a certain duration."""
 
 import math
 
@@ -41,7 +41,7 @@ def resampled(trace: LinkTrace, step_s: float) -> LinkTrace:
     """Return the trace with the mean rate over equal windows; each window keeps its bits.
 
     Args:
-        trace: What to resample.
+        trace: Trace to resample.
         step_s: Length of a window, seconds; the last one is shorter where the duration is no multiple of it.
 
     Raises:
@@ -78,7 +78,7 @@ SINGLE_ROW_S = 1.0
 
 
 def duration_by_rule_s(times_s: FloatArray) -> float:
-    """Return when the last of the rows that start at ``times_s`` ends, in seconds."""
+    """Return when the last of rows that start at ``times_s`` ends, seconds: it lasts for the median step."""
     return float(times_s[-1]) + _median_step_s(times_s)
 
 

@@ -1,4 +1,4 @@
-"""A trace in a few numbers, and in one line of text."""
+"""Statistics: a trace in a few numbers or in one line of text, and the interval of repeated measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from traces.trace import LinkTrace
 
 @dataclass(frozen=True, kw_only=True)
 class TraceStatistics:
-    """The rates of a trace over one period, each counted for as long as it holds.
+    """Statistics of a trace's rates over one period, weighted by how long each holds.
 
     Attributes:
         duration_s: Length of the period, seconds.
-        mean_bps: Mean rate, bits per second, as the four below.
-        minimum_bps: Lowest rate.
-        p5_bps: Rate that holds or is undercut for 5 % of the time.
-        median_bps: The same for half of the time.
-        p95_bps: The same for 95 % of the time.
-        maximum_bps: Highest rate.
+        mean_bps: Mean rate, bits per second.
+        minimum_bps: Lowest rate, bits per second.
+        p5_bps: 5th percentile of the rate, bits per second.
+        median_bps: Median rate, bits per second.
+        p95_bps: 95th percentile of the rate, bits per second.
+        maximum_bps: Highest rate, bits per second.
         coefficient_of_variation: Standard deviation as a share of the mean; 0 where the mean is 0.
         zero_share: Share of the time at rate 0.
         pieces: Number of pieces that the trace is made of.
@@ -68,12 +68,12 @@ OUTAGE = " "
 
 
 def sparkline(trace: LinkTrace, width: int = 60) -> str:
-    """Return one character per equal stretch of the trace, its height the mean rate there.
+    """Return a line of characters whose heights are the mean rates of equal intervals, relative to the highest.
 
-    The heights go from zero to the highest of these means; a blank is an outage all through its stretch.
+    A blank is an outage that lasts for the whole interval.
 
     Args:
-        trace: What to draw, one period of it.
+        trace: Trace of which one period is drawn.
         width: Number of characters.
     """
     rates_bps = resampled(trace, trace.duration_s / width).bandwidth_bps
@@ -82,20 +82,20 @@ def sparkline(trace: LinkTrace, width: int = 60) -> str:
     return "".join((OUTAGE + BLOCKS)[level] for level in levels)
 
 
-# The median of all that could be measured lies between the least and the most of six rounds with a probability of
-# 1 - 2 / 2^6 = 97 %, however they are spread, if they are independent.
+# The true median lies between the least and the most of six independent rounds with a probability of
+# 1 - 2 / 2^6 = 97 %, whatever their distribution.
 ROUNDS = 6
 CONFIDENCE = 1 - 2 / 2**ROUNDS
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Of `ROUNDS` rounds, in the unit of what was measured.
+    """Confidence interval of a median from `ROUNDS` rounds, in the unit of the measurement.
 
     Attributes:
-        least: Of the rounds.
-        median: Of the rounds.
-        most: Of the rounds.
+        least: Least value of the rounds.
+        median: Median of the rounds.
+        most: Greatest value of the rounds.
     """
 
     least: float
@@ -103,12 +103,12 @@ class Interval:
     most: float
 
     def scaled(self, factor: float) -> "Interval":
-        """Return the same in another unit; ``factor`` is how many of them make one."""
+        """Return the interval with all values multiplied by a factor."""
         return Interval(factor * self.least, factor * self.median, factor * self.most)
 
 
 def interval_of(values: Sequence[float]) -> Interval:
-    """Return the interval of the values of several rounds, or of six groups of what was measured one by one."""
+    """Return the interval of some rounds; 12 or more values are put into six groups, whose medians are the rounds."""
     if len(values) >= 2 * ROUNDS:
         values = [median(values[number::ROUNDS]) for number in range(ROUNDS)]
     return Interval(min(values), median(values), max(values))

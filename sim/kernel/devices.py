@@ -1,4 +1,4 @@
-"""What the devices of a run go through: stragglers, slow-downs, hangs and absences, as tables for compiled code."""
+"""Speeds and absences of devices over time: stragglers, slow-downs, hangs and absences as tables for compiled code."""
 
 import math
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ def make_devices(groups: Sequence[Sequence[str]], scenario: Scenario) -> Devices
     """Return the devices of each actor at the start of a run; an actor is as fast as its slowest device.
 
     Args:
-        groups: The devices of each actor.
-        scenario: Says what happens to them.
+        groups: Devices of each actor.
+        scenario: Scenario with effects and faults.
     """
     tables: list[RateTable] = []
     numbers, absences = [], []
@@ -55,7 +55,7 @@ def _speed(device: str, scenario: Scenario) -> RateTable:
 
 
 def _slower(one: RateTable, other: RateTable) -> RateTable:
-    """The lesser of two speeds at every time; neither repeats."""
+    """Return the lower of two speeds at every time; neither table repeats."""
     if one == other:
         return one
     times_s = sorted({*one.times_s, *other.times_s})
@@ -67,7 +67,7 @@ def _at(table: RateTable, time_s: float) -> float:
 
 
 def _absences(group: Sequence[str], scenario: Scenario) -> list[tuple[float, float]]:
-    """When the actor cannot work since one of its devices is gone: disjoint, rising."""
+    """Return the times in which one of an actor's devices is absent, so that it cannot work: disjoint, rising."""
     gone = sorted(
         (fault.start_s, fault.end_s)
         for fault in scenario.faults

@@ -1,7 +1,7 @@
 """Rates over time as tables for compiled code: of links in bits per second, of devices relative to their profile.
 
-A table is piecewise constant. After its duration it goes on at the time from which it repeats, for ever; a table
-of infinite duration keeps its last rate.
+A table is piecewise constant. After its duration it repeats from a given time on; a table of infinite duration keeps
+its last rate.
 """
 
 import math
@@ -19,13 +19,13 @@ from traces.trace import LinkTrace
 
 @dataclass(frozen=True, slots=True)
 class RateTable:
-    """One table.
+    """A rate over time.
 
     Attributes:
-        times_s: When each piece starts; the first is 0.
-        rates: Of each piece.
-        duration_s: When it goes back to `repeat_from_s`; infinite if it never does.
-        repeat_from_s: The start of a piece.
+        times_s: Start of each piece, seconds; the first is 0.
+        rates: Rate of each piece.
+        duration_s: When the table goes back to `repeat_from_s`, seconds; infinite if it never does.
+        repeat_from_s: Start of the piece from which the table repeats, seconds.
     """
 
     times_s: Sequence[float]
@@ -73,14 +73,14 @@ def latency_table(trace: LinkTrace) -> RateTable:
 
 
 class RateTables(NamedTuple):
-    """Many tables, one after the other.
+    """Several tables as arrays.
 
     Attributes:
-        first: Where each table's pieces begin, and the number of all, [tables + 1].
-        times_s: Starts of pieces, [pieces].
-        rate: Of each piece, [pieces].
-        duration_s: Of each table, [tables].
-        repeat_from_s: Of each table, [tables].
+        first: Index of each table's first piece, and the number of all pieces, [tables + 1].
+        times_s: Start of each piece, seconds, [pieces].
+        rate: Rate of each piece, [pieces].
+        duration_s: Duration of each table, seconds, [tables].
+        repeat_from_s: Time from which each table repeats, seconds, [tables].
     """
 
     first: Ints
@@ -103,7 +103,7 @@ def join_tables(tables: Sequence[RateTable]) -> RateTables:
 
 @njit(cache=True)
 def find_piece(tables: RateTables, table: int, time_s: float) -> tuple[int, float]:
-    """Return the piece that holds at ``time_s``, and what to add to the table's times then."""
+    """Return the piece that holds at ``time_s``, and the shift of the table's times in that repetition, seconds."""
     shift_s = 0.0
     duration_s = tables.duration_s[table]
     if time_s >= duration_s:
@@ -133,10 +133,10 @@ def next_piece(tables: RateTables, table: int, piece: int, shift_s: float) -> tu
 
 @njit(cache=True)
 def holding(tables: RateTables, table: int, time_s: float) -> tuple[float, float]:
-    """Return the rate that holds from ``time_s`` on, and until when."""
+    """Return the rate that holds from ``time_s`` on, and when it changes, seconds."""
     piece, shift_s = find_piece(tables, table, time_s)
     following, shift_s, change_s = next_piece(tables, table, piece, shift_s)
-    # A time that is meant to be the end of a piece can round to before it: the next piece holds then.
+    # The end of a piece can be rounded to before it: the next piece holds then.
     while change_s <= time_s:
         piece = following
         following, shift_s, change_s = next_piece(tables, table, piece, shift_s)
@@ -152,7 +152,7 @@ def rate_at(tables: RateTables, table: int, time_s: float) -> float:
 
 @njit(cache=True)
 def moved(tables: RateTables, table: int, start_s: float, end_s: float, ceiling: float) -> float:
-    """Return the integral of the rate, where it is above ``ceiling`` that of the ceiling, between two times."""
+    """Return the integral of the rate between two times, limited to ``ceiling``."""
     total, now_s = 0.0, start_s
     piece, shift_s = find_piece(tables, table, start_s)
     while now_s < end_s:
@@ -167,9 +167,9 @@ def moved(tables: RateTables, table: int, start_s: float, end_s: float, ceiling:
 
 @njit(cache=True)
 def time_of(tables: RateTables, table: int, amount: float, start_s: float, ceiling: float) -> float:
-    """Return when ``amount`` has moved if it starts at ``start_s`` and no rate above ``ceiling`` counts.
+    """Return when ``amount`` has moved from ``start_s`` on at rates limited to ``ceiling``.
 
-    Infinity if nothing moves for a day, or for ever.
+    Returns infinity if nothing moves for longer than the longest outage.
     """
     now_s = start_s
     if amount <= 0.0:
@@ -180,7 +180,7 @@ def time_of(tables: RateTables, table: int, amount: float, start_s: float, ceili
         rate = min(tables.rate[piece], ceiling)
         piece, shift_s, change_s = next_piece(tables, table, piece, shift_s)
         if rate > 0.0:
-            # A rounding of the amount must not carry its end over a change of the rate, which may be an outage.
+            # Rounding must not move the end past a change of the rate, which may be an outage.
             if now_s + amount / rate <= change_s or amount - rate * (change_s - now_s) <= 1e-12 * amount:
                 return float(min(now_s + amount / rate, change_s))
             amount -= rate * max(change_s - now_s, 0.0)

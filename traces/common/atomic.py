@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written whole or not at all."""
 
 import os
 import secrets
@@ -8,11 +8,11 @@ from traces.common.errors import InputError
 
 
 def write_bytes_atomically(path: Path | str, data: bytes) -> None:
-    """Write a file beside its place and rename it into it: nobody ever sees half of it.
+    """Write a file beside its place and rename it, so that no reader sees half of it.
 
     Args:
-        path: Where the file goes; one that is there is replaced.
-        data: What it holds.
+        path: Path of the file; an existing one is replaced.
+        data: Content of the file.
 
     Raises:
         InputError: The folder is missing or may not be written, or the path is itself a folder.
@@ -36,7 +36,7 @@ def write_bytes_atomically(path: Path | str, data: bytes) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Refuse a path at which there can be no file.
+    """Check that a file can be written at a path.
 
     Raises:
         InputError: The folder is missing or may not be entered, or the path is itself a folder, or too long.

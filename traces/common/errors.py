@@ -1,10 +1,10 @@
-"""What can go wrong, as one tree.
+"""Errors that ropebridge raises, and names that are looked up.
 
     RopebridgeError
-    ├── InputError     something a person wrote is wrong: exit status 2
-    └── RunError       a run that started could not finish: exit status 1
+    ├── InputError     input is wrong: exit status 2
+    └── RunError       a run has started and cannot finish: exit status 1
 
-What is none of these is a defect of ropebridge itself.
+Any other exception is a defect of ropebridge.
 """
 
 import re
@@ -18,7 +18,7 @@ class RopebridgeError(Exception):
 
 
 class InputError(RopebridgeError):
-    """Wrong input, said in one message: where, what, the value, what would be valid.
+    """Wrong input. The message says where it is, what is wrong and what would be valid.
 
     Args:
         problem: What is wrong, with the value that was found.
@@ -45,7 +45,7 @@ class InputError(RopebridgeError):
 
 
 class RunError(RopebridgeError):
-    """A run that had started could not finish; the message names the rank, host and cause."""
+    """A run that has started and cannot finish. The message names the rank, the host and the cause."""
 
 
 Thing = TypeVar("Thing")
@@ -55,16 +55,16 @@ _MOST_NAMES = 3
 
 
 def find_by_name(name: str, things: Mapping[str, Thing], kind: str, *, where: str = "") -> Thing:
-    """Return the thing of that name.
+    """Return the entry of a mapping by a name that a person wrote.
 
     Args:
-        name: What the person wrote.
-        things: Everything that there is, by name.
-        kind: What the things are, in the singular (``"preset"``), for the message.
+        name: Name to look up.
+        things: All entries by their names.
+        kind: Kind of the entries, in the singular (``"preset"``), for the message.
         where: File and place in it, for the message.
 
     Raises:
-        InputError: There is none of that name; the message suggests the nearest and lists them all.
+        InputError: There is no such entry; the message suggests the nearest name and lists all.
     """
     if name in things:
         return things[name]

@@ -1,4 +1,4 @@
-"""What is set on the command line as KEY=VALUE."""
+"""Reading text: files, lines of numbers, JSON, and KEY=VALUE options. Errors name the place of what is wrong."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def first_line(text: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is meant as a number, be it a valid one (``5``) or not (``nan``)."""
+    """Return whether a text is a number, also one that is not finite (``nan``)."""
     try:
         float(text)
     except ValueError:
@@ -52,11 +52,11 @@ def parse_scaled(text: str, power: int, *, name: str, line: int) -> float:
     Args:
         text: A decimal number.
         power: Power of ten that turns its unit into the SI unit.
-        name: What the number is, for the message.
-        line: Number of the line that it stands on.
+        name: Quantity that the number is, for the message.
+        line: Number of its line, for the message.
 
     Raises:
-        LineError: Not a number, not finite, or negative.
+        LineError: The text is not a number, or the number is not finite or negative.
     """
     valid = f"every {name} is a finite number, not negative"
     try:
@@ -79,11 +79,11 @@ def write_scaled(value: float, power: int) -> str:
 
 
 def check_rising(times_s: Sequence[float], lines: Sequence[int]) -> None:
-    """Refuse times that do not rise from row to row.
+    """Check that times rise from row to row.
 
     Args:
         times_s: Time of each row, seconds.
-        lines: Number of the line that each row stands on.
+        lines: Number of each row's line.
 
     Raises:
         LineError: A time is not later than that of the row before it.
@@ -97,7 +97,7 @@ def check_rising(times_s: Sequence[float], lines: Sequence[int]) -> None:
             )
 
 
-# More nodes than this are a mistake.
+# Largest number of nodes: more are taken for a mistake.
 MOST_NODES = 100_000
 
 
@@ -105,7 +105,7 @@ def parse_json(text: str, valid: str) -> dict[str, Any]:
     """Return the JSON object in a text.
 
     Raises:
-        InputError: It is not JSON, or not an object; ``valid`` says what would be.
+        InputError: The text is not JSON, or not an object; ``valid`` says what would be valid.
     """
     document = _parse(text, valid)
     if not isinstance(document, dict):
@@ -117,7 +117,7 @@ def parse_json_list(text: str, valid: str) -> list[Any]:
     """Return the JSON list in a text.
 
     Raises:
-        InputError: It is not JSON, not a list, or empty; ``valid`` says what would be valid.
+        InputError: The text is not JSON, not a list, or an empty list; ``valid`` says what would be valid.
     """
     document = _parse(text, valid)
     if not isinstance(document, list) or not document:
@@ -129,7 +129,7 @@ def checked_number(value: object, where: str) -> float:
     """Return a value as a number, finite and not negative.
 
     Raises:
-        InputError: It is something else; ``where`` says its place.
+        InputError: The value is something else; ``where`` says its place.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f"{json.dumps(value)[:40]} is not a number", where=where, valid="a number is needed")
@@ -142,12 +142,12 @@ def checked_count(value: object, where: str) -> int:
     """Return a value as a number of nodes.
 
     Raises:
-        InputError: It is something else, or more than a hundred thousand; ``where`` says its place.
+        InputError: The value is something else, or more than a hundred thousand; ``where`` says its place.
     """
     number = checked_number(value, where)
     if not number.is_integer() or number > MOST_NODES:
-        valid = f"a whole number of nodes, {MOST_NODES:,} at most"
-        raise InputError(f"{number:g} is no count", where=where, valid=valid)
+        valid = f"give a whole number of nodes, {MOST_NODES:,} at most"
+        raise InputError(f"{number:g} is not a count", where=where, valid=valid)
     return int(number)
 
 
@@ -164,18 +164,18 @@ def read_text(path: Path, valid: str) -> str:
     """Return the text of a file.
 
     Args:
-        path: The file.
+        path: Path of the file.
         valid: What the file should hold, for the message.
 
     Raises:
-        InputError: It cannot be read, is binary, or is empty; without the path, which the caller knows.
+        InputError: The file cannot be read, is binary, or is empty; without the path, which the caller adds.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", valid="name a trace file") from error
     except ValueError as error:
-        raise InputError(f"this is no path: {error}", valid="name a trace file") from error
+        raise InputError(f"is not a path: {error}", valid="name a trace file") from error
     if b"\0" in data:
         raise InputError("is a binary file", valid=valid)
     try:
@@ -188,15 +188,15 @@ def read_text(path: Path, valid: str) -> str:
 
 
 def key_and_value(text: str, example: str, option: str = "--set") -> tuple[str, str]:
-    """Return both sides.
+    """Return key and value of an option given as KEY=VALUE.
 
     Args:
-        text: As it was given to the option.
-        example: Of such a text, for who forgot the sign.
-        option: Its name.
+        text: Text given to the option.
+        example: Valid text, for the message.
+        option: Name of the option, for the message.
 
     Raises:
-        InputError: There is no sign.
+        InputError: There is no equals sign.
     """
     key, equals, value = text.partition("=")
     if not equals:

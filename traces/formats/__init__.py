@@ -13,13 +13,13 @@ class Format:
     """One file format of traces.
 
     Attributes:
-        name: What people call it.
-        looks_like: What a file of it looks like, for messages.
-        suffixes: File name suffixes that mean this format.
-        matches: Whether a text looks like this format; no two formats say so of the same text.
-        read: Text to trace, which loops; raises InputError.
-        write: Trace to text; raises InputError where the format cannot hold the trace.
-        keeps_latency: Whether it can hold a latency.
+        name: Name of the format.
+        looks_like: Description of such a file, for messages.
+        suffixes: File name suffixes of the format.
+        matches: Returns whether a text looks like this format; no text matches two formats.
+        read: Returns the trace in a text, which loops; raises InputError.
+        write: Returns the text of a trace; raises InputError if the format cannot hold it.
+        keeps_latency: Whether the format can hold a latency.
     """
 
     name: str

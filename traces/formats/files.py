@@ -1,4 +1,4 @@
-"""Trace files: read one in whatever format it is, write one in the format that was asked for."""
+"""Trace files: read in any known format, written in a given one."""
 
 import dataclasses
 from pathlib import Path
@@ -17,7 +17,7 @@ def read_trace(path: Path | str, *, loops: bool = True) -> LinkTrace:
     """Read a trace; its format is recognised by what the file holds.
 
     Args:
-        path: The file.
+        path: Path of the file.
         loops: Whether the trace starts again after its end, which no format says.
 
     Raises:
@@ -36,8 +36,8 @@ def write_trace(trace: LinkTrace, path: Path | str, format_name: str) -> None:
     """Write a trace, whole or not at all.
 
     Args:
-        trace: What to write.
-        path: Where; a file that is there is replaced.
+        trace: Trace to write.
+        path: Path of the file; an existing one is replaced.
         format_name: A key of ``FORMATS``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Traces without chance: constant, in steps, with outages, over the day."""
+"""Traces that are not random: constant, in steps, with outages, or with a daily cycle."""
 
 import math
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ def constant(bandwidth_bps: float, *, duration_s: float = 1.0) -> LinkTrace:
     """Return a trace of one rate, in one piece.
 
     Args:
-        bandwidth_bps: The rate, bits per second.
-        duration_s: Seconds.
+        bandwidth_bps: Rate of the trace, bits per second.
+        duration_s: Duration of the trace, seconds.
     """
     return LinkTrace(np.zeros(1), np.array([bandwidth_bps]), duration_s)
 
@@ -45,8 +45,8 @@ def outage(
         bandwidth_bps: Rate outside the outages, bits per second.
         start_s: Start of the first outage, seconds.
         length_s: Length of each outage, seconds.
-        every_s: From the start of one outage to that of the next, seconds; None for a single one.
-        duration_s: Seconds; an outage that lasts longer is cut there.
+        every_s: Time from the start of one outage to that of the next, seconds; None for a single one.
+        duration_s: Duration of the trace, seconds; an outage that lasts longer is cut there.
 
     Raises:
         InputError: There is no time between two outages, or the first starts outside the trace.
@@ -81,8 +81,8 @@ def diurnal(
     Args:
         mean_bps: Mean over a period, bits per second.
         amplitude_share: Height of the swing as a share of the mean, 0 to 1.
-        period_s: Seconds.
-        duration_s: Seconds.
+        period_s: Period of the sine, seconds.
+        duration_s: Duration of the trace, seconds.
         step_s: Length of a piece, seconds; its rate is the exact mean of the sine over it.
 
     Raises:

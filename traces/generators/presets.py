@@ -1,4 +1,4 @@
-"""Generators calibrated to published measurements of real paths, by name."""
+"""Traces by the name of a generator or a preset; presets are calibrated to published measurements of real paths."""
 
 import dataclasses
 import inspect
@@ -19,7 +19,7 @@ from traces.trace import LinkTrace
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """What is known of a kind of path.
+    """Statistics of a kind of path.
 
     The rate wanders as an Ornstein-Uhlenbeck process does (`ornstein_uhlenbeck`), and goes to zero in bursts
     where ``zero_share`` says so (`with_outage_bursts`). The sources give means and spreads of one-second
@@ -31,8 +31,8 @@ class Preset:
         correlation_s: How long the rate stays about the same, seconds.
         maximum_bps: Highest rate, bits per second; infinity where none was published.
         zero_share: Share of the time at rate zero.
-        mean_outage_s: Mean length of such a time, seconds.
-        source: Where the statistics come from.
+        mean_outage_s: Mean length of an outage, seconds.
+        source: Source of the statistics.
     """
 
     mean_bps: float
@@ -113,8 +113,8 @@ def preset(name: str, *, duration_s: float, seed: int, step_s: float = 1.0) -> L
 
     Args:
         name: A key of ``PRESETS``.
-        duration_s: Seconds.
-        seed: The same seed makes the same trace.
+        duration_s: Duration of the trace, seconds.
+        seed: Seed; the same seed makes the same trace.
         step_s: Length of a piece, seconds.
 
     Raises:
@@ -142,7 +142,7 @@ def preset(name: str, *, duration_s: float, seed: int, step_s: float = 1.0) -> L
 
 
 def _between_outages(whole: Preset) -> Preset:
-    """Return the statistics that hold between outages, where the outages are not counted in.
+    """Return the statistics of a path between its outages.
 
     With the share u of time up: the mean is u times that between outages, and so is the mean square.
     """
@@ -173,12 +173,12 @@ def generate(name: str, parameters: Mapping[str, str], *, duration_s: float, see
 
     Args:
         name: A key of ``PRESETS`` or ``GENERATORS``.
-        parameters: Those of the generator, without the unit in their names but with one in their values:
+        parameters: Parameters of the generator, without the unit in their names but with one in their values:
             ``{"bandwidth": "10 Mbit/s", "start": "5 s", "length": "500 ms"}``. Lists are pairs:
             ``{"points": "0 s: 10 Mbit/s, 30 s: 0 bit/s"}``, ``{"states": "10 Mbit/s: 5 s, 1 Mbit/s: 2 s"}``.
-        duration_s: Seconds.
-        seed: The same seed makes the same trace; for those that leave something to chance.
-        step_s: Length of a piece, seconds; for those that have steps.
+        duration_s: Duration of the trace, seconds.
+        seed: Seed of generators that are random; the same seed makes the same trace.
+        step_s: Length of a piece, seconds, of generators that have steps.
 
     Raises:
         InputError: There is no such name, a parameter is unknown, missing or wrong.

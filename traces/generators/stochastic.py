@@ -1,4 +1,4 @@
-"""Traces by chance: states that come and go, a rate that wanders around its mean."""
+"""Random traces: Markov states, a rate that varies around its mean, and outages in bursts."""
 
 import itertools
 import math
@@ -71,9 +71,9 @@ def markov(states: Sequence[tuple[float, float]], *, duration_s: float, seed: Se
 
     Args:
         states: (rate in bits per second, mean dwell in seconds) of each; dwells are geometric in steps.
-        duration_s: Seconds.
-        seed: The same seed makes the same trace.
-        step_s: What dwells are multiples of, seconds.
+        duration_s: Duration of the trace, seconds.
+        seed: Seed; the same seed makes the same trace.
+        step_s: Time that dwells are multiples of, seconds.
 
     Raises:
         InputError: There are fewer than two states, or one dwells for less than a step.
@@ -113,12 +113,12 @@ def ornstein_uhlenbeck(
     negative, and its mean and coefficient of variation are exact in expectation.
 
     Args:
-        mean_bps: Bits per second.
+        mean_bps: Mean rate, bits per second.
         coefficient_of_variation: Standard deviation as a share of the mean.
-        correlation_s: After which the logarithm's autocorrelation is 1/e, seconds.
+        correlation_s: Lag at which the logarithm's autocorrelation is 1/e, seconds.
         maximum_bps: Rates are cut off here, bits per second; mean and coefficient hold nevertheless.
-        duration_s: Seconds.
-        seed: The same seed makes the same trace.
+        duration_s: Duration of the trace, seconds.
+        seed: Seed; the same seed makes the same trace.
         step_s: Length of a piece, seconds.
 
     Raises:
@@ -149,10 +149,10 @@ def with_outage_bursts(
     equal to their mean; the times between outages are exponential.
 
     Args:
-        trace: What is interrupted; outside the outages it stays as it is.
+        trace: Trace to interrupt; outside the outages it is unchanged.
         zero_share: Share of the time that outages take in expectation, 0 to less than 1.
         mean_outage_s: Mean length of an outage, seconds; well above ``step_s``, or the shortest are lost.
-        seed: The same seed makes the same outages.
+        seed: Seed; the same seed makes the same outages.
         step_s: Outages start and end at multiples of it, seconds.
 
     Raises:

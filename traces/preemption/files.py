@@ -1,4 +1,4 @@
-"""Pre-emption trace files: read one in whatever format it is, write one in the format that was asked for."""
+"""Pre-emption trace files: read in any known format, written in a given one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ class PreemptionFormat:
     """One file format of pre-emption traces.
 
     Attributes:
-        name: What people call it.
-        looks_like: What a file of it looks like, for messages.
-        matches: Whether a text looks like this format; no two formats say so of the same text.
-        read: Text to trace; raises InputError.
-        write: Trace to text; raises InputError where the format cannot hold the trace.
+        name: Name of the format.
+        looks_like: Description of such a file, for messages.
+        matches: Returns whether a text looks like this format; no text matches two formats.
+        read: Returns the trace in a text; raises InputError.
+        write: Returns the text of a trace; raises InputError if the format cannot hold it.
     """
 
     name: str
@@ -81,7 +81,7 @@ def read_preemption(path: Path | str, format_name: str | None = None) -> Preempt
     """Read a pre-emption trace.
 
     Args:
-        path: The file.
+        path: Path of the file.
         format_name: A key of ``PREEMPTION_FORMATS``; None to recognise it by what the file holds.
 
     Raises:
@@ -100,8 +100,8 @@ def write_preemption(trace: PreemptionTrace, path: Path | str, format_name: str)
     """Write a pre-emption trace, whole or not at all.
 
     Args:
-        trace: What to write.
-        path: Where; a file that is there is replaced.
+        trace: Trace to write.
+        path: Path of the file; an existing one is replaced.
         format_name: A key of ``PREEMPTION_FORMATS``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""PreemptionTrace: which nodes of a pool that a provider takes back are there, over time."""
+"""PreemptionTrace: which nodes are present over time, where a provider takes nodes back; and its statistics."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ import numpy as np
 
 from traces.common.errors import InputError
 
-# A trace is to fit into memory.
+# Largest number of changes, so that a trace fits into memory.
 MOST_CHANGES = 2_000_000
 
 # (start, end) in seconds from the start of the trace; the end is infinite if nothing ends it.
@@ -23,9 +23,9 @@ class NodeChange:
     """A node arrives or leaves.
 
     Attributes:
-        time_s: From the start of the trace, seconds.
-        node: Its name.
-        arrives: Whether it arrives; otherwise it leaves.
+        time_s: Time from the start of the trace, seconds.
+        node: Name of the node.
+        arrives: Whether the node arrives; otherwise it leaves.
     """
 
     time_s: float
@@ -35,10 +35,10 @@ class NodeChange:
 
 @dataclass(frozen=True)
 class PreemptionTrace:
-    """Arrivals and departures of nodes. Before the first change nobody is there; after the last, who is there stays.
+    """Arrivals and departures of nodes: none is present before the first change, and none leaves after the last.
 
     Attributes:
-        changes: In the order of time; those of the same time in the order in which they happen.
+        changes: Arrivals and departures in order of time.
         duration_s: When the recording ended, seconds, not before the last change.
 
     Raises:
@@ -144,17 +144,17 @@ def first_mistake(changes: Iterable[NodeChange]) -> tuple[int, str, str] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class PreemptionStatistics:
-    """Who was there, counted for as long as they were, over the whole recording.
+    """Statistics of a trace over the whole recording.
 
     Attributes:
         duration_s: Length of the recording, seconds.
-        nodes: Different nodes.
-        arrivals: Times that one came.
-        departures: Times that one left.
-        mean_between_departures_s: The duration over the departures, seconds; None if nobody left.
-        mean_count: Nodes at a time, a mean over the time.
-        least_count: Fewest nodes at a time.
-        most_count: Most nodes at a time.
+        nodes: Number of different nodes.
+        arrivals: Number of arrivals.
+        departures: Number of departures.
+        mean_between_departures_s: Duration divided by the departures, seconds; None without departures.
+        mean_count: Mean number of nodes over time.
+        least_count: Smallest number of nodes at a time.
+        most_count: Largest number of nodes at a time.
         empty_share: Share of the time without any node.
     """
 

@@ -1,4 +1,4 @@
-"""When how many bytes of a burst had arrived, and the rates that follow from it."""
+"""Arrivals of a burst's bytes over time, and the rates that follow from them."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,10 +8,10 @@ import numpy as np
 
 from traces.probe.conversation import PeerError
 
-# Before this share of a burst's time windows open: slow start is no property of the link.
+# Share of a burst's time in which TCP windows open; it is left out, since slow start is not a property of the link.
 _WARM_UP_SHARE = 0.4
 
-# At the end of a burst that went through whole, some connections are through before others.
+# Share of a complete burst's bytes up to which all connections send; some of them finish before others.
 _FULL_SHARE = 0.9
 
 
@@ -20,10 +20,10 @@ class Arrivals:
     """Bytes of all connections of a burst together, at the receiving end.
 
     Attributes:
-        times_s: Since the receiver was ready, rising, seconds.
-        totals_bytes: Payload that had arrived by then.
-        end_s: Until when the receiver looked, seconds.
-        complete: Whether everything came that was sent, and the sender said so.
+        times_s: Times of arrivals since the receiver was ready, seconds, rising.
+        totals_bytes: Payload that had arrived by these times, bytes.
+        end_s: When the receiver stopped, seconds.
+        complete: Whether the sender closed all connections, so that all its bytes are here.
     """
 
     times_s: tuple[float, ...]
@@ -33,13 +33,14 @@ class Arrivals:
 
     @property
     def size_bytes(self) -> int:
-        """All that arrived."""
+        """Payload that arrived in all, bytes."""
         return self.totals_bytes[-1] if self.totals_bytes else 0
 
     def window_rates_bps(self, count: int) -> list[float]:
-        """Return the payload rate in equal windows of the time in which connections were past their slow start.
+        """Return payload rates in equal windows of the time after slow start; empty where too little arrived.
 
-        Empty where too little arrived to tell.
+        Args:
+            count: Number of windows.
         """
         if len(self.times_s) < 2:
             return []
@@ -53,10 +54,7 @@ class Arrivals:
         return [float((later - earlier) / (edges_s[1] - edges_s[0])) for earlier, later in pairwise(bits)]
 
     def last_half_bps(self) -> float | None:
-        """Return the payload rate of the second half of the bytes, when windows are as open as the burst made them.
-
-        0 where nothing came; None where everything came at once.
-        """
+        """Return the payload rate of the second half of the bytes: 0 if nothing came, None if all came at once."""
         if not self.size_bytes:
             return 0.0
         half_s = self._time_of(self.size_bytes / 2)
@@ -64,19 +62,19 @@ class Arrivals:
 
     @property
     def warm_up_s(self) -> float:
-        """How long windows had to open before `window_rates_bps` begins, seconds."""
+        """Time at the beginning that `window_rates_bps` leaves out, seconds."""
         return _WARM_UP_SHARE * (self._until_s - self.times_s[0]) if self.times_s else 0.0
 
     @property
     def _until_s(self) -> float:
-        # Who waited for more in vain has seen silence.
+        # An incomplete burst was silent up to the end.
         return self.times_s[-1] if self.complete else self.end_s
 
     def _time_of(self, size_bytes: float) -> float:
         return float(np.interp(size_bytes, self.totals_bytes, self.times_s))
 
     def as_message(self) -> dict[str, Any]:
-        """Return what tells them to the other end."""
+        """Return the message that reports the arrivals to the other end."""
         return {
             "times_s": [round(each, 6) for each in self.times_s],
             "totals_bytes": self.totals_bytes,
@@ -89,18 +87,18 @@ def arrivals_of(message: dict[str, Any]) -> Arrivals:
     """Return the arrivals in a message from another host.
 
     Raises:
-        PeerError: It makes no sense.
+        PeerError: The message is invalid.
     """
     try:
         times_s = tuple(float(each) for each in message["times_s"])
         totals = tuple(int(each) for each in message["totals_bytes"])
         found = Arrivals(times_s, totals, float(message["end_s"]), bool(message["complete"]))
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise PeerError("the responder reported arrivals that make no sense") from None
+        raise PeerError("the responder reported invalid arrivals") from None
     if len(times_s) != len(totals):
-        raise PeerError("the responder reported arrivals that make no sense")
+        raise PeerError("the responder reported invalid arrivals")
     rising = all(earlier <= later for each in (times_s, totals) for earlier, later in pairwise(each))
     ends = not times_s or (times_s[0] >= 0 and times_s[-1] <= found.end_s < float("inf") and totals[0] > 0)
     if not rising or not ends:
-        raise PeerError("the responder reported arrivals that make no sense")
+        raise PeerError("the responder reported invalid arrivals")
     return found

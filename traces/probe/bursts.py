@@ -1,4 +1,4 @@
-"""Bytes as fast as TCP lets over several connections at once: one end sends, the other one notes when they come."""
+"""Bursts: bytes sent as fast as TCP allows over several connections at once, and timed where they arrive."""
 
 import os
 import selectors
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from traces.common.errors import InputError
 from traces.probe.arrivals import Arrivals
 
-# A responder serves whoever reaches it: one burst is never more than this.
+# A responder serves everybody who can reach it: a burst is never larger than this.
 MOST_BYTES = 20_000_000_000
 MOST_SECONDS = 60.0
 MOST_CONNECTIONS = 32
@@ -22,17 +22,17 @@ Direction = Literal["there", "back"]
 
 
 @dataclass(frozen=True, slots=True)
-class BurstOrder:
-    """As many bytes as fit into a time, over some connections at once.
+class BurstRequest:
+    """A burst that a peer asks for.
 
     Attributes:
         direction: ``there`` from the peer to the responder, ``back`` the other way.
-        size_bytes: At most, over all connections.
-        seconds: At most, from the first byte on.
-        connections: TCP connections.
+        size_bytes: Bytes at most, over all connections.
+        seconds: Seconds at most, from the first byte on.
+        connections: Number of TCP connections.
 
     Raises:
-        InputError: It is more than a responder gives, or nothing.
+        InputError: A value is not positive, or is larger than a responder allows.
     """
 
     direction: Direction
@@ -42,38 +42,39 @@ class BurstOrder:
 
     def __post_init__(self) -> None:
         if self.direction not in ("there", "back"):
-            raise InputError(f"direction {self.direction!r}", valid="'there' or 'back'")
+            raise InputError(f"direction {self.direction!r} is unknown", valid="give 'there' or 'back'")
         for name, value, most in (
             ("bytes", self.size_bytes, MOST_BYTES),
             ("seconds", self.seconds, MOST_SECONDS),
             ("connections", self.connections, MOST_CONNECTIONS),
         ):
             if not 0 < value <= most:
-                raise InputError(f"a burst of {value:g} {name}", valid=f"more than 0 and at most {most:g} {name}")
+                raise InputError(
+                    f"a burst of {value:g} {name} is not allowed", valid=f"give more than 0 and at most {most:g} {name}"
+                )
+
+    def as_message(self) -> dict[str, Any]:
+        """Return the message that asks for the burst."""
+        return {
+            "do": "burst",
+            "direction": self.direction,
+            "bytes": self.size_bytes,
+            "seconds": self.seconds,
+            "connections": self.connections,
+        }
 
 
-def order_of(message: dict[str, Any]) -> BurstOrder:
-    """Return the order in a message from another host.
+def parse_request(message: dict[str, Any]) -> BurstRequest:
+    """Return the burst that a message from another host asks for.
 
     Raises:
-        InputError: There is none, or it asks too much.
+        InputError: A value is missing or of another type, or is larger than a responder allows.
     """
     size_bytes, seconds, connections = (message.get(key) for key in ("bytes", "seconds", "connections"))
     whole = type(size_bytes) is int and type(connections) is int
     if not whole or type(seconds) not in (int, float):
-        raise InputError("a burst without a number of bytes, seconds and connections", valid="give all three")
-    return BurstOrder(message.get("direction"), size_bytes, float(seconds), connections)  # type: ignore[arg-type]
-
-
-def message_of(order: BurstOrder) -> dict[str, Any]:
-    """Return the message that says an order."""
-    return {
-        "do": "burst",
-        "direction": order.direction,
-        "bytes": order.size_bytes,
-        "seconds": order.seconds,
-        "connections": order.connections,
-    }
+        raise InputError("a burst lacks its number of bytes, seconds or connections", valid="give all three")
+    return BurstRequest(message.get("direction"), size_bytes, float(seconds), connections)  # type: ignore[arg-type]
 
 
 # In struct tcp_info (linux/tcp.h, since Linux 5.4): sender's segment size, congestion window in segments, and the
@@ -83,13 +84,13 @@ _SEGMENT, _CONGESTION, _OFFERED = 16, 80, 228
 
 # Linux lets a send buffer grow to twice the segments of the congestion window, with what keeps them: while it may grow,
 # the window is less than a third of it.
-_HELD_UP_SHARE = 0.5
+_LIMITED_SHARE = 0.5
 
 
 def full_window_bytes(connections: Sequence[socket.socket]) -> float | None:
-    """Return the buffer or window that holds up a connection, while congestion control would let more out; bytes.
+    """Return the smallest buffer or receive window that limits connections, bytes.
 
-    The least of all connections. None where the path itself holds them up, or the system does not say.
+    Returns None where congestion control limits one of them, which is the path's doing, or the system does not say.
     """
     found = [_full_window_bytes(connection) for connection in connections]
     full = [each for each in found if each is not None]
@@ -113,45 +114,45 @@ def _full_window_bytes(connection: socket.socket) -> float | None:
     most_bytes = segment_bytes * segments
     if offered_bytes and most_bytes >= offered_bytes:
         return float(min(offered_bytes, buffer_bytes))
-    return float(buffer_bytes) if most_bytes >= _HELD_UP_SHARE * buffer_bytes else None
+    return float(buffer_bytes) if most_bytes >= _LIMITED_SHARE * buffer_bytes else None
 
 
 _CHUNK_BYTES = 1 << 18
 _BUFFER_BYTES = 1 << 20
 
-# Arrivals are noted so often at first; when there are too many of them every other one is forgotten.
+# First interval between recorded arrivals, seconds. When there are too many, every other one is dropped.
 _RESOLUTION_S = 1e-4
 _MOST_NOTES = 4000
 
-# How long after its time a sender waits for the receiver to end a burst.
+# Seconds after its time for which a sender waits for the receiver to end a burst.
 _GRACE_S = 3.0
 
-# On, and no time: close at once, and forget what is still to send or unread.
-_AT_ONCE = struct.pack("ii", 1, 0)
+# SO_LINGER, on with a timeout of 0: close at once, and drop what is unsent or unread.
+_LINGER_NONE = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class SendTimes:
-    """What a sender knows of a burst.
+class SentBurst:
+    """Result of a burst at its sender.
 
     Attributes:
-        size_bytes: Handed over.
-        window_bytes: The buffer or window that held it up; None where that was the path, or the system does not say.
+        size_bytes: Bytes given to TCP.
+        window_bytes: Buffer or window that limited the burst; None where the path did, or the system does not say.
     """
 
     size_bytes: int
     window_bytes: float | None
 
 
-def send_burst(connections: Sequence[socket.socket], order: BurstOrder) -> SendTimes:
-    """Send what was ordered, or as much as the time allows, or as the receiver wants.
+def send_burst(connections: Sequence[socket.socket], request: BurstRequest) -> SentBurst:
+    """Send a burst, until all its bytes are sent, its time is over or the receiver ends it.
 
-    The bytes are noise, which nothing on the way can compress.
+    The bytes are random, so that nothing on the path can compress them.
     """
     noise = memoryview(os.urandom(_CHUNK_BYTES))
-    left = order.size_bytes
+    left = request.size_bytes
     # The receiver ends the burst: it knows when the first byte came.
-    deadline_s = time.monotonic() + order.seconds + _GRACE_S
+    deadline_s = time.monotonic() + request.seconds + _GRACE_S
     with selectors.DefaultSelector() as selector, suppress(OSError):
         for connection in connections:
             connection.setblocking(False)
@@ -164,15 +165,15 @@ def send_burst(connections: Sequence[socket.socket], order: BurstOrder) -> SendT
     for connection in connections:
         with suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
-    return SendTimes(order.size_bytes - left, full_window_bytes(connections))
+    return SentBurst(request.size_bytes - left, full_window_bytes(connections))
 
 
-def receive_burst(connections: Sequence[socket.socket], order: BurstOrder) -> Arrivals:
-    """Receive until every sender says that this was all, or the time is over, and hang up."""
+def receive_burst(connections: Sequence[socket.socket], request: BurstRequest) -> Arrivals:
+    """Receive a burst until all connections are closed or its time is over, and close them."""
     start_s = time.monotonic()
-    log = _Log()
+    log = _ArrivalLog()
     buffer = bytearray(_BUFFER_BYTES)
-    deadline_s = start_s + order.seconds
+    deadline_s = start_s + request.seconds
     cut_off = False
     with selectors.DefaultSelector() as selector:
         for connection in connections:
@@ -192,24 +193,24 @@ def receive_burst(connections: Sequence[socket.socket], order: BurstOrder) -> Ar
                     continue
                 now_s = time.monotonic()
                 if not log.total_bytes:
-                    deadline_s = now_s + order.seconds
+                    deadline_s = now_s + request.seconds
                 log.note(now_s - start_s, count)
         complete = not selector.get_map() and not cut_off
     end_s = time.monotonic() - start_s
     for connection in connections:
-        hang_up(connection)
+        close_at_once(connection)
     return log.arrivals(end_s, complete)
 
 
-def hang_up(connection: socket.socket) -> None:
-    """Close a connection at once: what is under way on it, or waits to be, is nobody's business any more."""
+def close_at_once(connection: socket.socket) -> None:
+    """Close a connection at once, and drop what is unsent or unread."""
     with suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
     connection.close()
 
 
-class _Log:
-    """When how much had arrived, of bounded length."""
+class _ArrivalLog:
+    """Arrivals over time, at most `_MOST_NOTES` of them."""
 
     def __init__(self) -> None:
         self.total_bytes = 0

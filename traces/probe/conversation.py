@@ -1,4 +1,4 @@
-"""What the two ends of a measurement say to each other: a greeting, then JSON objects, each after its length."""
+"""The protocol between the ends of a measurement: a greeting, then JSON objects, each after its length."""
 
 import json
 import socket
@@ -15,7 +15,7 @@ _VALID = "write HOST or HOST:PORT, an IPv6 address in brackets, for example '10.
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A host, by name or number, and a TCP port."""
+    """A host, by name or IP address, and a TCP port."""
 
     host: str
     port: int
@@ -25,23 +25,23 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Return what a person wrote; the port is `DEFAULT_PORT` where none is given.
+    """Return the address in a text; the port is `DEFAULT_PORT` where none is given.
 
     Raises:
-        InputError: This is no address.
+        InputError: The text is not an address.
     """
     host, port = _split(text.strip())
     if not host or any(each.isspace() for each in host) or not _is_name(host):
-        raise InputError(f"'{text}' is no address", valid=_VALID)
+        raise InputError(f"'{text}' is not an address", valid=_VALID)
     if not port:
         return Address(host, DEFAULT_PORT)
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        raise InputError(f"'{port}' in '{text}' is no port", valid="a port is a number from 1 to 65535")
+        raise InputError(f"'{port}' in '{text}' is not a port", valid="a port is a number from 1 to 65535")
     return Address(host, int(port))
 
 
 def _is_name(host: str) -> bool:
-    """Whether it can be looked up: no part of it is empty or longer than names in a network are."""
+    """Return whether a host name can be looked up: no label of it is empty or too long."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -68,102 +68,99 @@ _MOST_BYTES = 1 << 20
 
 
 class PeerError(RunError):
-    """The other end hung up, went silent, or said something that makes no sense."""
+    """The other end closed the connection, did not answer in time, or sent something invalid."""
 
 
-class StrangerError(PeerError):
-    """The other end is no part of a measurement."""
+class UnknownPeerError(PeerError):
+    """The other end does not speak this protocol."""
 
 
 class Conversation:
-    """One connection on which both ends speak in turn.
+    """One connection on which both ends send messages in turn.
 
     Args:
-        connection: Connected; closed by who made it.
-        silence_s: How long the other end may take for its part, seconds.
-        whom: The other end, for messages.
+        connection: Connected socket; the caller closes it.
+        timeout_s: Seconds within which the other end answers.
+        peer: Name of the other end, for messages.
     """
 
-    def __init__(self, connection: socket.socket, silence_s: float, whom: str) -> None:
+    def __init__(self, connection: socket.socket, timeout_s: float, peer: str) -> None:
         self.connection = connection
-        self._whom = whom
-        connection.settimeout(silence_s)
+        self._peer = peer
+        connection.settimeout(timeout_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def greet(self) -> None:
         """Exchange greetings.
 
         Raises:
-            StrangerError: The other end says something else, or nothing.
-            PeerError: It hung up.
+            UnknownPeerError: The other end sends something else, or nothing.
+            PeerError: The other end closed the connection.
         """
-        self._send(GREETING)
-        heard = b""
-        while len(heard) < len(GREETING):
+        self.send_bytes(GREETING)
+        received = b""
+        while len(received) < len(GREETING):
             try:
-                more = self._receive(len(GREETING) - len(heard))
+                more = self._receive(len(GREETING) - len(received))
             except TimeoutError as error:
-                raise StrangerError("says nothing") from error
-            heard += more
-            if not GREETING.startswith(heard):
-                raise StrangerError(f"starts with {heard!r}")
+                raise UnknownPeerError("sends nothing") from error
+            received += more
+            if not GREETING.startswith(received):
+                raise UnknownPeerError(f"starts with {received!r}")
 
-    def say(self, message: dict[str, Any]) -> None:
+    def send_json(self, message: dict[str, Any]) -> None:
         """Send an object.
 
         Raises:
-            PeerError: The other end has hung up.
+            PeerError: The other end has closed the connection.
         """
         text = json.dumps(message).encode()
-        assert len(text) <= _MOST_BYTES, "whoever says this keeps it short"
-        self._send(_LENGTH.pack(len(text)) + text)
+        assert len(text) <= _MOST_BYTES, "the sender keeps messages short"
+        self.send_bytes(_LENGTH.pack(len(text)) + text)
 
-    def hear(self) -> dict[str, Any]:
+    def receive_json(self) -> dict[str, Any]:
         """Return the object that the other end sends.
 
         Raises:
-            PeerError: It hung up, was silent for too long, refuses, or sent something else.
+            PeerError: The other end closed the connection, did not answer in time, refuses, or sent something else.
         """
-        (length,) = _LENGTH.unpack(self.exactly(_LENGTH.size))
+        (length,) = _LENGTH.unpack(self.receive_bytes(_LENGTH.size))
         if length > _MOST_BYTES:
-            raise PeerError(f"{self._whom} announced a message of {length:,} bytes")
+            raise PeerError(f"{self._peer} announced a message of {length:,} bytes")
         try:
-            message = json.loads(self.exactly(length))
+            message = json.loads(self.receive_bytes(length))
         except (ValueError, RecursionError) as error:
-            raise PeerError(f"{self._whom} sent a message that is no JSON") from error
+            raise PeerError(f"{self._peer} sent a message that is not JSON") from error
         if not isinstance(message, dict):
-            raise PeerError(f"{self._whom} sent a message that is no JSON object")
+            raise PeerError(f"{self._peer} sent a message that is not a JSON object")
         if "refused" in message:
-            raise PeerError(f"{self._whom} refused: {str(message['refused'])[:200]}")
+            raise PeerError(f"{self._peer} refused: {str(message['refused'])[:200]}")
         return message
 
-    def exactly(self, count: int) -> bytes:
-        """Return so many bytes.
+    def receive_bytes(self, count: int) -> bytes:
+        """Return a number of bytes.
 
         Raises:
-            PeerError: The other end hung up or was silent for too long before that.
+            PeerError: The other end closed the connection or did not send them in time.
         """
-        heard = bytearray()
-        while len(heard) < count:
+        received = bytearray()
+        while len(received) < count:
             try:
-                heard += self._receive(count - len(heard))
+                received += self._receive(count - len(received))
             except TimeoutError as error:
-                raise PeerError(f"{self._whom} was silent for {self.connection.gettimeout():g} s") from error
-        return bytes(heard)
+                raise PeerError(f"{self._peer} was silent for {self.connection.gettimeout():g} s") from error
+        return bytes(received)
 
-    def send(self, data: bytes) -> None:
+    def send_bytes(self, data: bytes) -> None:
         """Send bytes as they are.
 
         Raises:
-            PeerError: The other end has hung up.
+            PeerError: The other end has closed the connection.
         """
-        self._send(data)
-
-    def _send(self, data: bytes) -> None:
         try:
             self.connection.sendall(data)
         except OSError as error:
-            raise PeerError(f"{self._whom} hung up: {error.strerror or error}") from error
+            raise PeerError(f"{self._peer} hung up: {error.strerror or error}") from error
 
     def _receive(self, most: int) -> bytes:
         try:
@@ -171,7 +168,7 @@ class Conversation:
         except TimeoutError:
             raise
         except OSError as error:
-            raise PeerError(f"{self._whom} hung up: {error.strerror or error}") from error
+            raise PeerError(f"{self._peer} hung up: {error.strerror or error}") from error
         if not data:
-            raise PeerError(f"{self._whom} hung up")
+            raise PeerError(f"{self._peer} hung up")
         return data

@@ -1,42 +1,42 @@
-"""A path measured once and thoroughly: latency, and what one and several connections carry in both directions."""
+"""Profile of a path: its latency, and the rates of one and several connections in both directions."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from traces.probe.bursts import MOST_SECONDS, BurstOrder, Direction
+from traces.probe.bursts import MOST_SECONDS, BurstRequest, Direction
 from traces.probe.peer import Peer
 from traces.statistics import ROUNDS, Interval, interval_of
 
-# Round trips that are timed: as many as fit into a time.
+# Round trips that are timed: as many as fit into these seconds.
 _ECHOES_S = 3.0
 _LEAST_ECHOES, _MOST_ECHOES = 12, 300
 
-# A burst lasts so long, and so many round trips: windows have opened after two fifths of it.
+# A burst lasts at least these seconds and round trips: windows have opened after two fifths of it.
 _LEAST_BURST_S = 2.5
 _BURST_ROUND_TRIPS = 40
-# As many round trips open a window of ten segments to a gigabyte.
+# Round trips in which a window of ten segments opens to a gigabyte.
 _OPENING_ROUND_TRIPS = 16
 
-# What earlier bursts left in queues on the way is gone when round trips are nearly as short as before.
+# Queues on the path are empty again when round trips are nearly as short as before the burst.
 _SETTLED = 1.2
 _SETTLED_S = 1e-3
 _SETTLING_S = 5.0
 
-# A full window is a connection's ceiling if more connections carry more, and if it is what is under way: of a send
-# buffer headers and bookkeeping take a third, or more.
+# A full window limits a connection if more connections carry more, and if about as much is in flight: headers and
+# bookkeeping take a third of a send buffer, or more.
 _WINDOW_GAIN = 1.1
 _FLYING_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class DirectionProfile:
-    """What a path carries in one direction.
+    """Rates of a path in one direction.
 
     Attributes:
         rates_bps: Payload by number of connections, bits per second.
-        full_windows_bytes: By number of connections, the buffer or window that held them up; None if none did.
-        short: Numbers of connections for which the bytes were used up before windows had surely opened.
+        full_windows_bytes: Buffer or window that limited the connections, by their number; None if none did.
+        short: Numbers of connections whose burst ended before windows had surely opened.
     """
 
     rates_bps: Mapping[int, Interval]
@@ -45,15 +45,15 @@ class DirectionProfile:
 
     @property
     def best_bps(self) -> Interval:
-        """What the number of connections carries that carries most in its worst round, payload bits per second.
+        """Payload rate of the number of connections with the highest rate in its worst round, bits per second.
 
-        Where packets get lost those that follow are handed over late and all at once, so that single rounds show more
-        than the path can carry.
+        Where packets are lost, those behind them are delivered late and all at once: single rounds then show more than
+        the path can carry.
         """
         return max(self.rates_bps.values(), key=lambda each: each.least)
 
     def window_bytes(self, round_trip_s: float) -> float | None:
-        """Return what one connection has under way at most; None where something else binds it."""
+        """Return the most bytes that one connection has in flight; None where something else limits it."""
         fewest = min(self.rates_bps)
         rate_bps, full_bytes = self.rates_bps[fewest].median / fewest, self.full_windows_bytes[fewest]
         flying_bytes = rate_bps * round_trip_s / 8
@@ -66,9 +66,9 @@ class PathProfile:
     """A path between two hosts.
 
     Attributes:
-        round_trip_s: Of single packets on the idle path.
-        least_round_trip_s: The quickest of them.
-        directions: What it carries.
+        round_trip_s: Round trip of single packets on the idle path, seconds.
+        least_round_trip_s: Shortest of these round trips, seconds.
+        directions: Rates of the path in each direction.
     """
 
     round_trip_s: Interval
@@ -77,14 +77,14 @@ class PathProfile:
 
     @property
     def latency_s(self) -> float:
-        """One way, seconds: half of a round trip."""
+        """One-way latency: half of a round trip, seconds."""
         return self.round_trip_s.median / 2
 
     @property
     def jitter_s(self) -> float:
-        """How much longer than the quickest a packet takes one way at most, if delays are even; seconds.
+        """Longest extra delay of a packet one way, if delays are uniform; seconds.
 
-        A round trip then takes as much longer in the mean.
+        The mean extra delay of a round trip is then as long.
         """
         return self.round_trip_s.median - self.least_round_trip_s
 
@@ -92,16 +92,16 @@ class PathProfile:
 def profile_path(
     peer: Peer, connections: Sequence[int], traffic_bytes: int, tell: Callable[[str], None]
 ) -> PathProfile:
-    """Measure.
+    """Measure a path.
 
     Args:
-        peer: The session with the other end.
-        connections: Numbers of connections to try, rising.
-        traffic_bytes: That all of it takes at most, in both directions together.
+        peer: Session with the other end.
+        connections: Numbers of connections to measure, rising.
+        traffic_bytes: Bytes sent at most, in both directions together.
         tell: Called with lines about the progress.
 
     Raises:
-        PeerError: The other end was lost.
+        PeerError: The connection to the other end was lost.
     """
     tell("round trips")
     echoes = _round_trips_s(peer)
@@ -115,7 +115,7 @@ def profile_path(
         short = []
         for count in connections:
             tell(f"{direction}: {count} connection{'s' if count > 1 else ''}")
-            arrivals, windows[count] = peer.burst(BurstOrder(direction, size_bytes, seconds, count))
+            arrivals, windows[count] = peer.burst(BurstRequest(direction, size_bytes, seconds, count))
             found = arrivals.window_rates_bps(ROUNDS)
             rates[count] = interval_of(found or [0.0])
             if arrivals.complete and arrivals.warm_up_s < _OPENING_ROUND_TRIPS * round_trip.median:

@@ -1,4 +1,4 @@
-"""The near end of a measurement: asks a responder for echoes and bursts."""
+"""The end of a measurement that asks: it opens a session with a responder, and asks for echoes and bursts."""
 
 import socket
 import time
@@ -7,49 +7,49 @@ from typing import Any, Self
 
 from traces.common.errors import InputError, RunError
 from traces.probe.arrivals import Arrivals, arrivals_of
-from traces.probe.bursts import BurstOrder, hang_up, message_of, receive_burst, send_burst
-from traces.probe.conversation import Address, Conversation, PeerError, StrangerError
+from traces.probe.bursts import BurstRequest, close_at_once, receive_burst, send_burst
+from traces.probe.conversation import Address, Conversation, PeerError, UnknownPeerError
 from traces.probe.session import ECHO_BYTES
 
-# What an answer may take beside the burst that it is about, seconds.
-PATIENCE_S = 10.0
+# Seconds within which an answer comes, beside the time of a burst.
+ANSWER_TIMEOUT_S = 10.0
 
-# For a responder to start, and from one look at it to the next, seconds.
-STARTING_S = 6.0
+# Seconds that a responder may take to start, and between two attempts to reach it.
+STARTUP_TIMEOUT_S = 6.0
 _PAUSE_S = 0.2
 
 _REMEDY = "start 'ropebridge profile network --listen ADDRESS' on that host"
 
 
 class BusyError(RunError):
-    """The responder serves somebody else."""
+    """The responder serves another peer."""
 
 
 class Peer:
-    """A session with a responder, from ``with`` to its end.
+    """A session with a responder; a context manager that closes it.
 
     Args:
-        address: Of the responder.
-        patience_s: How long anything may take beside a burst, seconds.
-        replaces: Token of a session of ours that broke: the responder may not know yet.
+        address: Address of the responder.
+        timeout_s: Seconds within which an answer comes, beside the time of a burst.
+        replaces: Token of an earlier session that broke, which the responder may not have noticed yet.
 
     Attributes:
-        token: Of the session.
-        services: What the responder does beside echoes and bursts.
+        token: Token of the session.
+        services: Names of what the responder does besides echoes and bursts.
 
     Raises:
-        InputError: Nobody is there, or somebody else.
-        BusyError: The responder serves somebody else.
-        PeerError: It hung up.
+        InputError: Nothing listens at the address, or it is not a responder.
+        BusyError: The responder serves another peer.
+        PeerError: The responder closed the connection.
     """
 
-    def __init__(self, address: Address, patience_s: float = PATIENCE_S, replaces: str = "") -> None:
+    def __init__(self, address: Address, timeout_s: float = ANSWER_TIMEOUT_S, replaces: str = "") -> None:
         self.address = address
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._conversation = self._connect()
         try:
-            self._conversation.say({"want": "session", "replaces": replaces})
-            answer = self._conversation.hear()
+            self._conversation.send_json({"want": "session", "replaces": replaces})
+            answer = self._conversation.receive_json()
             if answer.get("busy"):
                 raise BusyError(f"{address} serves another peer: try again when that is done")
             self.token = str(answer.get("session"))
@@ -73,97 +73,97 @@ class Peer:
 
     @property
     def own_host(self) -> str:
-        """The address of this end, as the responder reaches it."""
+        """Address of this host, as the responder reaches it."""
         return str(self._conversation.connection.getsockname()[0])
 
     @property
     def host(self) -> str:
-        """The responder's address, as a number."""
+        """IP address of the responder."""
         return str(self._conversation.connection.getpeername()[0])
 
     def round_trips_s(self, count: int) -> list[float]:
-        """Return the times of so many round trips of single packets, one after the other, seconds."""
-        self._conversation.say({"do": "echo", "count": count})
+        """Return the durations of round trips of single packets, made one after the other, seconds."""
+        self._conversation.send_json({"do": "echo", "count": count})
         found = []
         for number in range(count):
             packet = number.to_bytes(ECHO_BYTES, "big")
             start_s = time.perf_counter()
-            self._conversation.send(packet)
-            if self._conversation.exactly(ECHO_BYTES) != packet:
-                raise PeerError(f"{self.address} answered with another echo")
+            self._conversation.send_bytes(packet)
+            if self._conversation.receive_bytes(ECHO_BYTES) != packet:
+                raise PeerError(f"{self.address} echoed other bytes than were sent")
             found.append(time.perf_counter() - start_s)
-        self._conversation.hear()
+        self._conversation.receive_json()
         return found
 
-    def burst(self, order: BurstOrder) -> tuple[Arrivals, float | None]:
-        """Let a burst pass, over connections of its own.
+    def burst(self, request: BurstRequest) -> tuple[Arrivals, float | None]:
+        """Carry out a burst, over connections of its own.
 
         Returns:
-            When it arrived; and the buffer or window, in bytes, that held its sender up, None if that was the path.
+            Arrivals of its bytes; and the buffer or window that limited its sender, in bytes, None if the path did.
         """
         connections: list[socket.socket] = []
         try:
-            for _ in range(order.connections):
+            for _ in range(request.connections):
                 connections.append(self._join())
-            self._conversation.say(message_of(order))
-            self._conversation.hear()
-            self._conversation.connection.settimeout(order.seconds + self._patience_s)
-            if order.direction == "back":
-                arrivals = receive_burst(connections, order)
-                window = self._conversation.hear().get("window_bytes")
+            self._conversation.send_json(request.as_message())
+            self._conversation.receive_json()
+            self._conversation.connection.settimeout(request.seconds + self._timeout_s)
+            if request.direction == "back":
+                arrivals = receive_burst(connections, request)
+                window = self._conversation.receive_json().get("window_bytes")
             else:
-                window = send_burst(connections, order).window_bytes
-                arrivals = arrivals_of(self._conversation.hear())
-            self._conversation.connection.settimeout(self._patience_s)
+                window = send_burst(connections, request).window_bytes
+                arrivals = arrivals_of(self._conversation.receive_json())
+            self._conversation.connection.settimeout(self._timeout_s)
         finally:
             for connection in connections:
-                hang_up(connection)
+                close_at_once(connection)
         return arrivals, float(window) if isinstance(window, int | float) else None
 
     def ask(self, service: str, message: dict[str, Any]) -> None:
-        """Ask for another service, without waiting for its answer."""
-        self._conversation.say({**message, "do": service})
+        """Ask for a service of the responder, without waiting for its answer."""
+        self._conversation.send_json({**message, "do": service})
 
-    def answer(self, silence_s: float) -> dict[str, Any]:
-        """Return the answer to what was asked, for which the responder may take so long."""
-        self._conversation.connection.settimeout(silence_s)
-        answer = self._conversation.hear()
-        self._conversation.connection.settimeout(self._patience_s)
+    def answer(self, timeout_s: float) -> dict[str, Any]:
+        """Return the answer to what was asked, which the responder gives within some seconds."""
+        self._conversation.connection.settimeout(timeout_s)
+        answer = self._conversation.receive_json()
+        self._conversation.connection.settimeout(self._timeout_s)
         return answer
 
     def _join(self) -> socket.socket:
         conversation = self._connect()
         try:
-            conversation.say({"join": self.token})
-            conversation.hear()
+            conversation.send_json({"join": self.token})
+            conversation.receive_json()
         except BaseException:
             conversation.connection.close()
             raise
         return conversation.connection
 
     def _connect(self) -> Conversation:
-        connection = _open(self.address, self._patience_s)
+        connection = _open(self.address, self._timeout_s)
         try:
-            conversation = Conversation(connection, self._patience_s, str(self.address))
+            conversation = Conversation(connection, self._timeout_s, str(self.address))
             conversation.greet()
-        except StrangerError as error:
+        except UnknownPeerError as error:
             connection.close()
-            raise InputError(f"what listens at {self.address} is no responder: it {error}", valid=_REMEDY) from error
+            raise InputError(f"what listens at {self.address} is not a responder: it {error}", valid=_REMEDY) from error
         except BaseException:
             connection.close()
             raise
         return conversation
 
 
-def await_listener(address: Address, patience_s: float = STARTING_S) -> None:
-    """Wait until somebody listens: a responder that was started a moment ago takes its time, on a small host above all.
+def await_listener(address: Address, timeout_s: float = STARTUP_TIMEOUT_S) -> None:
+    """Wait until something listens at an address: a responder takes some time to start.
 
-    Nothing is said where nobody comes: who connects then says what is wrong.
+    Returns also if nothing does: connecting then raises an error that says what is wrong.
     """
-    until_s = time.monotonic() + patience_s
+    until_s = time.monotonic() + timeout_s
     while time.monotonic() < until_s:
         try:
-            socket.create_connection((address.host, address.port), timeout=patience_s).close()
+            socket.create_connection((address.host, address.port), timeout=timeout_s).close()
         except ConnectionRefusedError:
             time.sleep(_PAUSE_S)
         except OSError:
@@ -172,16 +172,16 @@ def await_listener(address: Address, patience_s: float = STARTING_S) -> None:
             return
 
 
-def _open(address: Address, patience_s: float) -> socket.socket:
+def _open(address: Address, timeout_s: float) -> socket.socket:
     try:
-        return socket.create_connection((address.host, address.port), timeout=patience_s)
+        return socket.create_connection((address.host, address.port), timeout=timeout_s)
     except socket.gaierror as error:
         raise InputError(f"there is no host '{address.host}': {error.strerror}", valid="check the name") from error
     except ConnectionRefusedError as error:
-        raise InputError(f"nobody listens at {address}", valid=_REMEDY) from error
+        raise InputError(f"nothing listens at {address}", valid=_REMEDY) from error
     except TimeoutError as error:
         raise InputError(
-            f"{address} does not answer within {patience_s:g} s", valid="check the address, and firewalls on the way"
+            f"{address} does not answer within {timeout_s:g} s", valid="check the address, and firewalls on the way"
         ) from error
     except OSError as error:
         raise InputError(f"{address} cannot be reached: {error.strerror}", valid="check the address") from error

@@ -1,9 +1,8 @@
-"""A trace that grows row by row while a link is measured, and that a crash cannot spoil.
+"""A trace file that grows row by row while a link is measured, and that a crash cannot damage.
 
-A recording is CSV as `traces.formats.csv_units` reads it. Its rows are appended whole and are on the disk before the
-next one is measured; one without its line end was being written when the recorder, or the machine, went down, and
-counts for nothing. Times are those of the recording: while nothing is recorded no time passes, since a trace has a rate
-at every time and would have to invent one.
+A recording is CSV as `traces.formats.csv_units` reads it. Each row is on the disk before the next one is measured; a
+last row without its line end was being written when the recorder or the machine stopped, and is ignored. Times are
+those of the recording: no time passes while nothing is recorded, since a trace would need a rate for it.
 """
 
 import fcntl
@@ -23,11 +22,11 @@ _VALID = "name a new file, or one that 'ropebridge traces record' began"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was measured of a link at one time.
+    """A measurement of a link at one time.
 
     Attributes:
-        bandwidth_bps: Bits per second; 0 in an outage.
-        latency_s: One way, seconds.
+        bandwidth_bps: Rate of the link, bits per second; 0 in an outage.
+        latency_s: One-way latency, seconds.
     """
 
     bandwidth_bps: float
@@ -35,20 +34,20 @@ class Sample:
 
 
 class Recording:
-    """A file that samples are appended to, from ``with`` to its end; only one process at a time may.
+    """A file that samples are appended to: a context manager that locks it for this process.
 
     Nothing is written before the first sample.
 
     Args:
-        path: Of the file; one that is there goes on where it ends.
+        path: Path of the file; an existing recording is continued.
 
     Attributes:
-        end_s: Until when the file says something, in seconds of the recording: there it goes on.
-        samples: Rows that it has.
-        latency_s: Of the last sample, seconds; None without one.
+        end_s: End of the recording so far, seconds.
+        samples: Number of samples so far.
+        latency_s: Latency of the last sample, seconds; None without one.
 
     Raises:
-        InputError: There can be no file, it is no recording, or another process appends to it.
+        InputError: The file cannot be created, is not a recording, or another process appends to it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,14 +62,14 @@ class Recording:
     def __enter__(self) -> Self:
         check_place(self.path)
         if self.path.exists() and not self.path.is_file():
-            raise InputError("is no file", str(self.path), "name a file to write")
+            raise InputError("is not a file", str(self.path), "name a file to write")
         if not self.path.exists():
             if not os.access(self.path.parent, os.W_OK):
                 raise InputError("cannot be written: Permission denied", str(self.path), "choose a place that can")
             return self
         try:
             self._open(os.O_RDWR)
-            self._take_up()
+            self._resume()
         except BaseException:
             self._close()
             raise
@@ -82,15 +81,15 @@ class Recording:
         self._close()
 
     def append(self, time_s: float, sample: Sample) -> None:
-        """Put a sample on the disk.
+        """Append a sample, and wait until it is on the disk.
 
         Args:
-            time_s: When it was measured, in seconds of the recording, after the sample before it.
-            sample: What was measured.
+            time_s: Time of the sample in the recording, seconds, later than that of the sample before.
+            sample: Measurement of the link.
 
         Raises:
-            InputError: The file cannot be made.
-            RunError: It cannot be written any more.
+            InputError: The file cannot be created.
+            RunError: The file cannot be written any more.
         """
         time_ms = max(round(1000 * time_s), self._latest_ms + 1)
         row = f"{time_ms / 1000:.3f},{sample.bandwidth_bps / 1e6:.6f},{1000 * sample.latency_s:.3f}\n".encode()
@@ -100,7 +99,7 @@ class Recording:
         if not self._whole_bytes:
             row = _HEADER + row
         try:
-            # What was being written when the recorder before this one went down.
+            # Remove a row that an earlier recorder did not finish.
             os.ftruncate(self._file, self._whole_bytes)
             if os.pwrite(self._file, row, self._whole_bytes) < len(row):
                 raise OSError(0, "no space left")
@@ -118,7 +117,7 @@ class Recording:
             self._file = os.open(self.path, flags | os.O_CLOEXEC, 0o666)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if flags & os.O_CREAT:
-                # The name has to be on the disk as well.
+                # The name must be on the disk as well.
                 folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
                 os.fsync(folder)
                 os.close(folder)
@@ -134,21 +133,25 @@ class Recording:
             os.close(self._file)
             self._file = None
 
-    def _take_up(self) -> None:
-        """Find out where the file ends, and that it is a recording."""
+    def _resume(self) -> None:
+        """Find where an existing recording ends.
+
+        Raises:
+            InputError: The file is not a recording.
+        """
         content = self.path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         if _HEADER.startswith(content):
             return
         if not whole.startswith(_HEADER):
-            raise InputError("is no recording", str(self.path), _VALID)
+            raise InputError("is not a recording", str(self.path), _VALID)
         if whole == _HEADER:
             return
         try:
             trace = csv_units.read(whole.decode())
         except (InputError, UnicodeDecodeError) as error:
             problem = error.within(str(self.path)) if isinstance(error, InputError) else error
-            raise InputError(f"{problem}: is no recording any more", str(self.path), _VALID) from error
+            raise InputError(f"{problem}: is not a recording any more", str(self.path), _VALID) from error
         rows = whole.splitlines()
         if len(trace.times_s) != len(rows) - 1:
             raise InputError("says when it ends", str(self.path), f"take its last line out, or {_VALID}")

@@ -1,4 +1,4 @@
-"""The far end of a measurement: listens, and does its part for one peer at a time."""
+"""The end of a measurement that answers: it listens, and serves one peer at a time."""
 
 import hmac
 import secrets
@@ -14,36 +14,36 @@ from traces.probe.bursts import MOST_CONNECTIONS
 from traces.probe.conversation import Address, Conversation, PeerError
 from traces.probe.session import Service, Session
 
-# For somebody who has connected to say what they want.
+# Seconds within which a new connection says what it is for.
 _GREETING_S = 5.0
 
-# Of those who have not said it yet.
-_MOST_STRANGERS = 64
+# New connections at a time that have not said what they are for.
+_MOST_NEW = 64
 
-# For a session to end whose peer has just left.
+# Seconds that a session may take to end after its peer has left.
 _LEAVING_S = 0.5
 
-# For one that its peer wants to replace.
+# Seconds that a session may take to end which its peer replaces.
 _REPLACING_S = 10.0
 
 
 class Responder:
-    """Listens at one address, from ``with`` to its end.
+    """A responder that listens at one address; a context manager that closes it.
 
     Args:
-        address: Where; nowhere else.
-        services: What it does beside echoes and bursts, by the name that peers ask for.
-        tell: Called with lines about who measures.
+        address: Address to listen at.
+        services: Services by the names that peers ask for, besides echoes and bursts.
+        tell: Called with a line for each session.
 
     Raises:
-        InputError: It cannot listen there.
+        InputError: The responder cannot listen at the address.
     """
 
     def __init__(self, address: Address, services: Mapping[str, Service], tell: Callable[[str], None]) -> None:
         self.address = address
         self._services = services
         self._tell = tell
-        self._strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
+        self._new = threading.BoundedSemaphore(_MOST_NEW)
         self._serving = threading.Lock()
         self._session: Session | None = None
 
@@ -55,56 +55,56 @@ class Responder:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with suppress(OSError):
-            # Whoever waits for the next one to connect hears of it only so.
+            # `accept` in another thread returns only then.
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         if (session := self._session) is not None:
             session.end()
 
     def serve(self) -> None:
-        """Serve until the socket is closed, or this thread is interrupted."""
+        """Serve until the responder is closed, or this thread is interrupted."""
         while True:
             try:
                 connection, (host, *_) = self._listening.accept()
             except OSError:
-                # Closed, or somebody who has hung up already.
+                # The responder is closed, or the peer has closed the connection already.
                 if self._listening.fileno() < 0:
                     return
                 continue
-            if not self._strangers.acquire(blocking=False):
+            if not self._new.acquire(blocking=False):
                 connection.close()
                 continue
             threading.Thread(target=self._receive, args=(connection, host), daemon=True).start()
 
     def _receive(self, connection: socket.socket, host: str) -> None:
-        """Find out what somebody wants who has connected."""
-        # Whoever connects may be gone again at any time.
+        """Receive what a new connection is for, and serve it."""
+        # The peer may close the connection at any time.
         with suppress(PeerError, OSError), ExitStack() as stack:
             stack.callback(connection.close)
             try:
                 conversation = Conversation(connection, _GREETING_S, host)
                 conversation.greet()
-                wish = conversation.hear()
+                request = conversation.receive_json()
             finally:
-                self._strangers.release()
-            if wish.get("want") == "session":
-                self._measure(conversation, host, self._session_of(wish.get("replaces")))
-            elif (session := self._session_of(wish.get("join"))) is not None and session.join(conversation):
-                # It is the session's from now on.
+                self._new.release()
+            if request.get("want") == "session":
+                self._measure(conversation, host, self._session_of(request.get("replaces")))
+            elif (session := self._session_of(request.get("join"))) is not None and session.join(conversation):
+                # The session owns the connection from now on.
                 stack.pop_all()
 
     def _session_of(self, token: object) -> Session | None:
-        """The session that is served, if this is its token."""
+        """Return the session that is served, if this is its token."""
         session = self._session
         given = str(token).encode(errors="replace")
         return session if session is not None and hmac.compare_digest(given, session.token.encode()) else None
 
     def _measure(self, conversation: Conversation, host: str, replaced: Session | None) -> None:
         if replaced is not None:
-            # The peer has given it up, and this end may hear of that much later.
+            # The peer has given this session up, which this end may notice much later.
             replaced.end()
         if not self._serving.acquire(timeout=_LEAVING_S if replaced is None else _REPLACING_S):
-            conversation.say({"busy": True})
+            conversation.send_json({"busy": True})
             return
         try:
             session = self._session = Session(conversation, secrets.token_hex(16), self._services)

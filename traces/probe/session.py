@@ -1,4 +1,4 @@
-"""What a responder does for the peer that it serves: echoes, bursts, and what else it was given."""
+"""A responder's session with one peer: it carries out echoes, bursts and further services."""
 
 import queue
 import socket
@@ -8,11 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 from traces.common.errors import RopebridgeError
-from traces.probe.bursts import MOST_CONNECTIONS, hang_up, order_of, receive_burst, send_burst
+from traces.probe.bursts import MOST_CONNECTIONS, close_at_once, parse_request, receive_burst, send_burst
 from traces.probe.conversation import Conversation, PeerError
 
-# Of the peer, between two wishes.
-SILENCE_S = 30.0
+# Seconds within which a peer sends its next request.
+REQUEST_TIMEOUT_S = 30.0
 
 ECHO_BYTES = 8
 MOST_ECHOES = 10_000
@@ -20,21 +20,21 @@ MOST_ECHOES = 10_000
 _JOINING_S = 10.0
 
 Service = Callable[[str, str, dict[str, Any]], dict[str, Any]]
-"""Called with both addresses of the connection, the responder's first, and the message; returns the answer."""
+"""Called with the responder's address, the peer's address and the request; returns the answer."""
 
 
 class Session:
-    """One peer's, until it hangs up or somebody else ends it.
+    """A session, until the peer closes it or `end` is called.
 
     Args:
-        conversation: With the peer, greeted.
-        token: What further connections of the peer name.
-        services: By name.
+        conversation: Conversation with the peer, after the greeting.
+        token: Token that further connections of the peer name.
+        services: Services by their names, besides echoes and bursts.
 
     Attributes:
-        token: See above.
-        sent_bytes: In bursts.
-        received_bytes: In bursts.
+        token: Token that further connections of the peer name.
+        sent_bytes: Bytes sent in bursts.
+        received_bytes: Bytes received in bursts.
     """
 
     def __init__(self, conversation: Conversation, token: str, services: Mapping[str, Service]) -> None:
@@ -48,7 +48,7 @@ class Session:
         self._bursting: list[socket.socket] = []
 
     def join(self, conversation: Conversation) -> bool:
-        """Take a further connection of the peer; return whether there is room for it."""
+        """Add a further connection of the peer; return whether there is room for it."""
         with self._ending:
             if self._over:
                 return False
@@ -57,75 +57,75 @@ class Session:
             except queue.Full:
                 return False
         with suppress(PeerError):
-            conversation.say({"joined": True})
+            conversation.send_json({"joined": True})
         return True
 
     def end(self) -> None:
-        """Close all connections: whoever serves this notices."""
+        """Close all connections; `serve` then raises an error."""
         with self._ending:
             self._over = True
             for connection in (self._conversation.connection, *self._bursting):
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
             while not self._joined.empty():
-                hang_up(self._joined.get_nowait().connection)
+                close_at_once(self._joined.get_nowait().connection)
 
     def serve(self) -> None:
-        """Do what the peer asks, until it hangs up.
+        """Answer the peer's requests.
 
         Raises:
-            PeerError: It did so, or asked for something that makes no sense.
+            PeerError: The peer closed the connection or sent something invalid.
         """
         conversation = self._conversation
-        conversation.connection.settimeout(SILENCE_S)
-        conversation.say({"session": self.token, "services": sorted(self._services)})
+        conversation.connection.settimeout(REQUEST_TIMEOUT_S)
+        conversation.send_json({"session": self.token, "services": sorted(self._services)})
         while True:
-            message = conversation.hear()
+            message = conversation.receive_json()
             try:
                 answer = self._answer(message)
             except PeerError:
                 raise
             except RopebridgeError as error:
                 answer = {"refused": str(error)}
-            conversation.say(answer)
+            conversation.send_json(answer)
 
     def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        wish = str(message.get("do"))
-        if wish == "echo":
+        kind = str(message.get("do"))
+        if kind == "echo":
             return self._echo(message.get("count"))
-        if wish == "burst":
+        if kind == "burst":
             return self._burst(message)
-        if wish in self._services:
+        if kind in self._services:
             connection = self._conversation.connection
-            return self._services[wish](connection.getsockname()[0], connection.getpeername()[0], message)
-        return {"refused": f"nobody here can do {wish[:40]!r}"}
+            return self._services[kind](connection.getsockname()[0], connection.getpeername()[0], message)
+        return {"refused": f"{kind[:40]!r} is not a service of this responder"}
 
     def _echo(self, count: object) -> dict[str, Any]:
         if not isinstance(count, int) or not 0 < count <= MOST_ECHOES:
             return {"refused": f"{str(count)[:40]} echoes; at most {MOST_ECHOES} at a time"}
         for _ in range(count):
-            self._conversation.send(self._conversation.exactly(ECHO_BYTES))
+            self._conversation.send_bytes(self._conversation.receive_bytes(ECHO_BYTES))
         return {"echoed": count}
 
     def _burst(self, message: dict[str, Any]) -> dict[str, Any]:
-        order = order_of(message)
+        request = parse_request(message)
         try:
-            connections = [self._joined.get(timeout=_JOINING_S).connection for _ in range(order.connections)]
+            connections = [self._joined.get(timeout=_JOINING_S).connection for _ in range(request.connections)]
         except queue.Empty:
-            return {"refused": f"a burst over {order.connections} connections, of which some are not there"}
+            return {"refused": f"a burst over {request.connections} connections, some of which were not opened"}
         with self._ending:
             self._bursting = connections
             if self._over:
                 raise PeerError("the session was replaced")
-        self._conversation.say({"ready": True})
+        self._conversation.send_json({"ready": True})
         try:
-            if order.direction == "there":
-                arrivals = receive_burst(connections, order)
+            if request.direction == "there":
+                arrivals = receive_burst(connections, request)
                 self.received_bytes += arrivals.size_bytes
                 return arrivals.as_message()
-            departures = send_burst(connections, order)
-            self.sent_bytes += departures.size_bytes
-            return {"sent": departures.size_bytes, "window_bytes": departures.window_bytes}
+            sent = send_burst(connections, request)
+            self.sent_bytes += sent.size_bytes
+            return {"sent": sent.size_bytes, "window_bytes": sent.window_bytes}
         finally:
             with self._ending:
                 self._bursting = []

@@ -264,7 +264,7 @@ def test_a_responder_says_why_it_cannot_listen(tmp_path: Path) -> None:
         (["127.0.0.1", "--traffic", "1 B"], "--traffic: 1 bytes"),
         (["127.0.0.1", *NAMES, "-o", "none/cluster.yaml"], "the folder 'none' does not exist"),
         (["127.0.0.1", *NAMES, "-o", "cluster.json"], "let its name end in .yaml"),
-        ([f"127.0.0.1:{free_port()}", *NAMES, "-o", "cluster.yaml"], "nobody listens at 127.0.0.1"),
+        ([f"127.0.0.1:{free_port()}", *NAMES, "-o", "cluster.yaml"], "nothing listens at 127.0.0.1"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_another_protocol_is_refused(tmp_path: Path) -> None:
     with server(lambda connection: connection.sendall(b"220 mail\r\n")) as address:
         done = ropebridge("profile", "network", address, *NAMES, "-o", tmp_path / "cluster.yaml")
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"what listens at {address} is no responder: it starts with b'220 mail" in done.stderr
+    assert f"what listens at {address} is not a responder: it starts with b'220 mail" in done.stderr
     assert list(tmp_path.iterdir()) == []
     # But for the greeting.
     assert not b"220 mail".startswith(GREETING[:1])

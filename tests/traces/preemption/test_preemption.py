@@ -130,7 +130,7 @@ def test_no_text_matches_two_formats() -> None:
         ('{"gap_seconds": 0, "data": [1]}', ": gap_seconds", "the gap is 0 s; it must be above zero"),
         ('{"gap_seconds": 60}', ": data", "there is no list of counts; give"),
         ('{"gap_seconds": 60, "data": [1, -1]}', ": data[1]", "-1 is out of range"),
-        ('{"gap_seconds": 60, "data": [1, 1.5]}', ": data[1]", "1.5 is no count; a whole number of nodes"),
+        ('{"gap_seconds": 60, "data": [1, 1.5]}', ": data[1]", "1.5 is not a count; give a whole number of nodes"),
         ('{"gap_seconds": 60,\n"data": [1', ":2", "is not JSON"),
         ("[]", "", "is not a JSON list with something in it"),
         ('[{"Time": 0, "GPU": 1}]', ": [0]", '{"Time": 0, "GPU": 1} is not a row; give'),

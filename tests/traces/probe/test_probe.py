@@ -19,7 +19,7 @@ from tests.helpers.networks.responders import free_port, server
 from tests.helpers.strategies.trace_strategies import link_traces
 from traces.common.errors import InputError
 from traces.probe.arrivals import Arrivals, arrivals_of
-from traces.probe.bursts import MOST_BYTES, BurstOrder, message_of, order_of
+from traces.probe.bursts import MOST_BYTES, BurstRequest, parse_request
 from traces.probe.conversation import DEFAULT_PORT, GREETING, Address, Conversation, PeerError, parse_address
 from traces.probe.path_profile import DirectionProfile
 from traces.probe.peer import BusyError, Peer
@@ -66,7 +66,7 @@ def test_an_address_is_read_and_written(text: str, expected: Address) -> None:
     "text", ["", ":99", "host:", "host:0", "host:65536", "host:x", "[::1", "[::1]x", "[::1]:", "a b", "[]:9"]
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"is no address|is no port"):
+    with pytest.raises(InputError, match=r"is not an address|is not a port"):
         parse_address(text)
 
 
@@ -138,11 +138,11 @@ def test_arrivals_from_elsewhere_make_sense_or_are_an_error(message: dict[str, A
 @given(st.dictionaries(st.sampled_from(["direction", "bytes", "seconds", "connections"]), JSON_VALUES))
 def test_an_order_from_elsewhere_is_bounded_or_refused(message: dict[str, Any]) -> None:
     try:
-        order = order_of(message)
+        order = parse_request(message)
     except InputError:
         return
     assert 0 < order.size_bytes <= MOST_BYTES
-    assert order_of(message_of(order)) == order
+    assert parse_request(order.as_message()) == order
 
 
 def test_an_interval_is_that_of_six_rounds() -> None:
@@ -175,7 +175,7 @@ def test_a_burst_arrives_whole(where: Any, connections: int) -> None:
         with Peer(address) as peer:
             assert min(peer.round_trips_s(5)) > 0
             for _ in range(2):
-                found, _ = peer.burst(BurstOrder(where, 3_000_001, 20.0, connections))
+                found, _ = peer.burst(BurstRequest(where, 3_000_001, 20.0, connections))
                 assert (found.size_bytes, found.complete) == (3_000_001, True)
                 assert list(found.times_s) == sorted(found.times_s)
             assert len(peer.round_trips_s(5)) == 5
@@ -187,12 +187,12 @@ def test_a_burst_arrives_whole(where: Any, connections: int) -> None:
 @pytest.mark.parametrize("where", ["there", "back"])
 def test_a_burst_ends_with_its_time(where: Any) -> None:
     with serving() as address, Peer(address) as peer:
-        found, _ = peer.burst(BurstOrder(where, MOST_BYTES, 0.2, 2))
+        found, _ = peer.burst(BurstRequest(where, MOST_BYTES, 0.2, 2))
         assert not found.complete
         assert 0 < found.size_bytes < MOST_BYTES
         assert found.end_s - found.times_s[0] >= 0.2
         # And the session is still good.
-        assert peer.burst(BurstOrder(where, 1000, 5.0, 1))[0].size_bytes == 1000
+        assert peer.burst(BurstRequest(where, 1000, 5.0, 1))[0].size_bytes == 1000
 
 
 def until_told(told: list[str]) -> None:
@@ -211,7 +211,7 @@ def test_one_peer_at_a_time_and_a_broken_session_can_be_replaced() -> None:
             with pytest.raises(BusyError, match="serves another peer"):
                 Peer(address, replaces="0" * 32)
             with Peer(address, replaces=first.token) as second:
-                assert second.burst(BurstOrder("there", 1000, 5.0, 1))[0].size_bytes == 1000
+                assert second.burst(BurstRequest("there", 1000, 5.0, 1))[0].size_bytes == 1000
                 with pytest.raises(PeerError):
                     first.round_trips_s(1)
         until_told(told)
@@ -270,24 +270,24 @@ BURST = {"do": "burst", "direction": "back", "bytes": 1, "seconds": 1, "connecti
         ({**BURST, "bytes": 10**15}, r"a burst of 1e\+15 bytes"),
         ({**BURST, "seconds": 1e6}, r"a burst of 1e\+06 seconds"),
         ({**BURST, "connections": 999}, "a burst of 999 connections"),
-        ({**BURST, "bytes": True}, "without a number"),
+        ({**BURST, "bytes": True}, "lacks its number"),
         ({**BURST, "direction": "elsewhere"}, "direction 'elsewhere'"),
         ({"do": "echo", "count": 10**9}, "1000000000 echoes"),
-        ({"do": "messages", "port": 22}, "nobody here can do 'messages'"),
-        ({}, "nobody here can do 'None'"),
+        ({"do": "messages", "port": 22}, "'messages' is not a service"),
+        ({}, "'None' is not a service"),
     ],
 )
 def test_a_responder_refuses_more_than_it_gives(wish: dict[str, Any], reason: str) -> None:
     with serving() as address, raw(address) as connection:
         conversation = Conversation(connection, 20.0, "the responder")
         conversation.greet()
-        conversation.say({"want": "session"})
-        assert "session" in conversation.hear()
+        conversation.send_json({"want": "session"})
+        assert "session" in conversation.receive_json()
         # Twice: it serves on.
         for _ in range(2):
-            conversation.say(wish)
+            conversation.send_json(wish)
             with pytest.raises(PeerError, match=f"the responder refused: .*{reason}"):
-                conversation.hear()
+                conversation.receive_json()
 
 
 def greet(connection: socket.socket) -> None:

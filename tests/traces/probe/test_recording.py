@@ -252,7 +252,7 @@ def test_a_peer_that_goes_away_is_an_outage_until_it_is_back(tmp_path: Path) -> 
 
     far = ["profile", "network", "--listen", address]
     with started(far, tmp_path / "far") as (first, _):
-        wait_until(listening, "nobody listens")
+        wait_until(listening, "nothing listens")
         with started(["traces", "record", address, "-o", str(path), *QUICK], tmp_path / "near") as (process, _):
             wait_until(rows, "nothing is recorded")
             first.terminate()
@@ -265,7 +265,7 @@ def test_a_peer_that_goes_away_is_an_outage_until_it_is_back(tmp_path: Path) -> 
                 second.terminate()
                 second.wait(timeout=30)
     assert process.returncode == 0, errors
-    assert "outage: nobody listens at" in errors
+    assert "outage: nothing listens at" in errors
     rates_bps = rows()
     first_dark = rates_bps.index(0.0)
     assert all(rates_bps[:first_dark])
@@ -284,7 +284,7 @@ def refused_by(answer: Any, tmp_path: Path) -> str:
 def test_somebody_else_who_listens_is_refused(tmp_path: Path) -> None:
     for answer, reason in (
         (lambda connection: connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n"), "it starts with b'SSH-2.0-OpenSSH_"),
-        (lambda connection: time.sleep(1.5), "it says nothing"),
+        (lambda connection: time.sleep(1.5), "it sends nothing"),
     ):
         assert reason in refused_by(answer, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -306,7 +306,7 @@ def test_who_hangs_up_is_a_failure(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--every", "10"], "'10' has no unit"),
-        (["--every", "1 ms"], "--every: a sample every 0.001 s; 0.1 s or more"),
+        (["--every", "1 ms"], "--every: a sample every 0.001 s is too often; give 0.1 s or more"),
         (["--traffic", "0 B"], "--traffic and --connections: a burst of 0 bytes"),
         (["--connections", "0"], "--traffic and --connections: a burst of 0 connections"),
         (["--duration", "0 s"], "--duration: a recording of 0 s"),
@@ -321,11 +321,11 @@ def test_orders_that_make_no_sense_are_refused(options: list[str], message: str,
 
 def test_nobody_there_is_refused(tmp_path: Path) -> None:
     for address, message in (
-        (f"127.0.0.1:{free_port()}", "nobody listens at 127.0.0.1"),
-        ("my..host", "'my..host' is no address"),
-        ("a" * 64, "is no address"),
+        (f"127.0.0.1:{free_port()}", "nothing listens at 127.0.0.1"),
+        ("my..host", "'my..host' is not an address"),
+        ("a" * 64, "is not an address"),
         ("no-such-host.invalid", "there is no host 'no-such-host.invalid'"),
-        ("127.0.0.1:http", "'http' in '127.0.0.1:http' is no port"),
+        ("127.0.0.1:http", "'http' in '127.0.0.1:http' is not a port"),
     ):
         done = record(address, tmp_path / "link.csv")
         assert (done.returncode, done.stdout) == (2, "")
@@ -338,7 +338,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "none" / "link.csv", "does not exist; create it first"),
         (tmp_path, "is a folder"),
-        (Path("/dev/null"), "is no file"),
+        (Path("/dev/null"), "is not a file"),
     ):
         done = record(address, path)
         assert (done.returncode, done.stdout) == (2, "")
