@@ -115,7 +115,7 @@ def test_equal_runs_decide_equally() -> None:
     assert one.decisions == other.decisions
 
 
-def test_scouting_moves_one_layer_over_the_link() -> None:
+def test_probing_moves_one_layer_over_the_link() -> None:
     scenario = wide_scenario()
     scouting = probing_plan(on_one_device(scenario), scenario, {"region-0->region-1"}, ())
     assert scouting is not None
