@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 
 from experiments.benches.result import BenchResult, Check, Row
-from experiments.runs.machine import usable_cores
+from experiments.sweep.engines.local import usable_cores
 from experiments.sweep.folder import LOGS, TABLE
 from experiments.sweep.outcomes import read_outcomes
 from experiments.sweep.table import WALL, read_table

@@ -8,9 +8,11 @@ import typer
 from typer.core import TyperGroup
 
 from experiments.cli import plan, run
+from experiments.cli.data import (
+    profile_app,
+    traces_app,
+)
 from experiments.cli.options import JsonOption, one_of
-from experiments.cli.profile import profile_app
-from experiments.cli.traces import traces_app
 from experiments.runs.console import CommandInterruptedError, raise_when_interrupted, say, tell
 from traces.common.errors import InputError, RopebridgeError
 

@@ -1,4 +1,4 @@
-"""``ropebridge profile import``: a model file from what others have published; returns the text to print."""
+"""``ropebridge profile import``: make a model file from a published profile."""
 
 import json
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ from traces.common.units import parse_bytes
 
 @dataclass(frozen=True, slots=True)
 class ImportConfig:
-    """What to read, as the command was told.
+    """What to read, as the command line says it.
 
     Attributes:
-        format: Name of the format.
-        files: In it.
-        name: Of the model; None for the file's own.
-        kinds: Of devices, each as KIND or THEIRS=KIND.
-        samples: Of the minibatch that PipeDream measured.
-        tokens: Of a sample of a language model.
-        layer_output: What passes between two layers for a sample, with its unit.
+        format: Name of the files' format.
+        files: Files to read.
+        name: Name for the model; None for the files' own.
+        kinds: Kinds of devices, each as KIND or THEIRS=KIND.
+        samples: Number of samples in the minibatch that PipeDream measured.
+        tokens: Number of tokens in a sample of a language model.
+        layer_output: Bytes that pass between two layers for a sample, with their unit.
     """
 
     format: str
@@ -46,20 +46,20 @@ class _Imported:
     notes: tuple[str, ...] = ()
 
 
-def import_profile(orders: ImportConfig, output: Path, as_json: bool) -> str:
-    """Read, and write or complete the model file.
+def import_profile(config: ImportConfig, output: Path, as_json: bool) -> str:
+    """Read a published profile, write or complete the model file, and return the text to print.
 
     Args:
-        orders: What.
-        output: The model file.
+        config: What to read.
+        output: The model file to write or complete.
         as_json: Whether to return JSON, in SI units, instead of a table.
 
     Raises:
         InputError: A file is missing or damaged, an option is missing or idle, or the model file is of another model.
     """
-    _refuse_idle_options(orders)
+    _refuse_idle_options(config)
     check_targets([output])
-    found = _READERS[orders.format](orders)
+    found = _READERS[config.format](config)
     add_to_model_file(output, found.model)
     layers = found.model.layers
     if as_json:
@@ -68,10 +68,10 @@ def import_profile(orders: ImportConfig, output: Path, as_json: bool) -> str:
     return "\n".join([*work_table(layers), *found.notes, f"written to {output}: name it as 'model:' of a scenario"])
 
 
-def _huggingface(orders: ImportConfig) -> _Imported:
-    path = _only(orders, "config.json")
+def _huggingface(config: ImportConfig) -> _Imported:
+    path = _only(config, "config.json")
     shape = read_huggingface(path)
-    tokens = orders.tokens or shape.longest
+    tokens = config.tokens or shape.longest
     if tokens is None:
         raise InputError("nothing says how long a sample is", where="--tokens", valid="give a number, such as 1024")
     try:
@@ -80,49 +80,53 @@ def _huggingface(orders: ImportConfig) -> _Imported:
         raise error.within("--tokens") from None
     tied = "; head and embedding share a table, and each layer holds a copy" if shape.tied else ""
     note = f"{shape.parameters:,} parameters{tied}; samples of {tokens:,} tokens, numbers of 4 bytes"
-    return _Imported(ModelLayers(orders.name or path.resolve().parent.name or "huggingface", layers), (note,))
+    return _Imported(ModelLayers(config.name or path.resolve().parent.name or "huggingface", layers), (note,))
 
 
-def _metis(orders: ImportConfig) -> _Imported:
-    if orders.layer_output is None:
+def _metis(config: ImportConfig) -> _Imported:
+    if config.layer_output is None:
         raise InputError(
             "Metis' files do not say what passes between layers",
             where="--layer-output",
             valid="give tokens x width x bytes of a number, such as '4 MB' for a sample of 1024 tokens of 1024 numbers",
         )
     try:
-        output_bytes = parse_bytes(orders.layer_output)
+        output_bytes = parse_bytes(config.layer_output)
     except InputError as error:
         raise error.within("--layer-output") from None
-    kinds = dict(key_and_value(each, "A100=a100-40", option="--kind") for each in orders.kinds)
-    model = read_metis(orders.files, output_bytes, kinds)
-    passed_over = [path.name for path in orders.files if "_tp1_" not in path.name]
+    kinds = dict(key_and_value(each, "A100=a100-40", option="--kind") for each in config.kinds)
+    model = read_metis(config.files, output_bytes, kinds)
+    passed_over = [path.name for path in config.files if "_tp1_" not in path.name]
     notes = (f"passed over, with tensor parallelism: {', '.join(passed_over)}",) if passed_over else ()
-    return _Imported(ModelLayers(orders.name or model.name, model.layers), notes)
+    return _Imported(ModelLayers(config.name or model.name, model.layers), notes)
 
 
-def _pipedream(orders: ImportConfig) -> _Imported:
-    path = _only(orders, "graph.txt")
-    if orders.samples is None:
+def _pipedream(config: ImportConfig) -> _Imported:
+    path = _only(config, "graph.txt")
+    if config.samples is None:
         raise InputError(
             "PipeDream's file does not say how many samples were measured", where="--samples", valid="give a number"
         )
-    if len(orders.kinds) != 1:
+    if len(config.kinds) != 1:
         raise InputError(
             "PipeDream's file does not say on which device", where="--kind", valid="give one kind, such as v100-16"
         )
-    model = read_pipedream(path, orders.samples, orders.kinds[0], orders.name or path.resolve().parent.name)
+    model = read_pipedream(path, config.samples, config.kinds[0], config.name or path.resolve().parent.name)
     return _Imported(ModelLayers(model.name or "pipedream", model.layers))
 
 
-def _sailor(orders: ImportConfig) -> _Imported:
-    if len(orders.files) != 2:
-        raise InputError(f"{len(orders.files)} files", where="sailor", valid="give layer_times.json layer_sizes.json")
-    times, sizes = orders.files
+def _sailor(config: ImportConfig) -> _Imported:
+    if len(config.files) != 2:
+        raise InputError(
+            f"{len(config.files)} files are given", where="sailor", valid="give layer_times.json layer_sizes.json"
+        )
+    times, sizes = config.files
     names = profiled_models(times)
-    if orders.name is None and len(names) != 1:
-        raise InputError(f"{len(names)} models", where=str(times), valid=f"say with --name which: {', '.join(names)}")
-    name = orders.name or names[0]
+    if config.name is None and len(names) != 1:
+        raise InputError(
+            f"the file holds {len(names)} models", where=str(times), valid=f"say with --name which: {', '.join(names)}"
+        )
+    name = config.name or names[0]
     if name not in names:
         raise unknown_name("model", name, names, where="--name")
     model = read_sailor(times, sizes, name)
@@ -134,19 +138,23 @@ def _sailor(orders: ImportConfig) -> _Imported:
 _READERS = {"huggingface": _huggingface, "metis": _metis, "pipedream": _pipedream, "sailor": _sailor}
 
 
-def _only(orders: ImportConfig, what: str) -> Path:
-    if len(orders.files) != 1:
-        raise InputError(f"{len(orders.files)} files", where=orders.format, valid=f"give one {what}")
-    return orders.files[0]
+def _only(config: ImportConfig, what: str) -> Path:
+    if len(config.files) != 1:
+        raise InputError(f"{len(config.files)} files are given", where=config.format, valid=f"give one {what}")
+    return config.files[0]
 
 
-def _refuse_idle_options(orders: ImportConfig) -> None:
+def _refuse_idle_options(config: ImportConfig) -> None:
     given = {
-        "--kind": (bool(orders.kinds), ("metis", "pipedream")),
-        "--samples": (orders.samples is not None, ("pipedream",)),
-        "--tokens": (orders.tokens is not None, ("huggingface",)),
-        "--layer-output": (orders.layer_output is not None, ("metis",)),
+        "--kind": (bool(config.kinds), ("metis", "pipedream")),
+        "--samples": (config.samples is not None, ("pipedream",)),
+        "--tokens": (config.tokens is not None, ("huggingface",)),
+        "--layer-output": (config.layer_output is not None, ("metis",)),
     }
     for option, (is_given, formats) in given.items():
-        if is_given and orders.format not in formats:
-            raise InputError(f"says nothing about {orders.format}", where=option, valid=f"for {' and '.join(formats)}")
+        if is_given and config.format not in formats:
+            raise InputError(
+                f"says nothing about {config.format}",
+                where=option,
+                valid=f"leave it out; it is for {' and '.join(formats)}",
+            )

@@ -1,4 +1,4 @@
-"""``ropebridge profile model``: what it does; returns the text to print."""
+"""``ropebridge profile model``: measure the layers of a model on this machine and write its model file."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +13,13 @@ from executor.profiling.background_load import LoadConfig, background_load
 from executor.profiling.model_profile import LayerCosts, ModelCosts, count_work, profile_model, profiling_steps
 from executor.training.device import CPU, keep_freed_memory, threads_of_a_rank
 from executor.training.models.loading import LoadedModel, load_with_sizes
+from experiments.profiles.model_config import (
+    META,
+    ProfileConfig,
+    arguments_of,
+    sample_counts,
+)
 from experiments.profiles.model_file import ModelLayers, add_to_model_file, refuse_another_model
-from experiments.profiles.orders import META, ProfileConfig, arguments_of, sample_counts
 from experiments.runs.progress import showing_rounds
 from planner.scenario.profile import LayerProfile, TimeTable
 from planner.scenario.roofline import LayerWork
@@ -30,11 +35,11 @@ def work_table(layers: Sequence[LayerProfile | LayerWork]) -> list[str]:
     width = max(len(layer.name) for layer in layers) + 6
     lines = [f"{'layer':{width}} {'parameters':>12} {'output':>12} {'kept a sample':>14}  forward"]
     for _, group in groupby(layers, key=_content):
-        alike = list(group)
-        name = alike[0].name if len(alike) == 1 else f"{alike[0].name} x {len(alike)}"
-        sizes = (alike[0].parameter_bytes, alike[0].output_bytes, alike[0].activation_bytes)
+        equal = list(group)
+        name = equal[0].name if len(equal) == 1 else f"{equal[0].name} x {len(equal)}"
+        sizes = (equal[0].parameter_bytes, equal[0].output_bytes, equal[0].activation_bytes)
         one, two, three = map(size_text, sizes)
-        lines.append(f"{name:{width}} {one:>12} {two:>12} {three:>14}  {_forward(alike[0])}")
+        lines.append(f"{name:{width}} {one:>12} {two:>12} {three:>14}  {_forward(equal[0])}")
     return lines
 
 
@@ -52,39 +57,39 @@ def _forward(layer: LayerProfile | LayerWork) -> str:
     return ", ".join(rows)
 
 
-# Digits of a time in the model file: more would say something about the day.
+# Significant digits of a time in the model file; further ones differ from run to run.
 _DIGITS = 5
 
 
-def profile(orders: ProfileConfig, output: Path, as_json: bool, tell: Callable[[str], None]) -> str:
-    """Measure, and write or complete the model file.
+def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[str], None]) -> str:
+    """Measure a model's layers, write or complete its model file, and return the text to print.
 
     Args:
-        orders: What; they are checked.
-        output: The model file.
+        config: What to measure, checked by `check_config`.
+        output: The model file to write or complete.
         as_json: Whether to return JSON, in SI units, instead of a table.
         tell: Called with lines about the progress where there is no terminal for a bar.
 
     Raises:
         InputError: The model cannot be built, or the file is of another model.
-        RunError: A process that was to compute beside this one has ended.
+        RunError: A process that loads the machine meanwhile has ended.
     """
-    # As the ranks do whose times are foretold.
+    # As the ranks do whose times are predicted.
     keep_freed_memory()
-    samples = sample_counts(orders)
-    device, kind = _device(orders)
-    code = ModelCode(orders.code, arguments_of(orders))
-    training = Training(max(samples), optimizer=Optimizer(orders.optimizer), precision=orders.precision)
-    threads = orders.threads or threads_of_a_rank(orders.ranks)
+    samples = sample_counts(config)
+    device, kind = _device(config)
+    code = ModelCode(config.code, arguments_of(config))
+    training = Training(max(samples), optimizer=Optimizer(config.optimizer), precision=config.precision)
+    threads = config.threads or threads_of_a_rank(config.ranks)
     torch.set_num_threads(threads)
     loaded = load_with_sizes(code, training.seed)
-    refuse_another_model(output, orders.code.stem, code, len(loaded.sizes))
-    if orders.device == META:
+    refuse_another_model(output, config.code.stem, code, len(loaded.sizes))
+    if config.device == META:
         return _count(loaded, code, training, output, as_json)
-    with _others(orders, code, samples, threads), showing_rounds(profiling_steps(samples), tell) as begin:
-        costs = profile_model(loaded, samples, training, orders.repeats, device, begin)
-    layers = [_layer(each, kind, orders.split) for each in costs.layers]
-    add_to_model_file(output, ModelLayers(orders.code.stem, layers, code))
+    with _others(config, code, samples, threads), showing_rounds(profiling_steps(samples), tell) as begin:
+        costs = profile_model(loaded, samples, training, config.repeats, device, begin)
+    layers = [_layer(each, kind, config.split) for each in costs.layers]
+    add_to_model_file(output, ModelLayers(config.code.stem, layers, code))
     if as_json:
         return json.dumps({"kind": kind, "file": str(output), "confidence": CONFIDENCE, **_document(costs)}, indent=2)
     return "\n".join([*_table(costs, max(samples)), f"written to {output}: name it as 'model:' of a scenario"])
@@ -100,21 +105,21 @@ def _count(loaded: LoadedModel, code: ModelCode, training: Training, output: Pat
 
 
 @contextmanager
-def _others(orders: ProfileConfig, code: ModelCode, samples: Sequence[int], threads: int) -> Iterator[None]:
-    """The other ranks of this machine."""
+def _others(config: ProfileConfig, code: ModelCode, samples: Sequence[int], threads: int) -> Iterator[None]:
+    """Load the machine as its other ranks will."""
     beside = LoadConfig(
-        str(code.path.resolve()), dict(code.arguments), samples, orders.optimizer, orders.precision, threads
+        str(code.path.resolve()), dict(code.arguments), samples, config.optimizer, config.precision, threads
     )
-    with background_load(orders.ranks - 1, beside):
+    with background_load(config.ranks - 1, beside):
         yield
 
 
-def _device(orders: ProfileConfig) -> tuple[torch.device, str]:
-    if orders.device in (CPU.type, META):
-        return CPU, orders.kind or "cpu"
+def _device(config: ProfileConfig) -> tuple[torch.device, str]:
+    if config.device in (CPU.type, META):
+        return CPU, config.kind or "cpu"
     if not torch.cuda.is_available():
-        raise InputError("torch finds no GPU here", where="--device", valid="'cpu'")
-    return torch.device("cuda", 0), orders.kind or torch.cuda.get_device_name(0)
+        raise InputError("torch finds no GPU here", where="--device", valid="choose 'cpu'")
+    return torch.device("cuda", 0), config.kind or torch.cuda.get_device_name(0)
 
 
 def _layer(costs: LayerCosts, kind: str, split: bool) -> LayerProfile:

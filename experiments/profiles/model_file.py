@@ -93,8 +93,8 @@ def _count(entries: list[Any]) -> int:
 def _document(path: Path, model: ModelLayers) -> dict[str, Any]:
     document = _head(path, model.name, model.code)
     # Equal layers that follow each other are one entry: each is read with its number after the name.
-    alike = [list(layers) for _, layers in groupby(model.layers, key=lambda layer: (layer.name, _layer(layer)))]
-    return document | {"layers": [_layer(layers[0], repeat=len(layers)) for layers in alike]}
+    runs = [list(layers) for _, layers in groupby(model.layers, key=lambda layer: (layer.name, _layer(layer)))]
+    return document | {"layers": [_layer(layers[0], repeat=len(layers)) for layers in runs]}
 
 
 def _layer(layer: LayerProfile | LayerWork, repeat: int = 1) -> dict[str, Any]:

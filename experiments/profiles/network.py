@@ -1,10 +1,12 @@
-"""``ropebridge profile network``: what it does at either end; the near one returns the text to print."""
+"""``ropebridge profile network``: measure the path to another host, or serve a host that measures."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from executor.profiling.message_times import (
     SERVICE,
@@ -15,7 +17,6 @@ from executor.profiling.message_times import (
 )
 from experiments.profiles.cluster_file import MeasuredLink, add_links, check_cluster_file
 from experiments.profiles.network_report import document_of, notes_on, table_of
-from experiments.profiles.size_curve_fit import fit_size_curve
 from experiments.runs.console import CommandInterruptedError
 from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY
 from planner.scenario.size_curve import SizeCurve
@@ -26,11 +27,41 @@ from traces.probe.path_profile import PathProfile, profile_path
 from traces.probe.peer import Peer, await_listener
 from traces.probe.responder import Responder
 
-# Messages that are timed: up to one that takes so long, and that takes so much of the traffic each time.
+# A polynomial with three terms, through fewer points, says nothing about those between them.
+_LEAST_POINTS = 4
+
+# A curve that is further from what was measured than this is none.
+_WITHIN = 1.25
+
+
+def fit_size_curve(rates_bps: Mapping[float, float], ceiling_bps: float) -> SizeCurve | None:
+    """Return the curve whose relative errors are least, by their squares.
+
+    Args:
+        rates_bps: Bits per second that messages of so many bytes reached.
+        ceiling_bps: What larger ones reach at most, bits per second.
+
+    Returns:
+        None where no curve of this form comes within a quarter of every rate.
+    """
+    if len(rates_bps) < _LEAST_POINTS:
+        return None
+    exponents = np.log2(np.array(list(rates_bps)) / 1e6)
+    rates = np.array(list(rates_bps.values())) / 8e9
+    terms = [float(each) for each in np.polyfit(exponents, rates, 2, w=1 / rates)]
+    curve = SizeCurve(terms[0], terms[1], terms[2], ceiling_bps)
+    for size_bytes, rate_bps in rates_bps.items():
+        found_bps = curve.rate_bps(size_bytes)
+        if not min(rate_bps, ceiling_bps) / _WITHIN <= found_bps <= _WITHIN * rate_bps:
+            return None
+    return curve
+
+
+# Sizes of the messages that are timed: those that take at most so long, and at most such a share of the traffic.
 _SIZES_BYTES = (1, 1_000, 4_000, 16_000, 64_000, 250_000, 1_000_000, 4_000_000, 16_000_000)
 _LONGEST_S = 0.5
 _TRAFFIC_SHARE = 0.01
-# Round trips in which one is timed, beside its own time, and how long a round of a size should take.
+# Round trips that timing a message takes beside its own time, and the time of a round of one size.
 _ROUND_TRIPS = 2
 _ROUND_S = 0.1
 _MOST_REPEATS = 5
@@ -45,14 +76,14 @@ _SLOWER = 1.25
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    """What to measure, as the command was told.
+    """What to measure, as the command line says it.
 
     Attributes:
-        address: Of the responder; None if nobody gave one.
-        names: Of this end and that one, with a comma; None where no file is written.
-        connections: Numbers of them, with commas.
-        traffic_bytes: Of all bursts together.
-        output: The cluster file; None for none.
+        address: Address of the responder; None if none was given.
+        names: Names of this end and the other one, with a comma; None where no file is written.
+        connections: Numbers of connections, with commas.
+        traffic_bytes: Most bytes of all bursts together.
+        output: The cluster file to write or complete; None for none.
     """
 
     address: str | None
@@ -63,19 +94,19 @@ class NetworkConfig:
 
 
 def listen_at(address: str, other: str | None, tell: Callable[[str], None]) -> None:
-    """Serve those who measure until somebody interrupts it, which is no failure.
+    """Serve measurements until the command is interrupted, which is no failure.
 
     Args:
-        address: At which to listen.
-        other: An address to measure, which nobody gives to the end that listens.
-        tell: Called with lines about who measures.
+        address: Address to listen at.
+        other: An address to measure, refused here: an end either listens or measures.
+        tell: Called with a line about each host that measures.
 
     Raises:
         InputError: It cannot listen there.
     """
     if other is not None:
         raise InputError(
-            f"both --listen and '{other}'",
+            f"both --listen and '{other}' are given",
             where="profile network",
             valid="listen on one host, and give its address on the other",
         )
@@ -88,11 +119,11 @@ def listen_at(address: str, other: str | None, tell: Callable[[str], None]) -> N
         responder.serve()
 
 
-def profile_network(orders: NetworkConfig, as_json: bool, tell: Callable[[str], None]) -> str:
-    """Measure, and write or complete the cluster file.
+def profile_network(config: NetworkConfig, as_json: bool, tell: Callable[[str], None]) -> str:
+    """Measure the path to another host, write or complete the cluster file, and return the text to print.
 
     Args:
-        orders: What.
+        config: What to measure.
         as_json: Whether to return JSON, in SI units, instead of a table.
         tell: Called with lines about the progress.
 
@@ -100,40 +131,46 @@ def profile_network(orders: NetworkConfig, as_json: bool, tell: Callable[[str], 
         InputError: Nobody answers, an option makes no sense, or the file holds something else.
         RunError: The other end was lost.
     """
-    if orders.address is None:
+    if config.address is None:
         raise InputError(
-            "no host to measure",
+            "no host to measure is given",
             where="profile network",
             valid="give HOST:PORT, or '--listen ADDRESS' on the other one",
         )
-    address, connections = parse_address(orders.address), _connections(orders.connections)
-    names = _names(orders)
-    if not 0 < orders.traffic_bytes // (2 * len(connections)) <= MOST_BYTES:
-        raise InputError(f"{orders.traffic_bytes} bytes", where="--traffic", valid="for example '2 GB'")
-    if orders.output is not None:
-        check_cluster_file(orders.output, names)
+    address, connections = parse_address(config.address), _connections(config.connections)
+    names = _names(config)
+    if not 0 < config.traffic_bytes // (2 * len(connections)) <= MOST_BYTES:
+        raise InputError(
+            f"{config.traffic_bytes} bytes cannot be measured with", where="--traffic", valid="give '2 GB', for example"
+        )
+    if config.output is not None:
+        check_cluster_file(config.output, names)
     await_listener(address)
     with Peer(address) as peer:
-        path = profile_path(peer, connections, orders.traffic_bytes, tell)
+        path = profile_path(peer, connections, config.traffic_bytes, tell)
         _refuse_dead(path)
-        messages = _messages(peer, path, orders.traffic_bytes, tell)
+        messages = _messages(peer, path, config.traffic_bytes, tell)
     links = _links(path, messages, names)
     notes = notes_on(path)
-    if orders.output is not None:
-        notes += [*add_links(orders.output, *links), f"written to {orders.output}: name it as 'cluster:' of a scenario"]
+    if config.output is not None:
+        notes += [*add_links(config.output, *links), f"written to {config.output}: name it as 'cluster:' of a scenario"]
     if as_json:
         return json.dumps({**document_of(path, messages, links), "notes": notes}, indent=2)
     return "\n".join([*table_of(path, messages, names), *notes])
 
 
-def _names(orders: NetworkConfig) -> tuple[str, str]:
-    if orders.names is None:
-        if orders.output is not None:
+def _names(config: NetworkConfig) -> tuple[str, str]:
+    if config.names is None:
+        if config.output is not None:
             raise InputError("a cluster file names both ends", where="--names", valid="add '--names here,there'")
         return "here", "there"
-    names = tuple(each.strip() for each in orders.names.split(","))
+    names = tuple(each.strip() for each in config.names.split(","))
     if len(names) != 2 or not all(names) or names[0] == names[1]:
-        raise InputError(f"'{orders.names}'", where="--names", valid="give two names, such as 'berlin,workshop'")
+        raise InputError(
+            f"'{config.names}' does not name two ends",
+            where="--names",
+            valid="give two names, such as 'berlin,workshop'",
+        )
     return names
 
 
@@ -144,7 +181,9 @@ def _connections(text: str) -> list[int]:
         found = []
     if not found or found[0] < 1 or found != sorted(set(found)) or found[-1] > MOST_CONNECTIONS:
         raise InputError(
-            f"'{text}'", where="--connections", valid=f"give rising whole numbers up to {MOST_CONNECTIONS}: '1,2,4,8'"
+            f"'{text}' is no list of numbers",
+            where="--connections",
+            valid=f"give rising whole numbers up to {MOST_CONNECTIONS}: '1,2,4,8'",
         )
     return found
 
@@ -152,7 +191,7 @@ def _connections(text: str) -> list[int]:
 def _refuse_dead(path: PathProfile) -> None:
     for direction, found in path.directions.items():
         if not found.best_bps.median:
-            raise RunError(f"no burst came through in the direction '{direction}': is there a firewall on the way?")
+            raise RunError(f"no burst came through in the direction '{direction}': is there a firewall in between?")
 
 
 def _messages(peer: Peer, path: PathProfile, traffic_bytes: int, tell: Callable[[str], None]) -> MessageProfile | None:
@@ -177,13 +216,13 @@ def _messages(peer: Peer, path: PathProfile, traffic_bytes: int, tell: Callable[
 def _links(
     path: PathProfile, messages: MessageProfile | None, names: tuple[str, str]
 ) -> tuple[MeasuredLink, MeasuredLink]:
-    """The two directions, so that what the simulator makes of their messages is what was measured."""
+    """Return the links of both directions; a simulation of their messages takes the measured times."""
     jitter_s, latency_s = path.jitter_s, path.latency_s
     if jitter_s > max(_JITTER_S, _JITTER_SHARE * latency_s):
         latency_s = path.least_round_trip_s / 2
     else:
         jitter_s = 0.0
-    latency_s += _handover_s(path, messages)
+    latency_s += _message_overhead_s(path, messages)
     there, back = (path.directions[direction].best_bps.median for direction in ("there", "back"))
     curve = _size_curve(path, messages)
     return (
@@ -192,13 +231,13 @@ def _links(
     )
 
 
-def _handover_s(path: PathProfile, messages: MessageProfile | None) -> float:
-    """What the smallest message takes beyond a packet: two processes have to hand it on."""
+def _message_overhead_s(path: PathProfile, messages: MessageProfile | None) -> float:
+    """Return what the smallest message takes beyond a packet, since two processes have to pass it on."""
     return 0.0 if messages is None else max(0.0, messages.arrival_s[1].median - path.latency_s)
 
 
 def _size_curve(path: PathProfile, messages: MessageProfile | None) -> SizeCurve | None:
-    """A curve, if messages take longer than what else a scenario says of the link."""
+    """Return a size curve if messages take longer than latency and bandwidth explain."""
     if messages is None:
         return None
     there, round_trip_s = path.directions["there"], path.round_trip_s.median

@@ -17,7 +17,7 @@ from planner.systems.registry import make_policy
 from traces.common.errors import InputError
 from traces.common.units import number_text, parse_duration_s, size_text
 
-# Of a run that is not told how far to go.
+# Training steps of a run for which neither steps nor a duration is given.
 DEFAULT_STEPS = 20
 
 
@@ -33,7 +33,7 @@ def carry_out(
 
     Args:
         scenario: What is trained, and where.
-        plan: Of the first step.
+        plan: The plan of the first step.
         policy: An adaptation policy or its name; None keeps the plan.
         steps: Training steps.
         output: The run folder, or None.
@@ -48,10 +48,10 @@ def carry_out(
 
 
 def bounded(steps: int | None, duration: str | None) -> tuple[int, float]:
-    """Return the most steps and seconds that a simulation takes, of which a person gives one.
+    """Return the limits of a simulation, steps and seconds, of which the user gives one at most.
 
     Raises:
-        InputError: Both are given, or the duration is none.
+        InputError: Both are given, or the duration is not above zero.
     """
     if duration is None:
         return steps or DEFAULT_STEPS, math.inf

@@ -1,4 +1,4 @@
-"""What the command says: results on the standard output, everything else on the other one."""
+"""The command's output, results on the standard output and all else on the standard error; and its interrupts."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ def say(text: str) -> None:
     """Print results.
 
     Raises:
-        RunError: They cannot be written, to a full disk for example; a reader that has left, typer deals with.
+        RunError: The results cannot be written, to a full disk for example. Typer handles a closed pipe.
     """
     try:
         print(text, flush=True)
@@ -33,16 +33,16 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-# What asks a command to end.
+# Signals that ask a command to end.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class CommandInterruptedError(BaseException):
-    """Somebody wants the command to end; nothing in between may take it for an error of its own."""
+    """A signal asks the command to end. It is no `Exception`, so that no handler of errors takes it for one."""
 
 
 def raise_when_interrupted() -> None:
-    """Have the signals that ask a command to end raise `CommandInterruptedError` in it.
+    """Let the signals that ask the command to end raise `CommandInterruptedError`.
 
     Those that it inherited as ignored stay so: ``nohup`` asks for that, and shells do where a job is in the background.
     """

@@ -1,4 +1,4 @@
-"""The folder that a run leaves: scenario and plan as resolved, events, decisions, summary; whole or not at all."""
+"""Run folders: the resolved scenario, plan, events, decisions and summary of a run, written whole or not at all."""
 
 import json
 import math
@@ -21,17 +21,17 @@ from planner.runs.metrics import measure
 from planner.runs.record import RealNetwork, RunRecord
 from traces.common.errors import InputError, RunError
 
-# What was measured of the noise of the gradient.
+# Squared gradient norms of each step, where they were measured.
 _NORMS = "gradient-noise.jsonl"
 
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Give a folder to fill beside ``target``, which takes that name when all is done and vanishes on failure.
+    """Give a folder to fill beside ``target``; it is renamed to ``target`` at the end, and removed on failure.
 
     Raises:
         InputError: There is something at ``target`` already, or no folder can be made there.
-        RunError: Somebody else has taken the name meanwhile; says where everything is.
+        RunError: The name has been taken meanwhile; the message says where everything is.
     """
     target = target.resolve()
     try:
@@ -126,7 +126,7 @@ def read_record(folder: Path) -> RunRecord:
 
 
 def summarise(record: RunRecord) -> dict[str, Any]:
-    """Return what a run amounts to, as plain values for JSON; units end the names."""
+    """Return the summary of a run as plain values for JSON; units end the names."""
     return {
         "backend": record.backend,
         "emulator": record.network.emulator if record.network is not None else None,
@@ -143,7 +143,7 @@ def summarise(record: RunRecord) -> dict[str, Any]:
 
 
 def _noise_scales(record: RunRecord) -> dict[str, float | None] | None:
-    """By estimator, in samples: null where no gradient can be told from the noise, or nothing was measured."""
+    """Return the noise scale by estimator, in samples; None where the gradient cannot be told from the noise."""
     if not record.gradient_norms:
         return None
     scales = {}
@@ -155,7 +155,7 @@ def _noise_scales(record: RunRecord) -> dict[str, float | None] | None:
 
 
 def _norms_with_estimates(norms: GradientNorms) -> dict[str, Any]:
-    """A line for readers too: what both estimators make of the step."""
+    """Return the norms of a step with the estimates of both estimators, for readers of the file."""
     return {**asdict(norms), "estimates": {name: asdict(norms.estimate(name)) for name in ESTIMATORS}}
 
 
@@ -165,13 +165,13 @@ def _norms(data: dict[str, Any]) -> GradientNorms:
 
 
 def _network(summary: dict[str, Any]) -> RealNetwork | None:
-    """None of a simulation, and of a run written before this was noted."""
+    """Return the network of a run; None of a simulation, and of a run written before it was recorded."""
     emulator = summary.get("emulator")
     return RealNetwork(emulator, summary["tcp"]) if emulator is not None else None
 
 
 def _lines(path: Path) -> list[str]:
-    """None where the run has measured nothing of the kind."""
+    """Return the lines of a file; none where the run has not written it."""
     return path.read_text().splitlines() if path.exists() else []
 
 

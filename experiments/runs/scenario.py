@@ -25,7 +25,7 @@ def choose_scenario(name: str) -> Scenario:
     """Return the scenario in the file ``name``, that of the run in the folder ``name``, or the ready one of that name.
 
     Raises:
-        InputError: There is neither, or the file is wrong.
+        InputError: There is no such scenario, or the file is wrong.
     """
     path = Path(name)
     if path.suffix == ".json":
@@ -40,12 +40,12 @@ def choose_scenario(name: str) -> Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Ordering:
-    """How a plan's actions are put in order, where not as its strategy says.
+    """Another order of a plan's actions than its strategy's.
 
     Attributes:
         schedule: Name of a schedule, or None.
         dynamic: Whether devices choose among what is ready.
-        orders: A file in torch's form with the actions of each worker, or None.
+        orders: A CSV file of torch.distributed.pipelining with the actions of each worker, or None.
     """
 
     schedule: str | None = None

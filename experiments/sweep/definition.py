@@ -22,11 +22,11 @@ class Sweep:
     """A sweep that has been checked.
 
     Attributes:
-        path: Of its file.
-        settings: What the file says of each run, by the names in `settings.SETTINGS`; parameters go before it.
-        parameters: In the order of the file.
-        draws: Of the random parameters; 1 without any.
-        seed: Of the draws.
+        path: The sweep file.
+        settings: Settings of every run, by the names in `SETTINGS`; a parameter of the same name overrides one.
+        parameters: The parameters, in the order of the file.
+        draws: Number of draws of the random parameters; 1 without any.
+        seed: Seed of the draws.
         slurm: Settings of Slurm's jobs.
     """
 
@@ -39,7 +39,7 @@ class Sweep:
 
     @property
     def folder(self) -> Path:
-        """What the paths in the file are relative to."""
+        """The folder that paths in the file are relative to."""
         return self.path.parent
 
     @property
@@ -56,11 +56,11 @@ class Sweep:
         return (self.settings[setting],) if setting in self.settings else ()
 
 
-# Of a run; each can be swept by this name.
+# The settings of a run; each can be swept by this name.
 SETTINGS = ("scenario", "plan", "strategy", "schedule", "policy", "steps", "duration")
 
-# Of these, what may be code of the user's.
-USERS_CODE = ("strategy", "policy")
+# Settings that may name a Python file of the user's.
+USER_CODE = ("strategy", "policy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,35 +89,35 @@ class SettingsEntry:
 
 
 def check_names(settings: Mapping[str, Any], folder: Path, where: str) -> None:
-    """Refuse names that nothing has.
+    """Refuse unknown names of strategies, schedules and policies.
 
     Args:
-        settings: Of the runs.
-        folder: Of the sweep file.
-        where: The settings stand.
+        settings: Settings of the runs.
+        folder: The folder of the sweep file.
+        where: The file that holds the settings, for the message.
 
     Raises:
-        InputError: With the nearest name there is.
+        InputError: A name is unknown; suggests the nearest.
     """
     known: dict[str, Mapping[str, Any]] = {"strategy": STRATEGIES, "schedule": SCHEDULES, "policy": POLICIES}
     for setting, things in known.items():
         value = settings.get(setting)
-        path = users_file(setting, value, folder)
+        path = user_file(setting, value, folder)
         if path is not None and not path.is_file():
             raise InputError(f"there is no file '{path}'", where=f"{where}: {setting}", valid="check the path")
         if value is not None and path is None:
             find_by_name(value, things, setting, where=f"{where}: {setting}")
 
 
-def users_file(setting: str, value: object, folder: Path) -> Path | None:
+def user_file(setting: str, value: object, folder: Path) -> Path | None:
     """Return the Python file that a value names instead of something of ropebridge's; None where it names none.
 
     Args:
-        setting: Its name.
-        value: Of it.
-        folder: Of the sweep file.
+        setting: Name of the setting.
+        value: Value of the setting.
+        folder: The folder of the sweep file.
     """
-    is_code = setting in USERS_CODE and isinstance(value, str) and value.endswith(".py")
+    is_code = setting in USER_CODE and isinstance(value, str) and value.endswith(".py")
     return folder / str(value) if is_code else None
 
 
@@ -126,7 +126,7 @@ def scenario_path(name: object, folder: Path) -> Path:
 
     Args:
         name: A YAML file, or the name of a ready scenario.
-        folder: Of the sweep file.
+        folder: The folder of the sweep file.
 
     Raises:
         InputError: It is neither.

@@ -1,4 +1,4 @@
-"""The course of a sweep: what is done already, what is left, and the table at the end."""
+"""Carries out a sweep: skips points that are done, carries out the rest, and writes the table."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,15 +20,15 @@ DIED = "the process that carried it out died, twice: out of memory, or killed"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a sweep has come to.
+    """The result of a sweep.
 
     Attributes:
-        points: All points.
-        carried_out: Those that were carried out this time.
-        failed: Those that failed, this time or before.
-        duration_s: What it took this time.
-        table: Where the table is.
-        first_error: Of the first point that failed; empty without any.
+        points: Number of all points.
+        carried_out: Number of points that were carried out this time.
+        failed: Number of points that failed, this time or before.
+        duration_s: Seconds that it took this time.
+        table: Path of the table.
+        first_error: Error of the first point that failed; empty if none did.
     """
 
     points: int
@@ -53,16 +53,16 @@ def carry_out_sweep(
     What is done when this is interrupted stays done, and is in the table.
 
     Args:
-        sweep: What is swept.
+        sweep: The sweep.
         points: All of its points.
-        folder: Its folder.
+        folder: The folder of its table and logs.
         engine: What carries out points.
-        showing: Gives what watches, told how many points are left and how many there are.
+        showing: Gives what shows the progress, called with the numbers of points that are left and of all points.
         failed_again: Whether points that have failed are carried out again.
 
     Raises:
         InputError: The folder holds something else.
-        RunError: There are no workers, or what they wrote is not to be seen.
+        RunError: There are no workers, or what they wrote cannot be seen yet.
     """
     start_s = time.perf_counter()
     with claimed(folder, sweep):
@@ -92,7 +92,7 @@ def carry_out_sweep(
 def _carry_out(
     task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepDisplay, before: Mapping[str, Outcome]
 ) -> None:
-    """Carry out points; those in the middle of which a worker has died get another one, to themselves."""
+    """Carry out points; a point during which a worker died is carried out again by a worker of its own."""
     suspects: list[Point] = []
     queue = list(points)
     while queue:
@@ -124,7 +124,7 @@ def _portions_lost(
 
 
 def _carry_out_alone(task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepDisplay) -> None:
-    """Carry out points that may have been the death of their workers; those that are it again have failed."""
+    """Carry out points whose workers died; those whose workers die again have failed."""
     with closing(OutcomeLog(task.log)) as log, closing(engine.carry_out(task, points, alone=True)) as portions:
         for portion in portions:
             if portion.tally is None:

@@ -20,12 +20,12 @@ TABLE = "points.parquet"
 LOGS = "log"
 _LOCK = "lock"
 
-# Of the layout of the folder.
+# Version of the folder's format.
 _VERSION = 1
 
 
 def default_folder(sweep: Path) -> Path:
-    """Return where a sweep goes that is not told: a folder of its name."""
+    """Return the folder of a sweep for which none is given: one of its name."""
     return Path("sweeps") / sweep.stem
 
 
@@ -46,7 +46,7 @@ def check_folder(folder: Path, sweep: Sweep) -> None:
     before = read_sweep_json(folder)
     now = _owner(sweep)
     if before["version"] != _VERSION:
-        problem = f"the sweep there has layout {before['version']!r}"
+        problem = f"the sweep there has format {before['version']!r}"
         raise InputError(problem, where=str(folder), valid=f"name a new folder: this ropebridge has {_VERSION}")
     for what, advice in _DIFFERENCES.items():
         if before.get(what) != now[what]:
@@ -95,9 +95,9 @@ def write_sweep_json(folder: Path, sweep: Sweep, points: int, metrics: Sequence[
     """Write what is swept, for readers of the table.
 
     Args:
-        folder: Of the sweep.
-        sweep: What is swept.
-        points: How many there are.
+        folder: The folder of the sweep.
+        sweep: The sweep.
+        points: Number of its points.
         metrics: Names of the metrics' columns.
     """
     document = {
@@ -131,7 +131,7 @@ def read_sweep_json(folder: Path) -> dict[str, Any]:
 
 
 def _owner(sweep: Sweep) -> dict[str, Any]:
-    """What all sweeps that can share a folder have in common."""
+    """Return what all sweeps that can share a folder have in common."""
     return {
         "ropebridge": version("ropebridge"),
         "settings": sweep.common,

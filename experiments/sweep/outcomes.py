@@ -1,4 +1,4 @@
-"""What came out of a point, and the log that workers write it into, line by line."""
+"""Outcomes of points, and the logs that workers write them into, line by line."""
 
 import json
 import os
@@ -18,15 +18,15 @@ FAILED: Status = "failed"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came out of a point.
+    """The outcome of a point.
 
     Attributes:
-        key: Of the point.
+        key: Key of the point.
         status: `OK` or `FAILED`.
         error: Why it failed; empty where it did not.
-        metrics: By name; empty where it failed.
-        wall_s: What it took, seconds.
-        ended_s: When it was done, seconds of the clock since 1970.
+        metrics: Metric name to value; empty if the point failed.
+        wall_s: Seconds that the point took.
+        ended_s: Time at which it was done, seconds since 1970.
     """
 
     key: str
@@ -41,7 +41,7 @@ class OutcomeLog:
     """A file of one process, a line for each outcome: what is in it outlives the process, whatever ends it.
 
     Args:
-        folder: Where the logs of all processes lie.
+        folder: The folder of the logs of all processes.
 
     Raises:
         RunError: The disk is full, or gone.
@@ -70,7 +70,7 @@ class OutcomeLog:
             raise self._refusal("a line was cut off")
 
     def keep(self) -> None:
-        """Have on the disk what has been added.
+        """Force what has been added to the disk.
 
         Raises:
             RunError: The disk is full, or gone.
@@ -81,7 +81,7 @@ class OutcomeLog:
             raise self._refusal(error.strerror) from error
 
     def close(self) -> None:
-        """End the file."""
+        """Close the file."""
         self._file.close()
 
     def _refusal(self, problem: str | None) -> RunError:

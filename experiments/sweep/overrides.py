@@ -1,4 +1,4 @@
-"""A plan with other values at some places, whoever made it."""
+"""Other values at some places of a scenario or a plan: paths, their checks, and the altered documents."""
 
 import json
 import re
@@ -44,10 +44,10 @@ def parse_path(text: str, where: str) -> Keys:
 
 
 def with_value(tree: Any, keys: Keys, value: Any, done: Keys = ()) -> Any:
-    """Return a tree of plain values with another one at a place; what is not on the way there is shared.
+    """Return a tree of plain values with another one at a place; unchanged parts are shared.
 
     Raises:
-        InputError: A list on the way has no such element, or the way leads through something that has no parts.
+        InputError: A list along the path has no such element, or the path leads through a value without parts.
     """
     if not keys:
         return value
@@ -114,13 +114,13 @@ def check_path(kind: Any, tree: Any, keys: Keys, where: str) -> None:
     """Refuse a path that leads nowhere.
 
     Args:
-        kind: The type of what is written in the file.
-        tree: What is written there; places that are left out have their type alone.
-        keys: The path.
-        where: The path's own place, for the message.
+        kind: Type of the document.
+        tree: Content of the document; of what it leaves out only the type is known.
+        keys: Keys along the path.
+        where: File and place of the path, for the message.
 
     Raises:
-        InputError: With the first key that is not there, and the nearest one that is.
+        InputError: A key is unknown; names the first one, and suggests the nearest.
     """
     for depth, key in enumerate(keys):
         names, container = keys_at(kind, ()), _container(kind)
@@ -173,9 +173,9 @@ class AlteredDocument(Document):
     """A document that says something else at some places; its lines are those of the file.
 
     Args:
-        original: As it is in the file.
-        changes: Values by path. Those behind a key that names another file alter what is in that file.
-        read: Gives the documents that this one names.
+        original: The document as the file has it.
+        changes: Path to value. A path behind a key that names another file alters what is in that file.
+        read: Reads a document that this one names.
 
     Raises:
         InputError: A path leads nowhere.
@@ -216,9 +216,9 @@ def altered_plan(plan: Plan, changes: Mapping[Keys, Any], scenario: Scenario) ->
     """Return the checked plan that says something else at some places.
 
     Args:
-        plan: As it was read or made.
-        changes: Values by path into the plan's file.
-        scenario: That the plan is for.
+        plan: The plan, as it was read or made.
+        changes: Path into the plan's file to value.
+        scenario: The scenario that the plan is for.
 
     Raises:
         InputError: A path leads nowhere, or the plan does not fit the scenario any more.

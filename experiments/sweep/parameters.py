@@ -1,4 +1,4 @@
-"""What a parameter of a sweep takes for values: those of a grid, those of a list, or drawn ones."""
+"""The values of a sweep's parameters: those of a grid, those of a list, or random draws."""
 
 import hashlib
 import json
@@ -24,12 +24,12 @@ class ParameterEntry:
     """One of ``grid``, ``list``, ``uniform``, ``loguniform``, ``integers`` and ``choice``.
 
     Attributes:
-        grid: Each of these with each value of every other parameter.
-        together: The values at the same place of all lists go together: ``list`` in the file.
-        uniform: Drawn between two numbers, or two quantities of the same unit.
-        loguniform: The same, with a logarithm that is uniform.
-        integers: Drawn from the whole numbers between two, both included.
-        choice: Drawn from these.
+        grid: Values that are combined with every value of every other parameter.
+        together: Values of a list, ``list`` in the file; all lists advance together.
+        uniform: Two numbers, or two quantities of the same unit, between which values are drawn.
+        loguniform: Two bounds between which values are drawn whose logarithm is uniform.
+        integers: Two whole numbers between which whole numbers are drawn, both included.
+        choice: Values of which one is drawn.
     """
 
     grid: tuple[Any, ...] | None = None
@@ -49,8 +49,8 @@ class Parameter:
     Attributes:
         name: A path into the scenario or the plan, or a setting of the run.
         kind: ``grid``, ``list``, or one of `RANDOM`.
-        values: As they stand in the file; both bounds of what is drawn between two.
-        draw: Turns a share from 0 up to 1 into a value; None for what is not drawn.
+        values: The values as the file has them; for a range, both bounds.
+        draw: Turns a number from 0 up to 1 into a value; None for a parameter that is not random.
     """
 
     name: str
@@ -106,7 +106,7 @@ def _refuse_twice(values: Sequence[Any], where: str) -> None:
     for value in values:
         text = canonical(value)
         if text in seen:
-            raise InputError(f"{text} stands there twice", where=where, valid="give each value once")
+            raise InputError(f"{text} is given twice", where=where, valid="give each value once")
         seen.add(text)
 
 
@@ -116,7 +116,9 @@ def _drawing(kind: str, values: tuple[Any, ...], where: str) -> Callable[[float]
     if kind == "integers":
         first, last = values
         if last < first:
-            raise InputError(f"no whole number is between {first} and {last}", where=where, valid="the smaller first")
+            raise InputError(
+                f"no whole number is between {first} and {last}", where=where, valid="give the smaller one first"
+            )
         return lambda share: first + int(share * (last - first + 1))
     (low, unit), (high, other_unit) = (_quantity(value, where) for value in values)
     if unit != other_unit:
@@ -124,10 +126,10 @@ def _drawing(kind: str, values: tuple[Any, ...], where: str) -> Callable[[float]
             f"the units of {values[0]!r} and {values[1]!r} differ", where=where, valid="give both in the same unit"
         )
     if not low < high:
-        raise InputError(f"{values[0]!r} is not below {values[1]!r}", where=where, valid="the smaller first")
+        raise InputError(f"{values[0]!r} is not below {values[1]!r}", where=where, valid="give the smaller one first")
     if kind == "loguniform":
         if low <= 0:
-            raise InputError(f"{values[0]!r} has no logarithm", where=where, valid="both bounds above zero")
+            raise InputError(f"{values[0]!r} has no logarithm", where=where, valid="give bounds above zero")
         return lambda share: _text(math.exp(math.log(low) + share * math.log(high / low)), unit)
     return lambda share: _text(low + share * (high - low), unit)
 

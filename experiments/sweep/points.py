@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments.sweep.definition import PLAN, USERS_CODE, Sweep, scenario_path, users_file
+from experiments.sweep.definition import PLAN, USER_CODE, Sweep, scenario_path, user_file
 from experiments.sweep.parameters import RANDOM, canonical
 from planner.files.documents import Document
 from traces.common.errors import InputError
@@ -24,7 +24,7 @@ def named_files(value: Any, folder: Path) -> list[Path]:
 
     Args:
         value: Plain data; text in it that is no file's name stands for nothing.
-        folder: What the names are relative to.
+        folder: The folder that the names are relative to.
     """
     found: dict[Path, None] = {}
     queue = list(_files_in(value, folder))
@@ -38,7 +38,7 @@ def named_files(value: Any, folder: Path) -> list[Path]:
 
 
 def digests(paths: Iterable[Path]) -> list[list[str]]:
-    """Return name and digest of each file, in an order of their own."""
+    """Return the name and the digest of each file, sorted."""
     return sorted([path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in paths)
 
 
@@ -47,7 +47,7 @@ def _files_in(value: Any, folder: Path) -> Iterator[Path]:
 
 
 def _content(path: Path) -> Any:
-    """Nothing where it is no document: then the points that use it say so."""
+    """Return what a document holds; None if it is damaged, which the points that use it report."""
     try:
         return Document(path).value
     except InputError:
@@ -70,9 +70,9 @@ class Point:
     """One run of a sweep.
 
     Attributes:
-        number: Its place in the sweep.
-        key: The same wherever the values of all parameters, and the files that they name, are the same.
-        values: By parameter.
+        number: Index of the point in the sweep.
+        key: Digest of the values of all parameters and of the files that they name.
+        values: Parameter name to value.
     """
 
     number: int
@@ -122,7 +122,7 @@ def combinations(sweep: Sweep) -> Iterator[dict[str, Any]]:
 def ground_of(sweep: Sweep) -> str:
     """Return what sweeps that share a folder have in common: settings, names of parameters, and what files hold."""
     names = sorted(parameter.name for parameter in sweep.parameters)
-    named = [name for name in ("scenario", PLAN, *USERS_CODE) if name in sweep.common]
+    named = [name for name in ("scenario", PLAN, *USER_CODE) if name in sweep.common]
     files = [_files_of(name, sweep.common[name], sweep, ()) for name in named]
     return _digest([sweep.common, names, [digests(each) for each in files]])
 
@@ -132,18 +132,18 @@ def _digest(value: Any) -> str:
 
 
 def _files_of(name: str, value: Any, sweep: Sweep, folders: Sequence[Path]) -> list[Path]:
-    """The files that a value names, and those that these name."""
+    """Return the files that a value names, and those that these name."""
     if name == "scenario":
         path = scenario_path(value, sweep.folder)
         return named_files(path.name, path.parent)
     if name == PLAN:
         return named_files(value, sweep.folder)
-    if (code := users_file(name, value, sweep.folder)) is not None:
+    if (code := user_file(name, value, sweep.folder)) is not None:
         return [code] if code.is_file() else []
     return [path for folder in folders for path in named_files(value, folder)]
 
 
 def _scenario_folders(sweep: Sweep) -> list[Path]:
-    """What paths in the scenarios, and in the parts of them that stand in other folders, are relative to."""
+    """Return the folders that paths in the scenarios, and in their parts in other files, are relative to."""
     files = [path for name in sweep.values_of("scenario") for path in _files_of("scenario", name, sweep, ())]
     return list(dict.fromkeys(path.parent for path in files))

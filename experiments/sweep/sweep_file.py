@@ -1,17 +1,132 @@
 """Reads sweep files, which people write in YAML."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from experiments.sweep.checks import check_draws, check_lengths, check_paths, check_settings, check_size
-from experiments.sweep.definition import SETTINGS, SettingsEntry, Sweep
-from experiments.sweep.parameters import ParameterEntry, checked_parameter
+from experiments.runs.carry_out import bounded
+from experiments.sweep.definition import PLAN, SETTINGS, SettingsEntry, Sweep, check_names, run_length, scenario_path
+from experiments.sweep.overrides import Keys, check_path, parse_path
+from experiments.sweep.parameters import RANDOM, ParameterEntry, checked_parameter
 from planner.files.documents import Document
-from planner.files.parsing import STRICT, Positive, Seed, parse
-from traces.common.errors import InputError
+from planner.files.parsing import STRICT, Part, Positive, Seed, keys_at, parse
+from planner.files.plan import read_plan
+from planner.files.scenario import ScenarioEntry
+from planner.plan.plan import Plan
+from traces.common.errors import InputError, unknown_name
+
+MOST_POINTS = 1_000_000
+
+
+def check_lengths(sweep: Sweep, document: Document) -> None:
+    """Refuse lists of unequal lengths, which cannot go together.
+
+    Raises:
+        InputError: With the first list that differs.
+    """
+    lists = [parameter for parameter in sweep.parameters if parameter.kind == "list"]
+    for parameter in lists[1:]:
+        if len(parameter.values) != len(lists[0].values):
+            raise InputError(
+                f"the list has {len(parameter.values)} values, that of '{lists[0].name}' {len(lists[0].values)}",
+                where=document.where(("parameters", parameter.name)),
+                valid="lists go together value by value: give all the same length, or make one a grid",
+            )
+
+
+def check_size(sweep: Sweep) -> None:
+    """Refuse a sweep of more points than anybody waits for.
+
+    Raises:
+        InputError: With how many there are.
+    """
+    lists = [parameter for parameter in sweep.parameters if parameter.kind == "list"]
+    factors = [parameter for parameter in sweep.parameters if parameter.kind == "grid"] + lists[:1]
+    count = sweep.draws * math.prod(len(parameter.values) for parameter in factors)
+    if count > MOST_POINTS:
+        raise InputError(f"the sweep has {count} points", where=str(sweep.path), valid=f"{MOST_POINTS} at most")
+
+
+def check_draws(sweep: Sweep, draws: int | None, document: Document) -> None:
+    """Refuse random parameters without a number of draws, and draws of nothing.
+
+    Raises:
+        InputError: One is without the other.
+    """
+    drawn = [parameter.name for parameter in sweep.parameters if parameter.kind in RANDOM]
+    if drawn and draws is None:
+        where = document.where(("parameters", drawn[0]))
+        raise InputError("how often it is drawn is not said", where=where, valid="add 'draws: 100' beside 'parameters'")
+    if draws is not None and not drawn:
+        where = document.where(("draws",))
+        raise InputError("nothing is drawn", where=where, valid=f"remove 'draws', or add one of {', '.join(RANDOM)}")
+
+
+def check_settings(sweep: Sweep, document: Document) -> None:
+    """Refuse settings that no point could be run with.
+
+    Raises:
+        InputError: One is missing, contradicts another one, or names what is not there.
+    """
+    given = {name: sweep.values_of(name) for name in SETTINGS}
+    if not given["scenario"]:
+        raise InputError("the key 'scenario' is missing", where=str(sweep.path), valid="add 'scenario: two-regions'")
+    for one, other in (("plan", "strategy"), ("steps", "duration")):
+        # A null among the values of a parameter says that this point is without.
+        if given[one] and given[other] and None not in (*given[one], *given[other]):
+            raise InputError(f"both '{one}' and '{other}' are given", where=str(sweep.path), valid="give one of them")
+    check_names(sweep.common, sweep.folder, str(sweep.path))
+    if "duration" in sweep.common:
+        try:
+            bounded(*run_length({"duration": sweep.common["duration"]}))
+        except InputError as error:
+            raise InputError(error.problem, document.where(("duration",)), error.valid) from None
+    if PLAN in sweep.common:
+        read_plan(sweep.folder / sweep.common[PLAN])
+
+
+def check_paths(sweep: Sweep, document: Document) -> None:
+    """Refuse paths that lead nowhere in one of the scenarios, or in one of the plans that are files.
+
+    Raises:
+        InputError: With the path, and the nearest key that there is.
+    """
+    trees = [_whole(scenario_path(name, sweep.folder)) for name in sweep.values_of("scenario")]
+    plans = [Document(sweep.folder / str(name)).value for name in sweep.values_of(PLAN) if name is not None]
+    known = dict.fromkeys([*keys_at(ScenarioEntry, ()), PLAN, *SETTINGS])
+    for parameter in sweep.parameters:
+        if parameter.name in SETTINGS:
+            continue
+        where = document.where(("parameters", parameter.name))
+        keys = parse_path(parameter.name, where)
+        if keys[0] not in known or (keys[0] in SETTINGS and keys[0] != PLAN):
+            raise unknown_name("parameter", keys[0], known, where=where)
+        if keys[0] == PLAN:
+            _check_plan_path(plans, keys[1:], where)
+        else:
+            for tree in trees:
+                check_path(ScenarioEntry, tree, keys, where)
+
+
+def _check_plan_path(plans: list[Any], keys: Keys, where: str) -> None:
+    """Of a plan that a strategy makes nobody knows the parts yet: the first key alone is checked."""
+    if keys[0] not in keys_at(Plan, ()):
+        raise unknown_name("key", keys[0], keys_at(Plan, ()), where=where)
+    for plan in plans:
+        check_path(Plan, plan, keys, where)
+
+
+def _whole(path: Path) -> Any:
+    """What is written in a scenario, with the parts that stand in files of their own."""
+    document = Document(path)
+    if not isinstance(document.value, Mapping):
+        return document.value
+    parts = [key for key, value in document.value.items() if isinstance(value, str) and key != "name"]
+    return {**document.value, **{key: Part(document, key).value for key in parts}}
 
 
 @dataclass(frozen=True, kw_only=True)

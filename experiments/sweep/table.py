@@ -30,11 +30,11 @@ _INT64 = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class ParameterColumns:
-    """How a parameter stands in the table.
+    """The columns of a parameter.
 
     Attributes:
-        name: Of the parameter, and of the column that has its values as they are written.
-        numbers: Of the column that has them in SI units; empty where the values are no quantities.
+        name: Name of the parameter, and of the column of its values as they are written.
+        numbers: Name of the column of its values in SI units; empty if they are no quantities.
         unit: Type of the quantities.
     """
 
@@ -51,7 +51,7 @@ class ParameterColumns:
 
 
 def columns_of(parameter: Parameter) -> ParameterColumns:
-    """Return how a parameter stands in the table."""
+    """Return the columns of a parameter."""
     quantity = _quantity(parameter.name)
     if quantity is None:
         return ParameterColumns(parameter.name)

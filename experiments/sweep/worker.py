@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from experiments.runs.carry_out import bounded
 from experiments.runs.scenario import Ordering, choose_plan
-from experiments.sweep.definition import PLAN, SETTINGS, run_length, scenario_path, setting_text, users_file
+from experiments.sweep.definition import PLAN, SETTINGS, run_length, scenario_path, setting_text, user_file
 from experiments.sweep.outcomes import FAILED, OK, Outcome, OutcomeLog
 from experiments.sweep.overrides import AlteredDocument, Keys, altered_plan, parse_path
 from experiments.sweep.parameters import canonical
@@ -49,12 +49,12 @@ def one_thread_each() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class PointTask:
-    """What a worker has to know besides the points.
+    """The part of a task that all points share.
 
     Attributes:
-        folder: What paths in the sweep file are relative to.
+        folder: The folder that paths in the sweep file are relative to.
         common: The settings that all points have in common.
-        log: Where outcomes are written to.
+        log: The folder that outcomes are logged in.
     """
 
     folder: Path
@@ -64,7 +64,7 @@ class PointTask:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many points were done, how many of these failed, and what they took, seconds."""
+    """The number of points done, the number of these that failed, and the seconds that they took together."""
 
     done: int
     failed: int
@@ -72,7 +72,7 @@ class Tally:
 
 
 def carry_out_points(task: PointTask, points: Sequence[Point]) -> Tally:
-    """Carry out points one after the other, and log what comes out of each."""
+    """Carry out points one after the other, and log the outcome of each."""
     log, failed, start_s = _log_of_this_process(task.log), 0, time.perf_counter()
     for point in points:
         outcome = carry_out(task, point)
@@ -83,14 +83,14 @@ def carry_out_points(task: PointTask, points: Sequence[Point]) -> Tally:
 
 
 def carry_out(task: PointTask, point: Point) -> Outcome:
-    """Return what comes out of a point; what goes wrong is part of it."""
+    """Return the outcome of a point, which may be an error."""
     start_s, error, metrics = time.perf_counter(), "", dict[str, Value]()
     try:
         metrics = _simulate(task, point.values)
     except RopebridgeError as wrong:
         error = str(wrong)
     except Exception:
-        # A defect of ours that one combination shows: all others are still worth having.
+        # A defect that one combination of values shows leaves all others worth having.
         error = f"this is a defect of ropebridge: {traceback.format_exc()}"
     wall_s = time.perf_counter() - start_s
     return Outcome(point.key, FAILED if error else OK, error, metrics, wall_s, time.time())
@@ -100,7 +100,7 @@ def scenario_of(task: PointTask, values: Mapping[str, Any]) -> Scenario:
     """Return the scenario of a point.
 
     Raises:
-        InputError: Its values do not make one.
+        InputError: Its values do not make a scenario.
     """
     named = {**task.common, **values}["scenario"]
     changes = {name: value for name, value in values.items() if _leads_into_scenario(name)}
@@ -132,7 +132,7 @@ def _plan_settings(settings: Mapping[str, Any], folder: Path) -> tuple[Path | No
 
 def _name_or_file(settings: Mapping[str, Any], name: str, folder: Path) -> str | None:
     text = setting_text(settings, name)
-    code = users_file(name, text, folder)
+    code = user_file(name, text, folder)
     return text if code is None else str(code)
 
 
@@ -153,7 +153,7 @@ def _scenario_path(name: object, folder: Path) -> Path:
 
 @lru_cache(maxsize=256)
 def _document(path: Path) -> Document:
-    """Read once: the points of a sweep differ in little."""
+    """Read each file once, since the points of a sweep differ in little."""
     return Document(path)
 
 
@@ -172,7 +172,7 @@ def _plan(scenario: Scenario, settings: tuple[Path | None, str | None, str | Non
     return altered_plan(plan, by_keys, scenario) if by_keys else plan
 
 
-# A worker is asked for so much at a time: enough that asking costs little, not so much that others wait at the end.
+# Work given to a worker at a time: enough that giving it costs little, so little that all workers end together.
 PORTION_S = 0.5
 MOST_IN_PORTION = 200
 
@@ -182,8 +182,8 @@ class Portion:
     """Points that one worker was given together.
 
     Attributes:
-        points: In the order in which they are carried out.
-        tally: None where the worker died: what it had done is in its log.
+        points: The points, in the order in which they are carried out.
+        tally: What the worker reports; None if it died, when its log holds what it had done.
     """
 
     points: Sequence[Point]
@@ -191,7 +191,7 @@ class Portion:
 
 
 class Engine(Protocol):
-    """Carries out points in processes of its own, which write what comes out into logs of their own."""
+    """Carries out points in worker processes, which write outcomes into logs of their own."""
 
     def carry_out(self, task: PointTask, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
         """Carry out all points; yield each portion when it has come to its end.
@@ -199,21 +199,21 @@ class Engine(Protocol):
         Closing the iterator ends everything that is under way.
 
         Args:
-            task: What workers have to know besides.
-            points: In the order in which they are begun.
-            alone: Each has a process that does nothing else: when it dies, this point was the reason.
+            task: What all points share.
+            points: The points, in the order in which they are begun.
+            alone: Whether each point has a process to itself, so that it is to blame if the process dies.
 
         Raises:
-            RunError: There are no workers.
+            RunError: No worker can be started, or all are lost.
         """
 
 
 class Portioner:
-    """Cuts points into portions that take `PORTION_S`, as far as those before say how long that is.
+    """Cuts points into portions that take `PORTION_S`, by what the portion before has taken for each point.
 
     Args:
-        points: All of them.
-        workers: That share them; the last portions are small, so that all end together.
+        points: All points.
+        workers: Number of workers; the last portions are small, so that all workers end together.
     """
 
     def __init__(self, points: Sequence[Point], workers: int) -> None:
@@ -224,11 +224,11 @@ class Portioner:
 
     @property
     def has_more(self) -> bool:
-        """Whether there are points that are in no portion yet."""
+        """Whether points are left that are in no portion yet."""
         return self._next < len(self._points)
 
     def learn(self, tally: Tally) -> None:
-        """Take account of what a portion took."""
+        """Take account of the time that a portion took."""
         self._point_s = tally.wall_s / tally.done
 
     def __iter__(self) -> Iterator[Sequence[Point]]:

@@ -1,10 +1,15 @@
-"""``ropebridge reproduce``: a published system's claims against what we measure."""
+"""``ropebridge bench`` and ``ropebridge reproduce``: measure, and check the results."""
 
 import json
+import os
+import platform
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+from executor.wan.tcp_settings import read_tcp
 from experiments.benches.execution.executor import measure_executor
 from experiments.benches.execution.recovery import measure_recovery
 from experiments.benches.planning.adaptation import measure_adaptation
@@ -24,7 +29,6 @@ from experiments.reproductions.claims import Reproduction
 from experiments.reproductions.cloudless.reproduction import reproduce_cloudless
 from experiments.reproductions.deepcee.reproduction import reproduce_deepcee
 from experiments.runs.folder import new_folder
-from experiments.runs.machine import describe_machine
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError, find_by_name
 
@@ -56,9 +60,9 @@ def bench(
 
     Args:
         name: One of `BENCHES`.
-        quick: Fewer cases and steps.
+        quick: Whether to measure fewer cases and steps.
         as_json: Whether to print JSON.
-        tell: Takes a line about the progress.
+        tell: Called with lines about the progress.
         files: For ``accuracy``: runs, times, sizes, network and the model's name, as `find_measured_files` takes them.
 
     Raises:
@@ -96,10 +100,10 @@ def reproduce(
 
     Args:
         name: One of `REPRODUCTIONS`.
-        quick: Fewer settings and steps.
+        quick: Whether to measure fewer settings and steps.
         as_json: Whether to print JSON.
         output: Folder for ``result.json`` and ``figure.png``, or None.
-        tell: Takes a line about the progress.
+        tell: Called with lines about the progress.
 
     Raises:
         InputError: There is no such system, or the folder cannot be written to.
@@ -123,7 +127,7 @@ def execute_reproduction(
         name: One of `REPRODUCTIONS`.
         as_json: Whether to print JSON.
         output: Folder for ``executed.json``, or None.
-        tell: Takes a line about the progress.
+        tell: Called with lines about the progress.
 
     Raises:
         InputError: There is no such system, or the folder cannot be written to.
@@ -139,3 +143,16 @@ def execute_reproduction(
         if folder is not None:
             write_text_atomically(folder / "executed.json", document)
     return document if as_json else result.text(), all(check.holds for check in result.checks)
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return what a reader of measurements asks about the machine."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        # The settings of links that are emulated with TCP "as-is".
+        **read_tcp(),
+    }

@@ -1,4 +1,4 @@
-"""``ropebridge plan``: make a plan and say what it promises."""
+"""``ropebridge plan``: make a plan, write it, and describe it."""
 
 import json
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ _STRATEGY = "auto"
 
 @dataclass(frozen=True, slots=True)
 class PlanObjective:
-    """What was asked for; None where nothing was.
+    """The options that say what strategy `auto` optimises; None where one is not given.
 
     Attributes:
         name: One of `planner.systems.auto.objective.OBJECTIVES`.
-        budget_per_hour: US dollars that the plan may cost.
-        rate_samples_per_s: Samples a second that it must reach.
+        budget_per_hour: Most US dollars per hour that the plan may cost.
+        rate_samples_per_s: Least throughput that it must reach.
         robust: Share of the windows of the links' traces in which the plan may be slower than it is judged by.
     """
 
@@ -57,7 +57,7 @@ def choose_best_plan(scenario: Scenario, strategy: str | None, ordering: Orderin
     """Return the checked plan that a strategy makes, the best one for the objective if there is one.
 
     Raises:
-        InputError: An objective is given for a strategy that cannot be told, or it is none, or no plan meets it.
+        InputError: An objective is given with another strategy than `auto`, it is unknown, or no plan meets it.
     """
     if not objective.options:
         return choose_plan(scenario, None, strategy, ordering)
@@ -105,17 +105,17 @@ def plan(
     """Make a plan, write it if asked to, and return what to print: the plan, or a description of it.
 
     Args:
-        scenario_name: A file or a ready scenario.
+        scenario_name: A file, or the name of a ready scenario.
         strategy: Name of a strategy, or None.
-        ordering: Another schedule than the strategy's, or None of it.
+        ordering: Another order of actions than the strategy's.
         output: File for the plan, or None.
         torch_csv: File for the schedule of its first pipeline as torch.distributed.pipelining reads it, or None.
         as_json: Whether to return the plan itself; with its explanation, if that is asked for, as an object of both.
-        objective: What the plan is to be best in.
+        objective: What strategy `auto` optimises.
         explains: Whether to say what binds the plan.
 
     Raises:
-        InputError: Something is wrong; then neither file is written.
+        InputError: An option or the scenario is wrong; then neither file is written.
     """
     check_targets((output, torch_csv))
     scenario = choose_scenario(scenario_name)

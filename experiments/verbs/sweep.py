@@ -1,15 +1,15 @@
-"""``ropebridge sweep``: a scenario, plan and policy simulated over and over with other values, into one table."""
+"""``ropebridge sweep``: simulate a scenario, plan and policy with many values of parameters, into one table."""
 
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from experiments.runs.console import CommandInterruptedError
-from experiments.runs.machine import usable_cores
 from experiments.runs.progress import duration_text, showing_sweep
 from experiments.sweep.definition import Sweep
 from experiments.sweep.driver import Result, carry_out_sweep
 from experiments.sweep.engines import make_engine
+from experiments.sweep.engines.local import usable_cores
 from experiments.sweep.folder import check_folder, default_folder
 from experiments.sweep.points import Point, points_of
 from experiments.sweep.sweep_file import read_sweep
@@ -29,17 +29,17 @@ def sweep(
     """Carry out the sweep in a file, or what is left of it; return what to print.
 
     Args:
-        path: Of the sweep file.
-        folder: Where table and logs go; None for the usual place.
-        engine: Name of what carries out points.
+        path: The sweep file.
+        folder: The folder for table and logs; None for the default one.
+        engine: Name of the engine that carries out points.
         jobs: Points at a time; None for as many as this machine has cores.
         as_json: Whether to print JSON.
         failed_again: Whether points that have failed are carried out again.
-        tell: Takes a line about the progress.
+        tell: Called with lines for people.
 
     Raises:
         InputError: The sweep is wrong, or the folder holds something else.
-        RunError: Not one point went well.
+        RunError: Every point failed.
     """
     result = carry_out(path, folder, engine, jobs, failed_again, tell)
     return json.dumps(_summary(result)) if as_json else _describe(result)
@@ -56,7 +56,7 @@ def carry_out(
     """Carry out the sweep in a file, or what is left of it; see `sweep`."""
     chosen = read_sweep(path)
     points = points_of(chosen)
-    _refuse_hopeless(chosen, points)
+    _refuse_wrong_scenario(chosen, points)
     place = folder if folder is not None else default_folder(path)
     check_folder(place, chosen)
     made = make_engine(engine, jobs or usable_cores(), place, chosen.slurm)
@@ -70,7 +70,7 @@ def carry_out(
     return result
 
 
-def _refuse_hopeless(sweep: Sweep, points: Sequence[Point]) -> None:
+def _refuse_wrong_scenario(sweep: Sweep, points: Sequence[Point]) -> None:
     """Refuse a scenario that is wrong by itself and in the first point: most likely no value is to blame.
 
     A scenario may lack what a parameter gives it, and a value of the first point may be wrong.

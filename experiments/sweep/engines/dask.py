@@ -48,7 +48,7 @@ class DaskTasks:
 
 
 def _tasks(client: Any, task: PointTask, points: Sequence[Point], workers: int) -> Iterator[Portion]:
-    # Not through joblib: its backend for Dask waits for ever where a task has been the death of its workers.
+    # Not through joblib: its backend for Dask waits for ever where a task has killed its workers.
     from distributed import as_completed
 
     portioner = Portioner(points, workers)
@@ -56,24 +56,24 @@ def _tasks(client: Any, task: PointTask, points: Sequence[Point], workers: int) 
     under_way: dict[Any, Sequence[Point]] = {}
     completed = as_completed()
 
-    def hand_out() -> None:
+    def submit() -> None:
         while len(under_way) < _AHEAD * workers and (portion := next(portions, None)) is not None:
             future = client.submit(carry_out_points, task, portion, pure=False)
             under_way[future] = portion
             completed.add(future)
 
-    hand_out()
+    submit()
     while under_way:
         future = next(completed)
         portion, tally = under_way.pop(future), _tally(future)
         if tally is not None:
             portioner.learn(tally)
-        hand_out()
+        submit()
         yield Portion(portion, tally)
 
 
 def _tally(future: Any) -> Tally | None:
-    """None where the worker died, or left."""
+    """Return what a worker reports; None if it died or left."""
     from distributed import KilledWorker
 
     try:
@@ -108,7 +108,7 @@ def _client(workers: int) -> Iterator[Any]:
         with _reached(address) as client:
             yield client
         return
-    # A task that was the death of its worker is tried again by the sweep, not by Dask.
+    # A task that killed its worker is tried again by the sweep, not by Dask.
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}), one_thread_each():
         with without_interrupts():
             cluster = LocalCluster(

@@ -34,19 +34,19 @@ def without_interrupts() -> Iterator[None]:
 @contextmanager
 def interrupts_held_back() -> Iterator[None]:
     """Do what is done in here to its end, and let signals that have come in the meantime act then."""
-    held: list[tuple[Any, ...]] = []
+    delayed: list[tuple[Any, ...]] = []
     handlers: dict[int, Callable[..., Any]] = {}
     for number in STOP_SIGNALS:
         handler = signal.getsignal(number)
         if callable(handler):
             handlers[number] = handler
-            signal.signal(number, lambda *arguments: held.append(arguments))
+            signal.signal(number, lambda *arguments: delayed.append(arguments))
     try:
         yield
     finally:
         for kept, handler in handlers.items():
             signal.signal(kept, handler)
-    for arguments in held:
+    for arguments in delayed:
         handlers[arguments[0]](*arguments)
 
 
@@ -55,6 +55,13 @@ _LONGEST_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
 
 # Portions that lie ready for each worker, so that none waits for the command to notice that it is done.
 _AHEAD = 2
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class LocalProcesses:
@@ -80,7 +87,7 @@ class LocalProcesses:
             yield from self._in_pools(task, points, min(self._workers, len(points)))
 
     def _in_pools(self, task: PointTask, points: Sequence[Point], workers: int) -> Iterator[Portion]:
-        """A process that dies takes the others of its pool along; the next pool goes on."""
+        """Carry out points in pools: a process that dies breaks its pool, and the next one goes on."""
         portioner = Portioner(points, workers)
         portions = iter(portioner)
         while portioner.has_more:
@@ -116,7 +123,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         with without_interrupts(), _room_for_sockets():
             ensure_running()
         theirs, ours = context.Pipe(duplex=False)
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_live_with, initargs=(theirs,))
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_command, initargs=(theirs,))
         stack.callback(pool.shutdown)
         stack.callback(theirs.close)
         # Called first: workers in the middle of something end too.
@@ -142,11 +149,11 @@ def _room_for_sockets() -> Iterator[None]:
         tempfile.tempdir = before
 
 
-def _live_with(command: Connection) -> None:
-    """Have this process end as soon as nobody holds the other end of the pipe."""
-    threading.Thread(target=_end_with, args=(command,), daemon=True).start()
+def _end_with_command(command: Connection) -> None:
+    """End this process as soon as the command, which holds the other end of the pipe, is gone."""
+    threading.Thread(target=_await_end, args=(command,), daemon=True).start()
 
 
-def _end_with(command: Connection) -> None:
+def _await_end(command: Connection) -> None:
     command.poll(None)
     os._exit(1)

@@ -21,7 +21,7 @@ _FILE = "under-way"
 
 
 def cancel_left(folder: Path) -> None:
-    """End the array that a command has left in its folder: its points would be carried out twice."""
+    """Cancel the arrays that a killed command has left, whose points would be carried out twice."""
     path = folder / _FILE
     if path.is_file():
         # Slurm may have forgotten one that has ended since.
@@ -31,11 +31,11 @@ def cancel_left(folder: Path) -> None:
 
 @contextmanager
 def noted(folder: Path, job_ids: list[str]) -> Iterator[None]:
-    """Around the time in which jobs are under way: the folder says so.
+    """Keep the ids of arrays in the folder while their jobs are under way.
 
     Args:
-        folder: Of submitit.
-        job_ids: As submitit names them: that of the array, and a number.
+        folder: The folder of submitit's files.
+        job_ids: Ids as submitit gives them: the array's, an underscore, and a number.
     """
     arrays = dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
     write_text_atomically(folder / _FILE, "".join(f"{array}\n" for array in arrays))
@@ -51,8 +51,8 @@ _PORTIONS_PER_JOB = 4
 # Slurm takes arrays of up to 1001 jobs unless it has been told otherwise (MaxArraySize).
 _LARGEST_ARRAY = 1000
 
-# Between two looks at which jobs are done, seconds: they are looks at files.
-_LOOK_EVERY_S = 1.0
+# Seconds between two checks of which jobs are done; each reads files.
+_POLL_S = 1.0
 
 
 class SlurmJobs:
@@ -109,7 +109,7 @@ class SlurmJobs:
                     stack.enter_context(noted(folder, [job.job_id for job in jobs]))
                 stack.callback(_cancel, jobs)
             portion_of = dict(zip((job.job_id for job in jobs), portions, strict=True))
-            for job in as_completed(jobs, poll_frequency=_LOOK_EVERY_S):
+            for job in as_completed(jobs, poll_frequency=_POLL_S):
                 try:
                     tally = job.result()
                 except (FailedJobError, UncompletedJobError):

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from executor.profiling.message_times import SERVICE, measure_messages
 from experiments.profiles.cluster_file import MeasuredLink, add_links
-from experiments.profiles.size_curve_fit import fit_size_curve
+from experiments.profiles.network import (
+    fit_size_curve,
+)
 from planner.cost.network import connections_ceiling_bps, nominal_path
 from planner.files.scenario import read_scenario
 from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY

@@ -131,7 +131,7 @@ WRONG = {
     "an empty grid": ({BATCH: {"grid": []}}, {}, ["sweep.yaml", BATCH, "grid is empty"]),
     "no values": ({BATCH: {}}, {}, [BATCH, "has no values", "grid, list, uniform"]),
     "two kinds": ({BATCH: {"grid": [1], "list": [2]}}, {}, ["gives grid and list"]),
-    "a value twice": ({BATCH: {"grid": [1, 2, 1]}}, {}, ["1 stands there twice"]),
+    "a value twice": ({BATCH: {"grid": [1, 2, 1]}}, {}, ["1 is given twice"]),
     "unequal lists": ({BATCH: {"list": [1, 2]}, "steps": {"list": [1]}}, {}, ["steps", "1 values", "2", "same length"]),
     "no draws": ({BATCH: {"integers": [1, 4]}}, {}, [BATCH, "draws: 100"]),
     "draws of nothing": ({BATCH: {"grid": [1]}}, {"draws": 3}, ["sweep.yaml:2: draws", "nothing is drawn"]),

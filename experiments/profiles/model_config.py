@@ -1,4 +1,4 @@
-"""What ``ropebridge profile model`` is told; what is wrong in it is found before torch is loaded."""
+"""The options of ``ropebridge profile model``, checked before torch is loaded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ META = "meta"
 
 @dataclass(frozen=True, slots=True)
 class ProfileConfig:
-    """What to measure, as the command was told.
+    """What to measure, as the command line says it.
 
     Attributes:
-        code: The model's file.
-        arguments: Of its ``build``, each as KEY=VALUE.
-        kind: Name for the kind of device; None for the usual one.
+        code: Python file of the model.
+        arguments: Arguments of its function ``build``, each as KEY=VALUE.
+        kind: Name for the kind of device; None for ``cpu`` or the GPU's own name.
         device: ``cpu`` or ``cuda``, or ``meta`` to count operations instead.
-        ranks: Of this machine that compute at once; this one is among them.
-        threads: Of the CPU; 0 for a rank's share of the cores.
-        samples: Sizes of microbatches, with commas.
-        repeats: In each round.
+        ranks: Ranks of this machine that compute at once, this one included.
+        threads: CPU threads; 0 for a rank's share of the cores.
+        samples: Microbatch sizes, with commas.
+        repeats: Measurements in each round.
         optimizer: Name of the update rule.
-        precision: What layers compute in.
-        split: Whether the gradients' times are those of backwards that are split.
+        precision: Name of the precision that layers compute in.
+        split: Whether the backward times are those of a split backward.
     """
 
     code: Path
@@ -48,55 +48,59 @@ class ProfileConfig:
     split: bool
 
 
-def check_orders(orders: ProfileConfig, output: Path) -> None:
-    """Refuse what makes no sense.
+def check_config(config: ProfileConfig, output: Path) -> None:
+    """Refuse options that nothing can be measured with.
 
     Args:
-        orders: What to measure.
-        output: The file to write.
+        config: What to measure.
+        output: The model file to write.
 
     Raises:
         InputError: The first thing that is wrong.
     """
-    path = orders.code
+    path = config.code
     if path.suffix == ".json":
         advice = f"for a model's config.json there is 'ropebridge profile import huggingface {path} -o FILE'"
         raise InputError("this is no Python file", where=str(path), valid=advice)
     if not path.is_file():
         raise InputError("there is no such file", where=str(path), valid="give a Python file with a function 'build'")
-    sample_counts(orders)
-    arguments_of(orders)
-    find_by_name(orders.optimizer, OPTIMIZER_STATES, "optimizer")
-    find_by_name(orders.precision, ELEMENT_BYTES, "precision")
-    if orders.ranks > 1 and orders.device != "cpu":
-        where = f"--ranks {orders.ranks} --device {orders.device}"
+    sample_counts(config)
+    arguments_of(config)
+    find_by_name(config.optimizer, OPTIMIZER_STATES, "optimizer")
+    find_by_name(config.precision, ELEMENT_BYTES, "precision")
+    if config.ranks > 1 and config.device != "cpu":
+        where = f"--ranks {config.ranks} --device {config.device}"
         raise InputError("only ranks on a CPU share it", where=where, valid="leave --ranks out: ranks have GPUs alone")
     check_targets([output])
-    refuse_another_model(output, path.stem, ModelCode(path, arguments_of(orders)))
+    refuse_another_model(output, path.stem, ModelCode(path, arguments_of(config)))
 
 
-def sample_counts(orders: ProfileConfig) -> list[int]:
-    """Return the sizes of microbatches.
+def sample_counts(config: ProfileConfig) -> list[int]:
+    """Return the microbatch sizes.
 
     Raises:
-        InputError: They are no rising whole numbers.
+        InputError: They are not rising whole numbers.
     """
     try:
-        found = [int(each) for each in orders.samples.split(",")]
+        found = [int(each) for each in config.samples.split(",")]
     except ValueError:
         found = []
     if not found or found[0] < 1 or found != sorted(set(found)):
-        raise InputError(f"'{orders.samples}'", where="--samples", valid="give rising whole numbers, such as '1,2,4,8'")
+        raise InputError(
+            f"'{config.samples}' is no list of sizes",
+            where="--samples",
+            valid="give rising whole numbers, such as '1,2,4,8'",
+        )
     return found
 
 
-def arguments_of(orders: ProfileConfig) -> dict[str, int | float | str | bool]:
-    """Return what ``build`` is called with.
+def arguments_of(config: ProfileConfig) -> dict[str, int | float | str | bool]:
+    """Return the arguments of ``build``, by name.
 
     Raises:
-        InputError: One sets nothing.
+        InputError: An argument has no value.
     """
-    return dict(map(_argument, orders.arguments))
+    return dict(map(_argument, config.arguments))
 
 
 def _argument(text: str) -> tuple[str, int | float | str | bool]:

@@ -1,0 +1,232 @@
+"""The verbs that make data: `traces ...`, which rates links had, and `profile ...`, what plans are made from."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.cli.options import JsonOption, TraceFormatOption
+from experiments.runs.console import say, tell
+from traces.common.text import key_and_value
+
+traces_app = typer.Typer(help="Read, convert, make and record traces of link bandwidth.", no_args_is_help=True)
+
+
+@traces_app.command("show")
+def traces_show(
+    path: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace in any format.")],
+    plot: Annotated[Path | None, typer.Option("--plot", help="PNG file to draw the rate into.")] = None,
+    loops: Annotated[bool, typer.Option("--loop/--hold", help="What follows the end of the trace.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Describe a trace and draw its rate. Example: ropebridge traces show link.csv --plot link.png."""
+    from experiments.verbs.traces import show
+
+    say(show(path, loops=loops, as_json=as_json, plot=plot))
+
+
+@traces_app.command("convert")
+def traces_convert(
+    source: Annotated[Path, typer.Argument(metavar="FROM", help="A trace in any format.")],
+    target: Annotated[Path, typer.Argument(metavar="TO", help="The file to write.")],
+    to: TraceFormatOption = None,
+    step: Annotated[str | None, typer.Option("--step", help="Mean rate over windows of this length: '5 s'.")] = None,
+) -> None:
+    """Write a trace in another format. Example: ropebridge traces convert link.csv link.mahi."""
+    from experiments.verbs.traces import convert
+    from traces.common.units import parse_duration_s
+
+    say(convert(source, target, to=to, step_s=parse_duration_s(step) if step is not None else None))
+
+
+@traces_app.command("generate")
+def traces_generate(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A preset (lte, satellite, ...) or a generator.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    duration: Annotated[str, typer.Option("--duration", help="Length, with its unit.")] = "600 s",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed makes the same trace.")] = 0,
+    step: Annotated[str, typer.Option("--step", help="Length of each interval, with its unit.")] = "1 s",
+    to: TraceFormatOption = None,
+    parameters: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A generator's parameter, with its unit.")
+    ] = None,
+) -> None:
+    """Make up a trace. Example: ropebridge traces generate lte -o lte.csv --duration '10 min' --seed 7."""
+    from experiments.verbs.traces import generate
+    from traces.common.units import parse_duration_s
+
+    text = generate(
+        name,
+        output,
+        duration_s=parse_duration_s(duration),
+        seed=seed,
+        step_s=parse_duration_s(step),
+        format_name=to,
+        parameters=dict(key_and_value(parameter, "mean=10 Mbit/s") for parameter in parameters or []),
+    )
+    say(text)
+
+
+@traces_app.command("record")
+def traces_record(
+    address: Annotated[
+        str, typer.Argument(metavar="HOST[:PORT]", help="Where 'ropebridge profile network --listen' runs.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The trace, CSV; one that is there goes on.")],
+    every: Annotated[str, typer.Option("--every", help="Time from one sample to the next, with its unit.")] = "10 s",
+    traffic: Annotated[str, typer.Option("--traffic", help="Most bytes of each sample, with their unit.")] = "2 MB",
+    connections: Annotated[
+        int, typer.Option("--connections", help="Connections of a sample; several show what the link carries.")
+    ] = 4,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Record the direction from there to here.")] = False,
+    duration: Annotated[
+        str | None, typer.Option("--duration", help="How long, with its unit; until Ctrl-C if absent.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Sample a live path to a trace. Example: ropebridge traces record 10.0.0.5 -o link.csv --every '10 s'."""
+    from experiments.verbs.traces import record
+
+    text = record(
+        address,
+        output,
+        every=every,
+        traffic=traffic,
+        connections=connections,
+        reverse=reverse,
+        duration=duration,
+        as_json=as_json,
+        tell=tell,
+    )
+    say(text)
+
+
+profile_app = typer.Typer(help="Measure what plans are made from.", no_args_is_help=True)
+
+
+class DeviceChoice(StrEnum):
+    """Where `ropebridge profile model` computes."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    META = "meta"
+
+
+class FormatChoice(StrEnum):
+    """What `ropebridge profile import` reads."""
+
+    HUGGINGFACE = "huggingface"
+    METIS = "metis"
+    PIPEDREAM = "pipedream"
+    SAILOR = "sailor"
+
+
+@profile_app.command("model")
+def model(
+    code: Annotated[Path, typer.Argument(metavar="MODEL.py", help="A file with a function 'build'.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Model file; times of other kinds in it stay.")],
+    arguments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of 'build'.")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="Name for this kind of device.", show_default="cpu")
+    ] = None,
+    device: Annotated[
+        DeviceChoice, typer.Option("--device", help="Where to compute; meta counts operations and measures nothing.")
+    ] = DeviceChoice.CPU,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Ranks of this machine that will compute at once.")] = 1,
+    threads: Annotated[
+        int, typer.Option("--threads", min=0, help="CPU threads; 0 for a rank's share of the cores.")
+    ] = 0,
+    samples: Annotated[str, typer.Option("--samples", help="Microbatch sizes to measure, rising.")] = "1,2,4,8",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements in each of six rounds.")] = 5,
+    optimizer: Annotated[str, typer.Option("--optimizer", help="sgd, momentum or adamw.")] = "sgd",
+    precision: Annotated[str, typer.Option("--precision", help="fp32 or bf16-mixed.")] = "fp32",
+    split: Annotated[bool, typer.Option("--split", help="Times for schedules that split backward, as zb-h1.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a model's layers on this device. Example: ropebridge profile model gpt.py --set width=64 -o gpt.yaml."""
+    from experiments.profiles.model_config import ProfileConfig, check_config
+
+    config = ProfileConfig(
+        code,
+        arguments or [],
+        kind,
+        device.value,
+        ranks,
+        threads,
+        samples,
+        repeats,
+        optimizer,
+        precision,
+        split,
+    )
+    check_config(config, output)
+    from experiments.profiles.model import profile
+
+    say(profile(config, output, as_json, tell))
+
+
+@profile_app.command("import")
+def import_(
+    format_: Annotated[FormatChoice, typer.Argument(metavar="FORMAT", help="huggingface, metis, pipedream or sailor.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILES...", help="config.json, DeviceType.*.json, graph.txt, times sizes."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Model file; times of other kinds in it stay.")],
+    name: Annotated[
+        str | None, typer.Option("--name", help="The model's name; of several in a file, which one.")
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option("--kind", metavar="[THEIRS=]KIND", help="Kind of device: pipedream's; metis' names to ours."),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, help="pipedream: samples of the minibatch measured.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option("--tokens", min=1, help="huggingface: tokens of a sample.")] = None,
+    output_size: Annotated[
+        str | None, typer.Option("--layer-output", help="metis: what passes between layers for a sample, as '4 MB'.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take over a published profile. Example: ropebridge profile import huggingface config.json -o model.yaml."""
+    from experiments.profiles.importing import ImportConfig, import_profile
+
+    say(
+        import_profile(
+            ImportConfig(format_.value, files, name, kind or [], samples, tokens, output_size), output, as_json
+        )
+    )
+
+
+@profile_app.command("network")
+def network(
+    address: Annotated[
+        str | None, typer.Argument(metavar="HOST[:PORT]", help="The other host, on which '--listen' runs.")
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option("--listen", metavar="ADDRESS[:PORT]", help="Serve who measures, at this address of this host."),
+    ] = None,
+    names: Annotated[
+        str | None, typer.Option("--names", metavar="HERE,THERE", help="Names of the two ends in the cluster file.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Cluster file; what else it has stays.")] = None,
+    connections: Annotated[
+        str, typer.Option("--connections", help="Numbers of connections to measure, rising.")
+    ] = "1,2,4,8",
+    traffic: Annotated[str, typer.Option("--traffic", help="Most bytes of all bursts, with their unit.")] = "2 GB",
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the path to another host. Example: ropebridge profile network 10.0.0.5 --names a,b -o cluster.yaml."""
+    from experiments.profiles.network import NetworkConfig, listen_at, profile_network
+    from traces.common.units import parse_bytes
+
+    if listen is not None:
+        listen_at(listen, address, tell)
+        return
+    config = NetworkConfig(address, names, connections, parse_bytes(traffic), output)
+    say(profile_network(config, as_json, tell))
