@@ -86,7 +86,7 @@ def test_each_target_writes_what_it_shows(target: str, files: list[str], tmp_pat
         else:
             assert all(isinstance(each, dict) for each in yaml.safe_load_all(text))
     job = sorted(path.name for path in (folder / "job").iterdir())
-    assert job == ["environment.sh", "hosts.json", "model.py", "plan.json", "run.json", "scenario.json"]
+    assert job == ["environment.sh", "hosts.json", "key", "model.py", "plan.json", "run.json", "scenario.json"]
     assert json.loads((folder / "job" / "run.json").read_text())["steps"] == 7
     greeting = ["bash", "-c", f'. {folder}/job/environment.sh; printf %s "$GREETING"']
     assert subprocess.run(greeting, capture_output=True, text=True, check=True).stdout == "it's $HOME"
