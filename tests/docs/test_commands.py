@@ -16,7 +16,7 @@ from experiments.tools.reference import main, reference_texts, verbs
 
 ROOT = Path(__file__).parents[2]
 # Words that follow the name where it is no command.
-PROSE = ("on", "trains")
+PROSE = ("on", "plans,")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # The tutorial's needs hosts: tests/real/test_first_hour.py.
 RUNNABLE = [page for page in sorted((ROOT / "docs" / "howto").glob("*.md")) if "```bash" in page.read_text()]
