@@ -214,7 +214,7 @@ def simulate(
         scenario: What is trained, and where.
         plan: A plan, its file, or the name of the strategy that makes it.
         policy: An adaptation policy or its name; None keeps the plan.
-        steps: Training steps; 20 if neither this nor a duration is given.
+        steps: Number of training steps.
         duration: Simulated time after which no step starts, with its unit: ``"60 min"``.
         folder: A new run folder to write, which `read_run` and the command read; None writes nothing.
 
@@ -251,7 +251,7 @@ def run(
         scenario: What is trained, and where.
         plan: A plan, its file, or the name of the strategy that makes it.
         policy: An adaptation policy or its name; None keeps the plan.
-        steps: Training steps.
+        steps: Number of training steps.
         compute: ``"real"`` trains the model whose code the scenario names; ``"paced"`` moves tensors of the true sizes
             and takes the profiled times.
         emulate_wan: Whether this machine's network behaves as the links and their traces say.

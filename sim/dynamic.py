@@ -42,7 +42,7 @@ class DynamicStep:
     Args:
         environment: The simulation's clock.
         scenario: Scenario that is trained.
-        step: The step.
+        step: The step under way.
         devices: Devices of the actors, whose clocks the step moves.
         lines: Lines that messages pass over.
         unsent: Queue of (step, message) for messages that the lines do not carry by themselves.

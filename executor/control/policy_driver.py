@@ -12,7 +12,7 @@ from planner.runs.record import Progress, ProgressCallback
 
 
 class Absences:
-    """Those of the ranks whose processes were lost, foreseen by the scenario or not."""
+    """Those of the ranks whose processes were lost, whether the scenario schedules that or not."""
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}

@@ -21,7 +21,7 @@ class RunClock:
     """Counts from an origin, a reading of the machine's monotonic clock.
 
     Args:
-        origin_s: The origin; None where it is not yet agreed on: there is no time before `start`.
+        origin_s: Monotonic time of second 0; None where it is not yet agreed on: there is no time before `start`.
     """
 
     def __init__(self, origin_s: float | None = None) -> None:

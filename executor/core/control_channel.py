@@ -194,7 +194,7 @@ def _connect(address: tuple[str, int], role: str, key: bytes, silence_s: float) 
     return channel
 
 
-def reach_head(address: tuple[str, int], role: str, key: bytes, silence_s: float, patience_s: float) -> Channel:
+def reach_head(address: tuple[str, int], role: str, key: bytes, silence_s: float, wait_s: float) -> Channel:
     """Return a channel to the head, which may start later than this process, or have been cut off.
 
     Args:
@@ -202,13 +202,13 @@ def reach_head(address: tuple[str, int], role: str, key: bytes, silence_s: float
         role: `AGENT` or `RANK`.
         key: The key of the job.
         silence_s: How long the other host may answer nothing, in seconds; 0 if it is this host.
-        patience_s: How long to try, in seconds.
+        wait_s: How long to try, in seconds.
 
     Raises:
         UnprovedHeadError: Somebody else listens there.
         RunError: Nobody can be reached there.
     """
-    until_s = time.monotonic() + patience_s
+    until_s = time.monotonic() + wait_s
     while True:
         try:
             return _connect(address, role, key, silence_s)

@@ -131,7 +131,7 @@ def give_up(job: JobFolder, rank: int, name: str, error: Exception) -> Never:
         job: The job's folder.
         rank: Number of this rank.
         name: What messages call it.
-        error: The reason.
+        error: The exception that ends the process.
     """
     failure = RankFailure.of_error(name, error)
     partial = job.error(rank).with_suffix(f".{threading.get_ident()}")

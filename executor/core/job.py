@@ -76,7 +76,7 @@ class JobFolder:
     """The files of one job.
 
     Attributes:
-        path: The folder.
+        path: Path of the folder.
         key: The secret of the job, which its owner alone can read: executor/core/control_channel.py.
         hosts: The hosts of a job on several machines: executor/core/hosts.py.
         ledger: The shared ledger of emulated links.

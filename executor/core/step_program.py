@@ -22,8 +22,8 @@ class Transfer:
     """Bytes from one device to another: an activation forward, or a gradient back.
 
     Attributes:
-        source: Sending device.
-        target: Receiving device.
+        source: The device that sends.
+        target: The device that receives.
         kind: Of the action that it feeds: forward, backward or input gradient.
         pipeline: Index of the pipeline.
         stage: The receiving stage.
@@ -92,7 +92,7 @@ class DeviceProgram:
     """One device's part of one step.
 
     Attributes:
-        device: Its name.
+        device: Name of the device.
         pipeline: Index of the pipeline it works for.
         stage: Index of its stage, of the first one if it holds several.
         work: Its actions in order.

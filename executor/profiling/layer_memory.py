@@ -70,7 +70,7 @@ def stage_peak_bytes(
     not see memory that libraries allocate themselves.
 
     Args:
-        loaded: The model.
+        loaded: The model as loaded.
         layers: Indices of consecutive layers.
         samples: Number of samples in the microbatch.
         training: The precision and the global batch.

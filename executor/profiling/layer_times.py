@@ -97,7 +97,7 @@ def measure_layers(
     """Return the times of the layers of a stage.
 
     Args:
-        loaded: The model; its layers are moved to the device, and keep their parameters.
+        loaded: The model as loaded; its layers are moved to the device, and keep their parameters.
         layers: Indices of consecutive layers. The first one receives from a stage before, if any; the last one sends.
         samples: Number of samples in a microbatch.
         training: The update rule, the precision and the global batch.

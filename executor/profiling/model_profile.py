@@ -106,7 +106,7 @@ def profile_model(
     """Measure the costs of each layer.
 
     Args:
-        loaded: The model; its layers are moved to the device.
+        loaded: The model as loaded; its layers are moved to the device.
         samples: Microbatch sizes to measure, rising.
         training: The update rule, the precision, and a global batch of at least the largest microbatch.
         repeats: Number of measurements of each time in a round.

@@ -102,7 +102,7 @@ class RankContext:
     Attributes:
         compute: Holds the layers and carries out actions.
         clock: The clock of the run.
-        shaper: Emulates links; None where nothing or the relay does.
+        shaper: Emulator of the links; None where nothing or the relay does.
         group: The tensor-parallel group of this rank; None where it computes by itself.
         file: Takes all rows.
         samples: Takes the resources of the process at the end of each step.

@@ -108,7 +108,7 @@ class ControlClient:
         topic: str,
         count: int,
         prepare: Callable[[], tuple[T, Facts]],
-        patience_s: float,
+        wait_s: float,
         *,
         wrong_input: bool = False,
     ) -> Agreed[T]:
@@ -118,7 +118,7 @@ class ControlClient:
             topic: A name that differs in each call of a run.
             count: How many ranks take part: those below this number.
             prepare: Returns what this rank has prepared, and what must be the same on all.
-            patience_s: How long the head waits for the others, in seconds.
+            wait_s: How long the head waits for the others, in seconds.
             wrong_input: Whether the user can correct a difference.
 
         Raises:
@@ -128,7 +128,7 @@ class ControlClient:
 
         def state(facts: Facts, failure: str, *, is_input: bool) -> None:
             statement = asdict(Statement(self.name, facts, failure, is_input))
-            self.send("agree", topic=topic, count=count, patience_s=patience_s, statement=statement)
+            self.send("agree", topic=topic, count=count, wait_s=wait_s, statement=statement)
 
         try:
             prepared, facts = prepare()
@@ -207,10 +207,10 @@ class ControlClient:
         with self._changed:
             return self._durables[step]
 
-    def outcome(self, patience_s: float | None = None) -> str:
-        """Wait until the session is over; return `FINISHED`, `ENDED`, or nothing after ``patience_s`` seconds."""
+    def outcome(self, wait_s: float | None = None) -> str:
+        """Wait until the session is over; return `FINISHED`, `ENDED`, or nothing after ``wait_s`` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: self._outcome, patience_s)
+            self._changed.wait_for(lambda: self._outcome, wait_s)
             return self._outcome
 
     def report(self, session: int, copies: Mapping[int, frozenset[int]], now_s: float, unpublished: Any) -> None:
@@ -219,7 +219,7 @@ class ControlClient:
         Args:
             session: Number of the session.
             copies: Step to the layers whose state before it this rank has.
-            now_s: Run seconds.
+            now_s: Seconds since the start of the run.
             unpublished: What happened in steps that were never published.
         """
         held = {step: sorted(layers) for step, layers in copies.items()}
@@ -242,7 +242,7 @@ class ControlClient:
         try:
             while (message := channel.receive()) is not None:
                 if message["kind"] == ENDED:
-                    # Before anybody who hears of the end lets go of what this closes.
+                    # Before anybody who hears of the end drops what this closes.
                     self.is_ending = True
                     self._on_end()
                 with self._changed:
@@ -315,10 +315,10 @@ class ControlStore(Store):
             RuntimeError: Some have not come in time, or the session is over.
         """
         client = self._client
-        patience_s = timeout.total_seconds() if timeout is not None else timeouts().connect_s
+        wait_s = timeout.total_seconds() if timeout is not None else timeouts().connect_s
         with client._changed:
             client._changed.wait_for(
-                lambda: all(key in client._values for key in keys) or client._outcome == ENDED, patience_s
+                lambda: all(key in client._values for key in keys) or client._outcome == ENDED, wait_s
             )
             if not all(key in client._values for key in keys):
                 raise RuntimeError("the address of a rank has not come")

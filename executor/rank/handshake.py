@@ -148,9 +148,9 @@ def _listed(parts: Sequence[str], separator: str = "; ") -> str:
 class _Topic:
     """What ranks have said of one topic; ``agreed`` is what a rank said with which all agreed."""
 
-    def __init__(self, count: int, patience_s: float) -> None:
+    def __init__(self, count: int, wait_s: float) -> None:
         self.count = count
-        self.patience_s = patience_s
+        self.wait_s = wait_s
         self.due_s = 0.0
         self.statements: dict[int, Statement] = {}
         self.agreed: Statement | None = None
@@ -173,14 +173,14 @@ class Agreements:
         Raises:
             TypeError, KeyError, ValueError: The message is malformed.
         """
-        name, count, patience_s = str(message["topic"]), int(message["count"]), float(message["patience_s"])
-        topic = self._topics.setdefault(name, _Topic(count, patience_s))
+        name, count, wait_s = str(message["topic"]), int(message["count"]), float(message["wait_s"])
+        topic = self._topics.setdefault(name, _Topic(count, wait_s))
         statement = Statement(**message["statement"])
         if topic.agreed is not None:
             self._answer(rank, name, compare([topic.agreed, statement]))
             return
         if not topic.statements:
-            topic.due_s = time.monotonic() + patience_s
+            topic.due_s = time.monotonic() + wait_s
         topic.statements[rank] = statement
         if all(each in topic.statements for each in range(topic.count)):
             ordered = [topic.statements[each] for each in sorted(topic.statements)]
@@ -204,7 +204,7 @@ class Agreements:
         for name, topic in self._topics.items():
             if topic.statements and now_s >= topic.due_s:
                 absent = [f"rank {rank}" for rank in range(topic.count) if rank not in topic.statements]
-                reason = f"{_listed(absent, ', ')} did not come to the rendezvous within {topic.patience_s:.0f} s"
+                reason = f"{_listed(absent, ', ')} did not come to the rendezvous within {topic.wait_s:.0f} s"
                 self._conclude(name, Disagreement(reason, wrong_input=False))
 
     def _conclude(self, name: str, outcome: Disagreement | None) -> None:

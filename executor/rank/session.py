@@ -93,7 +93,7 @@ class Session:
             raise SessionEndedError from None
 
     def leave(self) -> None:
-        """Let go of all connections, of which what waits for them hears, and tell the head what this rank has."""
+        """Close all connections, of which what waits for them hears, and tell the head what this rank has."""
         backups, publisher = self._context.backups, self._publisher
         assert backups is not None
         assert publisher is not None

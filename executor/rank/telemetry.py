@@ -22,12 +22,12 @@ class ResourceSample:
     """One process at the end of one step.
 
     Attributes:
-        step: Index.
-        time_s: Run seconds.
+        step: Index of the step.
+        time_s: Seconds since the start of the run.
         cpu_s: Seconds of processor time since the process began, all threads, user and system.
         resident_bytes: Memory that it really occupies.
         open_files: Files, sockets and pipes.
-        threads: Of Python.
+        threads: Number of Python threads.
     """
 
     step: int

@@ -221,8 +221,8 @@ class Rank:
             folder.check_held(mark)
             return None, {}
 
-        patience_s = timeouts().shared_folder_s + timeouts().connect_s
-        self._client.agree(f"{self._scope}checkpoints", self._ranks, check, patience_s, wrong_input=True)
+        wait_s = timeouts().shared_folder_s + timeouts().connect_s
+        self._client.agree(f"{self._scope}checkpoints", self._ranks, check, wait_s, wrong_input=True)
 
     def _conclude(self) -> None:
         """Write what the steps have left."""

@@ -49,9 +49,9 @@ def write_part(path: Path, step: int, plan: str, model: tuple[str, ...], rows: M
 
     Args:
         path: Where it goes; a file that is there is replaced, and missing folders are made.
-        step: See `Header`.
-        plan: See `Header`.
-        model: See `Header`.
+        step: The step, as in `Header`.
+        plan: The plan, as in `Header`.
+        model: The model, as in `Header`.
         rows: Layer to state, uint8, one-dimensional.
 
     Raises:

@@ -47,7 +47,7 @@ class PipelineUpdates:
         compute: Holds gradients and parameters.
         model: The model's profile, which gives the number of elements of layers.
         clock: Clock of the run.
-        recorder: Records events.
+        recorder: Writer of the rank's events.
     """
 
     def __init__(

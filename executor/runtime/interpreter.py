@@ -31,7 +31,7 @@ class Interpreter:
         compute: Carries out actions.
         clock: Clock of the run.
         wire: Converts payloads to what is sent.
-        recorder: Records events.
+        recorder: Writer of the rank's events.
         updates: Updates between pipelines that do not wait for each other; None if all wait.
         finished: Called with each updated step and this rank's part of its loss, if it has one.
         group: The tensor-parallel group of this rank; None if it is in none.
@@ -84,7 +84,7 @@ class Interpreter:
         """Carry out a step. Its update may have to wait for the norm of all gradients, until the next step begins.
 
         Args:
-            current: The step.
+            current: The step to carry out.
             following: Returns a later step if its plan is known, so that its receives are posted in time.
             ready_s: When the device could begin, run seconds.
         """

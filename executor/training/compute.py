@@ -73,7 +73,7 @@ class Compute(Protocol):
         """Carry out one action.
 
         Args:
-            work: The action.
+            work: The action to compute.
             inputs: The payloads of ``work.receives``.
             ready_s: When the last of them had arrived, run seconds.
             complete: Called with the index of each gradient sum of ``work.completes`` when its gradients are complete.

@@ -1,4 +1,4 @@
-"""A thousand devices in sixteen regions whose links sway every second: a scenario of the size that people plan for."""
+"""Cases that several benches share: two stages, recovery, and a thousand devices whose links change every second."""
 
 from pathlib import Path
 
@@ -23,8 +23,8 @@ def two_stage_scenario(
         action_s: Seconds of each, on either device.
         transfer_bytes: Of an activation, and of its gradient.
         microbatches: Of one sample each.
-        bandwidth_bps: Each way.
-        latency_s: One way.
+        bandwidth_bps: Rate of the link each way, bits per second.
+        latency_s: One-way latency of the link, seconds.
     """
     table = TimeTable((1,), (action_s,), (action_s,), (action_s,))
     layers = tuple(
@@ -43,7 +43,7 @@ def trained_scenario(model: ModelProfile, code: ModelCode, samples: int, rule: O
     """Return a scenario that trains a model on two devices over links that nobody emulates.
 
     Args:
-        model: Its sizes.
+        model: The model's sizes and times.
         code: Of the model.
         samples: Of a step.
         rule: How parameters are updated.

@@ -32,7 +32,7 @@ const answer = arguments[0];
   else setTimeout(look, 5);
 })();
 """
-_PATIENCE_S = 60
+_TIMEOUT_S = 60
 
 
 def missing() -> str:
@@ -67,7 +67,7 @@ def browser(width_pixels: int = 1400, height_pixels: int = 1000) -> Iterator["We
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = Chrome(options=options, service=ChromeService(shutil.which(_DRIVER)))
     try:
-        driver.set_script_timeout(_PATIENCE_S)
+        driver.set_script_timeout(_TIMEOUT_S)
         yield driver
     finally:
         driver.quit()

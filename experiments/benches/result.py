@@ -13,7 +13,7 @@ class Check:
 
     Attributes:
         name: What is measured, with its unit.
-        value: The figure.
+        value: The figure that was measured.
         bar: What it is held to.
         at_most: Whether the bar is an upper one; otherwise it is a lower one.
     """

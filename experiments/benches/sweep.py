@@ -27,7 +27,7 @@ LEAST_EFFICIENCY = 0.9
 
 UNDISTURBED = "undisturbed"
 
-# A grid, lists and draws over the scenario, the plan and the policy, as a study of links that sway would have them.
+# A grid, lists and draws over the scenario, the plan and the policy, as a study of fluctuating links would have them.
 SWEEP = """
 scenario: two-regions
 steps: 20

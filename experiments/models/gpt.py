@@ -108,8 +108,8 @@ def build(*, vocabulary: int = 256, width: int = 128, heads: int = 4, blocks: in
     Args:
         vocabulary: Number of different tokens.
         width: Numbers per token between layers, a multiple of ``heads``.
-        heads: Attention heads.
-        blocks: Transformer blocks; the model has two layers more.
+        heads: Number of attention heads.
+        blocks: Number of transformer blocks; the model has two layers more.
         length: Tokens in a sequence.
     """
     if width % heads:

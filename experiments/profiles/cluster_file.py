@@ -84,7 +84,7 @@ def add_links(path: Path, there: MeasuredLink, back: MeasuredLink) -> list[str]:
 
     Args:
         path: Of the file, YAML; one without devices is begun if there is none.
-        there: One direction.
+        there: What was measured in one direction.
         back: The other one.
 
     Returns:

@@ -27,7 +27,7 @@ class ProfileConfig:
         kind: Name for the kind of device; None for ``cpu`` or the GPU's own name.
         device: ``cpu`` or ``cuda``, or ``meta`` to count operations instead.
         ranks: Ranks of this machine that compute at once, this one included.
-        threads: CPU threads; 0 for a rank's share of the cores.
+        threads: Number of CPU threads; 0 for a rank's share of the cores.
         samples: Microbatch sizes, with commas.
         repeats: Measurements in each round.
         optimizer: Name of the update rule.

@@ -25,7 +25,8 @@ class ModelLayers:
 
     Attributes:
         name: Of the model.
-        layers: In order: with times of the kinds that somebody measured, or with the work that a roofline needs.
+        layers: The layers in order: with times of the kinds that somebody measured, or with the work that a roofline
+            needs.
         code: Where it is; None if there is only what it costs.
     """
 

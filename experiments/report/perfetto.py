@@ -35,7 +35,7 @@ def trace_events(records: Sequence[RunRecord]) -> dict[str, Any]:
 
     Times are microseconds from the start of each run. A process is a device of a run, or the run's policy; its
     threads are compute (with the gradient sums), waiting for data, and one for each device it sends to. A send lasts
-    while its bytes leave: those between two devices leave one after the other, whenever they were handed over.
+    while its bytes leave: those between two devices leave one after the other, whenever they were given to the sender.
     """
     processes, flows = count(1), count(1)
     events: list[dict[str, Any]] = []

@@ -187,9 +187,9 @@ class TrainedModel:
 
     Attributes:
         name: With its data.
-        layers: In order.
+        layers: The model's layers in order.
         optimizer: One of `planner.scenario.training.OPTIMIZER_STATES`.
-        first_batch: B_0: the batch of the paper that published the model.
+        first_batch: B_0, which is the batch of the paper that published the model.
     """
 
     name: str

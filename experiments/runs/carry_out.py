@@ -35,7 +35,7 @@ def carry_out(
         scenario: What is trained, and where.
         plan: The plan of the first step.
         policy: An adaptation policy or its name; None keeps the plan.
-        steps: Training steps.
+        steps: Number of training steps.
         output: The run folder, or None.
         make_backend: Makes the backend, given the folder that is being filled.
     """

@@ -73,7 +73,7 @@ class SettingsEntry:
         strategy: What makes the plan, instead of a file: ``auto`` if absent; or a Python file beside the sweep's.
         schedule: Another order of actions.
         policy: What adapts the plan: ``none`` if absent; or a Python file beside the sweep's.
-        steps: Training steps: 20 if absent.
+        steps: Number of training steps, 20 if absent.
         duration: Simulate until so much time has passed, instead of steps: ``60 min``.
     """
 

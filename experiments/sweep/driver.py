@@ -53,7 +53,7 @@ def carry_out_sweep(
     What is done when this is interrupted stays done, and is in the table.
 
     Args:
-        sweep: The sweep.
+        sweep: The sweep to carry out.
         points: All of its points.
         folder: The folder of its table and logs.
         engine: What carries out points.

@@ -96,7 +96,7 @@ def write_sweep_json(folder: Path, sweep: Sweep, points: int, metrics: Sequence[
 
     Args:
         folder: The folder of the sweep.
-        sweep: The sweep.
+        sweep: The sweep to write.
         points: Number of its points.
         metrics: Names of the metrics' columns.
     """

@@ -23,7 +23,7 @@ def named_files(value: Any, folder: Path) -> list[Path]:
     """Return the files that some text in a value names, and those that these name in turn, each once.
 
     Args:
-        value: Plain data; text in it that is no file's name stands for nothing.
+        value: Any plain data; text in it that is no file's name stands for nothing.
         folder: The folder that the names are relative to.
     """
     found: dict[Path, None] = {}

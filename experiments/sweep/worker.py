@@ -212,7 +212,7 @@ class Portioner:
     """Cuts points into portions that take `PORTION_S`, by what the portion before has taken for each point.
 
     Args:
-        points: All points.
+        points: All points of the sweep.
         workers: Number of workers; the last portions are small, so that all workers end together.
     """
 

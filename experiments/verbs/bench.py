@@ -63,7 +63,8 @@ def bench(
         quick: Whether to measure fewer cases and steps.
         as_json: Whether to print JSON.
         tell: Called with lines about the progress.
-        files: For ``accuracy``: runs, times, sizes, network and the model's name, as `find_measured_files` takes them.
+        files: Files for ``accuracy``, which are runs, times, sizes, network and the model's name, as
+            `find_measured_files` takes them.
 
     Raises:
         InputError: There is no such bench, or it takes no files.
@@ -133,11 +134,11 @@ def execute_reproduction(
         InputError: There is no such system, or the folder cannot be written to.
     """
     # Loads torch, which simulations do without.
-    from experiments.reproductions.executed.execution import CONTESTS, execute, executed_check
+    from experiments.reproductions.executed.execution import COMPARISONS, execute, executed_check
 
-    contests = find_by_name(name, CONTESTS, "system")
+    comparisons = find_by_name(name, COMPARISONS, "system")
     with new_folder(output) if output is not None else nullcontext() as folder:
-        rows = [row for contest in contests() for row in execute(contest, tell)]
+        rows = [row for comparison in comparisons() for row in execute(comparison, tell)]
         result = BenchResult(rows, [executed_check(rows)])
         document = json.dumps({**result.document(), "machine": describe_machine()}, default=plain_number)
         if folder is not None:

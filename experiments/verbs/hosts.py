@@ -53,8 +53,8 @@ def deploy(scenario: Scenario, plan: Plan, orders: DeployConfig, output: Path, s
 
     Args:
         scenario: What is trained, and where.
-        plan: Checked; of the first step.
-        orders: The rest.
+        plan: The checked plan of the first step.
+        orders: Other options of the command.
         output: The folder, which is named as the job is.
         submits: Whether to carry it out.
 
@@ -169,7 +169,7 @@ def host(folder: Path, name: str, address: str | None, resume: bool, tell: Calla
 
     Args:
         folder: Of the job, on this host.
-        name: The host's.
+        name: Name of this host.
         address: Of the head, where that was not known before.
         resume: Whether to go on from the newest checkpoint; the head's to know.
         tell: Called with lines about the progress.

@@ -42,7 +42,7 @@ def record(
 
     Args:
         address: Of the responder.
-        output: The trace; one that is there goes on.
+        output: The trace's file; one that is there goes on.
         every: From one sample to the next, with its unit.
         traffic: Of each sample, with its unit.
         connections: Over which it goes.

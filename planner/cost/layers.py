@@ -22,7 +22,7 @@ class LayerTable:
         compute_s: Running sum of `layer_s`, seconds.
         forward_s: Forward of one microbatch, seconds.
         backward_s: Backward of one microbatch, weight gradients included, seconds.
-        parameter_bytes: Parameters.
+        parameter_bytes: Bytes of the layers' parameters.
         state_bytes: Parameters, gradients and optimizer state.
         activation_bytes: Activations that one sample keeps until its backward.
     """
@@ -42,7 +42,7 @@ def layer_table(scenario: Scenario, kind: str, samples: int, degree: int = 1, *,
 
     Args:
         scenario: Gives the model and the optimizer.
-        kind: Device kind.
+        kind: The kind of device.
         samples: Samples of a microbatch on the device.
         degree: Number of devices that share each layer by tensor parallelism.
         recompute: Whether a backward begins with another forward.

@@ -61,7 +61,7 @@ def explain(plan: Plan, scenario: Scenario, quantile: float | None = None) -> Ex
     """Return what binds a plan.
 
     Args:
-        plan: Checked plan.
+        plan: A plan that passes the check.
         scenario: Scenario that the plan is for.
         quantile: Share of the windows of the links' traces in which the plan may be slower than reported; None to
             evaluate at declared rates only.
@@ -104,9 +104,9 @@ def _pipeline_lines(loads: PipelineLoads) -> list[str]:
             f"memory {size_text(stage.memory_bytes)} of {size_text(stage.capacity_bytes)} ({stage.memory_share:.2f}), "
             f"{depth}"
         )
-    for crossing in loads.crossings:
+    for boundary in loads.boundaries:
         lines.append(
-            f"  stage {crossing.source_stage} to {crossing.target_stage} ({crossing.source} to {crossing.target}): "
-            f"busy {crossing.busy_share:.2f} of the step, {1e3 * crossing.latency_s:.3g} ms on the way"
+            f"  stage {boundary.source_stage} to {boundary.target_stage} ({boundary.source} to {boundary.target}): "
+            f"busy {boundary.busy_share:.2f} of the step, {1e3 * boundary.latency_s:.3g} ms on the way"
         )
     return lines

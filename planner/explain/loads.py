@@ -50,7 +50,7 @@ class StageLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class CrossingLoad:
+class BoundaryLoad:
     """What a step demands of the path from one stage to the next, or back.
 
     Attributes:
@@ -77,12 +77,12 @@ class PipelineLoads:
     Attributes:
         pipelines: Indices of the pipelines in the plan; the figures are those of the first.
         stages: Load of each stage, in order.
-        crossings: Load of transfers between stages, in order of the stage that sends.
+        boundaries: Load of transfers between stages, in order of the stage that sends.
     """
 
     pipelines: tuple[int, ...]
     stages: tuple[StageLoad, ...]
-    crossings: tuple[CrossingLoad, ...]
+    boundaries: tuple[BoundaryLoad, ...]
 
 
 def pipeline_loads(of: Sensitivity) -> tuple[PipelineLoads, ...]:
@@ -92,7 +92,7 @@ def pipeline_loads(of: Sensitivity) -> tuple[PipelineLoads, ...]:
     for group in equivalent_pipelines(of.plan, of.scenario):
         deep = hiding.pipelines[group[0]]
         stages = tuple(_stage_load(of, group[0], index, deep, peaks) for index in range(len(deep.stages)))
-        loads.append(PipelineLoads(tuple(group), stages, _crossings(of, group[0])))
+        loads.append(PipelineLoads(tuple(group), stages, _boundaries(of, group[0])))
     return tuple(loads)
 
 
@@ -161,13 +161,13 @@ def _stage_load(of: Sensitivity, pipeline: int, index: int, deep: Pipeline, peak
     )
 
 
-def _crossings(of: Sensitivity, pipeline: int) -> tuple[CrossingLoad, ...]:
+def _boundaries(of: Sensitivity, pipeline: int) -> tuple[BoundaryLoad, ...]:
     step, messages = of.step, of.step.messages
     transmission_s, latency_s = message_times(step, nominal_paths(of.plan, of.scenario))
     # What a stage hands its own sums of gradients stays on its device.
     between_stages = ~of.is_sum & (step.actions.kind[messages.receiver] != SYNC)
     own = between_stages & (step.actions.pipeline[messages.sender] == pipeline)
-    found: dict[tuple[int, int], CrossingLoad] = {}
+    found: dict[tuple[int, int], BoundaryLoad] = {}
     for channel in np.unique(step.graph.channel[own]).tolist():
         ends = [step.actors[int(side[channel])] for side in (step.graph.channel_sender, step.graph.channel_receiver)]
         on_it = own & (step.graph.channel == channel)
@@ -175,7 +175,7 @@ def _crossings(of: Sensitivity, pipeline: int) -> tuple[CrossingLoad, ...]:
             some = on_it & (step.actions.stage[messages.sender] == between[0])
             some &= step.actions.stage[messages.receiver] == between[1]
             busy_share = float(transmission_s[some].sum()) / of.step_s if of.step_s else 0.0
-            load = CrossingLoad(*between, ends[0], ends[1], busy_share, float(latency_s[some].max()))
+            load = BoundaryLoad(*between, ends[0], ends[1], busy_share, float(latency_s[some].max()))
             if between not in found or busy_share > found[between].busy_share:
                 found[between] = load
     return tuple(found[between] for between in sorted(found))

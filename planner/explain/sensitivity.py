@@ -28,7 +28,7 @@ class Sensitivity:
     """A step that can be evaluated again with something better.
 
     Attributes:
-        plan: Checked plan.
+        plan: A plan that passes the check.
         scenario: Scenario that the plan is for.
         step: Compiled step of the plan.
         step_s: Step time in the scenario, seconds.

@@ -51,8 +51,8 @@ def dynamic_orders(problem: SchedulingProblem, split: bool) -> Orders:
 
 def no_room(problem: SchedulingProblem) -> InputError:
     """Return the error for a worker that cannot hold a microbatch of each of its stages."""
-    kept_bytes = np.bincount(problem.workers, problem.activation_bytes.max(axis=1), problem.worker_count)
-    needs_bytes = kept_bytes + problem.reserve_bytes
+    saved_bytes = np.bincount(problem.workers, problem.activation_bytes.max(axis=1), problem.worker_count)
+    needs_bytes = saved_bytes + problem.reserve_bytes
     worker = int(np.argmax(needs_bytes / np.maximum(problem.capacity_bytes, 1e-300)))
     return InputError(
         f"worker {worker} has room for {problem.capacity_bytes[worker]:.0f} bytes of activations",
@@ -120,13 +120,13 @@ class DynamicChoice:
         """Record the end of an action, and which actions it makes ready."""
         stage, microbatch = action.stage, action.microbatch
         del self._missing[action]
-        kept_bytes = float(self._problem.weight_bytes[stage, microbatch])
+        saved_bytes = float(self._problem.weight_bytes[stage, microbatch])
         if action.kind in _GRADIENTS:
             self._live[stage] -= 1
-            staying_bytes = kept_bytes if action.kind is Kind.BACKWARD_INPUT else 0.0
+            staying_bytes = saved_bytes if action.kind is Kind.BACKWARD_INPUT else 0.0
             self._held_bytes[stage] -= self._problem.activation_bytes[stage, microbatch] - staying_bytes
         elif action.kind is Kind.BACKWARD_WEIGHT:
-            self._held_bytes[stage] -= kept_bytes
+            self._held_bytes[stage] -= saved_bytes
         for follower in self._followers[action]:
             self._supply(follower)
 

@@ -240,7 +240,7 @@ def plan_workers(plan: Plan, orders: Sequence[Orders]) -> Workers:
     """Return the workers of all pipelines.
 
     Args:
-        plan: Checked plan.
+        plan: A plan that passes the check.
         orders: Orders of each pipeline.
     """
     stages = [(pipeline, stage) for pipeline in plan.pipelines for stage in pipeline.stages]

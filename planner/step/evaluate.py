@@ -32,7 +32,7 @@ def step_time_s(
     """Return the makespan of one step in seconds.
 
     Args:
-        plan: Checked plan.
+        plan: A plan that passes the check.
         scenario: Scenario that the plan is for.
         path: Path from one device to another; the declared bandwidths and latencies if None.
         slowdown: Factor by which the compute of devices takes longer than profiled, by device.
@@ -51,7 +51,7 @@ def makespan_s(
     """Return the makespan of a step whose actions and messages take these times, seconds.
 
     Args:
-        step: Compiled step.
+        step: The compiled step to evaluate.
         scenario: Says whether transfers block.
         duration_s: Duration of each action, seconds, [actions].
         transmission_s: Time for which each message keeps its path busy, seconds, [messages].

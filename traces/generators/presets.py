@@ -114,7 +114,7 @@ def preset(name: str, *, duration_s: float, seed: int, step_s: float = 1.0) -> L
     Args:
         name: A key of ``PRESETS``.
         duration_s: Duration of the trace, seconds.
-        seed: Seed; the same seed makes the same trace.
+        seed: Seed of the generator; the same seed makes the same trace.
         step_s: Length of a piece, seconds.
 
     Raises:

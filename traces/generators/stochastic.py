@@ -72,7 +72,7 @@ def markov(states: Sequence[tuple[float, float]], *, duration_s: float, seed: Se
     Args:
         states: (rate in bits per second, mean dwell in seconds) of each; dwells are geometric in steps.
         duration_s: Duration of the trace, seconds.
-        seed: Seed; the same seed makes the same trace.
+        seed: Seed of the generator; the same seed makes the same trace.
         step_s: Time that dwells are multiples of, seconds.
 
     Raises:
@@ -118,7 +118,7 @@ def ornstein_uhlenbeck(
         correlation_s: Lag at which the logarithm's autocorrelation is 1/e, seconds.
         maximum_bps: Rates are cut off here, bits per second; mean and coefficient hold nevertheless.
         duration_s: Duration of the trace, seconds.
-        seed: Seed; the same seed makes the same trace.
+        seed: Seed of the generator; the same seed makes the same trace.
         step_s: Length of a piece, seconds.
 
     Raises:
@@ -152,7 +152,7 @@ def with_outage_bursts(
         trace: Trace to interrupt; outside the outages it is unchanged.
         zero_share: Share of the time that outages take in expectation, 0 to less than 1.
         mean_outage_s: Mean length of an outage, seconds; well above ``step_s``, or the shortest are lost.
-        seed: Seed; the same seed makes the same outages.
+        seed: Seed of the generator; the same seed makes the same outages.
         step_s: Outages start and end at multiples of it, seconds.
 
     Raises:

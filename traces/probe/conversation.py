@@ -79,7 +79,7 @@ class Conversation:
     """One connection on which both ends send messages in turn.
 
     Args:
-        connection: Connected socket; the caller closes it.
+        connection: The connected socket; the caller closes it.
         timeout_s: Seconds within which the other end answers.
         peer: Name of the other end, for messages.
     """

@@ -45,7 +45,7 @@ class GpuCheck:
 
     Attributes:
         equal: Trained by two ranks and by one process, by each of ``ways``.
-        ways: For `check_training`.
+        ways: The cases for `check_training`.
         timed: Their layers are timed, and their steps predicted and measured.
         schedules: Of the predicted steps.
         repeats: How often the time of a layer is taken; the median counts.

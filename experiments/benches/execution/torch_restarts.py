@@ -16,12 +16,12 @@ _WARM_UP_STEPS = 3
 _LIMIT_S = 180.0
 
 
-def restart_s(chance: random.Random, blow: signal.Signals) -> float:
+def restart_s(chance: random.Random, number: signal.Signals) -> float:
     """Train under torchrun, hit a rank at some instant, and return the seconds to the next step that all finish.
 
     Args:
         chance: Draws the rank and the instant.
-        blow: The signal that the rank's process gets.
+        number: The signal that the rank's process gets.
     """
     with TemporaryDirectory(prefix="ropebridge-restart-") as folder:
         place = Path(folder)
@@ -41,7 +41,7 @@ def restart_s(chance: random.Random, blow: signal.Signals) -> float:
             victim = int((place / f"pid-{chance.randrange(RANKS)}").read_text())
             before = _finished(place)
             killed_s = time.monotonic()
-            os.kill(victim, blow)
+            os.kill(victim, number)
             # What was under way may yet be finished by those whose part does not need the victim: not by all.
             return _await(place, before + 2) - killed_s
         finally:

@@ -4,8 +4,8 @@ Each pair of traces plays on the two links between regions of `cloud-edge-end`. 
 makes for the mean rates and latencies of the first minute. Beside it stands the best plan in hindsight: of all that
 `auto` looked at or ran during the trace, of its plan for the means of the whole trace, and of the starting plan, the
 one that would have done most without any change: the one that is judged best on windows of the trace, simulated. What
-could be had at all with these plans, had each window's best one been foreseen and every change been free, stands there
-too.
+could be had at all with these plans, had each window's best one been known ahead and every change been free, stands
+there too.
 
 Two further checks hold the gain that the simulator promises to what a real, paced run shows
 (`experiments.benches.planning.adaptation_real`).
@@ -64,8 +64,8 @@ class AdaptationCase:
     """One pair of traces to run on for so long, in a process of its own.
 
     Attributes:
-        pair: The traces.
-        duration_s: Seconds.
+        pair: Traces of both directions.
+        duration_s: Length of the run in seconds.
     """
 
     pair: TracePair
@@ -122,7 +122,7 @@ def run_task(task: AdaptationCase) -> Row:
         "deepcee_gain": rates["d"] / rates["p"],
         "auto_gain": rates["a"] / rates["p"],
         "best_static_per_s": hindsight.static_per_s,
-        "foreseen_per_s": hindsight.foreseen_per_s,
+        "known_ahead_per_s": hindsight.known_ahead_per_s,
         "start_regret": 1 - rates["p"] / hindsight.static_per_s,
         "auto_regret": 1 - rates["a"] / hindsight.static_per_s,
         "decisions": len(adapted.decisions),
@@ -182,11 +182,11 @@ class _Hindsight:
 
     Attributes:
         static_per_s: With the best of some plans all the time, simulated.
-        foreseen_per_s: With the best of them in each window: as many times more as judged without simulation.
+        known_ahead_per_s: With the best of them in each window: as many times more as judged without simulation.
     """
 
     static_per_s: float
-    foreseen_per_s: float
+    known_ahead_per_s: float
 
 
 def _hindsight(scenario: Scenario, plans: Sequence[Plan], start_per_s: float, duration_s: float) -> _Hindsight:
@@ -203,8 +203,8 @@ def _hindsight(scenario: Scenario, plans: Sequence[Plan], start_per_s: float, du
     if len(plans) > 1:
         simulated = _run(scenario, plans[1 + int(means_per_s[1:].argmax())], None, duration_s)
         best_per_s = max(best_per_s, measure(simulated).samples_per_s)
-    foreseen = float(judged_per_s.max(axis=0).mean() / means_per_s.max())
-    return _Hindsight(best_per_s, best_per_s * foreseen)
+    known_ahead = float(judged_per_s.max(axis=0).mean() / means_per_s.max())
+    return _Hindsight(best_per_s, best_per_s * known_ahead)
 
 
 def _window(scenario: Scenario, start_s: float) -> dict[str, LinkSample]:

@@ -37,7 +37,7 @@ class LimitedProcess(Generic[Task, Result]):
 
         Args:
             task: What to do.
-            limit_s: Seconds; the first task's also pay for the start of the process.
+            limit_s: Time limit in seconds; the first task's also pay for the start of the process.
 
         Raises:
             TimeoutError: It takes longer than the limit.

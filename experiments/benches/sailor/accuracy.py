@@ -38,7 +38,7 @@ def measure_accuracy(quick: bool, tell: Callable[[str], None], files: MeasuredFi
     """Simulate every measured run and compare.
 
     Args:
-        quick: No difference: all of it takes seconds.
+        quick: Ignored by this bench: all of it takes seconds.
         tell: Takes a line about the progress.
         files: The measured runs, and what was measured of model and network; those that the environment names if None.
 

@@ -27,7 +27,7 @@ class NodeGroup:
 
     Attributes:
         kind: As in the files, ``A100-40``.
-        nodes: How many.
+        nodes: Number of nodes alike.
         gpus: Of each node.
     """
 

@@ -18,7 +18,7 @@ class MeasuredFiles:
     Attributes:
         runs: Folder of runs, see `experiments.benches.sailor.runs`.
         times: Layer times, see `planner.files.importers.sailor`.
-        sizes: Layer sizes.
+        sizes: File of layer sizes.
         network: Rates between nodes, see `experiments.benches.sailor.network`.
         model_name: Of the model that the runs trained, as in ``times``.
     """

@@ -29,7 +29,7 @@ class Node:
     Attributes:
         zone: As in the file, ``us-central1-a``.
         kind: As in the file, ``GH-96``.
-        gpus: How many.
+        gpus: Number of its GPUs.
     """
 
     zone: str

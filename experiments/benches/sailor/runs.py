@@ -80,7 +80,7 @@ class MeasuredRun:
     Attributes:
         name: The file's, without its ending.
         scenario: Cluster, model and training.
-        plan: What ran.
+        plan: The plan that ran.
         step_s: Seconds of a training step.
         peak_bytes: Of the fullest GPU, all that its driver counts as used.
     """
@@ -108,7 +108,7 @@ def read_sailor_run(path: Path, model: ModelProfile, network: SailorNetwork) -> 
     """Return one run; each replica gets a host of its own.
 
     Args:
-        path: The file.
+        path: Path of the file.
         model: Profile of the model that was trained, with the degrees of tensor parallelism of the run.
         network: Rates between nodes.
 

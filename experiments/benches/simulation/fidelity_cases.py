@@ -41,11 +41,11 @@ class Case:
     """One configuration, run in both backends.
 
     Attributes:
-        name: Unique.
+        name: Unique name of the case.
         scenario: With the effects of TCP, which the relay's links have.
         plan: Of the first step.
         policy: Name of a policy.
-        steps: Training steps.
+        steps: Number of training steps.
     """
 
     name: str
@@ -145,9 +145,9 @@ def _swaying() -> Iterator[Case]:
     for name, mean_bps in (("lte", 60e6), ("5g", 120e6)):
         trace = _played(preset(name, duration_s=60.0, seed=5), mean_bps)
         stages = Stages([0.03, 0.02, 0.03], [(trace, 0.02), (200e6, 0.01)])
-        yield _case(f"swaying-{name}", stages, (1,) * 10, [8, 6, 3], "1f1b", steps=STEPS_ON_TRACES)
+        yield _case(f"fluctuating-{name}", stages, (1,) * 10, [8, 6, 3], "1f1b", steps=STEPS_ON_TRACES)
         yield _case(
-            f"swaying-{name}-dynamic", stages, (1,) * 10, [8, 6, 3], "zb-h1", order="dynamic", steps=STEPS_ON_TRACES
+            f"fluctuating-{name}-dynamic", stages, (1,) * 10, [8, 6, 3], "zb-h1", order="dynamic", steps=STEPS_ON_TRACES
         )
 
 

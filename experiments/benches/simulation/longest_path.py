@@ -17,7 +17,7 @@ class PreparedOrders(NamedTuple):
         graph: Of one pipeline, an actor per worker.
         origins: Where its parts come from.
         sequence: The actions, each after what it waits for.
-        acting: Their actors.
+        acting: The actors of these actions.
     """
 
     graph: StepGraph

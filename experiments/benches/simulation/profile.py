@@ -66,7 +66,7 @@ def measure_profile(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     """Profile, simulate and run each example.
 
     Args:
-        quick: Once each.
+        quick: Whether to measure each once only.
         tell: Takes a line about the progress.
 
     Raises:

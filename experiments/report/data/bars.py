@@ -24,7 +24,7 @@ class BarKind:
         colour: Of the bar.
         text_colour: Of what is written on it.
         offset: Of its middle from the middle of the device's row, downwards, in rows.
-        height: In rows.
+        height: Height in rows of the Gantt.
     """
 
     label: str
@@ -116,7 +116,7 @@ def bars_of(record: RunRecord, devices: Mapping[str, str]) -> Bars:
     """Return what happened on these devices as bars: all events but decisions and outages of links.
 
     Args:
-        record: The run.
+        record: The run to show.
         devices: Device to its label, from top to bottom.
     """
     log = as_log(record.events)

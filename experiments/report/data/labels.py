@@ -26,7 +26,7 @@ def device_names(record: RunRecord, first_step: int, end_step: int) -> Mapping[s
     """Return the devices that work in some steps, in plan order, each with a name for people.
 
     Args:
-        record: The run.
+        record: The run to show.
         first_step: Index of the first step.
         end_step: Index after the last one.
 

@@ -28,7 +28,7 @@ class Traffic:
     Attributes:
         starts_s: When each began to leave, seconds, shape (n,).
         ends_s: When its last byte had left, seconds, shape (n,).
-        size_bits: Shape (n,).
+        size_bits: Bits of each message, shape (n,).
     """
 
     starts_s: FloatArray
@@ -117,8 +117,8 @@ def departures(events: Sequence[Event]) -> Iterator[tuple[Event, float]]:
 def departing(log: EventLog) -> tuple[NDArray[np.intp], FloatArray]:
     """Return the sends, layers that change devices included, in the order in which they ended, and when bytes left.
 
-    A send event starts when the bytes are handed over. Those between two devices leave in order, one at a
-    time: what is handed over while another one is leaving waits for its end.
+    A send event starts when the bytes are given to the sender. Those between two devices leave in order, one at a
+    time: what is given to it while another message leaves waits for its end.
 
     Returns:
         Their rows in the log, and from when their bytes left, seconds from the start of the run; both [sends].

@@ -21,7 +21,7 @@ class RunView:
     """One run of a picture.
 
     Attributes:
-        record: The run.
+        record: The run to show.
         name: Unique in the picture.
         colour: Of its lines and texts in panels that hold all runs.
         line: Style of its lines there.
@@ -59,10 +59,10 @@ class RunView:
 def run_views(records: Sequence[RunRecord], names: Sequence[str] | None = None) -> tuple[RunView, ...]:
     """Return the runs of a picture in order, with these names or those of `run_names`."""
     named = zip(records, names or run_names(records), strict=True)
-    return tuple(_drawn_run(index, record, name) for index, (record, name) in enumerate(named))
+    return tuple(_run_view(index, record, name) for index, (record, name) in enumerate(named))
 
 
-def _drawn_run(index: int, record: RunRecord, name: str) -> RunView:
+def _run_view(index: int, record: RunRecord, name: str) -> RunView:
     starts_s, (colour, line) = _step_starts_s(record), run_line(index)
     return RunView(
         record=record,

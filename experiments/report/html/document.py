@@ -93,7 +93,7 @@ def panel(
 
     Args:
         name: Unique in the page.
-        height_pixels: With axes.
+        height_pixels: Height with axes, in pixels.
         left_pixels: Room for the vertical axis.
         x_range: Shared by panels that move together.
         y_range: None for one that follows the data, from 0.
@@ -143,7 +143,7 @@ def document(template: str, program: str, known: str, figures: Mapping[str, Mode
         template: Name of its template, which finds the figures under ``figures``.
         program: Name of its JavaScript.
         known: What this must know, as JSON.
-        figures: By name.
+        figures: The page's figures by name.
         values: What else the template needs.
     """
     script, divisions = components(dict(figures), theme=THEME)

@@ -102,7 +102,7 @@ def pipeline_gantt(run: PageRun, chosen: Range1d, left_pixels: int) -> figure:
     )
     _draw_rows(made, run, row_pixels)
     _draw_steps(made, run)
-    # All bars, of which runs.js hands over to be drawn what lies in the window.
+    # All bars, of which runs.js draws what lies in the window.
     made.tags = [ColumnDataSource(packed(run.bars), name=f"bars-{run.index}")]
     names = ("bar", "y", "height", "colour", "left_s", "right_s", "row", "step")
     shown = ColumnDataSource({name: [] for name in names}, name=f"drawn-{run.index}")

@@ -46,7 +46,7 @@ def recovery_rows(scenario: Scenario, plan: Plan, place: Row) -> list[Row]:
 
     Args:
         scenario: What the plan is for.
-        plan: Until then.
+        plan: The plan until then.
         place: Names model, boards and batch.
     """
     return [{**place, "lost": device, **_row(scenario, plan, device)} for device in plan.devices]

@@ -61,7 +61,7 @@ def edge_scenario(model: str, boards: Sequence[str], batch: int) -> Scenario:
 
     Args:
         model: One of `edge_models`.
-        boards: Device kinds.
+        boards: Device kinds of the boards.
         batch: Samples per update.
     """
     edge = edge_models()[model]

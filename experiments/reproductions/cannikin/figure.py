@@ -39,7 +39,7 @@ class Panel:
     """One setting.
 
     Attributes:
-        name: For people.
+        name: Title that people read.
         trained: System to how it trained; the first one is what the others are held against.
     """
 

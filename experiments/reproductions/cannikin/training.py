@@ -50,7 +50,7 @@ class LearnedModel:
         """Run a step in the simulator, learn from it, and return how long it takes, seconds.
 
         Args:
-            batch: Its samples.
+            batch: Samples of the batch.
             even: Whether all devices have the same, instead of what is best by what is known.
         """
         plan = even_plan(with_batch(self._scenario, batch), "cannikin") if even else self._divided(batch)[0]

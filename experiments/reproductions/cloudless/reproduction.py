@@ -24,7 +24,7 @@ MOST_ACCURACY_LOST = 0.01
 
 _REMARKS = (
     "Assumed: the schedule's formula; GPUs of Google Cloud's list at its prices of 2023, as many for rent in both "
-    "regions; ResNet-18 at the datasheets' speeds; 100 Mbit/s at 25 ms that sway by 13 %; bytes between regions cost "
+    "regions; ResNet-18 at the datasheets' speeds; 100 Mbit/s at 25 ms that vary by 13 %; bytes between regions cost "
     "nothing, both plans send the same.",
     "The saving depends on the setting, and jumps with whole GPUs: where the newer ones have most of the data there is "
     "little or nothing to give back, where the older ones have it the newer ones would mostly wait, and more is saved "

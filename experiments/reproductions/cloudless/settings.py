@@ -1,4 +1,4 @@
-"""What Cloudless-Training is measured on: two regions with data of their own, and a WAN between them that sways.
+"""What Cloudless-Training is measured on: two regions with data of their own, and a WAN between them that varies.
 
 The paper (arXiv 2303.05330) trained on two regions of a public cloud. All figures here are assumed, but for those of
 datasheets and where a source is named.

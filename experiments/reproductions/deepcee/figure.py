@@ -18,7 +18,7 @@ def draw_ratios(rows: Sequence[Row], systems: Sequence[str], path: Path) -> None
 
     Args:
         rows: Each with a ``setting`` and a throughput for each system, 0 where it does not run.
-        systems: The keys; shares are of the first.
+        systems: Names of the systems; shares are of the first.
         path: Where the PNG file goes; one that is there is replaced.
 
     Raises:

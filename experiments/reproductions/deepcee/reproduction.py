@@ -88,17 +88,17 @@ def reproduce_deepcee(quick: bool, tell: Callable[[str], None]) -> Reproduction:
     adapted = [] if quick else [_adapter(name, trace, bps, tell) for name, trace, bps in _weather()]
     ratios = [float(row["ratio_to_best"]) for row in details]
     largest = max(float(row["ratio_to_worst"]) for row in details)
-    crossing = [ratio for ratio, row in zip(ratios, details, strict=True) if int(row["regions"]) > 1]
+    across = [ratio for ratio, row in zip(ratios, details, strict=True) if int(row["regions"]) > 1]
     gains = [float(row["gain"]) for row in adapted]
     return Reproduction(
-        _claims(min(ratios), min(crossing, default=0.0), largest, gains, len(settings)),
+        _claims(min(ratios), min(across, default=0.0), largest, gains, len(settings)),
         [*ablations, *({**_no_ablation(), **row} for row in adapted)],
         details,
         [
             # Where one region alone is fastest there is no pipeline across regions to hold the claim against.
             Check(
                 "smallest ratio to the best baseline, plans that cross regions",
-                min(crossing, default=0.0),
+                min(across, default=0.0),
                 LEAST_RATIO,
                 False,
             ),
@@ -196,11 +196,11 @@ def _adapter(name: str, trace: LinkTrace, bandwidth_bps: float, tell: Callable[[
     }
 
 
-def _claims(least: float, crossing: float, largest: float, gains: Sequence[float], settings: int) -> list[Claim]:
+def _claims(least: float, across: float, largest: float, gains: Sequence[float], settings: int) -> list[Claim]:
     where = f"{settings} settings, simulated; clusters, models, batches and links are assumed within the ranges named"
     return [
         Claim("smallest ratio to the strongest baseline, all settings", "1.3x", least, where),
-        Claim("the same, where the plan crosses regions", "1.3x", crossing, where),
+        Claim("the same, where the plan crosses regions", "1.3x", across, where),
         Claim("largest ratio to a baseline", "2.8x", largest, where),
         *(
             Claim("adapter: with / without, the least of all changes of a link", "above 1 (assumed)", least_gain, where)

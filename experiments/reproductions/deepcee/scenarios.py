@@ -36,7 +36,7 @@ class Outcome:
     """What a baseline reaches.
 
     Attributes:
-        samples_per_s: Simulated throughput; 0 where it does not run.
+        samples_per_s: Simulated throughput of the plan; 0 where it does not run.
         note: How it runs, or why it does not.
     """
 

@@ -43,11 +43,11 @@ Contender = tuple[Plan, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class Comparison:
     """A system against its rivals in one setting.
 
     Attributes:
-        setting: In words.
+        setting: The setting in words.
         scenario: At its true size.
         contenders: Name to plan and name of a policy; the first is the system.
         steps: Training steps of each run; the first is not counted.
@@ -64,24 +64,26 @@ class Contest:
     per_dollar: bool = False
 
 
-def execute(contest: Contest, tell: Callable[[str], None]) -> list[Row]:
+def execute(comparison: Comparison, tell: Callable[[str], None]) -> list[Row]:
     """Run all contenders in both backends; return a row for each rival.
 
     Args:
-        contest: What is run.
+        comparison: What is run.
         tell: Takes lines about the progress, and what of the emulation is not as it should be.
     """
-    scenario, scale = _reduced(contest)
+    scenario, scale = _reduced(comparison)
     simulated, executed = dict[str, float](), dict[str, float]()
-    for name, (plan, policy) in contest.contenders.items():
-        simulated[name] = _rate(contest, Simulator().run(scenario, plan, make_policy(policy, scenario), contest.steps))
-        tell(f"{contest.setting}: {name}")
+    for name, (plan, policy) in comparison.contenders.items():
+        simulated[name] = _rate(
+            comparison, Simulator().run(scenario, plan, make_policy(policy, scenario), comparison.steps)
+        )
+        tell(f"{comparison.setting}: {name}")
         backend = TorchBackend("paced", emulator="auto")
-        executed[name] = _rate(contest, backend.run(scenario, plan, make_policy(policy, scenario), contest.steps))
-    own, *rivals = contest.contenders
+        executed[name] = _rate(comparison, backend.run(scenario, plan, make_policy(policy, scenario), comparison.steps))
+    own, *rivals = comparison.contenders
     return [
         {
-            "setting": f"{contest.setting}; {scale}",
+            "setting": f"{comparison.setting}; {scale}",
             "system": own,
             "rival": rival,
             "simulated_ratio": simulated[own] / simulated[rival],
@@ -98,20 +100,20 @@ def executed_check(rows: Sequence[Row]) -> Check:
     return Check("executed ratio to simulated ratio, largest difference in percent", worst, MOST_POINTS, at_most=True)
 
 
-def _rate(contest: Contest, record: RunRecord) -> float:
+def _rate(comparison: Comparison, record: RunRecord) -> float:
     metrics = measure(record)
-    if contest.per_dollar:
+    if comparison.per_dollar:
         return record.plan.global_batch * metrics.steps / metrics.cost_usd
     return metrics.samples_per_s
 
 
-def _reduced(contest: Contest) -> tuple[Scenario, str]:
+def _reduced(comparison: Comparison) -> tuple[Scenario, str]:
     """The scenario as this machine runs it, over links that carry TCP; and in words what was reduced."""
-    scenario = replace(contest.scenario, effects=Effects(network=WIDE_AREA_TCP))
-    if contest.step_s is None:
+    scenario = replace(comparison.scenario, effects=Effects(network=WIDE_AREA_TCP))
+    if comparison.step_s is None:
         return scenario, "at true size"
-    steps = [_step(scenario, plan) for plan, _ in contest.contenders.values()]
-    quicker = min(step_s for step_s, _ in steps) / contest.step_s
+    steps = [_step(scenario, plan) for plan, _ in comparison.contenders.values()]
+    quicker = min(step_s for step_s, _ in steps) / comparison.step_s
     smaller = max(1.0, max(size_bytes * quicker / step_s for step_s, size_bytes in steps) / _CARRIED)
     return scaled(scenario, smaller, quicker), f"{smaller:.3g} times fewer bytes, {quicker:.3g} times as quick"
 
@@ -141,19 +143,21 @@ _DROP_AT_S, _DROP_TO = 40.0, 0.3
 _NETWORK_BPS = 10e9
 
 
-def deepcee_contests() -> list[Contest]:
+def deepcee_comparisons() -> list[Comparison]:
     """Pipelines across three data centres, devices region by region and in turn; and the adapter when a link drops."""
-    contests = []
+    comparisons = []
     for mixed in (False, True):
         scenario = deepcee_scenario(_CLUSTER, _MODEL, _WAN_BPS, _WAN_S, mixed=mixed)
         order = "devices in turn" if mixed else "region by region"
         rivals = ("deepcee", "megatron", "asteroid")
-        contests.append(Contest(f"{_CLUSTER}, {_MODEL}, {order}", scenario, _planned(scenario, rivals), STEPS, LONG_S))
+        comparisons.append(
+            Comparison(f"{_CLUSTER}, {_MODEL}, {order}", scenario, _planned(scenario, rivals), STEPS, LONG_S)
+        )
     drop = LinkTrace(np.array([0.0, _DROP_AT_S]), np.array([_WAN_BPS, _DROP_TO * _WAN_BPS]), 1e6)
     scenario = deepcee_scenario(_CLUSTER, _MODEL, _WAN_BPS, _WAN_S, trace=drop)
     plan = make_plan("deepcee", scenario)
-    contests.append(
-        Contest(
+    comparisons.append(
+        Comparison(
             f"{_CLUSTER}, {_MODEL}, a link drops to {_DROP_TO:.0%}",
             scenario,
             _with_policies(plan, "deepcee", "none"),
@@ -161,53 +165,55 @@ def deepcee_contests() -> list[Contest]:
             LONG_S,
         )
     )
-    return contests
+    return comparisons
 
 
-def asteroid_contests() -> list[Contest]:
+def asteroid_comparisons() -> list[Comparison]:
     """Jetson boards on their LAN; how they recover is measured by ``ropebridge bench recovery``."""
     mobile, efficient = (edge_scenario(model, CLUSTERS["4 boards"], 32) for model in ("MobileNetV2", "EfficientNet-B1"))
     pipelines = _planned(mobile, ("asteroid", "gpipe", "pipedream", "dapple"))
     parallel = _planned(efficient, ("asteroid", "ddp"))
     return [
-        Contest("MobileNetV2, 4 boards, batch 32", mobile, pipelines, STEPS, LONG_S),
-        Contest("EfficientNet-B1, 4 boards, batch 32", efficient, parallel, FEW_STEPS, SHORT_S),
+        Comparison("MobileNetV2, 4 boards, batch 32", mobile, pipelines, STEPS, LONG_S),
+        Comparison("EfficientNet-B1, 4 boards, batch 32", efficient, parallel, FEW_STEPS, SHORT_S),
     ]
 
 
-def cannikin_contests() -> list[Contest]:
+def cannikin_comparisons() -> list[Comparison]:
     """Three unlike GPUs: shares by OptPerf from the start, and learned by the policy from even ones."""
     scenario = base_scenario("A", "resnet50", _NETWORK_BPS)
     where = "resnet50, cluster A, 10 Gbit/s"
     planned = _planned(scenario, ("cannikin", "ddp", "lb-bsp"))
     learned = _with_policies(make_plan("ddp", scenario), "cannikin", "none")
     return [
-        Contest(where, scenario, planned, STEPS, SHORT_S),
-        Contest(f"{where}, shares learned", scenario, learned, ADAPTED_STEPS, SHORT_S),
+        Comparison(where, scenario, planned, STEPS, SHORT_S),
+        Comparison(f"{where}, shares learned", scenario, learned, ADAPTED_STEPS, SHORT_S),
     ]
 
 
-def cloudless_contests() -> list[Contest]:
+def cloudless_comparisons() -> list[Comparison]:
     """Two regions that exchange updates rarely, or in every step; and GPUs that are given back."""
     small = server_scenario(SMALL_CNN, "cpu-core", 32)
     large = server_scenario(RESNET_18, "cpu-server", 128)
-    contests = [
-        Contest(f"{name} samples a region", scenario, _exchanges(make_plan("greedy", scenario)), EXCHANGE_STEPS, step_s)
+    comparisons = [
+        Comparison(
+            f"{name} samples a region", scenario, _exchanges(make_plan("greedy", scenario)), EXCHANGE_STEPS, step_s
+        )
         for name, scenario, step_s in (("small-cnn, 32", small, None), ("resnet-18, 128", large, SHORT_S))
     ]
     rental = rental_scenario((PASCAL, VOLTA), 4, (2, 1))
     planned = _planned(rental, ("cloudless", "greedy"))
-    contests.append(
-        Contest("4 P100 and 4 V100, data 2:1, samples per dollar", rental, planned, STEPS, LONG_S, per_dollar=True)
+    comparisons.append(
+        Comparison("4 P100 and 4 V100, data 2:1, samples per dollar", rental, planned, STEPS, LONG_S, per_dollar=True)
     )
-    return contests
+    return comparisons
 
 
-CONTESTS: Mapping[str, Callable[[], Sequence[Contest]]] = {
-    "asteroid": asteroid_contests,
-    "cannikin": cannikin_contests,
-    "cloudless": cloudless_contests,
-    "deepcee": deepcee_contests,
+COMPARISONS: Mapping[str, Callable[[], Sequence[Comparison]]] = {
+    "asteroid": asteroid_comparisons,
+    "cannikin": cannikin_comparisons,
+    "cloudless": cloudless_comparisons,
+    "deepcee": deepcee_comparisons,
 }
 
 

@@ -1,4 +1,4 @@
-"""The same contest with fewer bytes, and in less time or more: what two cores can carry and wait for.
+"""The same comparison with fewer bytes, and in less time or more: what two cores can carry and wait for.
 
 Divide all bytes and all rates by one number and no time changes; divide all times and multiply all rates by another and
 every ratio of two times stays. So a plan wins by as much in the scaled scenario as in the whole one, up to the rounding

@@ -164,8 +164,8 @@ def _fits(tables: Tables, state: _State, worker: int, stage: int, microbatch: in
     room_bytes = tables.capacity_bytes[worker] - tables.reserve_bytes[worker]
     for index in range(tables.first_held[worker], tables.first_held[worker + 1]):
         other = tables.held[index]
-        kept_bytes = tables.largest_bytes[other] if other > stage else 0.0
-        room_bytes -= max(state.held_bytes[other], kept_bytes)
+        saved_bytes = tables.largest_bytes[other] if other > stage else 0.0
+        room_bytes -= max(state.held_bytes[other], saved_bytes)
     return bool(tables.activation_bytes[stage, microbatch] <= room_bytes)
 
 

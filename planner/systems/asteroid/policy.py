@@ -39,7 +39,7 @@ def in_proportion(stages: Sequence[Stage], until_s: Sequence[float], capacities:
     """Return where stages end if their work is in proportion to capacity and layers move to neighbours only.
 
     Args:
-        stages: Remaining stages; the layers of lost ones lie between them.
+        stages: The remaining stages; the layers of lost ones lie between them.
         until_s: Work of all layers before each one, seconds of a mean device, [layers + 1].
         capacities: Capacities of the stages, samples per second.
     """

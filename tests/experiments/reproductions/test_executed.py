@@ -1,8 +1,8 @@
-"""A contest in both backends: what is said of it, and what it is scaled to."""
+"""A comparison in both backends: what is said of it, and what it is scaled to."""
 
 import pytest
 
-from experiments.reproductions.executed.execution import Contest, execute, executed_check
+from experiments.reproductions.executed.execution import Comparison, execute, executed_check
 from tests.helpers.processes.command import ropebridge
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 
@@ -12,8 +12,8 @@ def test_a_row_for_each_rival() -> None:
     scenario = chain_scenario([0.02] * 2, [0.04] * 2, output_bytes=[400_000] * 2, bandwidth_bps=50e6)
     deep, flat = (chain_plan(scenario, depths=depths) for depths in ((4, 1), (1, 1)))
     told: list[str] = []
-    contest = Contest("a chain", scenario, {"deep": (deep, "none"), "flat": (flat, "none")}, 4, step_s=0.4)
-    (row,) = execute(contest, told.append)
+    comparison = Comparison("a chain", scenario, {"deep": (deep, "none"), "flat": (flat, "none")}, 4, step_s=0.4)
+    (row,) = execute(comparison, told.append)
     assert (row["system"], row["rival"]) == ("deep", "flat")
     assert float(row["simulated_ratio"]) > 1
     assert float(row["executed_ratio"]) > 1

@@ -94,9 +94,9 @@ def test_figures_of_a_pipeline_that_can_be_counted_by_hand() -> None:
     first, second = loads.stages
     assert (first.compute_s, second.compute_s) == (3.0, 3.0)
     assert first.idle_share == pytest.approx(9 / 12)
-    assert [crossing.busy_share for crossing in loads.crossings] == pytest.approx([1 / 12] * 2)
-    assert [crossing.latency_s for crossing in loads.crossings] == [2.0, 2.0]
-    assert [(each.source, each.target) for each in loads.crossings] == [
+    assert [boundary.busy_share for boundary in loads.boundaries] == pytest.approx([1 / 12] * 2)
+    assert [boundary.latency_s for boundary in loads.boundaries] == [2.0, 2.0]
+    assert [(each.source, each.target) for each in loads.boundaries] == [
         ("device-0", "device-1"),
         ("device-1", "device-0"),
     ]
@@ -183,8 +183,8 @@ def test_flows_that_share_a_link_can_fill_it_more_than_once() -> None:
     # Eight microbatches of two samples of 10 kB, 80 kbit: 12.8 s at 100 kbit/s, forwards.
     assert shares == {frozenset("ab"): pytest.approx(12.8 / step_time_s(plan, shared))}
     assert shares[frozenset("ab")] > 0.7
-    for crossing in explain(plan, shared).pipelines[0].crossings:
-        assert crossing.busy_share == pytest.approx(shares[frozenset("ab")] / 2)
+    for boundary in explain(plan, shared).pipelines[0].boundaries:
+        assert boundary.busy_share == pytest.approx(shares[frozenset("ab")] / 2)
 
 
 def test_alike_pipelines_are_told_once() -> None:
@@ -207,7 +207,7 @@ def test_what_most_windows_reach_is_told_if_asked_for() -> None:
 def test_what_a_stage_gives_its_own_sums_is_no_transfer_between_stages() -> None:
     scenario = choose_scenario("two-regions")
     explanation = explain(make_plan("cannikin", scenario), scenario)
-    assert [loads.crossings for loads in explanation.pipelines] == [()]
+    assert [loads.boundaries for loads in explanation.pipelines] == [()]
 
 
 def test_devices_without_layers_are_named() -> None:
