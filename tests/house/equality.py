@@ -1,7 +1,7 @@
 """Shows that a refactor changed nothing: ``python tests/house/equality.py OLD_CHECKOUT NEW_CHECKOUT``.
 
 Runs the same combinations of scenario, strategy and policy through the command of each checkout, and compares what they
-leave: plans, orders of actions, run folders, summaries as printed, traces for Perfetto, pages. Prints a line for each
+leave: plans, orders of actions, run folders, traces for Perfetto, pages. Prints a line for each
 combination: that it is the same, or the first thing that differs; exits with 1 if anything does. Takes a few minutes.
 
 Each checkout's commands run one after another in one process, since it takes two seconds to start one. That process
@@ -44,6 +44,9 @@ _NUMBERED = re.compile(
 
 _PACKAGES = ("traces", "planner", "sim", "executor", "experiments")
 _SHOWN = 80
+
+# The command's exit status when somebody stops it.
+_INTERRUPTED = 130
 _FEW_STEPS, _MANY_STEPS = 8, 20
 
 
@@ -219,8 +222,8 @@ def drive(scenarios: Path, output: Path) -> None:
             _command([*making, "--torch-csv", str(orders)])
             if each.changes:
                 plan.write_text(json.dumps(json.loads(plan.read_text()) | dict(each.changes)))
-            (shown / "printed.txt").write_text(_command([*running, "-o", str(run)]))
-            # What this prints is left out: where it has written.
+            # What these print is left out: figures for people, which are in the summary too, and where files are.
+            _command([*running, "-o", str(run)])
             _command(reporting)
         except Exception:
             (folder / "failure.txt").write_text(traceback.format_exc())
@@ -246,6 +249,9 @@ def _command(words: Sequence[str]) -> str:
         except SystemExit as end:
             code = end.code
     printed, told = (stream.buffer.getvalue().decode() for stream in (result, messages))
+    if code == _INTERRUPTED:
+        # Not a result of this combination: the driver ends, and the comparison with it.
+        raise KeyboardInterrupt
     if code:
         raise RuntimeError(f"'{' '.join(words)}' ends with {code}: {told.strip()}")
     return printed

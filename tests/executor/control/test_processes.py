@@ -26,7 +26,18 @@ def workers(mark: str) -> list[int]:
 
 @pytest.mark.parametrize("options", [[], ["--backup-every", "5"]])
 def test_a_run_is_a_launcher_an_agent_and_its_ranks(options: list[str], tmp_path: Path) -> None:
-    arguments = ["run", "two-regions", "--compute", "paced", "--steps", "100000", *options, "-o", str(tmp_path / "run")]
+    arguments = [
+        "run",
+        "two-regions",
+        "--strategy=megatron",
+        "--compute",
+        "paced",
+        "--steps",
+        "100000",
+        *options,
+        "-o",
+        str(tmp_path / "run"),
+    ]
     with started(arguments, tmp_path) as (process, mark):
         resources = tmp_path / "scratch"
         wait_until(lambda: any(path.stat().st_size for path in resources.rglob("resources-*.jsonl")), "no step is done")
@@ -176,7 +187,10 @@ def test_a_rank_that_ends_too_soon_is_named(tmp_path: Path) -> None:
     """Without an error, and with nobody who would miss it."""
     (tmp_path / "model.py").write_text(BROKEN_MODEL.format(breakdown="import os; os._exit(0)"))
     (tmp_path / "broken.yaml").write_text(BROKEN_SCENARIO)
-    with started(["run", str(tmp_path / "broken.yaml"), "--backup-every", "1"], tmp_path) as (process, _):
+    with started(["run", str(tmp_path / "broken.yaml"), "--strategy=megatron", "--backup-every", "1"], tmp_path) as (
+        process,
+        _,
+    ):
         _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert f"rank 1 (device 'right', host {socket.gethostname()}) ended before the run did" in errors
