@@ -318,7 +318,7 @@ def test_an_error_that_nobody_foresaw_is_the_one_that_is_told(tmp_path: Path) ->
 def test_a_rank_that_comes_in_the_last_moment_is_not_missed() -> None:
     answers: list[tuple[int, str, Disagreement | None]] = []
     agreements = Agreements(lambda *answer: answers.append(answer))
-    said = {"topic": "topic", "count": 2, "patience_s": 0.0}
+    said = {"topic": "topic", "count": 2, "wait_s": 0.0}
     for rank in range(2):
         agreements.state(rank, {**said, "statement": {"name": f"rank {rank}"}})
     agreements.give_up_late()
@@ -328,7 +328,7 @@ def test_a_rank_that_comes_in_the_last_moment_is_not_missed() -> None:
 def test_a_process_that_comes_later_is_compared_with_those_who_have_agreed() -> None:
     answers: list[tuple[int, str, Disagreement | None]] = []
     agreements = Agreements(lambda *answer: answers.append(answer))
-    said = {"topic": "topic", "count": 2, "patience_s": 60.0}
+    said = {"topic": "topic", "count": 2, "wait_s": 60.0}
     for rank in range(2):
         agreements.state(rank, {**said, "statement": {"name": f"rank {rank}", "facts": {"plan": "a"}}})
     answers.clear()
