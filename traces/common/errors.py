@@ -51,6 +51,9 @@ class RunError(RopebridgeError):
 Thing = TypeVar("Thing")
 
 # More than so many suggestions are a list, and the list of all names follows.
+# Likeness of two spellings, by difflib, from which on they differ by a slip of the hand.
+_SLIP_RATIO = 0.85
+
 _MOST_NAMES = 3
 
 
@@ -82,14 +85,17 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], *, where: str = "")
 def nearest_names(name: str, names: Iterable[str]) -> list[str]:
     """Return the names that a person may have meant, the best first; empty where none is near.
 
-    Those that say more or less with the same words come first: for ``A100`` both ``a100-40`` and ``a100-80``, for
-    ``NVIDIA A100 40GB`` the former. Else it is the one whose spelling is nearest. Case does not matter.
+    One that differs by a slip comes first. Then those that say more or less with the same words: for ``A100`` both
+    ``a100-40`` and ``a100-80``, for ``NVIDIA A100 40GB`` the former. Else it is the one whose spelling is nearest. Case
+    does not matter.
     """
     by_words = {each: _words(each) for each in names}
     words = _words(name)
     related = [each for each, own in by_words.items() if own and words and (own <= words or words <= own)]
     folded = {each.casefold(): each for each in by_words}
-    return related[:_MOST_NAMES] or [folded[each] for each in get_close_matches(name.casefold(), folded, n=1)]
+    slips = get_close_matches(name.casefold(), folded, n=1, cutoff=_SLIP_RATIO)
+    near = slips or ([] if related else get_close_matches(name.casefold(), folded, n=1))
+    return [folded[each] for each in near] or related[:_MOST_NAMES]
 
 
 def _words(name: str) -> frozenset[str]:

@@ -26,17 +26,16 @@ def one_step_s(plan: Plan, scenario: Scenario) -> float:
 def test_it_is_nearer_to_the_simulator_than_links_of_ones_own() -> None:
     # A LAN that three devices share, and links between regions.
     scenario = choose_scenario("cloud-edge-end")
-    crowded = [
-        plan for plan in candidates(scenario) if len(plan.pipelines) == 1 and len(plan.pipelines[0].stages) >= 3
-    ][::12]
+    crowded = [plan for plan in candidates(scenario) if len(plan.pipelines) == 1 and len(plan.pipelines[0].stages) >= 3]
     exact_s = np.array([one_step_s(plan, scenario) for plan in crowded])
     alone, shared = (
         np.array([judge(plan, scenario) for plan in crowded]) / exact_s - 1 for judge in (step_time_s, contended_s)
     )
-    assert len(crowded) >= 5
+    assert len(crowded) >= 100
     assert np.abs(alone).max() > 0.1
-    assert np.abs(shared).mean() < 0.6 * np.abs(alone).mean()
-    assert np.abs(shared).max() < 0.15
+    # Over all of them: on every twelfth the estimate used to look two and a half times as good as it is.
+    assert np.abs(shared).mean() < np.abs(alone).mean()
+    assert np.abs(shared).max() < np.abs(alone).max()
 
 
 @settings(deadline=None, max_examples=15)
