@@ -96,7 +96,7 @@ def check_document(document: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--samples", "4,2"], "--samples: '4,2'; give rising whole numbers"),
+        (["--samples", "4,2"], "--samples: '4,2' is no list of sizes; give rising whole numbers"),
         (["--set", "width"], "--set: 'width' sets nothing; write KEY=VALUE"),
         (["--set", "width=["], "--set: 'width=[' sets nothing; write KEY=VALUE"),
         (["--optimizer", "adam"], "unknown optimizer 'adam'"),
