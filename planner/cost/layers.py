@@ -1,16 +1,31 @@
 """What the layers of a model cost on one device: running sums, of which two give the cost of a range of layers."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.memory import state_bytes
+from planner.scenario.profile import NO_TIME, ComputeTimes
 from planner.scenario.scenario import Scenario
 
 Floats = NDArray[np.float64]
+
+
+def with_launches(times: ComputeTimes, scenario: Scenario) -> ComputeTimes:
+    """Return compute times with the launch overhead of one microbatch on one stage.
+
+    A forward and a backward are launched once each; a split backward is launched with its input gradient.
+    """
+    launch_s = scenario.effects.compute.launch_overhead_s
+    return replace(times, forward_s=times.forward_s + launch_s, backward_input_s=times.backward_input_s + launch_s)
+
+
+def launches_s(scenario: Scenario) -> float:
+    """Return the launch overhead of one microbatch on one stage, both directions, seconds."""
+    return with_launches(NO_TIME, scenario).total_s
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -18,7 +33,7 @@ class LayerTable:
     """Costs of layers on one device; entry i of an array of shape [layers + 1] covers layers 0 to i - 1.
 
     Attributes:
-        layer_s: Forward and backward of one microbatch through each layer by itself, seconds, [layers].
+        layer_s: Forward and backward of one microbatch through each layer, without launches, seconds, [layers].
         compute_s: Running sum of `layer_s`, seconds.
         forward_s: Forward of one microbatch, seconds.
         backward_s: Backward of one microbatch, weight gradients included, seconds.

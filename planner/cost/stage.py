@@ -6,6 +6,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.layers import with_launches
 from planner.cost.link_sharing import boundary_samples
 from planner.cost.memory import recomputed_bytes, saved_activation_bytes, state_bytes, workspace_bytes
 from planner.cost.network import compression_between, nominal_path, wire_bytes
@@ -55,12 +56,11 @@ def scheduling_problem(pipeline: Pipeline, scenario: Scenario, compression: str 
     transmission = np.array([[way[0] for way in both] for both in boundaries]).reshape(-1, 2, len(sizes))[:, :, which]
     latency = np.array([[way[1] for way in both] for both in boundaries]).reshape(-1, 2)
     held = np.array([_activation_bytes(scenario, stage, sizes) for stage in pipeline.stages])[:, :, which]
-    launch_s = scenario.effects.compute.launch_overhead_s
     return SchedulingProblem(
         pipeline.workers,
         tuple(stage.in_flight for stage in pipeline.stages),
-        times[:, which, 0] + launch_s,
-        times[:, which, 1] + launch_s,
+        times[:, which, 0],
+        times[:, which, 1],
         times[:, which, 2],
         transmission[:, 0],
         transmission[:, 1],
@@ -75,7 +75,7 @@ def scheduling_problem(pipeline: Pipeline, scenario: Scenario, compression: str 
 def _slowest(scenario: Scenario, stage: Stage, samples: int) -> tuple[float, float, float]:
     """Seconds of forward, input gradient and weight gradient, each on the replica that is slowest in it."""
     times = [
-        replica_times(scenario, stage, replica, stop - start)
+        with_launches(replica_times(scenario, stage, replica, stop - start), scenario)
         for replica, (start, stop) in zip(stage.replicas, stage.intervals(samples), strict=True)
         if stop > start
     ]

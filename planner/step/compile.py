@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from planner.cost.layers import with_launches
 from planner.cost.network import wire_bytes
 from planner.cost.stage import replica_times
 from planner.cost.synchronisation import gradient_syncs
@@ -169,26 +170,19 @@ def _updates(plan: Plan, scenario: Scenario, places: Mapping[str, tuple[int, int
 
 def _durations_s(plan: Plan, scenario: Scenario) -> Floats:
     """Seconds of F, B, I and W for each stage, microbatch and replica, [cells, 4]."""
-    launch_s = scenario.effects.compute.launch_overhead_s
     rows = []
     for pipeline in plan.pipelines:
         sizes, which = np.unique(np.array(pipeline.microbatches), return_inverse=True)
         for stage in pipeline.stages:
             times = [
-                [
-                    replica_times(scenario, stage, replica, stop - start)
-                    for replica, (start, stop) in zip(stage.replicas, stage.intervals(int(size)), strict=True)
-                ]
+                with_launches(replica_times(scenario, stage, replica, stop - start), scenario)
                 for size in sizes
+                for replica, (start, stop) in zip(stage.replicas, stage.intervals(int(size)), strict=True)
             ]
-            table = [
-                [
-                    (each.forward_s, each.backward_s, each.backward_input_s, each.backward_weight_s - launch_s)
-                    for each in row
-                ]
-                for row in times
-            ]
-            rows.append(np.array(table)[which].reshape(-1, 4) + launch_s)
+            table = np.array(
+                [[each.forward_s, each.backward_s, each.backward_input_s, each.backward_weight_s] for each in times]
+            )
+            rows.append(table.reshape(len(sizes), -1, 4)[which].reshape(-1, 4))
     return np.concatenate(rows)
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from math import ceil
 
 from planner.cost.in_flight import fitting_depths
+from planner.cost.layers import with_launches
 from planner.cost.memory import most_samples, needed_bytes
 from planner.cost.network import nominal_path
 from planner.plan.microbatches import even_cut
@@ -130,13 +131,12 @@ def profiled_speed(scenario: Scenario, device: str, most: int) -> NodeSpeed:
     It is fitted to one sample at least, even if none fits. The optimizer's update is not part of it.
     """
     kind, layers = scenario.cluster.by_name[device].kind, len(scenario.model.layers)
-    launch_s = scenario.effects.compute.launch_overhead_s
     counts = sorted({max(1, round(most * part / _FITTED_COUNTS)) for part in range(1, _FITTED_COUNTS + 1)} | {1})
-    times = [scenario.model.times(0, layers, kind, count) for count in counts]
+    times = [with_launches(scenario.model.times(0, layers, kind, count), scenario) for count in counts]
     # Times may be zero, which have no relative error.
     least_s = 1e-12
-    forward_s = [max(least_s, each.forward_s + launch_s) for each in times]
-    backward_s = [max(least_s, each.backward_s + launch_s) for each in times]
+    forward_s = [max(least_s, each.forward_s) for each in times]
+    backward_s = [max(least_s, each.backward_s) for each in times]
     return fit_speed(counts, forward_s, backward_s)
 
 

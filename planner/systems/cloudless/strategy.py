@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from planner.cost.in_flight import fitting_depths, no_split_fits
+from planner.cost.layers import with_launches
 from planner.cost.network import nominal_path
 from planner.cost.stage import replica_times
 from planner.cost.synchronisation import update_edges
@@ -116,7 +117,7 @@ def _units(scenario: Scenario, slowdown: Mapping[str, float], gone: Collection[s
         stage = _whole_model(scenario, (Replica(device.name),))
         if device.name in gone or fitting_depths((1,), (stage,), scenario, (1,)) is None:
             continue
-        step_s = replica_times(scenario, stage, stage.replicas[0], samples).total_s
+        step_s = with_launches(replica_times(scenario, stage, stage.replicas[0], samples), scenario).total_s
         step_s += scenario.model.update_s(0, len(scenario.model.layers), device.kind)
         speed = samples / (step_s * slowdown.get(device.name, 1.0))
         unit = Unit(device.name, speed, device.price_per_hour)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from planner.check import is_possible
 from planner.cost.in_flight import fitting_depths, latency_aware_depths, plain_depths
+from planner.cost.layers import with_launches
 from planner.cost.network import compression_between, wire_bytes
 from planner.cost.stage import replica_times
 from planner.plan.plan import EXPLICIT, Pipeline, Plan, Stage
@@ -114,7 +115,7 @@ class DepthChoice:
         compute_s = []
         for stage in pipeline.stages:
             times_s = (
-                replica_times(self._scenario, stage, replica, end - first).total_s
+                with_launches(replica_times(self._scenario, stage, replica, end - first), self._scenario).total_s
                 * self._seen.slowdown.get(replica.device, 1.0)
                 for replica, (first, end) in zip(stage.replicas, stage.intervals(samples), strict=True)
             )

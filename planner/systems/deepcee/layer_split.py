@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.layers import LayerTable, layer_table
+from planner.cost.layers import LayerTable, launches_s, layer_table
 from planner.cost.link_sharing import boundary_flows, ring_flows, seconds_per_byte
 from planner.cost.network import nominal_path
 from planner.plan.plan import Replica, Stage
@@ -196,7 +196,7 @@ def _compute_s(stage: Stage, samples: int, scenario: Scenario) -> Floats:
         kind = scenario.cluster.by_name[replica.device].kind
         until_s = layer_table(scenario, kind, end - first).compute_s
         slowest_s = np.maximum(slowest_s, until_s[None, :] - until_s[:, None])
-    slowest_s += 2 * scenario.effects.compute.launch_overhead_s
+    slowest_s += launches_s(scenario)
     return np.where(_is_range(scenario), slowest_s, np.inf)
 
 

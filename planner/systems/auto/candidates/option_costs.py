@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.cost.layers import layer_table, running_sums
+from planner.cost.layers import launches_s, layer_table
 from planner.cost.network import ConstantRatePath, nominal_path, payload_bps
 from planner.cost.synchronisation import ring_s
 from planner.scenario.scenario import Scenario
@@ -33,6 +33,7 @@ def option_costs(
     busy_s, delivery_s = boundary_costs(options, scenario, pipelines, microbatch)
     return PartitionCosts(
         np.array([[each.compute_s] for each in costs]),
+        launches_s(scenario),
         np.array([each.state_bytes for each in costs]),
         np.array([[each.activation_bytes] for each in costs]),
         np.array([[each.capacity_bytes] for each in costs]),
@@ -115,7 +116,7 @@ class LayerCosts:
     """Costs of layers on one device.
 
     Attributes:
-        compute_s: Compute time of all layers before each one, both directions, seconds, [layers + 1].
+        compute_s: Compute time of all layers before each one, both directions, no launches, seconds, [layers + 1].
         state_bytes: Model state of all layers before each one, [layers + 1].
         activation_bytes: Activations of all layers before each one, for one microbatch, [layers + 1].
         parameter_bytes: Parameters of all layers before each one, [layers + 1].
@@ -145,13 +146,12 @@ def _layer_costs(
     states, activations = table.state_bytes, samples * table.activation_bytes
     capacity = device_class.memory_bytes - effects.memory.framework_bytes
     capacity -= round(effects.memory.workspace_share * max(samples * layer.activation_bytes for layer in model.layers))
-    seconds = table.layer_s + 3 * effects.compute.launch_overhead_s / len(model.layers)
     if recompute:
         # All activations of one microbatch are there while its backward runs; of the others, the stage's input.
         states, activations = states + activations, np.zeros(len(activations))
         largest = max(layer.output_bytes for layer in model.layers[:-1] or model.layers)
         capacity -= MOST_STAGES_OF_CLASS * samples * largest
-    return LayerCosts(running_sums(seconds), states, activations, table.parameter_bytes, float(capacity), seconds)
+    return LayerCosts(table.compute_s, states, activations, table.parameter_bytes, float(capacity), table.layer_s)
 
 
 def boundary_costs(

@@ -30,7 +30,8 @@ class PartitionCosts(NamedTuple):
     """Costs of layers on each option: seconds for one microbatch in both directions, and bytes per device.
 
     Attributes:
-        compute_s: Compute time of all layers before each one, [options, devices, layers + 1].
+        compute_s: Compute time of all layers before each one, without launches, [options, devices, layers + 1].
+        launches_s: Launch overhead of a stage.
         state_bytes: Model state of all layers before each one, [options, layers + 1].
         activation_bytes: Activations of all layers before each one, for one microbatch, [options, devices, layers + 1].
         capacity_bytes: Memory for state and activations, [options, devices].
@@ -46,6 +47,7 @@ class PartitionCosts(NamedTuple):
     """
 
     compute_s: Floats
+    launches_s: float
     state_bytes: Floats
     activation_bytes: Floats
     capacity_bytes: Floats
@@ -245,7 +247,7 @@ def compute_s(costs: PartitionCosts, option: int, first: int, end: int) -> float
     slowest_s = 0.0
     for device in range(costs.compute_s.shape[1]):
         slowest_s = max(slowest_s, costs.compute_s[option, device, end] - costs.compute_s[option, device, first])
-    return slowest_s
+    return slowest_s + costs.launches_s
 
 
 @njit(cache=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from planner.cost.layers import layer_table, running_sums
+from planner.cost.layers import launches_s, layer_table
 from planner.cost.network import ConstantRatePath, nominal_path
 from planner.cost.synchronisation import ring_s
 from planner.scenario.cluster import Device
@@ -104,6 +104,7 @@ def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int)
     context = np.arange(len(subsets) + 1)[:, None, None]
     return PartitionCosts(
         seconds,
+        launches_s(scenario),
         np.tile(states, (len(subsets), 1)),
         activations,
         np.where(is_member, capacity, np.inf),
@@ -121,11 +122,9 @@ def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int)
 
 
 def _compute_s(scenario: Scenario, kind: str, samples: int) -> Floats:
-    layers = len(scenario.model.layers)
     if not samples:
-        return _NO_SAMPLES_S * np.arange(layers + 1.0)
-    launches_s = 3 * scenario.effects.compute.launch_overhead_s / layers
-    return running_sums(layer_table(scenario, kind, samples).layer_s + launches_s)
+        return _NO_SAMPLES_S * np.arange(len(scenario.model.layers) + 1.0)
+    return layer_table(scenario, kind, samples).compute_s
 
 
 def _boundary_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int) -> tuple[Floats, Floats]:
@@ -164,7 +163,8 @@ def _gradient_sum_s(members: Sequence[Device], scenario: Scenario) -> float:
 
 def bounds_grid(costs: PartitionCosts) -> Floats:
     """Return rising bounds of the slowest stage or link, seconds: the search finds the best pipelines for each."""
-    alone_s = np.array([costs.compute_s[(1 << number) - 1, number, -1] for number in range(costs.compute_s.shape[1])])
+    devices = range(costs.compute_s.shape[1])
+    alone_s = np.array([costs.compute_s[(1 << number) - 1, number, -1] for number in devices]) + costs.launches_s
     high = float(alone_s.min())
     low = 1 / float((1 / np.maximum(alone_s, 1e-12)).sum())
     return np.concatenate((np.geomspace(low, high, _BOUNDS), np.geomspace(1.2 * high, _FARTHEST * high, _BEYOND)))

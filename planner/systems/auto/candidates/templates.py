@@ -6,6 +6,7 @@ step = (M - 1) * slowest stage or link + round trip of one microbatch + slowest 
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from planner.cost.layers import launches_s
 from planner.scenario.scenario import Scenario
 from planner.step.graph import Floats
 from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
@@ -122,7 +123,7 @@ def _times_s(
         held_bytes = _of(stage, costs.state_bytes) + depth * _of(stage, costs.activation_bytes)
         if held_bytes > costs.capacity_bytes:
             return INFEASIBLE_S, INFEASIBLE_S
-        compute_s, blocked_s = _of(stage, costs.compute_s), 0.0
+        compute_s, blocked_s = _of(stage, costs.compute_s) + launches_s(scenario), 0.0
         if index + 1 < len(stages):
             boundary = index, index + 1, stage.end_layer - 1
             transfer_s = 2 * float(delivery_s[boundary])

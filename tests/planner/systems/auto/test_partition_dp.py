@@ -37,11 +37,13 @@ def case(
     blocks: bool = False,
     activations: Floats | None = None,
     sum_s: Floats | None = None,
+    launches_s: float = 0.0,
 ) -> Case:
     """Options as (device class, most stages); a transfer both ways takes ``transfer_s``."""
     made = [StageOption(CLASSES[number], 1, 1, False, most) for number, most in options]
     costs = PartitionCosts(
         compute_s[:, None, :],
+        launches_s,
         sizes,
         (sizes if activations is None else activations)[:, None, :],
         np.array(capacity)[:, None],
@@ -81,6 +83,7 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.booleans()),
         until(sizes),
         until(sizes),
+        draw(st.sampled_from([0.0, 0.5])),
     )
 
 
@@ -115,8 +118,8 @@ def times_s(
         compute_s, activations, states, sum_s = (float(each[option, end] - each[option, first]) for each in tables)
         if states + depth * activations > costs.capacity_bytes[option, 0] + 1e-9 or sum_s > most_sum_s:
             return inf, inf
-        stage_s = compute_s
-        round_trip_s += compute_s
+        stage_s = compute_s + costs.launches_s
+        round_trip_s += stage_s
         if index + 1 < len(pipeline):
             boundary = (option, pipeline[index + 1][0], end - 1)
             stage_s += costs.transfer_s[boundary] if costs.blocks else 0.0
