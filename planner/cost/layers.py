@@ -88,6 +88,38 @@ def _layer_bytes(scenario: Scenario, degree: int) -> tuple[Floats, Floats, Float
     )
 
 
+@lru_cache(maxsize=4096)
+def range_memory(
+    scenario: Scenario, samples: int, degree: int = 1, *, recompute: bool = False
+) -> tuple[Floats, Floats]:
+    """Return what each range of layers needs of a device's memory as a stage, by the rule of `planner.cost.memory`.
+
+    Args:
+        scenario: Gives the model, the optimizer and what the framework takes.
+        samples: Samples of each microbatch on the device.
+        degree: Number of devices that share each layer by tensor parallelism.
+        recompute: Whether the stage keeps only its input.
+
+    Returns:
+        Bytes whatever is in flight, and bytes that each microbatch in flight adds, [first layer, end layer] each with
+        indices from 0 to the number of layers; 0 where the end is not after the first layer.
+    """
+    layers = scenario.model.at_degree(degree).layers
+    _, states, activations = (each[None, :] - each[:, None] for each in _layer_bytes(scenario, degree))
+    own = np.array([layer.activation_bytes for layer in layers], np.float64)
+    largest = np.zeros_like(states)
+    for first in range(len(layers)):
+        largest[first, first + 1 :] = np.maximum.accumulate(own[first:])
+    saved = activations
+    if recompute:
+        inputs = [0.0, *(layer.output_bytes for layer in scenario.model.layers)]
+        saved = np.broadcast_to(np.array(inputs)[:, None], states.shape)
+    effects = scenario.effects.memory
+    workspace = np.round(effects.workspace_share * samples * largest)
+    resident = effects.framework_bytes + states + workspace + samples * np.maximum(0.0, activations - saved)
+    return np.triu(resident, 1), np.triu(samples * saved, 1)
+
+
 def mean_compute_s(scenario: Scenario, samples: int) -> Floats:
     """Return the running sum of layers' forward and backward, averaged over the cluster's devices, [layers + 1]."""
     kinds = [device.kind for device in scenario.cluster.devices]

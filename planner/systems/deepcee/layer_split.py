@@ -18,18 +18,16 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.layers import LayerTable, launches_s, layer_table
+from planner.cost.layers import launches_s, layer_table, range_memory
 from planner.cost.link_sharing import boundary_flows, ring_flows, seconds_per_byte
 from planner.cost.network import nominal_path
 from planner.plan.plan import Replica, Stage
-from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
 from planner.step.graph import Floats, Ints
 
@@ -206,21 +204,17 @@ def _sync_s(stage: Stage, scenario: Scenario) -> Floats:
     if not flows:
         return np.zeros(_shape(scenario))
     latency_s = 2 * (len(flows) - 1) * max(nominal_path(scenario, *pair).latency_s for pair in flows)
-    until = _table(stage, scenario).parameter_bytes
+    kind = scenario.cluster.by_name[stage.replicas[0].device].kind
+    until = layer_table(scenario, kind, 1).parameter_bytes
     return np.asarray(seconds_per_byte(flows, scenario) * (until[None, :] - until[:, None]) + latency_s, np.float64)
 
 
 def _room(stage: Stage, microbatches: Sequence[int], scenario: Scenario) -> Ints:
-    table, effects = _table(stage, scenario), scenario.effects.memory
     room = np.full(_shape(scenario), len(microbatches), np.int64)
     for replica, samples in zip(stage.replicas, stage.most_samples(microbatches), strict=True):
-        free = np.full(
-            room.shape, scenario.cluster.by_name[replica.device].memory_bytes - effects.framework_bytes, float
-        )
-        free -= table.state_bytes[None, :] - table.state_bytes[:, None]
-        free -= np.ceil(effects.workspace_share * samples * _largest_activations(scenario.model))
-        each = samples * (table.activation_bytes[None, :] - table.activation_bytes[:, None])
-        fits = np.where(each > 0, free // np.maximum(each, 1.0), len(microbatches))
+        resident, saved = range_memory(scenario, samples)
+        free = scenario.cluster.by_name[replica.device].memory_bytes - resident
+        fits = np.where(saved > 0, free // np.maximum(saved, 1.0), len(microbatches))
         room = np.minimum(room, np.where(free >= 0, fits, 0).astype(np.int64))
     return np.where(_is_range(scenario), room, 0)
 
@@ -231,19 +225,6 @@ def _shape(scenario: Scenario) -> tuple[int, int]:
 
 def _is_range(scenario: Scenario) -> NDArray[np.bool_]:
     return np.triu(np.ones(_shape(scenario), np.bool_), 1)
-
-
-def _table(stage: Stage, scenario: Scenario) -> LayerTable:
-    """The sizes of layers, which are the same on every device."""
-    return layer_table(scenario, scenario.cluster.by_name[stage.replicas[0].device].kind, 1)
-
-
-@lru_cache(maxsize=64)
-def _largest_activations(model: ModelProfile) -> Floats:
-    """The largest activations of one layer in each range for a sample, bytes, [first layer, end layer]."""
-    each = np.array([layer.activation_bytes for layer in model.layers], np.float64)
-    rows = [np.concatenate((np.zeros(first + 1), np.maximum.accumulate(each[first:]))) for first in range(len(each))]
-    return np.array([*rows, np.zeros(len(each) + 1)])
 
 
 def relative_shares(times_s: dict[str, float]) -> Replicas:

@@ -6,12 +6,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.cost.layers import launches_s, layer_table
+from planner.cost.layers import LayerTable, launches_s, layer_table, range_memory
 from planner.cost.network import ConstantRatePath, nominal_path, payload_bps
 from planner.cost.synchronisation import ring_s
 from planner.scenario.scenario import Scenario
 from planner.step.graph import Floats, Ints
-from planner.systems.auto.candidates.device_classes import MOST_STAGES_OF_CLASS, DeviceClass, StageOption
+from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
 from planner.systems.auto.candidates.partition_dp import PartitionCosts
 
 
@@ -29,14 +29,14 @@ def option_costs(
     """
     classes = dict.fromkeys(each.device_class for each in options)
     places = {each: place for place, each in enumerate(classes)}
-    costs = [layer_costs(scenario, each, -(-microbatch // each.width)) for each in options]
+    memory = [option_memory(scenario, each, microbatch) for each in options]
     busy_s, delivery_s = boundary_costs(options, scenario, pipelines, microbatch)
     return PartitionCosts(
-        np.array([[each.compute_s] for each in costs]),
+        np.array([[option_table(scenario, each, microbatch).compute_s] for each in options]),
         launches_s(scenario),
-        np.array([each.state_bytes for each in costs]),
-        np.array([[each.activation_bytes] for each in costs]),
-        np.array([[each.capacity_bytes] for each in costs]),
+        np.array([[resident] for resident, _ in memory]),
+        np.array([[saved] for _, saved in memory]),
+        np.array([[each.device_class.memory_bytes] for each in options], np.float64),
         busy_s,
         2 * delivery_s,
         np.array(
@@ -82,7 +82,7 @@ def lower_bounds_s(
     best: dict[DeviceClass, Floats] = {}
     alone_s = np.full(len(scenario.model.layers), np.inf)
     for option in options:
-        layer_s = layer_costs(scenario, option, -(-microbatch // option.width)).layer_s
+        layer_s = option_table(scenario, option, microbatch).layer_s
         alone_s, device_s = np.minimum(alone_s, layer_s), layer_s * (option.degree * option.width)
         best[option.device_class] = np.minimum(best.get(option.device_class, device_s), device_s)
     sums_s = {each: float(device_s.sum()) for each, device_s in best.items()}
@@ -106,52 +106,20 @@ def _ring_path(scenario: Scenario, device_class: DeviceClass) -> ConstantRatePat
 @lru_cache(maxsize=65536)
 def _sums_s(scenario: Scenario, device_class: DeviceClass, degree: int, holders: int) -> Floats:
     """Seconds of the sum of all layers before each one, as parts of one sum of the whole model, [layers + 1]."""
-    size_bytes = _layer_costs(scenario, device_class, degree, 1, False).parameter_bytes
+    size_bytes = layer_table(scenario, device_class.kind, 1, degree).parameter_bytes
     whole_bytes = float(size_bytes[-1])
     return np.asarray(size_bytes * (class_ring_s(scenario, device_class, whole_bytes, holders) / max(whole_bytes, 1.0)))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class LayerCosts:
-    """Costs of layers on one device.
-
-    Attributes:
-        compute_s: Compute time of all layers before each one, both directions, no launches, seconds, [layers + 1].
-        state_bytes: Model state of all layers before each one, [layers + 1].
-        activation_bytes: Activations of all layers before each one, for one microbatch, [layers + 1].
-        parameter_bytes: Parameters of all layers before each one, [layers + 1].
-        capacity_bytes: Memory for state and activations.
-        layer_s: Compute time of each layer, seconds, [layers].
-    """
-
-    compute_s: Floats
-    state_bytes: Floats
-    activation_bytes: Floats
-    parameter_bytes: Floats
-    capacity_bytes: float
-    layer_s: Floats
+def option_table(scenario: Scenario, option: StageOption, microbatch: int) -> LayerTable:
+    """Return the costs of layers on a device of an option, whose replicas share a microbatch of so many samples."""
+    samples = -(-microbatch // option.width)
+    return layer_table(scenario, option.device_class.kind, samples, option.degree, recompute=option.recompute)
 
 
-def layer_costs(scenario: Scenario, option: StageOption, samples: int) -> LayerCosts:
-    """Return the costs of layers on a device that takes so many samples of a microbatch."""
-    return _layer_costs(scenario, option.device_class, option.degree, samples, option.recompute)
-
-
-@lru_cache(maxsize=4096)
-def _layer_costs(
-    scenario: Scenario, device_class: DeviceClass, degree: int, samples: int, recompute: bool
-) -> LayerCosts:
-    table = layer_table(scenario, device_class.kind, samples, degree, recompute=recompute)
-    model, effects = scenario.model.at_degree(degree), scenario.effects
-    states, activations = table.state_bytes, samples * table.activation_bytes
-    capacity = device_class.memory_bytes - effects.memory.framework_bytes
-    capacity -= round(effects.memory.workspace_share * max(samples * layer.activation_bytes for layer in model.layers))
-    if recompute:
-        # All activations of one microbatch are there while its backward runs; of the others, the stage's input.
-        states, activations = states + activations, np.zeros(len(activations))
-        largest = max(layer.output_bytes for layer in model.layers[:-1] or model.layers)
-        capacity -= MOST_STAGES_OF_CLASS * samples * largest
-    return LayerCosts(table.compute_s, states, activations, table.parameter_bytes, float(capacity), table.layer_s)
+def option_memory(scenario: Scenario, option: StageOption, microbatch: int) -> tuple[Floats, Floats]:
+    """Return the memory of ranges of layers on a device of an option, as `planner.cost.layers.range_memory`."""
+    return range_memory(scenario, -(-microbatch // option.width), option.degree, recompute=option.recompute)
 
 
 def boundary_costs(

@@ -32,9 +32,9 @@ class PartitionCosts(NamedTuple):
     Attributes:
         compute_s: Compute time of all layers before each one, without launches, [options, devices, layers + 1].
         launches_s: Launch overhead of a stage.
-        state_bytes: Model state of all layers before each one, [options, layers + 1].
-        activation_bytes: Activations of all layers before each one, for one microbatch, [options, devices, layers + 1].
-        capacity_bytes: Memory for state and activations, [options, devices].
+        resident_bytes: Memory of a range of layers whatever is in flight, [options, devices, first layer, end layer].
+        saved_bytes: Memory that each microbatch in flight adds to it, [options, devices, first layer, end layer].
+        capacity_bytes: Memory of each device, [options, devices].
         busy_s: Time for which each layer's output keeps the links between two options busy, [options, options, layers].
         transfer_s: Time until each layer's output arrives, plus that of its gradient, [options, options, layers].
         sum_s: Time to sum the gradients of all layers before each one, [options, layers + 1].
@@ -48,8 +48,8 @@ class PartitionCosts(NamedTuple):
 
     compute_s: Floats
     launches_s: float
-    state_bytes: Floats
-    activation_bytes: Floats
+    resident_bytes: Floats
+    saved_bytes: Floats
     capacity_bytes: Floats
     busy_s: Floats
     transfer_s: Floats
@@ -185,9 +185,11 @@ def fill(costs: PartitionCosts, limits: Limits, round_trip_s: Floats, next_state
     for option in range(options):
         for first in range(layers - 1, -1, -1):
             time_s, sum_s = compute_s(costs, option, first, layers), _sum_s(costs, option, first, layers)
-            fits = sum_s <= limits.sum_s and wait_s(costs, option, first, layers, 1, 0.0) == 0
-            if time_s > limits.bound_s or not fits:
+            if time_s > limits.bound_s or sum_s > limits.sum_s:
                 break
+            # Where stages recompute, a longer one may need less memory: it keeps the input of its first layer.
+            if wait_s(costs, option, first, layers, 1, 0.0) > 0:
+                continue
             total_s = time_s + (sum_s if costs.adds_sums else 0.0)
             round_trip_s[1, option, costs.first_context[option], first] = total_s
             next_state[1, option, costs.first_context[option], first] = -1
@@ -235,7 +237,7 @@ def _prepend(
             if total_s + limits.quickest_s[first] > limits.round_trip_s:
                 continue
             if wait_s(costs, front, first, end, depth, total_s) > limits.bound_s:
-                break
+                continue
             if total_s < round_trip_s[stages + 1, front, place, first]:
                 round_trip_s[stages + 1, front, place, first] = total_s
                 next_state[stages + 1, front, place, first] = here
@@ -264,10 +266,9 @@ def wait_s(
     0 where it holds ``depth`` microbatches, each for a round trip of ``round_trip_s``; infinite where it does not fit.
     """
     held = depth
-    states = costs.state_bytes[option, end] - costs.state_bytes[option, first]
     for device in range(costs.compute_s.shape[1]):
-        room = costs.capacity_bytes[option, device] - states
-        each = costs.activation_bytes[option, device, end] - costs.activation_bytes[option, device, first]
+        room = costs.capacity_bytes[option, device] - costs.resident_bytes[option, device, first, end]
+        each = costs.saved_bytes[option, device, first, end]
         if room < 0 or held * each > room:
             if room < each or not costs.waits:
                 return np.inf

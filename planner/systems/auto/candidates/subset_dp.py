@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from planner.cost.layers import launches_s, layer_table
+from planner.cost.layers import launches_s, layer_table, range_memory
 from planner.cost.network import ConstantRatePath, nominal_path
 from planner.cost.synchronisation import ring_s
 from planner.scenario.cluster import Device
@@ -83,21 +83,18 @@ def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int)
     """Return the costs of a microbatch of so many samples; option i is the set i + 1, a context the set in use."""
     subsets = range(1, 1 << len(devices))
     shape = (len(subsets), len(devices), len(scenario.model.layers) + 1)
-    seconds, activations = np.zeros(shape), np.zeros(shape)
-    table = layer_table(scenario, devices[0].kind, microbatch)
-    states = table.state_bytes
-    effects = scenario.effects.memory
-    largest = max(layer.activation_bytes for layer in scenario.model.layers)
-    workspace = effects.framework_bytes + round(effects.workspace_share * microbatch * largest)
+    seconds, resident, saved = np.zeros(shape), np.zeros((*shape, shape[-1])), np.zeros((*shape, shape[-1]))
+    states = layer_table(scenario, devices[0].kind, microbatch).state_bytes
     for subset in subsets:
         members = devices_of(subset, devices)
         shares = samples_by_speed(members, scenario, microbatch)
         for number, device in enumerate(devices):
             if device in members:
                 seconds[subset - 1, number] = _compute_s(scenario, device.kind, shares[device.name])
-                activations[subset - 1, number] = shares[device.name] * table.activation_bytes
+                memory = range_memory(scenario, shares[device.name])
+                resident[subset - 1, number], saved[subset - 1, number] = memory
     is_member = np.array([[subset >> number & 1 for number in range(len(devices))] for subset in subsets])
-    capacity = np.array([device.memory_bytes - workspace for device in devices], np.float64)
+    capacity = np.array([device.memory_bytes for device in devices], np.float64)
     busy_s, delivery_s = _boundary_costs(devices, scenario, microbatch)
     sets = np.array(subsets)
     sums_s = np.array([_gradient_sum_s(devices_of(subset, devices), scenario) for subset in subsets])
@@ -105,8 +102,8 @@ def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int)
     return PartitionCosts(
         seconds,
         launches_s(scenario),
-        np.tile(states, (len(subsets), 1)),
-        activations,
+        resident,
+        saved,
         np.where(is_member, capacity, np.inf),
         np.maximum(busy_s, busy_s.swapaxes(0, 1)),
         # The links there and those back may be unlike.

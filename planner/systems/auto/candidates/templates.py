@@ -8,9 +8,8 @@ from functools import lru_cache
 
 from planner.cost.layers import launches_s
 from planner.scenario.scenario import Scenario
-from planner.step.graph import Floats
 from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
-from planner.systems.auto.candidates.option_costs import boundary_costs, class_ring_s, layer_costs
+from planner.systems.auto.candidates.option_costs import boundary_costs, class_ring_s, option_memory, option_table
 
 # Microbatch sizes are tried from the template's size divided by this factor to its size multiplied by it.
 _WIDEST = 2.0
@@ -118,12 +117,13 @@ def _times_s(
     blocks = scenario.effects.compute.transfers_block
     bottleneck_s = round_trip_s = 0.0
     for index, (stage, option) in enumerate(zip(stages, options, strict=True)):
-        costs = layer_costs(scenario, option, -(-microbatch // stage.width))
         depth = min(microbatches, len(stages) - index)
-        held_bytes = _of(stage, costs.state_bytes) + depth * _of(stage, costs.activation_bytes)
-        if held_bytes > costs.capacity_bytes:
+        own = stage.first_layer, stage.end_layer
+        resident_bytes, saved_bytes = (each[own] for each in option_memory(scenario, option, microbatch))
+        if resident_bytes + depth * saved_bytes > stage.device_class.memory_bytes:
             return INFEASIBLE_S, INFEASIBLE_S
-        compute_s, blocked_s = _of(stage, costs.compute_s) + launches_s(scenario), 0.0
+        until_s = option_table(scenario, option, microbatch).compute_s
+        compute_s, blocked_s = float(until_s[own[1]] - until_s[own[0]]) + launches_s(scenario), 0.0
         if index + 1 < len(stages):
             boundary = index, index + 1, stage.end_layer - 1
             transfer_s = 2 * float(delivery_s[boundary])
@@ -132,8 +132,3 @@ def _times_s(
             round_trip_s += transfer_s
         bottleneck_s, round_trip_s = max(bottleneck_s, compute_s + blocked_s), round_trip_s + compute_s
     return bottleneck_s, round_trip_s
-
-
-def _of(stage: TemplateStage, until: Floats) -> float:
-    """The part of a stage in what all layers before each one amount to."""
-    return float(until[stage.end_layer] - until[stage.first_layer])

@@ -38,14 +38,15 @@ def case(
     activations: Floats | None = None,
     sum_s: Floats | None = None,
     launches_s: float = 0.0,
+    kept: Floats | float = 1.0,
 ) -> Case:
     """Options as (device class, most stages); a transfer both ways takes ``transfer_s``."""
     made = [StageOption(CLASSES[number], 1, 1, False, most) for number, most in options]
     costs = PartitionCosts(
         compute_s[:, None, :],
         launches_s,
-        sizes,
-        (sizes if activations is None else activations)[:, None, :],
+        ranges(sizes),
+        ranges(sizes if activations is None else activations) * kept,
         np.array(capacity)[:, None],
         np.zeros_like(transfer_s) if busy_s is None else busy_s,
         transfer_s,
@@ -57,6 +58,11 @@ def case(
         adds_sums=False,
     )
     return Case(made, costs)
+
+
+def ranges(until: Floats) -> Floats:
+    """What ranges of layers come to on the device of each option, [options, 1, first layer, end layer]."""
+    return (until[:, None, :] - until[:, :, None])[:, None]
 
 
 @st.composite
@@ -84,6 +90,8 @@ def cases(draw: st.DrawFn) -> Case:
         until(sizes),
         until(sizes),
         draw(st.sampled_from([0.0, 0.5])),
+        # What a stage that recomputes keeps depends on its first layer alone.
+        np.array(draw(st.lists(st.floats(0, 1), min_size=layers + 1, max_size=layers + 1)))[:, None],
     )
 
 
@@ -114,9 +122,11 @@ def times_s(
     bottleneck_s = round_trip_s = 0.0
     for index, (option, first, end) in enumerate(pipeline):
         depth = min(microbatches, len(pipeline) - index)
-        tables = costs.compute_s[:, 0], costs.activation_bytes[:, 0], costs.state_bytes, costs.sum_s
-        compute_s, activations, states, sum_s = (float(each[option, end] - each[option, first]) for each in tables)
-        if states + depth * activations > costs.capacity_bytes[option, 0] + 1e-9 or sum_s > most_sum_s:
+        compute_s, sum_s = (
+            float(each[option, end] - each[option, first]) for each in (costs.compute_s[:, 0], costs.sum_s)
+        )
+        resident, saved = (each[option, 0, first, end] for each in (costs.resident_bytes, costs.saved_bytes))
+        if resident + depth * saved > costs.capacity_bytes[option, 0] or sum_s > most_sum_s:
             return inf, inf
         stage_s = compute_s + costs.launches_s
         round_trip_s += stage_s
