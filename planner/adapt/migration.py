@@ -143,7 +143,8 @@ def migration_time_s(migration: Migration, scenario: Scenario) -> float:
     latency_s = 0.0
     for move in migration.moves:
         links = scenario.cluster.path(move.source, move.target)
-        latency_s = max(latency_s, sum(link.latency_s for link in links))
+        path = nominal_path(scenario, move.source, move.target)
+        latency_s = max(latency_s, path.propagation_s(move.size_bytes))
         for link in links:
             bits[link.name] += 8 * move.size_bytes
             capacity_bps[link.name] = payload_bps(scenario.effects.network, link.bandwidth_bps)

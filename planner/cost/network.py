@@ -75,6 +75,10 @@ class ConstantRatePath:
             return 8 * size_bytes / self.rate_bps
         return 8 * size_bytes / min(self.rate_bps, *(self.share * curve.rate_bps(size_bytes) for curve in self.curves))
 
+    def delivery_s(self, size_bytes: float) -> float:
+        """Return the time from a message's start on an idle path to its arrival, seconds."""
+        return self.transmission_s(size_bytes) + self.propagation_s(size_bytes)
+
     def propagation_s(self, size_bytes: float) -> float:
         """Return the time from a message's departure to its arrival, latency and jitter, seconds."""
         return self.latency_s + jitter_delay_s(self.jitter_s, size_bytes)

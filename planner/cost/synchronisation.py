@@ -133,7 +133,7 @@ def ring_s(paths: Iterable[ConstantRatePath], size_bytes: float, holders: int) -
         holders: Number of devices in the ring; one device has nothing to wait for.
     """
     part_bytes = size_bytes / holders
-    return 2 * (holders - 1) * max(path.latency_s + path.transmission_s(part_bytes) for path in paths)
+    return 2 * (holders - 1) * max(path.delivery_s(part_bytes) for path in paths)
 
 
 def holders(pipelines: Iterable[Pipeline], layer: int) -> Iterator[tuple[int, int, Stage, Replica]]:

@@ -65,7 +65,10 @@ class AutoPolicy:
         self._scenario = scenario
         regions = set(scenario.cluster.regions)
         self._links = {
-            link.name: LinkForecast(payload_bps(scenario.effects.network, link.bandwidth_bps), link.latency_s)
+            # What steps will show of a latency has the jitter in it.
+            link.name: LinkForecast(
+                payload_bps(scenario.effects.network, link.bandwidth_bps), link.latency_s + link.jitter_s
+            )
             for link in scenario.cluster.links
             if link.source != link.target and {link.source, link.target} <= regions
         }

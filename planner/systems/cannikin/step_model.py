@@ -163,7 +163,7 @@ def _message_s(
     assert exchange.send_to is not None
     hop = path(device, sync.devices[exchange.send_to])
     size_bytes = exchange.send_elements * element_bytes
-    return hop.transmission_s(size_bytes) + hop.propagation_s(size_bytes)
+    return hop.delivery_s(size_bytes)
 
 
 def _first_bucket_share(first_layer: int, plan: Plan, scenario: Scenario) -> float:

@@ -183,9 +183,11 @@ def split_problem(scenario: Scenario, devices: Sequence[Replicas], microbatches:
 def _boundary_cost(left: Stage, right: Stage, samples: int, scenario: Scenario) -> tuple[float, float]:
     """Seconds per byte of a microbatch, and the latency, in the worse direction."""
     directions = [boundary_flows(left, right, samples), boundary_flows(right, left, samples)]
-    pairs = [pair for flows in directions for pair in flows]
-    latency_s = max((nominal_path(scenario, *pair).propagation_s(1) for pair in pairs), default=0.0)
-    return max(seconds_per_byte(flows, scenario) for flows in directions), latency_s
+    # The latency of the largest output: a smaller one has hardly less jitter.
+    largest = samples * max(layer.output_bytes for layer in scenario.model.layers)
+    shares = [each for flows in directions for each in flows.items()]
+    delays_s = (nominal_path(scenario, *pair).propagation_s(share * largest) for pair, share in shares)
+    return max(seconds_per_byte(flows, scenario) for flows in directions), max(delays_s, default=0.0)
 
 
 def _compute_s(stage: Stage, samples: int, scenario: Scenario) -> Floats:
@@ -203,9 +205,10 @@ def _sync_s(stage: Stage, scenario: Scenario) -> Floats:
     flows = ring_flows([replica.device for replica in stage.replicas])
     if not flows:
         return np.zeros(_shape(scenario))
-    latency_s = 2 * (len(flows) - 1) * max(nominal_path(scenario, *pair).latency_s for pair in flows)
     kind = scenario.cluster.by_name[stage.replicas[0].device].kind
     until = layer_table(scenario, kind, 1).parameter_bytes
+    part = float(until[-1]) / len(flows)
+    latency_s = 2 * (len(flows) - 1) * max(nominal_path(scenario, *pair).propagation_s(part) for pair in flows)
     return np.asarray(seconds_per_byte(flows, scenario) * (until[None, :] - until[:, None]) + latency_s, np.float64)
 
 

@@ -77,11 +77,10 @@ class ObservedPaths:
     def _forgotten(self, pair: tuple[str, str]) -> ConstantRatePath:
         seen, declared = self._paths[pair], nominal_path(self._scenario, *pair)
         seconds_per_bit = _mean(FORGETTING_WEIGHT, self._sharers.get(pair, 1) / declared.rate_bps, 1 / seen.rate_bps)
-        return replace(
-            seen,
-            rate_bps=1 / seconds_per_bit,
-            latency_s=_mean(FORGETTING_WEIGHT, declared.latency_s, seen.latency_s),
-        )
+        # Where a latency was seen, it has the jitter in it.
+        declared_s = declared.latency_s + declared.jitter_s - seen.jitter_s
+        latency_s = _mean(FORGETTING_WEIGHT, declared_s, seen.latency_s)
+        return replace(seen, rate_bps=1 / seconds_per_bit, latency_s=latency_s)
 
 
 def _mean(weight: float, newest: float, before: float) -> float:

@@ -153,12 +153,12 @@ def boundary_costs(
             path = _class_path(scenario, one, other)
             message = -(-microbatch // np.maximum(width[rows][:, None], width[columns][None, :]))
             sizes, which = np.unique(message, return_inverse=True)
-            alone_s = np.array([_message_s(scenario, one, other, size) for size in sizes.tolist()])[which]
-            alone_s = alone_s.reshape(*message.shape, layers)
+            both_s = np.array([_message_s(scenario, one, other, size) for size in sizes.tolist()])[which]
+            alone_s, arrival_s = np.moveaxis(both_s.reshape(*message.shape, 2, layers), -2, 0)
             on_hosts_s = host_samples[rows][:, None, None] * path.host_s
             cells = np.ix_(rows, columns)
             busy_s[cells] = np.maximum(alone_s, np.maximum(on_hosts_s, pipelines * microbatch * path.region_s))
-            delivery_s[cells] = alone_s + path.path.latency_s
+            delivery_s[cells] = arrival_s
     return busy_s, delivery_s
 
 
@@ -194,9 +194,9 @@ def _class_path(scenario: Scenario, one: DeviceClass, other: DeviceClass) -> _Cl
 
 @lru_cache(maxsize=16384)
 def _message_s(scenario: Scenario, one: DeviceClass, other: DeviceClass, samples: int) -> Floats:
-    """Seconds for which each layer's output of so many samples keeps an idle path busy, [layers]."""
+    """Seconds for which each layer's output keeps an idle path busy, and until it arrives, [2, layers]."""
     path = _class_path(scenario, one, other).path
     sizes, which = np.unique(
         samples * np.array([layer.output_bytes for layer in scenario.model.layers]), return_inverse=True
     )
-    return np.array([path.transmission_s(size) for size in sizes.tolist()])[which]
+    return np.array([[path.transmission_s(size), path.delivery_s(size)] for size in sizes.tolist()])[which].T

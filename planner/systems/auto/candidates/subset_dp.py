@@ -144,8 +144,8 @@ def _boundary_costs(devices: Sequence[Device], scenario: Scenario, microbatch: i
 
 def _slowest(paths: set[ConstantRatePath], sizes: Ints) -> tuple[Floats, Floats]:
     transmission_s = np.array([[path.transmission_s(size) for size in sizes.tolist()] for path in paths])
-    latency_s = np.array([path.latency_s for path in paths])
-    return transmission_s.max(axis=0), (transmission_s + latency_s[:, None]).max(axis=0)
+    delivery_s = np.array([[path.delivery_s(size) for size in sizes.tolist()] for path in paths])
+    return transmission_s.max(axis=0), delivery_s.max(axis=0)
 
 
 def _gradient_sum_s(members: Sequence[Device], scenario: Scenario) -> float:

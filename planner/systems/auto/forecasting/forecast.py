@@ -196,6 +196,8 @@ def forecast_paths(plan: Plan, scenario: Scenario, states: Mapping[str, LinkSamp
             default=math.inf,
         )
         latency_s = sum(state.latency_s if state else link.latency_s for state, link in seen)
-        return ConstantRatePath(max(rate_bps, LEAST_BPS) / factors.get((source, target), 1.0), latency_s)
+        jitter_s = sum(link.jitter_s for state, link in seen if state is None)
+        rate_bps = max(rate_bps, LEAST_BPS) / factors.get((source, target), 1.0)
+        return ConstantRatePath(rate_bps, latency_s, jitter_s=jitter_s)
 
     return path
