@@ -10,10 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from planner.cost.network import ConstantRatePath, Paths, nominal_path, payload_bps
 from planner.plan.plan import Plan, Stage
 from planner.scenario.scenario import Scenario
 
+Floats = NDArray[np.float64]
 Pair = tuple[str, str]
 
 
@@ -41,15 +45,30 @@ def ring_flows(devices: Sequence[str]) -> dict[Pair, float]:
     return dict.fromkeys(pairwise((*devices, devices[0])), 2 * (count - 1) / count)
 
 
-def seconds_per_byte(flows: dict[Pair, float], scenario: Scenario) -> float:
-    """Return the seconds that the busiest link or pair takes for each byte of the whole, all flows at once."""
+def transfer_times_s(flows: dict[Pair, float], sizes_bytes: Floats, scenario: Scenario) -> Floats:
+    """Return how long the busiest link or pair is busy if all flows start at once, seconds.
+
+    Args:
+        flows: Share of the whole that each pair sends.
+        sizes_bytes: Sizes of the whole, bytes, in any shape.
+        scenario: Gives links and the effects of TCP.
+
+    Returns:
+        One time for each size, in the same shape.
+    """
     load_s: defaultdict[str, float] = defaultdict(float)
-    slowest_s = 0.0
-    for (source, target), share in flows.items():
-        slowest_s = max(slowest_s, 8 * share / nominal_path(scenario, source, target).rate_bps)
-        for link in scenario.cluster.path(source, target):
+    for pair, share in flows.items():
+        for link in scenario.cluster.path(*pair):
             load_s[link.name] += 8 * share / payload_bps(scenario.effects.network, link.bandwidth_bps)
-    return max(slowest_s, max(load_s.values(), default=0.0))
+    times_s = max(load_s.values(), default=0.0) * sizes_bytes
+    for path, share in {(nominal_path(scenario, *pair), share) for pair, share in flows.items()}:
+        if path.curves:
+            sizes, which = np.unique(sizes_bytes, return_inverse=True)
+            alone_s = np.array([path.transmission_s(share * size) for size in sizes.tolist()])[which]
+            times_s = np.maximum(times_s, alone_s.reshape(sizes_bytes.shape))
+        else:
+            times_s = np.maximum(times_s, path.transmission_s(share) * sizes_bytes)
+    return times_s
 
 
 def sharers(plan: Plan, scenario: Scenario) -> dict[Pair, int]:

@@ -132,7 +132,7 @@ class DepthChoice:
         for pair in (each for both in ends for each in (both, both[::-1])):
             form = compression_between(compression, self._scenario.cluster, *pair)
             path, size_bytes = self._seen.path(*pair), wire_bytes(form, samples, sample_bytes)
-            transfer_s = max(transfer_s, 8 * size_bytes / path.rate_bps)
+            transfer_s = max(transfer_s, path.transmission_s(size_bytes))
             latency_s = max(latency_s, path.propagation_s(size_bytes))
         return transfer_s, latency_s
 

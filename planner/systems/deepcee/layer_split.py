@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.layers import launches_s, layer_table, range_memory
-from planner.cost.link_sharing import boundary_flows, ring_flows, seconds_per_byte
+from planner.cost.link_sharing import boundary_flows, ring_flows, transfer_times_s
 from planner.cost.network import nominal_path
 from planner.plan.plan import Replica, Stage
 from planner.scenario.scenario import Scenario
@@ -169,25 +169,24 @@ def split_problem(scenario: Scenario, devices: Sequence[Replicas], microbatches:
     samples, layers = max(microbatches), len(scenario.model.layers)
     stages = [Stage(0, layers, replicas, in_flight=1) for replicas in devices]
     boundaries = [_boundary_cost(left, right, samples, scenario) for left, right in pairwise(stages)]
-    output_bytes = np.array([0, *(layer.output_bytes for layer in scenario.model.layers)], np.float64)
     return SplitProblem(
         np.array([_compute_s(stage, samples, scenario) for stage in stages]),
         np.array([_sync_s(stage, scenario) for stage in stages]),
         np.array([_room(stage, microbatches, scenario) for stage in stages]),
-        np.array([samples * byte_s * output_bytes for byte_s, _ in boundaries]).reshape(-1, layers + 1),
+        np.array([transfer_s for transfer_s, _ in boundaries]).reshape(-1, layers + 1),
         np.array([latency_s for _, latency_s in boundaries]),
         len(microbatches),
     )
 
 
-def _boundary_cost(left: Stage, right: Stage, samples: int, scenario: Scenario) -> tuple[float, float]:
-    """Seconds per byte of a microbatch, and the latency, in the worse direction."""
+def _boundary_cost(left: Stage, right: Stage, samples: int, scenario: Scenario) -> tuple[Floats, float]:
+    """Seconds of each layer's output, [layers + 1], and the latency, of the worse direction."""
     directions = [boundary_flows(left, right, samples), boundary_flows(right, left, samples)]
     # The latency of the largest output: a smaller one has hardly less jitter.
-    largest = samples * max(layer.output_bytes for layer in scenario.model.layers)
+    sizes = samples * np.array([0, *(layer.output_bytes for layer in scenario.model.layers)], np.float64)
     shares = [each for flows in directions for each in flows.items()]
-    delays_s = (nominal_path(scenario, *pair).propagation_s(share * largest) for pair, share in shares)
-    return max(seconds_per_byte(flows, scenario) for flows in directions), max(delays_s, default=0.0)
+    delays_s = (nominal_path(scenario, *pair).propagation_s(share * sizes.max()) for pair, share in shares)
+    return np.maximum(*(transfer_times_s(flows, sizes, scenario) for flows in directions)), max(delays_s, default=0.0)
 
 
 def _compute_s(stage: Stage, samples: int, scenario: Scenario) -> Floats:
@@ -207,9 +206,12 @@ def _sync_s(stage: Stage, scenario: Scenario) -> Floats:
         return np.zeros(_shape(scenario))
     kind = scenario.cluster.by_name[stage.replicas[0].device].kind
     until = layer_table(scenario, kind, 1).parameter_bytes
+    rounds = 2 * (len(flows) - 1)
     part = float(until[-1]) / len(flows)
-    latency_s = 2 * (len(flows) - 1) * max(nominal_path(scenario, *pair).propagation_s(part) for pair in flows)
-    return np.asarray(seconds_per_byte(flows, scenario) * (until[None, :] - until[:, None]) + latency_s, np.float64)
+    latency_s = rounds * max(nominal_path(scenario, *pair).propagation_s(part) for pair in flows)
+    # In each round every device sends a part: all parts of a range of layers are one message's size.
+    parts = np.maximum(0.0, until[None, :] - until[:, None]) / len(flows)
+    return rounds * transfer_times_s(dict.fromkeys(flows, 1.0), parts, scenario) + latency_s
 
 
 def _room(stage: Stage, microbatches: Sequence[int], scenario: Scenario) -> Ints:

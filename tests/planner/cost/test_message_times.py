@@ -7,9 +7,10 @@ import pytest
 from planner.adapt.migration import LayerTransfer, Migration, migration_time_s
 from planner.cost.network import jitter_delay_s, nominal_path
 from planner.cost.synchronisation import ring_s
-from planner.plan.plan import Plan
+from planner.plan.plan import Plan, Replica
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
+from planner.scenario.size_curve import SizeCurve
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.candidates.build import plan_of
 from planner.systems.auto.candidates.device_classes import device_classes_of
@@ -17,7 +18,9 @@ from planner.systems.auto.candidates.small_cluster import all_pipelines
 from planner.systems.auto.candidates.subset_dp import subset_costs, timed_pipelines
 from planner.systems.auto.candidates.uniform import find_templates
 from planner.systems.auto.forecasting.forecast import forecast_paths
+from planner.systems.deepcee.depth_choice import DepthChoice
 from planner.systems.deepcee.layer_split import split_problem
+from planner.systems.deepcee.observed_paths import ObservedPaths
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, mesh_scenario
 
 JITTER_S = 0.5
@@ -72,3 +75,30 @@ def test_a_forecast_of_links_that_nobody_saw_has_their_jitter(jittery: Scenario)
     plan = chain_plan(jittery, microbatches=[1], depths=[1, 1])
     source, target = (device.name for device in jittery.cluster.devices)
     assert forecast_paths(plan, jittery, {})(source, target).jitter_s == JITTER_S
+
+
+CURVE = SizeCurve(0.0, 1e-4, 5e-4, 8e6)
+
+
+def test_deepcee_takes_a_curve_s_time_for_transfers_and_sums() -> None:
+    slow = with_links(mesh_scenario(2, [1.0] * 2, [2.0] * 2, output_bytes=[100_000] * 2), size_curve=CURVE)
+    first, second = slow.cluster.devices
+    path = nominal_path(slow, first.name, second.name)
+    assert path.transmission_s(100_000) > 2 * 8 * 100_000 / path.rate_bps
+    apart = split_problem(slow, [(Replica(first.name),), (Replica(second.name),)], (1,))
+    assert apart.transfer_s[0, 1] == pytest.approx(path.transmission_s(100_000))
+    together = split_problem(slow, [(Replica(first.name), Replica(second.name))], (2,))
+    size_bytes = slow.model.parameter_bytes(0, 2)
+    assert together.sync_s[0, 0, 2] == pytest.approx(ring_s([path], size_bytes, 2))
+
+
+def test_depths_hide_what_a_curve_makes_of_transfers() -> None:
+    slow = with_links(
+        mesh_scenario(2, [1e-3] * 2, [2e-3] * 2, output_bytes=[100_000] * 2, global_batch=8), size_curve=CURVE
+    )
+    plan = chain_plan(slow, microbatches=[1] * 8, depths=[2, 1])
+    path = nominal_path(slow, *plan.devices)
+    choice = DepthChoice(slow, ObservedPaths(slow))
+    # At its bandwidth alone the link takes 0.8 ms, less than a stage's 3 ms; by its curve it takes far more.
+    assert 8 * 100_000 / path.rate_bps < 3e-3 < path.transmission_s(100_000)
+    assert choice.is_bound_by_links(plan)

@@ -198,6 +198,8 @@ def forecast_paths(plan: Plan, scenario: Scenario, states: Mapping[str, LinkSamp
         latency_s = sum(state.latency_s if state else link.latency_s for state, link in seen)
         jitter_s = sum(link.jitter_s for state, link in seen if state is None)
         rate_bps = max(rate_bps, LEAST_BPS) / factors.get((source, target), 1.0)
-        return ConstantRatePath(rate_bps, latency_s, jitter_s=jitter_s)
+        # A state is what messages really reached: it has a link's size curve in it.
+        curves = tuple(link.size_curve for state, link in seen if state is None and link.size_curve is not None)
+        return ConstantRatePath(rate_bps, latency_s, curves, scenario.effects.network.share, jitter_s)
 
     return path
