@@ -30,8 +30,8 @@ from executor.training.noise_scale import gather_norms
 from executor.training.parallel_layout import check_layouts
 from executor.transport.link_shaper import create_ledger
 from executor.validate import check_decision, check_spread, check_supported, too_fast
+from executor.wan.linux import read_tcp
 from executor.wan.report import read_report
-from executor.wan.tcp_settings import read_tcp
 from executor.wan.testbed import missing
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import Policy
@@ -52,7 +52,7 @@ class TorchBackend:
         emulator: What makes this machine's network behave as the scenario's links and traces say: ``relay`` carries
             the packets of real TCP connections, ``shaper`` holds messages back in the sending process, ``auto`` is
             the relay where this machine allows it and the shaper elsewhere, ``none`` leaves the network as it is.
-        tcp: How the relay's hosts are set, see executor/wan/tcp_settings.py.
+        tcp: How the relay's hosts are set, see executor/wan/linux.py.
         parameters: Where the trained parameters go, as one safetensors file; None drops them. Where pipelines do not
             wait for each other's updates it has those of the last one.
         resources: The folder where each rank's ``resources-RANK.jsonl`` goes; None drops them.

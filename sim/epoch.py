@@ -14,12 +14,11 @@ from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.compile import compile_step
 from sim.async_updates import AsyncUpdates, UpdateMessage
-from sim.engine import StepEngine
+from sim.engine import PostedReceives, StepEngine
 from sim.kernel.devices import make_devices
 from sim.migration import LayerMessage, StateTransfer, migrate_event
 from sim.network.connection import Message
 from sim.network.network import Network
-from sim.receives import PostedReceives
 from sim.recorder import Recorder
 from sim.step import StepRun, StepRuns
 from sim.step_gate import StepGate, StopCondition

@@ -12,9 +12,8 @@ from executor.core.step_program import DeviceProgram, compile_plan, device_progr
 from executor.core.timeouts import timeouts
 from executor.rank.handshake import Job
 from executor.rank.telemetry import SampleFile
-from executor.recovery.backups import StateBackups, layers_of
+from executor.recovery.backups import StateBackups, first_state, layers_of, one_layer
 from executor.recovery.checkpoint_writer import Checkpointing
-from executor.recovery.initial_state import first_state, one_layer
 from executor.training.compute import Compute, PacedCompute
 from executor.training.device import compute_device
 from executor.training.flat_state import model_state

@@ -9,11 +9,10 @@ import torch.distributed as dist
 from executor.core.events import EventRecorder, PartnerRows
 from executor.core.failures import PeerLostError, blaming
 from executor.core.messages import NewPlan, Reconfiguration, SessionSpec
-from executor.core.step_program import DeviceProgram, StepProgram
+from executor.core.step_program import StepProgram
 from executor.core.timeouts import timeouts
 from executor.rank.context import RankConfig, RankContext
 from executor.rank.control_client import ENDED, ControlClient, SessionEndedError
-from executor.rank.step_source import StepSource, begins_another
 from executor.rank.telemetry import StepPublisher, sample_resources
 from executor.recovery.migration import LayerMoves
 from executor.runtime.async_updates import PipelineUpdates
@@ -155,25 +154,31 @@ class Session:
         run, clock = self._config.run, self._context.clock
         if self._config.device not in plan.devices:
             return self._follow_epoch(first)
-        client = self._client if run.is_steered else None
-        source = StepSource(self._own_program, first, plan, run.steps, client)
         interpreter = self._interpreter(transport, plan, first)
+
+        def known(step: int) -> StepProgram | None:
+            """Return a step if its plan is known already; None after the last one of this epoch."""
+            new = self._client.known(step) if run.is_steered else NewPlan(plan)
+            if step >= run.steps or new is None or _begins_another(new, step, first):
+                return None
+            return self._program(step, new)
+
         change = None
         for step in range(first, run.steps):
-            current: StepProgram | NewPlan | None = source.known(step)
-            ready_s = float("-inf")
+            current, ready_s = known(step), float("-inf")
             if current is None:
-                late = not source.is_decided(step)
-                current = source.wait(step)
+                late = self._client.known(step) is None
+                new = self._client.wait(step)
                 ready_s = clock.now_s() if late else ready_s
-            if isinstance(current, NewPlan):
-                change = Reconfiguration(step, current, ready_s)
-                break
+                if _begins_another(new, step, first):
+                    change = Reconfiguration(step, new, ready_s)
+                    break
+                current = self._program(step, new)
             if step == run.first_step:
                 interpreter.post(current)
                 clock.sleep_until(0.0)
                 ready_s = clock.now_s()
-            interpreter.run(current, source.known, ready_s)
+            interpreter.run(current, known, ready_s)
         interpreter.close()
         return change
 
@@ -184,15 +189,15 @@ class Session:
             self._context.backups.rest()
         for step in range(first, self._config.run.steps):
             plan = self._client.wait(step)
-            if begins_another(plan, step, first):
+            if _begins_another(plan, step, first):
                 return Reconfiguration(step, plan, self._context.clock.now_s())
             self._publisher.finish(step)
         return None
 
-    def _own_program(self, plan: Plan) -> DeviceProgram:
-        program = self._config.program(plan)
+    def _program(self, step: int, new: NewPlan) -> StepProgram:
+        program = self._config.program(new.plan)
         assert program is not None, "within an epoch the same devices have a part in every plan"
-        return program
+        return StepProgram(step, new.plan, program)
 
     def _let_others_join(self, step: int) -> NoReturn:
         """Keep the layers as they are before a step, with which a session begins that has others too."""
@@ -287,3 +292,8 @@ class Session:
         with self._closing:
             if self._transport is not None:
                 self._transport.abort()
+
+
+def _begins_another(new: NewPlan, step: int, first: int) -> bool:
+    """Return whether a step begins another epoch than the one that began with ``first``: layers change devices."""
+    return new.moves is not None and step > first

@@ -7,16 +7,19 @@ Every few steps each rank copies the state of its layers, and layers that nobody
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 
 import torch
 
-from executor.recovery.initial_state import FirstState, one_layer
+from executor.core.job import RunConfig
+from executor.recovery.checkpoints import CheckpointFolder
 from executor.training.compute import Compute
 from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import backup_tag
-from planner.adapt.migration import LayerTransfer, Migration, backup_moves, moves_from
+from planner.adapt.migration import LayerTransfer, Migration, backup_moves, moves_from, state_bytes
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 
@@ -71,6 +74,41 @@ def layers_of(plan: Plan, device: str) -> frozenset[int]:
         if any(device in replica.devices for replica in stage.replicas)
         for layer in stage.layers
     )
+
+
+def one_layer(scenario: Scenario, layer: int) -> LayerTransfer:
+    """Return a move that stands for a layer where it is."""
+    return LayerTransfer("", "", layer, layer + 1, state_bytes(scenario, layer, layer + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class FirstState:
+    """The state of layers before a run's first step: as the model was built, or as a checkpoint has it.
+
+    Attributes:
+        step: The first step of the run.
+        row: Returns the state of a layer that was never trained here, uint8, one-dimensional.
+    """
+
+    step: int
+    row: Callable[[int], torch.Tensor]
+
+
+def first_state(run: RunConfig, scenario: Scenario, compute: Compute, model: tuple[str, ...]) -> FirstState:
+    """Return what a run begins with.
+
+    Args:
+        run: How the job runs.
+        scenario: The scenario of the run.
+        compute: Holds the layers.
+        model: What the layers' state consists of: executor/recovery/checkpoint_file.py.
+
+    Raises:
+        InputError: It begins with a checkpoint that is not whole.
+    """
+    if not run.first_step:
+        return FirstState(0, lambda layer: compute.layer_state(one_layer(scenario, layer)))
+    return FirstState(run.first_step, CheckpointFolder(Path(run.checkpoints)).of_step(run.first_step, model).row)
 
 
 # Copies that not all ranks are known to have.

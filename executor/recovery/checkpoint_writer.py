@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from executor.core.job import RunConfig
+from executor.recovery.backups import one_layer
 from executor.recovery.checkpoints import CheckpointFolder
-from executor.recovery.initial_state import one_layer
 from executor.training.compute import Compute
 from planner.files.plan import plan_json
 from planner.plan.plan import Plan

@@ -13,10 +13,10 @@ from executor.core.step_program import DeviceProgram, Work
 from executor.training.compute import Performed
 from executor.training.device import CPU, from_payloads, seed_random, synchronize, to_payload
 from executor.training.flat_state import FlatParameters, LayerState
-from executor.training.grad_buckets import GradBucketHooks
 from executor.training.models.loading import LoadedModel, SampleShape
 from executor.training.models.trainable import DataOrder, TensorParallelModel
 from executor.training.optimizer import UpdateRule, group_squared_norm
+from executor.training.split_backward import GradBucketHooks
 from executor.training.stage_module import Loss, StageModule
 from executor.training.tensor_parallel import TensorGroup, shard_layer, whole_parameters
 from planner.adapt.migration import LayerTransfer

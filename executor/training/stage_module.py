@@ -9,8 +9,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
-from executor.training.grad_buckets import GradBucketHooks
-from executor.training.split_backward import WeightStore
+from executor.training.split_backward import GradBucketHooks, WeightStore
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
 

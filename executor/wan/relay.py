@@ -26,10 +26,18 @@ from executor.core.clock import OriginWatch
 from executor.core.job import JobFolder, rank_devices
 from executor.core.subprocesses import die_with_parent
 from executor.wan.emulated_link import EmulatedLink
-from executor.wan.linux import enter_new_network, open_tun, switch_on_loopback
+from executor.wan.linux import (
+    HOST_TCP,
+    WIDE_AREA,
+    as_on,
+    enter_new_network,
+    open_tun,
+    read_tcp,
+    set_tcp,
+    switch_on_loopback,
+)
 from executor.wan.packets import InTransitQueue, Route, is_ipv4, target_address
 from executor.wan.report import Lateness, RelayReport
-from executor.wan.tcp_settings import HOST_TCP, WIDE_AREA, as_on, read_tcp, set_tcp
 from executor.wan.testbed import INTERFACE, NETMASK, control_address, device_address
 from planner.scenario.cluster import Link
 from planner.scenario.faults import LinkOutage

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from executor.wan.tcp_settings import read_tcp
+from executor.wan.linux import read_tcp
 from experiments.benches.execution.executor import measure_executor
 from experiments.benches.execution.recovery import measure_recovery
 from experiments.benches.planning.adaptation import measure_adaptation

@@ -89,7 +89,7 @@ class NetworkEffects:
 # Measured on Linux over wide-area links.
 TCP = NetworkEffects(payload_efficiency=TCP_PAYLOAD_EFFICIENCY, window_bytes=2.8e6, ready_notice=True, cold_start=True)
 
-# The same on hosts that keep the windows of idle connections open, as the relay's do: executor/wan/tcp_settings.py.
+# The same on hosts that keep the windows of idle connections open, as the relay's do: executor/wan/linux.py.
 WIDE_AREA_TCP = replace(TCP, idle_s=math.inf)
 
 # Beyond this a log-normal time is all tail.

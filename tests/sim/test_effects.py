@@ -21,7 +21,7 @@ from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
 from planner.scenario.size_curve import SizeCurve
 from planner.step.evaluate import step_time_s
-from sim.network.tcp_window import SendWindow
+from sim.network.connection import SendWindow
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
 from tests.helpers.strategies.run_strategies import TIMES_S, chains, replicated, with_links

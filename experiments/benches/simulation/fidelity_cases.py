@@ -29,7 +29,7 @@ from traces.trace import LinkTrace
 VARIABLE = "ROPEBRIDGE_TRACES"
 BROADBAND = "fcc_mba_2016/traces"
 
-# As the hosts of the test bed are set, see executor/wan/tcp_settings.py.
+# As the hosts of the test bed are set, see executor/wan/linux.py.
 EFFECTS = Effects(network=WIDE_AREA_TCP)
 STEPS = 12
 STEPS_ON_TRACES = 20

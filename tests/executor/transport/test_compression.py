@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.transport.compression import pack, unpack
+from executor.transport.wire_format import pack, unpack
 from planner.cost.network import wire_bytes
 from planner.plan.plan import COMPRESSIONS
 

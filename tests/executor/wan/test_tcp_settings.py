@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from executor.wan import tcp_settings
-from executor.wan.tcp_settings import WIDE_AREA, as_on, read_tcp, set_tcp
+from executor.wan import linux as tcp_settings
+from executor.wan.linux import WIDE_AREA, as_on, read_tcp, set_tcp
 from executor.wan.testbed import missing
 
 HOST = {"tcp_congestion_control": "bbr", "tcp_slow_start_after_idle": "1", "tcp_wmem": "4096 16384 4194304"}
@@ -61,7 +61,7 @@ os.execv(python, [python, "-m", "executor.wan.linux", "run", parent, python, "-c
 COPY = """
 import json, os
 from executor.wan.linux import enter_new_network
-from executor.wan.tcp_settings import HOST_TCP, as_on, read_tcp, set_tcp
+from executor.wan.linux import HOST_TCP, as_on, read_tcp, set_tcp
 enter_new_network()
 host, before = json.loads(os.environ[HOST_TCP]), read_tcp()
 misses = set_tcp(as_on(host))

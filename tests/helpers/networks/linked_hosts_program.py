@@ -19,7 +19,7 @@ from typing import Any
 from executor.core.clock import announce_origin
 from executor.core.job import JobFolder
 from executor.core.subprocesses import die_with_parent
-from executor.wan.tcp_settings import set_tcp
+from executor.wan.linux import set_tcp
 from executor.wan.testbed import TestBed, device_address, enter_device_network
 
 PORT = 7117

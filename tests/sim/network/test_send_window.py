@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sim.network.tcp_window import SendWindow
+from sim.network.connection import SendWindow
 
 NEVER = math.inf
 # A window leaves in parts; a figure is as fine as they are.
