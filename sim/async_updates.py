@@ -17,26 +17,13 @@ from sim.network.connection import Message
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class UpdateMessage(Message):
-    """A message with an update.
-
-    Attributes:
-        edge: Number of the edge that the update is sent over.
-    """
+    """A message with an update."""
 
     edge: int
 
 
 class AsyncUpdates:
-    """Updates that pipelines exchange during a run, and the steps that wait for them.
-
-    Args:
-        edges: Pairs of stages that exchange updates.
-        synchronisation: Steps between two exchanges, and bound on the staleness.
-        actors: Device name of each actor.
-
-    Attributes:
-        edges: Pairs of stages that exchange updates.
-    """
+    """Updates that pipelines exchange during a run, and the steps that wait for them."""
 
     def __init__(self, edges: Sequence[UpdateEdge], synchronisation: Synchronisation, actors: Sequence[str]) -> None:
         number = {name: actor for actor, name in enumerate(actors)}

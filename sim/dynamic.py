@@ -40,11 +40,7 @@ class DynamicStep:
     """One step in which all actors choose their actions.
 
     Args:
-        environment: The simulation's clock.
-        scenario: Scenario that is trained.
-        step: The step under way.
         devices: Devices of the actors, whose clocks the step moves.
-        lines: Lines that messages pass over.
         unsent: Queue of (step, message) for messages that the lines do not carry by themselves.
         ready: Queue of (step, actors) for actors that have done all actions they choose from.
     """

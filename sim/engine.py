@@ -23,11 +23,6 @@ class PostedReceives:
     """When devices post their receives, and the messages that wait for that, where senders wait for a ready notice.
 
     A device posts the receives of a step when it starts the step before, if the step's plan is known then.
-
-    Args:
-        steps: Steps under way.
-        gate: Knows which steps have a plan.
-        network: Network that carries messages whose receives are posted.
     """
 
     def __init__(self, steps: StepRuns, gate: StepGate, network: Network) -> None:
@@ -75,11 +70,6 @@ class StepEngine:
     """Carries out the steps under way.
 
     Args:
-        environment: The simulation's clock.
-        scenario: Scenario that is trained.
-        network: Network with a line for each pair of devices that communicates.
-        devices: Devices of the actors.
-        steps: Steps under way.
         receives: Receives that devices have posted; None if senders do not wait for them.
     """
 

@@ -29,8 +29,6 @@ class Epoch:
     """How an epoch begins.
 
     Attributes:
-        plan: Plan of the first step.
-        first_step: Index of the first step.
         transfers: Layers that travel before it; devices that need none of them begin at once.
         ready_s: When each device has finished the epoch before, seconds from the start of the run.
         earliest_s: When devices that were not in the epoch before can begin, seconds from the start of the run.
@@ -67,21 +65,7 @@ class Epoch:
 
 
 class EpochRun:
-    """Carries out an epoch, up to the end of the run or to a decision for which everything is set up anew.
-
-    Args:
-        scenario: Scenario that is trained.
-        epoch: How the epoch begins.
-        adaptation: Plans of the steps; None if all steps have the same plan.
-        stop: When the run ends.
-        recorder: Recorder of the run's events.
-
-    Attributes:
-        network: Network between the devices.
-        gate: Decides which step may start.
-        steps: Steps under way.
-        updates: Updates without a barrier.
-    """
+    """Carries out an epoch, up to the end of the run or to a decision for which everything is set up anew."""
 
     def __init__(
         self,

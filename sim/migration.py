@@ -16,11 +16,7 @@ from traces.common.errors import RunError
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class LayerMessage(Message):
-    """A message with the state of layers.
-
-    Attributes:
-        transfer: Layers that travel, and between which devices.
-    """
+    """A message with the state of layers."""
 
     transfer: LayerTransfer
 
@@ -32,7 +28,6 @@ class StateTransfer:
     ignored: what they send still arrives.
 
     Args:
-        transfers: Layers that travel.
         actor_of: Actor of each device that receives layers.
 
     Attributes:

@@ -19,11 +19,7 @@ Columns = dict[str, NDArray[np.float64] | NDArray[np.int64]]
 
 
 class Recorder:
-    """Collects the events of a run.
-
-    Args:
-        devices: All devices that any plan of the run may name.
-    """
+    """Collects the events of a run."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         actions = [*(str(kind) for kind in KINDS), SYNC_ACTION, UPDATE_ACTION]

@@ -55,10 +55,7 @@ class Run:
     them, the step under way is lost at the moment when that is known; steps that everybody has finished are kept.
 
     Args:
-        scenario: Scenario that is trained.
-        plan: Plan of the first step.
         adaptation: Plans of the other steps; None if all steps have the same plan.
-        stop: When the run ends.
     """
 
     def __init__(self, scenario: Scenario, plan: Plan, adaptation: Adaptation | None, stop: StopCondition) -> None:

@@ -55,8 +55,6 @@ class StepRun:
     """One step of a run.
 
     Attributes:
-        number: Index of the step in the run.
-        plan: Plan of the step.
         compiled: Actions and messages of the step.
         times: Durations of actions and messages.
         state: What has happened so far.
@@ -92,14 +90,7 @@ class StepRun:
 
 
 class StepRuns(dict[int, StepRun]):
-    """Steps under way by their number; a step is made when it is first asked for.
-
-    Args:
-        plan: Plan of all steps, if there is no adaptation.
-        adaptation: Plans of the steps, or None.
-        scenario: Scenario that is trained.
-        network: Network with a line for each pair of devices that communicates.
-    """
+    """Steps under way by their number; a step is made when it is first asked for."""
 
     def __init__(self, plan: Plan, adaptation: Adaptation | None, scenario: Scenario, network: Network) -> None:
         super().__init__()

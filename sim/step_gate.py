@@ -17,7 +17,6 @@ class StopCondition:
     Devices ask in any order, not in that of time: if one of them may start a step, all others do too.
 
     Args:
-        steps: Number of training steps at most.
         duration_s: Time at or after which no step starts, seconds from the start of the run.
     """
 
@@ -39,16 +38,7 @@ class StepGate:
     With a policy, a step may start once the step ``DECISION_LAG_STEPS`` before it is finished everywhere: only then its
     plan is known. The epoch ends before the first step of a decision for which everything is set up anew.
 
-    Args:
-        scenario: Scenario that is trained.
-        adaptation: Plans of the steps; None if all steps have the same plan.
-        stop: When the run ends.
-        actors: Number of actors.
-        first_step: First step of the epoch.
-
     Attributes:
-        adaptation: Plans of the steps; None if all steps have the same plan.
-        first_step: First step of the epoch.
         end_step: Step before which the epoch ends.
         known_steps: Number of steps whose plan is known, counted from the start of the run.
         next_step: First step that not every actor has finished.

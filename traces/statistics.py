@@ -15,16 +15,8 @@ class TraceStatistics:
     """Statistics of a trace's rates over one period, weighted by how long each holds.
 
     Attributes:
-        duration_s: Length of the period, seconds.
-        mean_bps: Mean rate, bits per second.
-        minimum_bps: Lowest rate, bits per second.
-        p5_bps: 5th percentile of the rate, bits per second.
-        median_bps: Median rate, bits per second.
-        p95_bps: 95th percentile of the rate, bits per second.
-        maximum_bps: Highest rate, bits per second.
         coefficient_of_variation: Standard deviation as a share of the mean; 0 where the mean is 0.
         zero_share: Share of the time at rate 0.
-        pieces: Number of pieces that the trace is made of.
     """
 
     duration_s: float

@@ -84,9 +84,6 @@ class Peer:
 
     Attributes:
         role: `AGENT` or `RANK`; empty before the other end has said it.
-        host: Name of the host of an agent.
-        rank: Number of a rank; -1 for an agent.
-        incarnation: Number of the rank's process, from 0.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -111,9 +108,7 @@ class ControlServer:
     Args:
         listening: The socket at which agents and ranks connect; this object closes it.
         own_agent: The connection to the agent of this host, which needs no proof since this process made it.
-        key: The key of the job.
         job: The folder into which the files of ranks of other hosts go.
-        ranks: Number of ranks of the job.
         hosts: The hosts of the job; None if this one has all ranks.
 
     Attributes:

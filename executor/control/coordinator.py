@@ -41,7 +41,6 @@ class Coordinator:
     """Runs one job, from the start of its processes to their end.
 
     Args:
-        job: The job's folder.
         devices: The names of the devices in rank order.
         hosts: The hosts of the job; None if this one has all ranks.
         server: Speaks with agents and ranks.

@@ -52,7 +52,6 @@ class NodeAgent:
         module: What each process runs, as ``python -m MODULE AGENT_PID JOB_FOLDER``.
         own: The ranks of this host.
         count: Number of ranks of the whole job.
-        variables: Environment variables of the processes.
         run_rank: What a rank's process does, called with this process's number and the job's folder: processes are
             forked from this one, which has loaded what they need. None to start each of them by itself.
     """

@@ -49,16 +49,12 @@ class PolicyDriver:
     After a loss steps are done again that the policy has seen: it is shown each step once.
 
     Args:
-        plan: The plan of the first step.
-        first_step: The first step of the run.
-        devices: The names of the devices of the job.
         adaptation: Holds the policy; None where there is none.
         settle: Makes the rows of all ranks into those of a step.
         check: Refuses a decision that the ranks cannot carry out, given the plan until then.
         take: Gets the rows of all steps, also of what is done again.
         watch: Gets each step that is finished, in order and once.
         tell: Called with a line for people when devices are lost.
-        steps: Number of training steps of the run.
     """
 
     def __init__(

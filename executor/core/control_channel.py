@@ -124,11 +124,7 @@ def tune(connection: socket.socket, silence_s: float) -> None:
 
 
 class Channel:
-    """The end of an agent or a rank.
-
-    Args:
-        connection: A connected socket.
-    """
+    """The end of an agent or a rank."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

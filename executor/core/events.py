@@ -33,7 +33,6 @@ class EventRecorder:
     """Writes rows to a file, many at a time.
 
     Args:
-        file: The file of this rank's rows.
         feed: Takes a copy of each row; None if nobody steers the run.
     """
 

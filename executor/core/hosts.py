@@ -40,7 +40,6 @@ class Hosts:
         port: The head's port for agents and ranks.
         arrival_s: How long the head waits until all others are there, in seconds.
         silence_s: A host that answers nothing for so long is lost, in seconds.
-        parts: The head's part and the others'.
         key: The secret of this job, by which its hosts know each other; see executor/core/control_channel.py.
     """
 

@@ -34,7 +34,6 @@ class RunConfig:
 
     Attributes:
         compute: Whether the model is trained, ``real``, or its bytes are moved at the profile's pace, ``paced``.
-        steps: Number of training steps.
         emulator: What emulates the links: nothing; a `LinkShaper` in each process; a relay between namespaces.
         adapts: Whether a policy may change the plan.
         tcp: How the relay's hosts are set: as hosts for wide-area links should be, or as this machine is.
@@ -76,14 +75,10 @@ class JobFolder:
     """The files of one job.
 
     Attributes:
-        path: Path of the folder.
         key: The secret of the job, which its owner alone can read: executor/core/control_channel.py.
-        hosts: The hosts of a job on several machines: executor/core/hosts.py.
-        ledger: The shared ledger of emulated links.
         origin: Second 0 of the run, for the relay of the emulated links: executor/core/clock.py.
         run_failure: Why the relay could not go on, in one sentence.
         relay_report: What the relay did, written at its end: executor/wan/report.py.
-        log: Everything that the agent prints.
         published: The rows of all ranks as the launcher was told of them, where files of ranks may be lost.
     """
 

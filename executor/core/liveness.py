@@ -43,7 +43,6 @@ class LivenessProbe:
     """What is seen of one rank's process, check by check.
 
     Args:
-        process: The id of the process.
         path: The file that it touches once it has begun.
         stopped_s: For how long a signal may stop the process, in seconds.
         silent_s: For how long it may show no sign of life, in seconds.

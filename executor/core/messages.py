@@ -16,7 +16,6 @@ class NewPlan:
     """What steps run from some step on.
 
     Attributes:
-        plan: The plan of each of them.
         moves: The state that travels before the first of them; None where every rank keeps its layers.
         joins: Whether the plan has devices that do not belong to the session: all finish the step before, and begin a
             new session together with those.

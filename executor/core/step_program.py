@@ -22,15 +22,10 @@ class Transfer:
     """Bytes from one device to another: an activation forward, or a gradient back.
 
     Attributes:
-        source: The device that sends.
-        target: The device that receives.
-        kind: Of the action that it feeds: forward, backward or input gradient.
-        pipeline: Index of the pipeline.
+        kind: Kind of the action that it feeds: forward, backward or input gradient.
         stage: The receiving stage.
-        microbatch: Index in the pipeline.
         first: First sample of the microbatch that it carries.
-        end: After the last one.
-        size_bytes: On the wire.
+        end: Sample after the last one.
     """
 
     source: str
@@ -67,13 +62,9 @@ class Work:
     """One action of a device.
 
     Attributes:
-        action: What is done.
-        pipeline: Index of the pipeline.
         first: First sample of the microbatch that this device takes.
-        end: After the last one.
+        end: Sample after the last one.
         duration_s: What the profile says it lasts, seconds.
-        receives: What must have arrived before it starts.
-        sends: What leaves when it ends.
         completes: Gradients whose sums overlap with it, in order.
     """
 
@@ -92,7 +83,6 @@ class DeviceProgram:
     """One device's part of one step.
 
     Attributes:
-        device: Name of the device.
         pipeline: Index of the pipeline it works for.
         stage: Index of its stage, of the first one if it holds several.
         work: Its actions in order.
@@ -111,8 +101,6 @@ class DeviceProgram:
     update_s: float = 0.0
     partners: tuple[str, ...] = ()
     overlaps: bool = False
-
-    # Both backends make their rows here, so that they are the same rows. Times come last, in seconds of the run.
 
     def compute_event(self, step: int, action: Action, start_s: float, end_s: float) -> Event:
         """Return the row for an action."""

@@ -73,11 +73,9 @@ class ForkedProcess:
     Args:
         name: What `ps` and `top` call the process, up to 15 characters.
         main: What the process does; it ends with status 0 when this returns, with 1 when it raises.
-        variables: Environment variables that are set in the process.
         log: The file to which its output and errors are appended.
 
     Attributes:
-        pid: The number of the process.
         returncode: Its status after `wait`, negative if a signal ended it; None before.
     """
 

@@ -28,7 +28,6 @@ class HostedRun:
 
     Attributes:
         compute: Whether the model is trained, ``real``, or its bytes are moved at the profile's pace, ``paced``.
-        steps: Number of training steps.
         policy: Name of the policy, or path of a Python file with one.
         backup_every: Steps from one copy of the state to the next; 0 if a lost host ends the run.
         checkpoint: Folder for checkpoints, which all hosts can access; empty for none.
@@ -49,9 +48,6 @@ class Bundle:
 
     Attributes:
         scenario: The scenario to train; once read, the path of its code is in the folder.
-        plan: The plan of the first step.
-        run: How the job runs.
-        hosts: The hosts of the job.
     """
 
     scenario: Scenario
@@ -115,10 +111,7 @@ class Deployment:
 
     Attributes:
         name: Name of the job: lower-case letters, digits and dashes, as batch systems and clouds demand.
-        target: Name of the target.
-        hosts: The hosts of the job.
         entries: The hosts file's entry of each host that takes part.
-        environment: Environment variables for all processes.
         secrets: Names of environment variables whose values are not written to any file.
         ssh_options: Further options of ``ssh`` and ``scp``.
         setup: Shell commands that prepare hosts which a cloud has just made.

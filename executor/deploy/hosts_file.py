@@ -58,7 +58,6 @@ class HostsFile:
         port: The port of the head at which agents and ranks of other hosts connect.
         arrival: How long hosts wait for each other at the start, seconds.
         silence: How long a host may be silent before it counts as lost, seconds.
-        environment: Environment variables for all processes.
         secrets: Names of variables whose values are taken from the submitting environment and written nowhere.
         ssh_options: Further options of ``ssh`` and ``scp``, such as ``[-F, my-ssh-config]``.
         setup: Shell commands that prepare hosts which a cloud has just made, such as those that install ropebridge.

@@ -40,7 +40,6 @@ class Target:
         name: Name of the target, as in ``--target``.
         files: Returns the text of each file, by its name: readable, and usable without ropebridge.
         submit: Runs the files in their folder and returns what to print; None where a person runs them.
-        status: Returns the state of each host's part.
         logs: Returns the command that shows a host's last lines of output, and follows them if asked to.
         stop: Ends the job on all hosts and returns what to print.
     """

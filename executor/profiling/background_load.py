@@ -33,10 +33,7 @@ class LoadConfig:
     """What a background process trains.
 
     Attributes:
-        path: Path of the model's file.
-        arguments: Arguments of the model's ``build``.
         samples: Microbatch sizes, rising.
-        optimizer: Name of the update rule.
         precision: One of `planner.scenario.training.ELEMENT_BYTES`.
         threads: Number of threads of each process.
     """

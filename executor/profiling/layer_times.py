@@ -54,9 +54,6 @@ class LayerTimes:
     stage include copies between the device and the CPU.
 
     Attributes:
-        layer: Index of the layer in the model.
-        samples: Number of samples in the microbatch.
-        forward_s: Time of the forward, seconds.
         backward_s: Time of an unsplit backward, seconds.
         backward_input_s: Time of the input gradient in a split backward, seconds.
         backward_weight_s: Time of the weight gradients in a split backward, seconds.

@@ -22,15 +22,7 @@ _OVERHEAD_REPEATS = 100
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchTimes:
-    """Times of one layer for a microbatch of some samples, without the overhead of a pass.
-
-    Attributes:
-        forward_s: Time of the forward, seconds.
-        backward_s: Time of an unsplit backward, seconds.
-        backward_input_s: Time of the input gradient in a split backward, seconds.
-        backward_weight_s: Time of the weight gradients in a split backward, seconds.
-        update_s: Time of the optimizer's update, once per step, seconds.
-    """
+    """The times of `LayerTimes` for a microbatch of some samples, over all rounds and without the overhead of a pass."""
 
     forward_s: Interval
     backward_s: Interval
@@ -45,11 +37,8 @@ class LayerCosts:
 
     Attributes:
         name: Index and class of the layer.
-        parameter_bytes: Bytes of all parameters.
-        output_bytes: Bytes of the output for one sample.
         activation_bytes: Bytes kept from forward to backward for one sample.
         peak_bytes: Most memory that passes of the largest microbatch use at once, without parameters and gradients.
-        times: Times of the layer by the number of samples in a microbatch.
     """
 
     name: str
@@ -65,7 +54,6 @@ class ModelCosts:
     """The costs of a model on a device.
 
     Attributes:
-        layers: The costs of each layer, in order.
         launch_forward_s: Time of a forward that does not depend on its layers or samples, seconds.
         launch_backward_s: Time of a backward that does not depend on its layers or samples, seconds.
         peak_bytes: Most memory that passes of the largest microbatch through all layers use at once.

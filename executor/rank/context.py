@@ -33,11 +33,6 @@ class RankConfig:
     """One rank's part in a job.
 
     Attributes:
-        folder: The job's files.
-        rank: Number of this rank.
-        scenario: What is trained.
-        plan: The plan of the first step.
-        run: How the job runs.
         devices: The names of the devices in rank order.
     """
 
@@ -99,16 +94,12 @@ class RankContext:
     """What the process of a rank holds over all sessions.
 
     Attributes:
-        compute: Holds the layers and carries out actions.
-        clock: The clock of the run.
         shaper: Emulator of the links; None where nothing or the relay does.
         group: The tensor-parallel group of this rank; None where it computes by itself.
-        file: Takes all rows.
         samples: Takes the resources of the process at the end of each step.
         backups: Copies of the state; None where the run ends with the first lost rank.
         checkpoints: Writes the state to disk; None where nobody asks for that.
         loss_steps: The steps that have a part of their loss here; sixteen bytes a step together with these.
-        losses: The parts of the loss in those steps.
     """
 
     compute: Compute

@@ -64,7 +64,6 @@ class ControlClient:
 
     Args:
         job: The job's folder on this host, which has the key.
-        rank: Number of this rank.
         name: What messages call it.
         lose_head: Called, in another thread, when the head has closed the connection before the run is over: it goes on
             without this rank, or is gone.
@@ -288,11 +287,7 @@ class ControlClient:
 
 
 class ControlStore(Store):
-    """The store through which gloo exchanges its addresses: every value goes over the control server to all ranks.
-
-    Args:
-        client: This rank's connection.
-    """
+    """The store through which gloo exchanges its addresses: every value goes over the control server to all ranks."""
 
     def __init__(self, client: ControlClient) -> None:
         super().__init__()

@@ -112,12 +112,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Why ranks do not go on together.
-
-    Attributes:
-        message: Names ranks and reasons.
-        wrong_input: Whether the user can correct it.
-    """
+    """Why ranks do not go on together."""
 
     message: str
     wrong_input: bool

@@ -27,13 +27,10 @@ class Session:
     """One rank in one session.
 
     Args:
-        config: The rank's part in the job.
         context: What its process holds over all sessions.
-        client: The connection to the head.
         spec: Says who belongs to the session, and where it begins.
         connect: Connects this rank with the others, all together.
         start: Agrees with the others on the start of the run, once all are connected; called where that is open.
-        give_up: Ends this process.
     """
 
     def __init__(

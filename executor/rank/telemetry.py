@@ -22,12 +22,9 @@ class ResourceSample:
     """One process at the end of one step.
 
     Attributes:
-        step: Index of the step.
         time_s: Seconds since the start of the run.
         cpu_s: Seconds of processor time since the process began, all threads, user and system.
         resident_bytes: Memory that it really occupies.
-        open_files: Files, sockets and pipes.
-        threads: Number of Python threads.
     """
 
     step: int
@@ -72,10 +69,7 @@ class StepPublisher:
     """Collects the rows of each step, and publishes them once the step's sends have left.
 
     Args:
-        client: The connection to the head.
-        session: Number of the session.
         first_step: The step with which it begins.
-        steps: Number of training steps of the run.
         kept: Gives the step before which this rank's copies of the state are complete; None where it keeps none.
     """
 

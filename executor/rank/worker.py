@@ -91,11 +91,7 @@ class Rank:
     """One rank of one job, over all sessions.
 
     Args:
-        client: The connection to the head.
-        job: The job's files.
-        ranks: Number of the job's ranks.
         scope: What topics of agreement begin with.
-        give_up: Ends this process.
         head_start_s: From agreeing on the start of the run to the start, besides what the links' latency asks for.
     """
 

@@ -119,10 +119,7 @@ class StateBackups:
     """The copies of one rank, over all sessions.
 
     Args:
-        device: The name of this rank's device.
         interval_steps: Steps from one copy to the next.
-        scenario: The scenario of the run.
-        compute: Holds the layers that this rank trains.
         source: Where layers that were never trained here are as they were before the run's first step: as the model
             was built, or as a checkpoint has them.
     """

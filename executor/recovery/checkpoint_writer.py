@@ -26,10 +26,7 @@ class Checkpointing:
 
     Args:
         run: How the job runs: where checkpoints go, and how often.
-        device: The name of this rank's device.
-        scenario: The scenario of the run.
         model: What the state of each layer consists of: executor/recovery/checkpoint_file.py.
-        compute: Holds the layers that this rank trains.
         failed: Called from the writing thread when a file cannot be written.
     """
 

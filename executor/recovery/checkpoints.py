@@ -216,7 +216,6 @@ class CheckpointConfig:
     """Where and how often a run writes checkpoints.
 
     Attributes:
-        folder: The folder of the checkpoints.
         interval_steps: Steps from one checkpoint to the next.
         first_step: The first step of the run: that of the checkpoint from which it goes on, or 0.
     """

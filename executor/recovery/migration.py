@@ -19,15 +19,7 @@ from planner.events.event import MIGRATE_ACTION, Event, EventKind
 
 
 class LayerMoves:
-    """The state that a rank sends and receives before a step with which layers change devices.
-
-    Args:
-        device: The name of this rank's device.
-        change: The reconfiguration, which has the moves.
-        transport: Carries the state of layers.
-        compute: Holds the layers that this rank trains.
-        rows: Records what happened.
-    """
+    """The state that a rank sends and receives before a step with which layers change devices."""
 
     def __init__(
         self, device: str, change: Reconfiguration, transport: Transport, compute: Compute, rows: EventRecorder

@@ -36,19 +36,7 @@ _ELEMENT_BYTES = 4
 
 
 class PipelineUpdates:
-    """One rank's part of the exchange between pipelines.
-
-    Args:
-        plan: The plan, which sets the interval of exchanges and the staleness bound.
-        edges: Update edges of the whole plan.
-        device: Name of this rank's device.
-        steps: Number of steps of the run.
-        transport: The connections of this rank.
-        compute: Holds gradients and parameters.
-        model: The model's profile, which gives the number of elements of layers.
-        clock: Clock of the run.
-        recorder: Writer of the rank's events.
-    """
+    """One rank's part of the exchange between pipelines."""
 
     def __init__(
         self,

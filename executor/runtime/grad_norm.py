@@ -22,10 +22,6 @@ class NormChain:
     """One rank's place in the chain of its pipeline's devices.
 
     Its messages, eight bytes each, are not logged: a plan does not count them.
-
-    Args:
-        transport: The connections of this rank.
-        wanted: Whether the norm is needed.
     """
 
     def __init__(self, transport: Transport, wanted: bool) -> None:

@@ -26,12 +26,6 @@ class Interpreter:
     """Runs step after step; the receives of a step are posted while the step before it runs.
 
     Args:
-        scenario: The scenario of the plans.
-        transport: The connections of this rank.
-        compute: Carries out actions.
-        clock: Clock of the run.
-        wire: Converts payloads to what is sent.
-        recorder: Writer of the rank's events.
         updates: Updates between pipelines that do not wait for each other; None if all wait.
         finished: Called with each updated step and this rank's part of its loss, if it has one.
         group: The tensor-parallel group of this rank; None if it is in none.

@@ -79,8 +79,6 @@ class IncomingUpdates:
     The threads that receive also post the next receives: a fast sender need not wait for a slow receiver.
 
     Args:
-        edge: The sender, the receiver and the layers.
-        exchanges: Number of rounds in the run.
         post: Posts the receive of a round, with a callback for its arrival.
     """
 

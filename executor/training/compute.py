@@ -18,7 +18,6 @@ class Performed:
     """An action that was carried out.
 
     Attributes:
-        outputs: The payloads of its sends.
         start_s: When the device began, run seconds.
         end_s: When the device was done, run seconds.
     """

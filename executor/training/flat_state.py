@@ -16,9 +16,6 @@ class FlatParameters:
     A parameter that took no part in a step has no gradient, and the update must not change it, neither by weight decay
     nor by momentum. So that this is known after a sum too, its part of the tensor is all -0.0, which only results from
     adding -0.0 to -0.0; gradients of zero are +0.0 here. A subtraction loses the mark, and the gradient is then zero.
-
-    Args:
-        layers: The layers, in the order of the model.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
@@ -90,10 +87,6 @@ class LayerState:
 
     It holds parameters, optimizer state and buffers. Its length follows from the layers and the kind of optimizer
     alone, so that a receiver knows it in advance.
-
-    Args:
-        layers: The layers, in the order of the model.
-        rule: The update rule of their parameters.
     """
 
     def __init__(self, layers: Sequence[nn.Module], rule: UpdateRule) -> None:

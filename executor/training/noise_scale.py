@@ -25,7 +25,6 @@ class LocalNorms:
     """One device's part of `GradientNorms`, in squared units of the gradient.
 
     Attributes:
-        step: Index of the step.
         samples: b_i, the number of samples of the device.
         local_squared_norm: |g_i|², squared norm of the mean gradient of these samples.
         global_squared_norm: |g|², squared norm of the mean gradient of all samples of the step.

@@ -31,7 +31,6 @@ class _Stage:
     """A stage of this rank.
 
     Attributes:
-        module: The layers of the stage.
         input_shape: Shape of a sample from the stage before; None for the first stage, which reads data.
         output_shape: Shape of a sample for the stage after; None for the last stage, which computes the loss.
     """
@@ -45,11 +44,8 @@ class RealCompute:
     """The stages of the model that one rank trains.
 
     Args:
-        loaded: The whole model.
         plan: The plan, which gives this rank's stages until `set_plan` is called.
         program: This rank's program in the plan; None if it has none.
-        training: The update rule, the precision and the global batch.
-        clock: Clock of the run.
         device: The device that has the parameters and computes the layers.
         group: The tensor-parallel group that shares every layer of this rank; None if it is in none.
     """

@@ -21,7 +21,6 @@ class _Forwarded:
     Attributes:
         inputs: The stage's inputs, which get the gradient for the stage before.
         edge: The end of the graph, which does not keep the outputs; None if nothing can be differentiated.
-        shape: Shape of the outputs.
     """
 
     inputs: torch.Tensor
@@ -33,8 +32,6 @@ class StageModule:
     """Consecutive layers, and the state of the microbatches between their forward and their backward.
 
     Args:
-        layers: The layers in order.
-        device: The device that computes them.
         precision: One of `planner.scenario.training.ELEMENT_BYTES`.
         copies_inputs: Whether a layer changes its inputs in place, so that the first one must get a copy.
     """

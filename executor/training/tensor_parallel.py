@@ -41,7 +41,6 @@ class TensorGroup:
     Args:
         group: The process group of exactly these ranks, used for nothing else.
         devices: Names of the group's devices in rank order; the first one leads.
-        device: Name of this rank's device.
 
     Attributes:
         leads: Whether this rank sends and receives for the others.
@@ -151,7 +150,6 @@ class ShardedLinear(nn.Module):
     """One device's shard of a linear layer.
 
     Attributes:
-        shard: The layer that this device computes.
         dimensions: The dimension along which each sharded parameter of the whole layer is split, by its name.
     """
 
@@ -199,7 +197,6 @@ class ParameterPart:
 
     Attributes:
         name: Name of the parameter in the whole layer.
-        parameter: This device's parameter.
         dimension: The dimension along which it is sharded; None if the device holds all of it.
     """
 

@@ -46,8 +46,6 @@ class LinkShaper:
 
     Args:
         ledger: Path of the file that `create_ledger` wrote.
-        cluster: The cluster with the links.
-        clock: Clock of the run.
         local_delivery_s: Time that this machine takes to deliver a message, which is part of an emulated latency.
     """
 

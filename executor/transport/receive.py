@@ -25,8 +25,6 @@ class RecvHandle:
     Args:
         buffer: A one-dimensional uint8 tensor for the bytes.
         works: The receives of the message's stripes, each on a connection of its own.
-        source: Name of the sending device.
-        clock: Clock of the run.
         arrived: Called once with the handle when it is complete, also if the sender is lost.
 
     Attributes:

@@ -18,9 +18,6 @@ class ProcessGroups:
     """Process groups over all ranks of a session, each of which serves as one of several parallel connections.
 
     All ranks must construct it, and call `use`, together.
-
-    Args:
-        count: Number of groups at first.
     """
 
     def __init__(self, count: int) -> None:

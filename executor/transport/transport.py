@@ -66,10 +66,7 @@ class Connection:
     times on the links.
 
     Args:
-        device: Name of the peer's device.
-        rank: Rank of the peer.
         group: The process group to use, one of those that serve as parallel connections.
-        clock: Clock of the run.
         emulated: Links that this process emulates; None leaves the network as it is.
         failed: Called with the error, from the thread that it ends.
     """
@@ -166,11 +163,7 @@ class Transport:
     """The connections of one rank.
 
     Args:
-        device: Name of this rank's device.
-        ranks: Rank of each device.
-        cluster: The cluster, with the regions of its devices and its links.
         groups: Parallel connections between every two ranks, over which messages between regions are striped.
-        clock: Clock of the run.
         shaper: Emulates the links; None leaves the network as it is.
         records_arrivals: Whether the arrival time of every message matters, not only of awaited ones.
         failed: Called with the error from a sending or receiving thread that could not go on.

@@ -168,10 +168,6 @@ class CompressedWire:
     """Sends float32 payloads, compressed where they cross regions, and refuses payloads of an unplanned size.
 
     The check comes before the message is sent, since gloo aborts a process that receives more than it has posted.
-
-    Args:
-        compression: One of `planner.plan.plan.COMPRESSIONS`.
-        cluster: The cluster, which knows the regions of its devices.
     """
 
     def __init__(self, compression: str, cluster: Cluster) -> None:

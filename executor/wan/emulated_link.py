@@ -32,7 +32,6 @@ class RateCurve:
     same.
 
     Args:
-        link: The link, with its trace or its constant rate.
         outages: Start and end of each time in which it carries nothing, run seconds; they do not overlap.
 
     Attributes:
@@ -123,7 +122,6 @@ class LinkCount:
     """What an emulated link has carried.
 
     Attributes:
-        name: Name of the link.
         carried_frames: Number of Ethernet frames that were transmitted.
         carried_bytes: Size of these frames.
         dropped_frames: Number of frames that found the queue full.
@@ -143,9 +141,7 @@ class EmulatedLink:
     All times are seconds of the machine's monotonic clock.
 
     Args:
-        link: The link, with its rate, latency, jitter and loss.
         outages: Start and end of each time in which it carries nothing, run seconds.
-        seed: Seed of the losses and the jitter.
 
     Attributes:
         count: What the link has carried so far.

@@ -87,7 +87,6 @@ class Relay:
     """Reads each packet where it leaves, and writes it where it arrives when it is due.
 
     Args:
-        paths: The emulated links between the devices.
         control: File descriptor of the control host's TUN device, to and from which packets pass at once.
         devices: File descriptors of the devices' TUN devices, in rank order.
         origin: Tells when the run starts.

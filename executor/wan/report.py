@@ -15,11 +15,7 @@ _BUCKETS = 1000
 
 
 class Lateness:
-    """A histogram of how late a relay forwards packets, by milliseconds; noting a packet is as cheap as an addition.
-
-    Attributes:
-        largest_s: The largest lateness, seconds.
-    """
+    """A histogram of how late a relay forwards packets, by milliseconds; noting a packet is as cheap as an addition."""
 
     def __init__(self) -> None:
         self._counts = [0] * (_BUCKETS + 1)
@@ -48,10 +44,8 @@ class RelayReport:
     Attributes:
         tcp: The TCP settings in effect on its hosts, by the kernel's names.
         tcp_misses: Phrases that name each setting which differs from what was asked for.
-        links: What each link carried.
         refused_packets: Number of packets that the receiving host did not accept.
         late_s: The lateness that one wake-up in a hundred reached or exceeded during the run, seconds.
-        latest_s: The largest lateness, seconds.
     """
 
     tcp: dict[str, str]

@@ -75,7 +75,6 @@ class TestBed:
     relay's report is in the job's folder (`executor.wan.report`).
 
     Args:
-        job: The folder of the job.
         tcp: Which TCP settings the hosts get.
         failed: Called in another thread with the reason if the relay fails.
 

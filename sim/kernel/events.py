@@ -14,7 +14,6 @@ class Timer(simpy.Event):
     """An event that occurs at a given time, after SimPy's own events of that time.
 
     Args:
-        environment: The simulation's clock.
         time_s: When the event occurs, seconds.
         expire: Called with the timer when it occurs. A timer cannot be cancelled: a callback that has set a newer one
             ignores the older.

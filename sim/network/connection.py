@@ -131,10 +131,7 @@ class Connection:
     """One direction between two devices, over links that it shares with others.
 
     Args:
-        environment: The simulation's clock.
-        route: Links of the connection's path.
         link: What the connection's flows share.
-        effects: How TCP behaves.
         back_s: Latency of the way back, seconds.
         delivered: Queue that takes messages as they depart.
     """

@@ -20,16 +20,10 @@ class Network:
     """All lines between communicating devices.
 
     Args:
-        environment: The simulation's clock.
-        scenario: Scenario with links, outages and TCP's effects.
         pairs: Ordered pairs of devices, and whether a pair needs a connection even where nobody shares its links.
-        connections: Number of TCP connections between devices of different regions.
 
     Attributes:
-        number: Number of each pair's line.
-        routes: Route of each line.
         lines: Lines in arrays; `sim.kernel.advance` transmits over those that are not `SHARED`.
-        connections: Connection of each shared line, by the line's number.
         delivered: Messages that have departed and that nobody has taken yet, in order of their departures.
     """
 

@@ -23,8 +23,6 @@ class Route:
     """The path of one line.
 
     Attributes:
-        source: Device that sends.
-        target: Device that receives.
         path: All links from the source to the target.
         binding: Links of the path that can limit the line's rate.
         connections: Number of TCP connections.

@@ -78,9 +78,7 @@ class SharedLinks:
     """Links that some paths have in common.
 
     Args:
-        environment: The simulation's clock.
         tables: Rates of links in bits per second.
-        table: Number of each link's table, by the link's name.
         share: Returns the rate of each flow, given the flows in order of their starts and the rate of each link, in
             bits per second.
     """

@@ -18,11 +18,6 @@ class FairLink:
     time counts the bits that each connection has been given since the start: a message of b bits that starts at virtual
     time v departs at v + b, whatever starts, departs or changes its rate meanwhile. A change of the link's rate needs
     no event either, since the next departure follows from the integral of the rate.
-
-    Args:
-        environment: The simulation's clock.
-        tables: Rates of links in bits per second.
-        table: Number of this link's table.
     """
 
     def __init__(self, environment: simpy.Environment, tables: RateTables, table: int) -> None:
@@ -108,11 +103,6 @@ class FifoLink:
 
     What a TCP window lets through leaves its sender at once and waits in the buffer before the link. A flow that comes
     later does not delay it, as it would where both share the link.
-
-    Args:
-        environment: The simulation's clock.
-        tables: Rates of links in bits per second.
-        table: Number of this link's table.
     """
 
     def __init__(self, environment: simpy.Environment, tables: RateTables, table: int) -> None:

@@ -13,13 +13,10 @@ class Format:
     """One file format of traces.
 
     Attributes:
-        name: Name of the format.
         looks_like: Description of such a file, for messages.
-        suffixes: File name suffixes of the format.
         matches: Returns whether a text looks like this format; no text matches two formats.
         read: Returns the trace in a text, which loops; raises InputError.
         write: Returns the text of a trace; raises InputError if the format cannot hold it.
-        keeps_latency: Whether the format can hold a latency.
     """
 
     name: str

@@ -30,9 +30,7 @@ class Preset:
         coefficient_of_variation: Standard deviation as a share of the mean, outages included.
         correlation_s: How long the rate stays about the same, seconds.
         maximum_bps: Highest rate, bits per second; infinity where none was published.
-        zero_share: Share of the time at rate zero.
         mean_outage_s: Mean length of an outage, seconds.
-        source: Source of the statistics.
     """
 
     mean_bps: float

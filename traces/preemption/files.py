@@ -17,7 +17,6 @@ class PreemptionFormat:
     """One file format of pre-emption traces.
 
     Attributes:
-        name: Name of the format.
         looks_like: Description of such a file, for messages.
         matches: Returns whether a text looks like this format; no text matches two formats.
         read: Returns the trace in a text; raises InputError.

@@ -24,7 +24,6 @@ class NodeChange:
 
     Attributes:
         time_s: Time from the start of the trace, seconds.
-        node: Name of the node.
         arrives: Whether the node arrives; otherwise it leaves.
     """
 
@@ -38,7 +37,6 @@ class PreemptionTrace:
     """Arrivals and departures of nodes: none is present before the first change, and none leaves after the last.
 
     Attributes:
-        changes: Arrivals and departures in order of time.
         duration_s: When the recording ended, seconds, not before the last change.
 
     Raises:
@@ -148,14 +146,8 @@ class PreemptionStatistics:
 
     Attributes:
         duration_s: Length of the recording, seconds.
-        nodes: Number of different nodes.
-        arrivals: Number of arrivals.
-        departures: Number of departures.
         mean_between_departures_s: Duration divided by the departures, seconds; None without departures.
         mean_count: Mean number of nodes over time.
-        least_count: Smallest number of nodes at a time.
-        most_count: Largest number of nodes at a time.
-        empty_share: Share of the time without any node.
     """
 
     duration_s: float

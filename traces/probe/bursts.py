@@ -29,7 +29,6 @@ class BurstRequest:
         direction: ``there`` from the peer to the responder, ``back`` the other way.
         size_bytes: Bytes at most, over all connections.
         seconds: Seconds at most, from the first byte on.
-        connections: Number of TCP connections.
 
     Raises:
         InputError: A value is not positive, or is larger than a responder allows.

@@ -68,7 +68,6 @@ class PathProfile:
     Attributes:
         round_trip_s: Round trip of single packets on the idle path, seconds.
         least_round_trip_s: Shortest of these round trips, seconds.
-        directions: Rates of the path in each direction.
     """
 
     round_trip_s: Interval

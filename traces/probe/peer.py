@@ -29,12 +29,10 @@ class Peer:
     """A session with a responder; a context manager that closes it.
 
     Args:
-        address: Address of the responder.
         timeout_s: Seconds within which an answer comes, beside the time of a burst.
         replaces: Token of an earlier session that broke, which the responder may not have noticed yet.
 
     Attributes:
-        token: Token of the session.
         services: Names of what the responder does besides echoes and bursts.
 
     Raises:

@@ -32,11 +32,8 @@ class RecordingConfig:
     """How a path is recorded.
 
     Attributes:
-        address: Address of the responder at the path's other end.
-        direction: ``there`` to the responder, or ``back``.
         every_s: Interval between samples, seconds.
         traffic_bytes: Size of each sample's burst, bytes.
-        connections: Number of TCP connections of a burst.
         payload_share: Share of a link's bits that is payload; recorded rates are those of the link.
         duration_s: How long to record, seconds; infinite to record until interrupted.
 
@@ -76,7 +73,6 @@ class Recorder:
     """Samples a path into a recording.
 
     Args:
-        config: How the path is recorded.
         recording: Open recording that samples are appended to.
         tell: Called with a line for each sample, and for each that could not be taken.
     """

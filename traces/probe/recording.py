@@ -43,7 +43,6 @@ class Recording:
 
     Attributes:
         end_s: End of the recording so far, seconds.
-        samples: Number of samples so far.
         latency_s: Latency of the last sample, seconds; None without one.
 
     Raises:

@@ -31,7 +31,6 @@ class Responder:
     """A responder that listens at one address; a context manager that closes it.
 
     Args:
-        address: Address to listen at.
         services: Services by the names that peers ask for, besides echoes and bursts.
         tell: Called with a line for each session.
 

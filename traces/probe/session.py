@@ -29,12 +29,9 @@ class Session:
     Args:
         conversation: Conversation with the peer, after the greeting.
         token: Token that further connections of the peer name.
-        services: Services by their names, besides echoes and bursts.
 
     Attributes:
         token: Token that further connections of the peer name.
-        sent_bytes: Bytes sent in bursts.
-        received_bytes: Bytes received in bursts.
     """
 
     def __init__(self, conversation: Conversation, token: str, services: Mapping[str, Service]) -> None:

@@ -24,7 +24,6 @@ class SampleShape:
 
     Attributes:
         sizes: Shape without the batch dimension.
-        dtype: Element type of the output.
     """
 
     sizes: tuple[int, ...]
@@ -41,8 +40,6 @@ class LayerSize:
     """The parameters and the output of a layer.
 
     Attributes:
-        parameter_bytes: Bytes of all parameters of the layer.
-        output: The output for one sample.
         changes_inputs: Whether the layer changes its input tensor in place.
     """
 

@@ -32,7 +32,6 @@ class FiniteModel(_Layered, Protocol):
 
     Attributes:
         layers: Modules, each of which takes the one tensor that the module before it returns.
-        size: Number of samples in the data set.
     """
 
     size: int
@@ -104,8 +103,6 @@ class DataOrder:
     output of Philox with the key (seed, epoch), which NumPy guarantees never to change.
 
     Args:
-        model: The model, which has the data.
-        global_batch: Number of samples in a step.
         seed: Seed of the order of a data set.
     """
 
