@@ -46,13 +46,7 @@ class StateTransfer:
         return frozenset(actor for actor, count in self._awaited.items() if count)
 
     def send(self, network: Network, step: int, ready_at_s: Callable[[str], float]) -> None:
-        """Send all layers.
-
-        Args:
-            network: Network that carries them.
-            step: First step of the epoch.
-            ready_at_s: Returns when a device can begin to send, seconds from the start of the run.
-        """
+        """Send all layers."""
         for each in self._transfers:
             message = LayerMessage(step, -1, each.size_bytes, ready_at_s(each.source), transfer=each)
             network.connection(each.source, each.target).send(message)

@@ -67,13 +67,7 @@ class StepGate:
         return {actor for actors in self._undecided.values() for actor in actors}
 
     def admit(self, step: int, actors: Sequence[int], clock_s: Floats) -> list[int]:
-        """Return the actors that start a step now: those given, those that it has held back, or none.
-
-        Args:
-            step: Step that the actors could start.
-            actors: Actors that could start it.
-            clock_s: Time of each actor, seconds, [actors].
-        """
+        """Return the actors that start a step now: those given, those that it has held back, or none."""
         if step == self.end_step:
             self.unfinished -= len(actors)
         elif step >= self.known_steps:
@@ -88,13 +82,7 @@ class StepGate:
         return []
 
     def finish(self, step: int, events: EventLog, over_s: float) -> Decision | None:
-        """Take note that all actors have finished a step; return what the policy decides on seeing it.
-
-        Args:
-            step: Step that is finished.
-            events: Events of the step.
-            over_s: When the step was over, seconds.
-        """
+        """Take note that all actors have finished a step; return what the policy decides on seeing it."""
         self.next_step = max(self.next_step, step + 1)
         if self.adaptation is None:
             return None

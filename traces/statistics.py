@@ -63,10 +63,6 @@ def sparkline(trace: LinkTrace, width: int = 60) -> str:
     """Return a line of characters whose heights are the mean rates of equal intervals, relative to the highest.
 
     A blank is an outage that lasts for the whole interval.
-
-    Args:
-        trace: Trace of which one period is drawn.
-        width: Number of characters.
     """
     rates_bps = resampled(trace, trace.duration_s / width).bandwidth_bps
     highest_bps = rates_bps.max() or 1.0

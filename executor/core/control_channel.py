@@ -132,13 +132,7 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Send a message, in any thread; if the head is gone, `receive` shows it.
-
-        Args:
-            kind: What the message is about.
-            payload: Bytes that follow the line.
-            fields: The rest of the message.
-        """
+        """Send a message, in any thread; if the head is gone, `receive` shows it."""
         message = {"kind": kind, **fields, **({"payload_bytes": len(payload)} if payload else {})}
         self.send_plain(message, payload)
 

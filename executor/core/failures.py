@@ -45,9 +45,6 @@ def first_line(error: BaseException) -> str:
 def blaming(peer: str) -> Iterator[None]:
     """Turn what gloo raises when a peer is gone into an error that says so.
 
-    Args:
-        peer: Name of the device at the other end.
-
     Raises:
         PeerLostError: The transfer inside failed.
     """
@@ -125,14 +122,7 @@ class RankFailure:
 
 
 def give_up(job: JobFolder, rank: int, name: str, error: Exception) -> Never:
-    """Write down why this rank cannot go on, and end its process; its agent then tells the head.
-
-    Args:
-        job: The job's folder.
-        rank: Number of this rank.
-        name: What messages call it.
-        error: The exception that ends the process.
-    """
+    """Write down why this rank cannot go on, and end its process; its agent then tells the head."""
     failure = RankFailure.of_error(name, error)
     partial = job.error(rank).with_suffix(f".{threading.get_ident()}")
     try:

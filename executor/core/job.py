@@ -136,12 +136,7 @@ class JobFolder:
         return self.path / f"{name}.json"
 
     def left(self, kind: str, rank: int) -> Path:
-        """Return the place of a file that a rank may leave at its end, besides what it publishes.
-
-        Args:
-            kind: One of `FILE_KINDS`.
-            rank: Number of the rank.
-        """
+        """Return the place of a file that a rank may leave at its end, besides what it publishes."""
         return {"parameters": self.parameters, "resources": self.resources, "norms": self.norms}[kind](rank)
 
     def rank_log(self, rank: int) -> Path:

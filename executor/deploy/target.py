@@ -72,10 +72,6 @@ def render(template: str, deployment: Deployment, **values: object) -> str:
 def run_program(command: Sequence[str], purpose: str) -> str:
     """Return the standard output of a program.
 
-    Args:
-        command: The program and its arguments.
-        purpose: What the program does, for messages.
-
     Raises:
         InputError: The program is not installed.
         RunError: It failed, in which case the message has its last line of output, or it timed out.

@@ -68,13 +68,6 @@ def stage_peak_bytes(
     It counts inputs, activations, gradients on their way and temporaries, but neither parameters nor their gradients.
     On CUDA it comes from torch's allocator, on the CPU from what torch's profiler records of its allocator, which does
     not see memory that libraries allocate themselves.
-
-    Args:
-        loaded: The model as loaded.
-        layers: Indices of consecutive layers.
-        samples: Number of samples in the microbatch.
-        training: The precision and the global batch.
-        device: The device that computes the layers.
     """
     sizes, model = loaded.sizes, loaded.model
     first, last = layers[0], layers[-1]

@@ -54,6 +54,7 @@ class LayerTimes:
     stage include copies between the device and the CPU.
 
     Attributes:
+        forward_s: Time of the forward, seconds.
         backward_s: Time of an unsplit backward, seconds.
         backward_input_s: Time of the input gradient in a split backward, seconds.
         backward_weight_s: Time of the weight gradients in a split backward, seconds.

@@ -22,7 +22,7 @@ _OVERHEAD_REPEATS = 100
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchTimes:
-    """The times of `LayerTimes` for a microbatch of some samples, over all rounds and without the overhead of a pass."""
+    """The times of `LayerTimes` for microbatches of some size, over all rounds and without the overhead of a pass."""
 
     forward_s: Interval
     backward_s: Interval
@@ -139,11 +139,6 @@ def profile_model(
 
 def count_work(loaded: LoadedModel, code: ModelCode, training: Training) -> Sequence[LayerWork]:
     """Count each layer's operations and bytes for one sample, on tensors without memory.
-
-    Args:
-        loaded: The model, which has the data.
-        code: The model's code, from which a copy without memory is built.
-        training: The training, which has the seed.
 
     Raises:
         InputError: A layer depends on the values of its inputs.

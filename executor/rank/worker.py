@@ -52,12 +52,7 @@ def main(agent: str, folder: str) -> None:
 
 
 def join_job(agent: str, folder: str) -> ControlClient:
-    """Make this process, which an agent has started, a rank of its job.
-
-    Args:
-        agent: Process number of the agent, with which this process ends.
-        folder: Path of the job's folder.
-    """
+    """Make this process, which an agent has started and with which it ends, a rank of its job."""
     die_with_parent(int(agent))
     keep_freed_memory()
     enter_device_network()

@@ -30,11 +30,6 @@ Copies = Mapping[int, frozenset[int]]
 def newest_complete(copies: Iterable[Copies], layers: int, latest: int) -> int | None:
     """Return the newest step before which the state of all layers is there, on whichever devices.
 
-    Args:
-        copies: The copies of each device.
-        layers: Number of layers of the model.
-        latest: The latest step that may be returned.
-
     Returns:
         The step; None if there is none.
     """
@@ -54,14 +49,7 @@ def missing_layers(copies: Iterable[Copies], layers: int, latest: int) -> list[i
 
 
 def restoring_moves(plan: Plan, scenario: Scenario, step: int, copies: Mapping[str, Copies]) -> Migration:
-    """Return what the devices of a plan need of each other to have its layers as they were before a step.
-
-    Args:
-        plan: The plan of that step.
-        scenario: The scenario of the plan.
-        step: A step before which the state of every layer is there.
-        copies: The copies of each device.
-    """
+    """Return what the devices of a plan need of each other to have its layers as they were before a step."""
     return moves_from({device: each.get(step, frozenset()) for device, each in copies.items()}, plan, scenario)
 
 
@@ -96,12 +84,6 @@ class FirstState:
 
 def first_state(run: RunConfig, scenario: Scenario, compute: Compute, model: tuple[str, ...]) -> FirstState:
     """Return what a run begins with.
-
-    Args:
-        run: How the job runs.
-        scenario: The scenario of the run.
-        compute: Holds the layers.
-        model: What the layers' state consists of: executor/recovery/checkpoint_file.py.
 
     Raises:
         InputError: It begins with a checkpoint that is not whole.

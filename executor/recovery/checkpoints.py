@@ -228,12 +228,6 @@ class CheckpointConfig:
 def resumption(folder: Path, scenario: Scenario, steps: int, tell: Callable[[str], None]) -> tuple[int, Plan]:
     """Return with which step a run goes on, and the plan that it had.
 
-    Args:
-        folder: The folder of the run's checkpoints.
-        scenario: The scenario of the run.
-        steps: Number of steps that the run shall have in all.
-        tell: Called with a line for each checkpoint that is damaged, and so not used.
-
     Raises:
         InputError: No checkpoint is whole, it is of another model, or there is nothing left to do.
     """

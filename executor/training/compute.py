@@ -47,12 +47,7 @@ class Compute(Protocol):
     """Carries out the work of one rank. Payloads are one-dimensional uint8 tensors."""
 
     def set_plan(self, plan: Plan, program: DeviceProgram | None) -> None:
-        """Take the layers of another plan; layers that this rank had already keep their state.
-
-        Args:
-            plan: The plan of the steps to come.
-            program: This rank's program in it; None if it has none.
-        """
+        """Take the layers of another plan, if this rank has a program in it; layers that it had keep their state."""
 
     def state_bytes(self, move: LayerTransfer) -> int:
         """Return the bytes of the state of the layers of ``move``."""

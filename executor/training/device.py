@@ -89,13 +89,6 @@ def to_payload(samples: torch.Tensor) -> torch.Tensor:
 def from_payloads(
     payloads: Sequence[torch.Tensor], sizes: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return one tensor of the samples of consecutive payloads.
-
-    Args:
-        payloads: The payloads, in the order of the samples.
-        sizes: Shape of a sample.
-        dtype: Element type of a sample.
-        device: The device of the result.
-    """
+    """Return one tensor of the samples of consecutive payloads."""
     flat = payloads[0] if len(payloads) == 1 else torch.cat(list(payloads))
     return flat.view(dtype).view(-1, *sizes).to(device)

@@ -56,12 +56,6 @@ def check_interface() -> None:
 def connect(store: Store, rank: int, ranks: int, name: str) -> None:
     """Make torch's default process group, which connects every two ranks.
 
-    Args:
-        store: The store through which ranks exchange their addresses.
-        rank: Number of this rank among those that connect.
-        ranks: Number of ranks that connect.
-        name: A name that no other group has in the store.
-
     Raises:
         PeerLostError: Some ranks cannot be reached; names the network interface.
     """

@@ -223,15 +223,7 @@ class Transport:
         ready_s: float,
         departed: Callable[[float], None] = lambda departed_s: None,
     ) -> None:
-        """Send a payload without waiting for it.
-
-        Args:
-            target: Name of the receiving device.
-            tag: Identifies the receive that takes the message.
-            payload: A one-dimensional uint8 tensor.
-            ready_s: When the payload was ready, run seconds.
-            departed: Called with the run second at which the last byte departed.
-        """
+        """Send a payload without waiting for it."""
         ranges = self._stripes(target, payload.numel())
         stripe_departed = _when_all_have(len(ranges), departed)
         for index, (start, stop) in enumerate(ranges):

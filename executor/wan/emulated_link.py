@@ -169,11 +169,6 @@ class EmulatedLink:
 
         Calls must be in the order of ``arrival_s``.
 
-        Args:
-            arrival_s: When the packet enters the queue.
-            size_bytes: Size of the Ethernet frames that carry it.
-            frames: Number of these frames.
-
         Raises:
             RunError: The link carries nothing for so long that its trace must be wrong.
         """

@@ -186,11 +186,6 @@ def open_tun(name: str, address: str, netmask: str) -> int:
     The device disappears when its descriptor is closed. TCP writes up to 64 KiB as one packet, which its reader counts
     as the segments that it stands for: this makes a relay in Python fast enough.
 
-    Args:
-        name: Name of the interface.
-        address: IPv4 address of the interface.
-        netmask: Mask of the network that is reached through it.
-
     Returns:
         A non-blocking file descriptor.
 

@@ -65,13 +65,7 @@ def _segment_bytes(packet: bytes) -> int:
 
 
 def without_segments(packet: bytes, segments: int, lost: Sequence[int]) -> list[tuple[bytes, int]]:
-    """Return the packets that remain when some segments of a packet are lost, each with its number of segments.
-
-    Args:
-        packet: The packet as the TUN device returned it.
-        segments: Number of segments that it stands for.
-        lost: Numbers of the lost segments, rising.
-    """
+    """Return the packets that remain when some segments of a packet are lost, each with its number of segments."""
     ranges = [(before + 1, after) for before, after in pairwise([-1, *lost, segments])]
     return [(_cut(packet, start, stop, segments), stop - start) for start, stop in ranges if start < stop]
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from executor.core.job import JobFolder, Tcp
@@ -104,9 +103,7 @@ class TestBed:
         threading.Thread(target=self._report_end, daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._active = False
         self._relay.terminate()
         try:

@@ -10,10 +10,6 @@ from traces.common.errors import InputError
 def write_bytes_atomically(path: Path | str, data: bytes) -> None:
     """Write a file beside its place and rename it, so that no reader sees half of it.
 
-    Args:
-        path: Path of the file; an existing one is replaced.
-        data: Content of the file.
-
     Raises:
         InputError: The folder is missing or may not be written, or the path is itself a folder.
     """

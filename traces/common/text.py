@@ -190,11 +190,6 @@ def read_text(path: Path, valid: str) -> str:
 def key_and_value(text: str, example: str, option: str = "--set") -> tuple[str, str]:
     """Return key and value of an option given as KEY=VALUE.
 
-    Args:
-        text: Text given to the option.
-        example: Valid text, for the message.
-        option: Name of the option, for the message.
-
     Raises:
         InputError: There is no equals sign.
     """

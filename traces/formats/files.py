@@ -33,12 +33,7 @@ def read_trace(path: Path | str, *, loops: bool = True) -> LinkTrace:
 
 
 def write_trace(trace: LinkTrace, path: Path | str, format_name: str) -> None:
-    """Write a trace, whole or not at all.
-
-    Args:
-        trace: Trace to write.
-        path: Path of the file; an existing one is replaced.
-        format_name: A key of ``FORMATS``.
+    """Write a trace in one of `FORMATS`, whole or not at all; an existing file is replaced.
 
     Raises:
         InputError: There is no such format, it cannot hold this trace, or the file cannot be written.

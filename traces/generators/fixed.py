@@ -11,12 +11,7 @@ from traces.trace import LinkTrace
 
 
 def constant(bandwidth_bps: float, *, duration_s: float = 1.0) -> LinkTrace:
-    """Return a trace of one rate, in one piece.
-
-    Args:
-        bandwidth_bps: Rate of the trace, bits per second.
-        duration_s: Duration of the trace, seconds.
-    """
+    """Return a trace of one rate, in one piece."""
     return LinkTrace(np.zeros(1), np.array([bandwidth_bps]), duration_s)
 
 

@@ -17,7 +17,7 @@ from traces.generators import ornstein_uhlenbeck, with_outage_bursts
 from traces.trace import LinkTrace
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Preset:
     """Statistics of a kind of path.
 
@@ -36,70 +36,42 @@ class Preset:
     mean_bps: float
     coefficient_of_variation: float
     correlation_s: float
+    source: str
     maximum_bps: float = math.inf
     zero_share: float = 0.0
     mean_outage_s: float = 3.0
-    source: str
 
 
+# Mean rate in bits per second, coefficient of variation, correlation in seconds, and the source of the first two.
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "cloud-wan": Preset(
-            mean_bps=630e6,
-            coefficient_of_variation=0.03,
-            correlation_s=60.0,
-            source="cloud path California - Stanford: steady, 590-670 Mbit/s, taken as 4 standard deviations",
+            630e6,
+            0.03,
+            60.0,
+            "cloud path California - Stanford: steady, 590-670 Mbit/s, taken as 4 standard deviations",
         ),
         "cloud-wan-mexico": Preset(
-            mean_bps=92e6,
-            coefficient_of_variation=0.03,
-            correlation_s=60.0,
-            source="cloud path California - Mexico: mean 92 Mbit/s; assumed as steady as cloud-wan",
+            92e6, 0.03, 60.0, "cloud path California - Mexico: mean 92 Mbit/s; assumed as steady as cloud-wan"
         ),
         "cloud-wan-colombia": Preset(
-            mean_bps=68e6,
-            coefficient_of_variation=0.13,
-            correlation_s=60.0,
-            source="cloud path Brazil - Colombia: 50-86 Mbit/s, taken as 4 standard deviations",
+            68e6, 0.13, 60.0, "cloud path Brazil - Colombia: 50-86 Mbit/s, taken as 4 standard deviations"
         ),
-        "lte": Preset(
-            mean_bps=32e6,
-            coefficient_of_variation=0.44,
-            correlation_s=10.0,
-            source="Ghent LTE: mean 32 Mbit/s, CV 0.44",
-        ),
+        "lte": Preset(32e6, 0.44, 10.0, "Ghent LTE: mean 32 Mbit/s, CV 0.44"),
         "5g": Preset(
-            mean_bps=30e6,
-            coefficient_of_variation=1.43,
-            correlation_s=10.0,
-            maximum_bps=533e6,
-            source="Irish 5G, download: mean 30 Mbit/s, CV 1.43, maximum 533 Mbit/s",
+            30e6, 1.43, 10.0, "Irish 5G, download: mean 30 Mbit/s, CV 1.43, maximum 533 Mbit/s", maximum_bps=533e6
         ),
         "5g-mmwave": Preset(
-            mean_bps=501e6,
-            coefficient_of_variation=0.87,
-            correlation_s=5.0,
-            maximum_bps=1_920e6,
-            source="Lumos 5G mmWave: mean 501 Mbit/s, CV 0.87, maximum 1,920 Mbit/s",
+            501e6, 0.87, 5.0, "Lumos 5G mmWave: mean 501 Mbit/s, CV 0.87, maximum 1,920 Mbit/s", maximum_bps=1_920e6
         ),
-        "hsdpa": Preset(
-            mean_bps=1.35e6,
-            coefficient_of_variation=0.35,
-            correlation_s=10.0,
-            source="Norway HSDPA: mean 1.35 Mbit/s, CV 0.35",
-        ),
-        "rail-lte": Preset(
-            mean_bps=6.7e6,
-            coefficient_of_variation=0.79,
-            correlation_s=10.0,
-            source="LTE on high-speed rail: mean 6.7 Mbit/s, CV 0.79",
-        ),
+        "hsdpa": Preset(1.35e6, 0.35, 10.0, "Norway HSDPA: mean 1.35 Mbit/s, CV 0.35"),
+        "rail-lte": Preset(6.7e6, 0.79, 10.0, "LTE on high-speed rail: mean 6.7 Mbit/s, CV 0.79"),
         "satellite": Preset(
-            mean_bps=128e6,
-            coefficient_of_variation=0.71,
-            correlation_s=15.0,
+            128e6,
+            0.71,
+            15.0,
+            "Starlink in motion, UDP download: mean 128 Mbit/s, CV 0.71, 16 % of the seconds at zero",
             zero_share=0.16,
-            source="Starlink in motion, UDP download: mean 128 Mbit/s, CV 0.71, 16 % of the seconds at zero",
         ),
     }
 )

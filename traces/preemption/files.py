@@ -96,12 +96,7 @@ def read_preemption(path: Path | str, format_name: str | None = None) -> Preempt
 
 
 def write_preemption(trace: PreemptionTrace, path: Path | str, format_name: str) -> None:
-    """Write a pre-emption trace, whole or not at all.
-
-    Args:
-        trace: Trace to write.
-        path: Path of the file; an existing one is replaced.
-        format_name: A key of ``PREEMPTION_FORMATS``.
+    """Write a pre-emption trace in one of `PREEMPTION_FORMATS`, whole or not at all; an existing file is replaced.
 
     Raises:
         InputError: There is no such format, it cannot hold this trace, or the file cannot be written.

@@ -37,11 +37,7 @@ class Arrivals:
         return self.totals_bytes[-1] if self.totals_bytes else 0
 
     def window_rates_bps(self, count: int) -> list[float]:
-        """Return payload rates in equal windows of the time after slow start; empty where too little arrived.
-
-        Args:
-            count: Number of windows.
-        """
+        """Return payload rates in equal windows of the time after slow start; empty where too little arrived."""
         if len(self.times_s) < 2:
             return []
         first_s, last_s = self.times_s[0], self._until_s

@@ -91,13 +91,7 @@ class PathProfile:
 def profile_path(
     peer: Peer, connections: Sequence[int], traffic_bytes: int, tell: Callable[[str], None]
 ) -> PathProfile:
-    """Measure a path.
-
-    Args:
-        peer: Session with the other end.
-        connections: Numbers of connections to measure, rising.
-        traffic_bytes: Bytes sent at most, in both directions together.
-        tell: Called with lines about the progress.
+    """Measure a path with rising numbers of connections, and ``traffic_bytes`` at most in both directions together.
 
     Raises:
         PeerError: The connection to the other end was lost.

@@ -2,7 +2,6 @@
 
 import socket
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from traces.common.errors import InputError, RunError
@@ -60,9 +59,7 @@ class Peer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:

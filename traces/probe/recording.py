@@ -9,7 +9,6 @@ import fcntl
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from traces.common.atomic import check_place
@@ -74,17 +73,11 @@ class Recording:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._close()
 
     def append(self, time_s: float, sample: Sample) -> None:
         """Append a sample, and wait until it is on the disk.
-
-        Args:
-            time_s: Time of the sample in the recording, seconds, later than that of the sample before.
-            sample: Measurement of the link.
 
         Raises:
             InputError: The file cannot be created.

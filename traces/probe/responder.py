@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from types import TracebackType
 from typing import Self
 
 from traces.common.errors import InputError
@@ -50,9 +49,7 @@ class Responder:
         self._listening = _listen(self.address)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         with suppress(OSError):
             # `accept` in another thread returns only then.
             self._listening.shutdown(socket.SHUT_RDWR)

@@ -183,11 +183,6 @@ def user_code(path: Path, failure: str) -> AbstractContextManager[None]:
 def compare_sizes(profile: ModelProfile, sizes: Sequence[LayerSize], where: str = "") -> None:
     """Refuse a model whose layers differ from the profile that plans are made from.
 
-    Args:
-        profile: The profile of the model.
-        sizes: The sizes of the model's layers.
-        where: Path of the model's file; empty if the caller adds it.
-
     Raises:
         InputError: A layer differs; gives the first one, its size, and what the profile says.
     """

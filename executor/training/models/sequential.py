@@ -33,10 +33,6 @@ def layers_of(module: nn.Module, example: torch.Tensor) -> list[nn.Module]:
     reshape, belong to the layer before them. Parameters are the module's own. Unless the module is on the meta device,
     its outputs for the example are compared with those of the layers.
 
-    Args:
-        module: A module that takes one tensor and returns one.
-        example: Such an input tensor, of a few samples.
-
     Raises:
         InputError: ``forward`` depends on values, is not a chain, or differs from the layers.
     """
