@@ -1,15 +1,15 @@
-"""The models of Cannikin's reproduction as layers, from the arithmetic of their published architectures.
+"""The models that the reproductions train, as layers, from the arithmetic of their published architectures.
 
 Numbers are 32-bit. A convolution of weights W on an output of h x w does 2 * W * h * w operations for a sample. What is
 kept for backward is the input of every convolution and of every batch normalisation; ReLU works in place.
 
 Sources: Deep Residual Learning (He et al., 2016; a bottleneck has its stride in the 3 x 3 convolution, as torchvision
-does it); BERT (Devlin et al., 2019); activations of a transformer block: Reducing Activation Recomputation (Korthikanti
-et al., 2022), there for 16-bit numbers.
+does it); BERT (Devlin et al., 2019); GPT-3 (Brown et al., 2020); ViT (Dosovitskiy et al., 2021); activations of a
+transformer block: Reducing Activation Recomputation (Korthikanti et al., 2022), there for 16-bit numbers.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 
 from planner.scenario.roofline import LayerWork
@@ -18,8 +18,8 @@ NUMBER_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
-    """An image on its way through convolutions."""
+class _Image:
+    """A square image on its way through convolutions."""
 
     channels: int
     pixels: int
@@ -44,34 +44,32 @@ class _Work:
             self.kept + other.kept,
         )
 
-    def layer(self, name: str, outputs: int) -> LayerWork:
-        return LayerWork(
-            name,
-            2.0 * self.multiplications,
-            NUMBER_BYTES * self.parameters,
-            NUMBER_BYTES * outputs,
-            NUMBER_BYTES * self.kept,
-        )
+    def layer(self, name: str, outputs: int, backward_input_flop: float | None = None) -> LayerWork:
+        sizes = (NUMBER_BYTES * self.parameters, NUMBER_BYTES * outputs, NUMBER_BYTES * self.kept)
+        return LayerWork(name, 2.0 * self.multiplications, *sizes, backward_input_flop)
+
+
+def _convolution(image: _Image, channels: int, kernel: int, stride: int, groups: int = 1) -> tuple[_Work, _Image]:
+    """A convolution without bias and its batch normalisation, with the output image."""
+    output = _Image(channels, ceil(image.pixels / stride))
+    weights = kernel**2 * image.channels // groups * channels
+    return _Work(weights * output.pixels**2, weights + 2 * channels, 2 * output.numbers), output
+
+
+def _classifier(image: _Image, classes: int) -> _Work:
+    """The mean over the image and a linear layer."""
+    weights = image.channels * classes
+    return _Work(weights, weights + classes, image.channels)
 
 
 def mobilenet_v2(pixels: int, classes: int) -> tuple[LayerWork, ...]:
-    """Return stem, 17 inverted residuals, and head with classifier.
-
-    Args:
-        pixels: Of the image's side.
-        classes: Of the classifier.
-    """
+    """Return stem, 17 inverted residuals, and head with classifier, for images of ``pixels`` x ``pixels``."""
     rows = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-    return _mobile_network([(*row[:3], row[3], 3) for row in rows], pixels, classes, excitation=False)
+    return _mobile_network([(*row, 3) for row in rows], pixels, classes, excitation=False)
 
 
 def efficientnet_b1(pixels: int, classes: int) -> tuple[LayerWork, ...]:
-    """Return stem, 23 inverted residuals with squeeze and excitation, and head with classifier.
-
-    Args:
-        pixels: Of the image's side.
-        classes: Of the classifier.
-    """
+    """Return stem, 23 inverted residuals with squeeze and excitation, and head with classifier."""
     rows = (
         (1, 16, 1, 1, 3),
         (6, 24, 2, 2, 3),
@@ -85,100 +83,134 @@ def efficientnet_b1(pixels: int, classes: int) -> tuple[LayerWork, ...]:
     return _mobile_network([(a, b, c, d, e) for a, b, c, d, e in deeper], pixels, classes, excitation=True)
 
 
-def resnet_50(pixels: int, classes: int) -> tuple[LayerWork, ...]:
-    """Return stem, 16 bottlenecks, and classifier.
-
-    Args:
-        pixels: Of the image's side.
-        classes: Of the classifier.
-    """
-    work, shape = _convolution(_Shape(3, pixels), 64, 7, 2)
-    shape = _Shape(64, ceil(shape.pixels / 2))
-    layers = [(work + _Work(kept=shape.numbers)).layer("stem", shape.numbers)]
-    for width, count, first_stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for index in range(count):
-            stride = first_stride if index == 0 else 1
-            narrow, inner = _convolution(shape, width, 1, 1)
-            middle, inner = _convolution(inner, width, 3, stride)
-            wide, output = _convolution(inner, 4 * width, 1, 1)
-            work = narrow + middle + wide
-            if index == 0:
-                work += _convolution(shape, 4 * width, 1, stride)[0]
-            shape = output
-            layers.append(work.layer(f"bottleneck-{len(layers)}", shape.numbers))
-    return (*layers, _classifier(shape, classes).layer("classifier", classes))
-
-
-def bert_small(tokens: int, classes: int) -> tuple[LayerWork, ...]:
-    """Return embedding, attention and feed-forward of 4 layers, and pooler with classifier.
-
-    Args:
-        tokens: Of a sample.
-        classes: Of the classifier.
-    """
-    units, heads, inner = 512, 8, 2048
-    outputs = tokens * units
-    # Its input has no gradient: numbers of tokens.
-    embedding = LayerWork(
-        "embedding",
-        0.0,
-        NUMBER_BYTES * (30522 + 512 + 2 + 2) * units,
-        NUMBER_BYTES * outputs,
-        NUMBER_BYTES * 2 * outputs,
-        0.0,
-    )
-    attention = _Work(
-        4 * outputs * units + 2 * outputs * tokens,
-        4 * (units + 1) * units + 2 * units,
-        6 * outputs + 2 * heads * tokens**2,
-    )
-    feed_forward = _Work(2 * outputs * inner, 2 * units * inner + inner + 3 * units, 2 * outputs + 2 * tokens * inner)
-    layers = [embedding]
-    for index in range(4):
-        layers += [attention.layer(f"attention-{index}", outputs), feed_forward.layer(f"feed-forward-{index}", outputs)]
-    pooler = _Work(units * (units + classes), (units + 1) * (units + classes), 2 * units)
-    return (*layers, pooler.layer("classifier", classes))
-
-
 def _mobile_network(
-    rows: list[tuple[int, int, int, int, int]], pixels: int, classes: int, excitation: bool
+    rows: Sequence[tuple[int, int, int, int, int]], pixels: int, classes: int, excitation: bool
 ) -> tuple[LayerWork, ...]:
     """Rows are expansion, width, blocks, stride of the first, and kernel."""
-    work, shape = _convolution(_Shape(3, pixels), 32, 3, 2)
-    layers = [work.layer("stem", shape.numbers)]
+    work, image = _convolution(_Image(3, pixels), 32, 3, 2)
+    layers = [work.layer("stem", image.numbers)]
     for expansion, width, count, first_stride, kernel in rows:
         for index in range(count):
-            work, inner = _Work(), shape
+            work, inner = _Work(), image
             if expansion > 1:
-                work, inner = _convolution(shape, expansion * shape.channels, 1, 1)
+                work, inner = _convolution(image, expansion * image.channels, 1, 1)
             deep, inner = _convolution(inner, inner.channels, kernel, first_stride if index == 0 else 1, inner.channels)
             work += deep
             if excitation:
-                work += _excitation(inner, shape.channels // 4)
-            narrow, shape = _convolution(inner, width, 1, 1)
-            layers.append((work + narrow).layer(f"block-{len(layers)}", shape.numbers))
-    work, shape = _convolution(shape, 1280, 1, 1)
-    return (*layers, (work + _classifier(shape, classes)).layer("head", classes))
+                work += _excitation(inner, image.channels // 4)
+            narrow, image = _convolution(inner, width, 1, 1)
+            layers.append((work + narrow).layer(f"block-{len(layers)}", image.numbers))
+    work, image = _convolution(image, 1280, 1, 1)
+    return (*layers, (work + _classifier(image, classes)).layer("head", classes))
 
 
-def _convolution(shape: _Shape, channels: int, kernel: int, stride: int, groups: int = 1) -> tuple[_Work, _Shape]:
-    """A convolution without bias, and its batch normalisation."""
-    output = _Shape(channels, ceil(shape.pixels / stride))
-    weights = kernel**2 * shape.channels // groups * channels
-    return _Work(weights * output.pixels**2, weights + 2 * channels, 2 * output.numbers), output
+def _excitation(image: _Image, squeezed: int) -> _Work:
+    weights = 2 * image.channels * squeezed
+    return _Work(weights, weights + image.channels + squeezed, image.numbers)
 
 
-def _excitation(shape: _Shape, squeezed: int) -> _Work:
-    weights = 2 * shape.channels * squeezed
-    return _Work(weights, weights + shape.channels + squeezed, shape.numbers)
+@dataclass(frozen=True, slots=True)
+class _ResidualBlock:
+    """A block of a ResNet: its place, the work of both its paths, and its output."""
+
+    group: int
+    index: int
+    main: _Work
+    shortcut: _Work
+    output: _Image
 
 
-def _classifier(shape: _Shape, classes: int) -> _Work:
-    weights = shape.channels * classes
-    return _Work(weights, weights + classes, shape.channels)
+def _residual_blocks(image: _Image, depths: Sequence[int], bottleneck: bool) -> Iterator[_ResidualBlock]:
+    """Four groups of blocks; each group but the first halves the image and doubles the channels."""
+    for group, depth in enumerate(depths):
+        width = 64 * 2**group
+        for index in range(depth):
+            stride = 2 if group and not index else 1
+            basic = ((width, 3, stride), (width, 3, 1))
+            main, output = _Work(), image
+            for convolution in ((width, 1, 1), (width, 3, stride), (4 * width, 1, 1)) if bottleneck else basic:
+                work, output = _convolution(output, *convolution)
+                main += work
+            projects = output != image
+            shortcut = _convolution(image, output.channels, 1, stride)[0] if projects else _Work()
+            yield _ResidualBlock(group, index, main, shortcut, output)
+            image = output
 
 
-_BYTES = 4
+def resnet_50(pixels: int, classes: int) -> tuple[LayerWork, ...]:
+    """Return stem, 16 bottlenecks, and classifier, for images of ``pixels`` x ``pixels``."""
+    stem, image = _convolution(_Image(3, pixels), 64, 7, 2)
+    image = _Image(64, ceil(image.pixels / 2))
+    layers = [(stem + _Work(kept=image.numbers)).layer("stem", image.numbers)]
+    for block in _residual_blocks(image, (3, 4, 6, 3), bottleneck=True):
+        image = block.output
+        layers.append((block.main + block.shortcut).layer(f"bottleneck-{len(layers)}", image.numbers))
+    return (*layers, _classifier(image, classes).layer("classifier", classes))
+
+
+BERT_VOCABULARY, BERT_POSITIONS = 30_522, 512
+
+
+def bert_small(tokens: int, classes: int) -> tuple[LayerWork, ...]:
+    """Return embedding, attention and feed-forward of 4 layers, and pooler with classifier."""
+    width, heads = 512, 8
+    layers = [_bert_embedding(tokens, width).layer("embedding", tokens * width, 0.0)]
+    for index in range(4):
+        layers.append(_attention(tokens, width, heads).layer(f"attention-{index}", tokens * width))
+        layers.append(_feed_forward(tokens, width).layer(f"feed-forward-{index}", tokens * width))
+    pooler = _Work(width * (width + classes), (width + 1) * (width + classes), 2 * width)
+    return (*layers, pooler.layer("classifier", classes))
+
+
+def _bert_embedding(tokens: int, width: int) -> _Work:
+    """Embeddings of tokens, positions and two segments, and a normalisation; looking up multiplies nothing."""
+    return _Work(0, (BERT_VOCABULARY + BERT_POSITIONS + 2 + 2) * width, 2 * tokens * width)
+
+
+def _attention(tokens: int, width: int, heads: int) -> _Work:
+    return _Work(
+        4 * tokens * width**2 + 2 * tokens**2 * width,
+        4 * (width + 1) * width + 2 * width,
+        6 * tokens * width + 2 * heads * tokens**2,
+    )
+
+
+def _feed_forward(tokens: int, width: int) -> _Work:
+    """Two linear layers with four times the width between them."""
+    return _Work(8 * tokens * width**2, 8 * width**2 + 7 * width, 10 * tokens * width)
+
+
+# What a block of GPT or ViT keeps for backward, in values per token and unit of width: 34 half-precision bytes of
+# Korthikanti et al., of which 17 values; the attention matrices are computed again, as FlashAttention does.
+KEPT_VALUES = 17
+
+
+def gpt(width: int, blocks: int, vocabulary: int = 50_257, tokens: int = 1024) -> list[LayerWork]:
+    """Return an embedding, whose input has no gradient, blocks, and a head with its own matrix."""
+    hidden = tokens * width
+    return [
+        _Work(0, (vocabulary + tokens) * width, hidden).layer("embedding", hidden, 0.0),
+        *_plain_blocks(width, blocks, tokens),
+        _Work(hidden * vocabulary, vocabulary * width, tokens * vocabulary).layer("head", tokens * vocabulary),
+    ]
+
+
+def vit_huge() -> list[LayerWork]:
+    """Return ViT-Huge/14 for images of 224 x 224 and 1,000 classes: 0.63 billion parameters."""
+    width, tokens, patch_numbers, classes = 1280, 257, 14 * 14 * 3, 1000
+    hidden, patches, head = tokens * width, patch_numbers * width, width * classes
+    return [
+        _Work(tokens * patches, patches, hidden).layer("patches", hidden, 0.0),
+        *_plain_blocks(width, 32, tokens),
+        _Work(head, head, width).layer("head", classes),
+    ]
+
+
+def _plain_blocks(width: int, blocks: int, tokens: int) -> list[LayerWork]:
+    """Attention and a feed-forward part, without biases and normalisations: 24 T d^2 + 4 T^2 d operations forward."""
+    multiplications = 12 * tokens * width**2 + 2 * tokens**2 * width
+    work = _Work(multiplications, 12 * width**2, KEPT_VALUES * tokens * width)
+    return [work.layer(f"block-{index}", tokens * width) for index in range(blocks)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +218,7 @@ class TrainedModel:
     """A model, and how it is trained.
 
     Attributes:
-        name: With its data.
+        name: Name of the model with its data.
         layers: The model's layers in order.
         optimizer: One of `planner.scenario.training.OPTIMIZER_STATES`.
         first_batch: B_0, which is the batch of the paper that published the model.
@@ -198,135 +230,47 @@ class TrainedModel:
     first_batch: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Convolution:
-    """A convolution and the batch normalisation behind it."""
-
-    inputs: int
-    outputs: int
-    width: int
-    size: int
-
-    @property
-    def weights(self) -> int:
-        return self.inputs * self.outputs * self.width**2
-
-    @property
-    def parameters(self) -> int:
-        return self.weights + 2 * self.outputs
-
-    @property
-    def flop(self) -> int:
-        return 2 * self.weights * self.elements // self.outputs
-
-    @property
-    def elements(self) -> int:
-        return self.outputs * self.size**2
-
-
-def _block(name: str, main: list[_Convolution], shortcut: list[_Convolution]) -> LayerWork:
-    """A residual block: of each convolution its output is kept, normalised once more as the input of the next."""
-    every = [*main, *shortcut]
-    kept = 2 * sum(each.elements for each in main) + sum(each.elements for each in shortcut)
-    return LayerWork(
-        name,
-        float(sum(each.flop for each in every)),
-        _BYTES * sum(each.parameters for each in every),
-        _BYTES * main[-1].elements,
-        _BYTES * kept,
-    )
-
-
-def _shortcut(inputs: int, outputs: int, size: int, stride: int) -> list[_Convolution]:
-    return [_Convolution(inputs, outputs, 1, size)] if stride != 1 or inputs != outputs else []
-
-
-def _bottleneck(name: str, inputs: int, middle: int, size: int, stride: int) -> LayerWork:
-    """1 x 1, 3 x 3 and 1 x 1; ``size`` is that of the output."""
-    outputs = 4 * middle
-    main = [
-        _Convolution(inputs, middle, 1, size * stride),
-        _Convolution(middle, middle, 3, size),
-        _Convolution(middle, outputs, 1, size),
-    ]
-    return _block(name, main, _shortcut(inputs, outputs, size, stride))
-
-
-def _basic(name: str, inputs: int, outputs: int, size: int, stride: int) -> LayerWork:
-    """Two of 3 x 3; ``size`` is that of the output."""
-    main = [_Convolution(inputs, outputs, 3, size), _Convolution(outputs, outputs, 3, size)]
-    return _block(name, main, _shortcut(inputs, outputs, size, stride))
-
-
-def _head(inputs: int, classes: int, size: int) -> LayerWork:
-    """Mean over the picture and a linear layer."""
-    weights = inputs * classes + classes
-    return LayerWork(
-        "head", 2.0 * inputs * classes, _BYTES * weights, _BYTES * classes, _BYTES * inputs * (size**2 + 1)
-    )
-
-
-def _stem(convolution: _Convolution, input_elements: int, pooled: int) -> LayerWork:
-    kept = input_elements + 2 * convolution.elements + pooled
-    output = pooled or convolution.elements
-    sizes = (_BYTES * convolution.parameters, _BYTES * output, _BYTES * kept)
-    # Nobody asks for the gradient of a picture.
-    return LayerWork("stem", float(convolution.flop), *sizes, backward_input_flop=0.0)
-
-
-def _residual_layers(
-    stem: LayerWork,
-    block: Callable[[str, int, int, int, int], LayerWork],
-    depths: tuple[int, ...],
-    expansion: int,
-    size: int,
-    classes: int,
+def _trained_resnet(
+    picture: _Image, stem_kernel: int, depths: Sequence[int], classes: int, imagenet: bool
 ) -> tuple[LayerWork, ...]:
-    """Four groups of blocks; each but the first halves the picture and doubles the channels."""
-    layers, inputs = [stem], 64
-    for group, depth in enumerate(depths):
-        middle, side = 64 * 2**group, size // 2**group
-        for index in range(depth):
-            stride = 2 if group and not index else 1
-            layers.append(block(f"group {group + 1} block {index + 1}", inputs, middle, side, stride))
-            inputs = expansion * middle
-    return (*layers, _head(inputs, classes, size // 2 ** (len(depths) - 1)))
+    """A ResNet that keeps its input, and of each shortcut the output alone; on ImageNet, of bottlenecks and pooled."""
+    stem, image = _convolution(picture, 64, stem_kernel, 2 if imagenet else 1)
+    if imagenet:
+        image = _Image(64, image.pixels // 2)
+        stem += _Work(kept=image.numbers)
+    # Nobody asks for the gradient of a picture.
+    layers = [(stem + _Work(kept=picture.numbers)).layer("stem", image.numbers, 0.0)]
+    for block in _residual_blocks(image, depths, bottleneck=imagenet):
+        work = block.main + replace(block.shortcut, kept=block.shortcut.kept // 2)
+        image = block.output
+        layers.append(work.layer(f"group {block.group + 1} block {block.index + 1}", image.numbers))
+    head = _classifier(image, classes) + _Work(kept=image.numbers)
+    return (*layers, head.layer("head", classes))
 
 
 def resnet18_cifar() -> TrainedModel:
     """Return ResNet-18 for pictures of 32 x 32 (a 3 x 3 stem, no pooling): 11,173,962 parameters."""
-    stem = _stem(_Convolution(3, 64, 3, 32), 3 * 32**2, 0)
-    return TrainedModel("ResNet-18, CIFAR-10", _residual_layers(stem, _basic, (2, 2, 2, 2), 1, 32, 10), "momentum", 128)
+    layers = _trained_resnet(_Image(3, 32), 3, (2, 2, 2, 2), 10, imagenet=False)
+    return TrainedModel("ResNet-18, CIFAR-10", layers, "momentum", 128)
 
 
 def resnet50_imagenet() -> TrainedModel:
     """Return ResNet-50 for pictures of 224 x 224: 25,557,032 parameters, 4.09e9 multiply-adds."""
-    stem = _stem(_Convolution(3, 64, 7, 112), 3 * 224**2, 64 * 56**2)
-    layers = _residual_layers(stem, _bottleneck, (3, 4, 6, 3), 4, 56, 1000)
+    layers = _trained_resnet(_Image(3, 224), 7, (3, 4, 6, 3), 1000, imagenet=True)
     return TrainedModel("ResNet-50, ImageNet", layers, "momentum", 256)
 
 
 def bert_base_squad() -> TrainedModel:
     """Return BERT-base without pooler for 384 tokens, with SQuAD's head: 108,893,186 parameters."""
-    width, tokens, heads, vocabulary, positions = 768, 384, 12, 30_522, 512
-    output_bytes = _BYTES * tokens * width
-    embedding = LayerWork(
-        "embedding",
-        # Adding up three embeddings and normalising them, about ten operations a number.
-        10.0 * tokens * width,
-        _BYTES * ((vocabulary + positions + 2) * width + 2 * width),
-        output_bytes,
-        2 * output_bytes,
-        backward_input_flop=0.0,
-    )
-    # Of 34 bytes per token and channel two are masks of one byte, of 5 per pair of tokens one.
-    kept = (2 * (34 - 2) + 2) * tokens * width + (2 * (5 - 1) + 1) * heads * tokens**2
-    flop = 24.0 * width**2 * tokens + 4.0 * tokens**2 * width
-    blocks = [
-        LayerWork(f"block {index + 1}", flop, _BYTES * (12 * width**2 + 13 * width), output_bytes, kept)
-        for index in range(12)
-    ]
-    head = LayerWork("head", 4.0 * width * tokens, _BYTES * (2 * width + 2), 8 * tokens, output_bytes)
+    width, tokens, heads = 768, 384, 12
+    hidden = tokens * width
+    # Adding up three embeddings and normalising them takes about ten operations a number.
+    embedding = replace(_bert_embedding(tokens, width).layer("embedding", hidden, 0.0), forward_flop=10.0 * hidden)
+    block = (_attention(tokens, width, heads) + _feed_forward(tokens, width)).layer("block", hidden)
+    # Two masks of a byte per token and channel, one per pair of tokens.
+    block = replace(block, activation_bytes=block.activation_bytes + 2 * hidden + heads * tokens**2)
+    blocks = [replace(block, name=f"block {index + 1}") for index in range(12)]
+    head = _Work(2 * hidden, 2 * width + 2, hidden).layer("head", 2 * tokens)
     return TrainedModel("BERT-base, SQuAD", (embedding, *blocks, head), "adamw", 32)
 
 

@@ -23,10 +23,8 @@ BELOW = {
 TORCH_FREE = ("traces", "planner", "sim")
 HEAVY = {"torch", "matplotlib", "bokeh"}
 
-SYSTEMS = ("asteroid", "cannikin", "cloudless", "deepcee")
-
 # The only packages and modules whose purpose is to draw.
-DRAWING = ("experiments.report.figures.", *(f"experiments.reproductions.{name}.figure" for name in SYSTEMS))
+DRAWING = ("experiments.report.figures.", "experiments.reproductions.figures")
 
 
 def name_of(path: Path) -> str:

@@ -11,17 +11,18 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from experiments.report.data.labels import rate_unit
 from experiments.report.data.link_rates import busiest, capacity_bps, mean_use, used_bps
 from experiments.report.data.run_view import RunView
-from experiments.report.data.style import COLOURS, GREY, LIGHT_GREY, legend_columns
+from experiments.report.data.style import COLOURS, GREY, LIGHT_GREY
 from experiments.report.figures.decisions import draw_marks, marks_over_time
+from experiments.report.figures.picture import legend_columns
 from planner.scenario.cluster import Link
 from traces.common.atomic import write_bytes_atomically
 from traces.trace import FloatArray, LinkTrace
 
 _MOST_PAIRS = 4
 _BINS = 150
-_UNITS = (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1.0))
 
 
 def shown_links(runs: Sequence[RunView]) -> tuple[Link, ...]:
@@ -44,7 +45,7 @@ def draw_links(figure: SubFigure, links: Sequence[Link], runs: Sequence[RunView]
     panels: list[Axes] = list(grid.flat)
     for axes in panels[len(links) :]:
         axes.remove()
-    unit, scale = _unit(max(float(capacity_bps(link, span_s)[1].max()) for link in links))
+    unit, scale = rate_unit(max(float(capacity_bps(link, span_s)[1].max()) for link in links))
     decided = [run for run in runs if run.record.decisions]
     for axes, link in zip(panels, links, strict=False):
         axes.set_xlim(0, span_s)
@@ -92,10 +93,6 @@ def _draw_legend(figure: SubFigure, runs: Sequence[RunView], width_s: float) -> 
         loc="outside upper left",
         ncols=legend_columns(str(handle.get_label()) for handle in handles),
     )
-
-
-def _unit(largest_bps: float) -> tuple[str, float]:
-    return next(((unit, scale) for unit, scale in _UNITS if largest_bps >= 2 * scale), _UNITS[-1])
 
 
 def plot_rates(traces: Mapping[str, LinkTrace], path: Path | str) -> None:

@@ -1,44 +1,27 @@
 """One picture of one or several runs of a scenario: pipeline, links, step times."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import SubFigure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from experiments.report.data.gantt_rows import GanttRows, check_steps, choose_steps, gantt_rows
 from experiments.report.data.run_view import RunView, run_views
-from experiments.report.data.style import (
-    DOTS_PER_INCH,
-    GREY,
-    LIGHT_GREY,
-    SETTINGS,
-    WIDTH_INCHES,
-    WORK_STYLES,
-    legend_columns,
-)
+from experiments.report.data.style import GREY, LIGHT_GREY, WORK_STYLES
 from experiments.report.figures.decisions import draw_marks, list_decisions, listed_inches, marks_over_steps
 from experiments.report.figures.gantt import draw_gantt, number_bars
 from experiments.report.figures.links import draw_links, links_inches, shown_links
+from experiments.report.figures.picture import legend_columns, picture
 from planner.runs.record import RunRecord
-from traces.common.atomic import write_bytes_atomically
 
 # Points this many and fewer are marked one by one.
 _MARKED_STEPS = 60
 
 
-def steps_inches(runs: Sequence[RunView]) -> float:
-    """Return the height of the panel and of the list of decisions below it."""
-    return 2.1 + listed_inches(runs)
-
-
-def draw_step_times(figure: SubFigure, runs: Sequence[RunView]) -> None:
-    """Draw step time over steps."""
+def _draw_step_times(figure: SubFigure, runs: Sequence[RunView]) -> None:
     axes = figure.subplots()
     first, end = min(run.first_step for run in runs), max(run.end_step for run in runs)
     axes.set_xlim(first - 0.5, end - 0.5)
@@ -65,12 +48,11 @@ def draw_step_times(figure: SubFigure, runs: Sequence[RunView]) -> None:
     list_decisions(figure, runs)
 
 
-def pipelines_inches(rows: Sequence[GanttRows]) -> float:
-    """Return the height of all panels."""
+def _pipelines_inches(rows: Sequence[GanttRows]) -> float:
     return sum(len(each.devices) * _row_inches(rows) + 0.5 for each in rows) + 0.7
 
 
-def draw_pipelines(figure: SubFigure, runs: Sequence[RunView], rows: Sequence[GanttRows]) -> list[Axes]:
+def _draw_pipelines(figure: SubFigure, runs: Sequence[RunView], rows: Sequence[GanttRows]) -> list[Axes]:
     """Draw a panel for each run, with one legend above them; return the panels."""
     counts = [len(each.devices) for each in rows]
     grid = figure.subplots(len(rows), 1, squeeze=False, sharex=True, height_ratios=counts)
@@ -135,35 +117,24 @@ def draw_runs(
         steps = choose_steps(runs)
     else:
         check_steps(runs, steps)
-    with rc_context(SETTINGS):
-        figure = _draw(runs, steps)
-        picture = io.BytesIO()
-        # Without the date equal runs give equal files.
-        figure.savefig(picture, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
-    write_bytes_atomically(path, picture.getvalue())
-
-
-def _draw(runs: Sequence[RunView], steps: tuple[int, int]) -> Figure:
     rows = [gantt_rows(run, steps) for run in runs]
     links = shown_links(runs)
     heights = {
         "title": _TITLE_INCHES,
-        "pipelines": pipelines_inches(rows),
+        "pipelines": _pipelines_inches(rows),
         **({"links": links_inches(len(links))} if links else {}),
-        "steps": steps_inches(runs),
+        "steps": 2.1 + listed_inches(runs),
     }
-    figure = Figure(figsize=(WIDTH_INCHES, sum(heights.values())), dpi=DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(figure)
-    subfigures = figure.subfigures(len(heights), 1, height_ratios=list(heights.values()), squeeze=False)[:, 0]
-    parts: dict[str, SubFigure] = dict(zip(heights, subfigures, strict=True))
-    _draw_title(parts["title"], runs)
-    panels = draw_pipelines(parts["pipelines"], runs, rows)
-    if links:
-        draw_links(parts["links"], links, runs)
-    draw_step_times(parts["steps"], runs)
-    figure.draw_without_rendering()
-    number_bars(panels, rows)
-    return figure
+    with picture(path, sum(heights.values())) as figure:
+        subfigures = figure.subfigures(len(heights), 1, height_ratios=list(heights.values()), squeeze=False)[:, 0]
+        parts: dict[str, SubFigure] = dict(zip(heights, subfigures, strict=True))
+        _draw_title(parts["title"], runs)
+        panels = _draw_pipelines(parts["pipelines"], runs, rows)
+        if links:
+            draw_links(parts["links"], links, runs)
+        _draw_step_times(parts["steps"], runs)
+        figure.draw_without_rendering()
+        number_bars(panels, rows)
 
 
 def _draw_title(figure: SubFigure, runs: Sequence[RunView]) -> None:

@@ -1,17 +1,13 @@
 """The figure of a sweep: a heat map of two parameters, and the trade-off of two metrics."""
 
-import io
 from pathlib import Path
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from experiments.report.data.style import BLUE, DOTS_PER_INCH, GREY, SETTINGS, VERMILLION, WIDTH_INCHES
+from experiments.report.data.style import BLUE, GREY, VERMILLION
 from experiments.report.data.sweep_points import (
     SweptMetric,
     SweptParameter,
@@ -21,7 +17,7 @@ from experiments.report.data.sweep_points import (
     usual_choice,
     varied,
 )
-from traces.common.atomic import write_bytes_atomically
+from experiments.report.figures.picture import picture
 
 _HEIGHT_INCHES = 4.2
 
@@ -41,18 +37,13 @@ def draw_sweep(points: SweptPoints, path: Path) -> None:
     Raises:
         InputError: The file cannot be written.
     """
-    with rc_context(SETTINGS):
-        drawn = Figure(figsize=(WIDTH_INCHES, _HEIGHT_INCHES), dpi=DOTS_PER_INCH, layout="constrained")
-        FigureCanvasAgg(drawn)
+    with picture(path, _HEIGHT_INCHES) as drawn:
         left, right = drawn.subplots(1, 2)
         x, y = varied(points)
         paid, got = usual_choice(points)
         _draw_heat(left, points, x, y, got)
         _draw_front(right, paid, got)
         drawn.suptitle(f"{points.name}: {len(points.numbers)} points", x=0.008, horizontalalignment="left")
-        picture = io.BytesIO()
-        drawn.savefig(picture, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
-    write_bytes_atomically(path, picture.getvalue())
 
 
 def _draw_heat(

@@ -4,8 +4,8 @@ What the settings are, and which of them are assumed: `experiments.reproductions
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby, product
-from pathlib import Path
 from statistics import mean
 
 from experiments.benches.result import Check, Row
@@ -21,6 +21,7 @@ from experiments.reproductions.asteroid.throughput import (
     without_mechanisms,
 )
 from experiments.reproductions.claims import Claim, Reproduction
+from experiments.reproductions.figures import draw_asteroid
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_plan
@@ -89,7 +90,7 @@ def reproduce_asteroid(quick: bool, tell: Callable[[str], None]) -> Reproduction
             ),
         ],
         _remarks(speeds, losses, best, quick),
-        lambda path: _draw(path, speeds, recovered),
+        partial(draw_asteroid, speeds, recovered, (LEAST_TO_PARALLEL, LEAST_TO_HYBRID, LEAST_RECOVERY)),
     )
 
 
@@ -216,9 +217,3 @@ def _missed(best: Row, once_known: float) -> list[str]:
 def _same_columns(*parts: _Rows) -> list[Row]:
     columns = dict.fromkeys(key for rows in parts for row in rows for key in row)
     return [{key: row.get(key, "") for key in columns} for rows in parts for row in rows]
-
-
-def _draw(path: Path, speeds: _Rows, losses: _Rows) -> None:
-    from experiments.reproductions.asteroid.figure import draw_asteroid
-
-    draw_asteroid(speeds, losses, (LEAST_TO_PARALLEL, LEAST_TO_HYBRID, LEAST_RECOVERY), path)

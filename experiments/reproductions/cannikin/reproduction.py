@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from experiments.benches.result import Check, Row
 from experiments.reproductions.architectures import MODELS
 from experiments.reproductions.cannikin.clusters import MACHINES, base_scenario
-from experiments.reproductions.cannikin.figure import Panel, draw_training
 from experiments.reproductions.cannikin.training import NOISE_CURVES, SYSTEMS, Setting, Trained, adaptive_learned, fixed
 from experiments.reproductions.claims import Claim, Reproduction
+from experiments.reproductions.figures import TrainingPanel, draw_cannikin
 from planner.systems.cannikin.goodput import CANDIDATES
 from planner.systems.cannikin.strategy import balanced_plan
 
@@ -119,15 +118,20 @@ def reproduce_cannikin(quick: bool, tell: Callable[[str], None]) -> Reproduction
             if network_bps == NETWORKS_BPS[0]:
                 ablations += _ablations(next(case for case in made if case.setting.curve == MIDDLE))
     drawn = [case for case in cases if case.setting.curve == MIDDLE and case.network_bps == NETWORKS_BPS[0]]
-    panels = [Panel(case.name, case.trained) for case in drawn]
     return Reproduction(
         _claims(cases),
         ablations,
         [case.row() for case in cases],
         _checks(cases),
         _REMARKS,
-        partial(_draw, panels),
+        partial(draw_cannikin, [_panel(case) for case in drawn]),
     )
+
+
+def _panel(case: _Case) -> TrainingPanel:
+    trained = case.trained.items()
+    times_s, batches = ({name: each.time_s for name, each in trained}, {name: each.batches for name, each in trained})
+    return TrainingPanel(case.name, times_s, batches)
 
 
 def _train(cluster: str, network_bps: float, model: str, setting: Setting) -> _Case:
@@ -210,7 +214,3 @@ def _checks(cases: Sequence[_Case]) -> list[Check]:
             at_most=True,
         ),
     ]
-
-
-def _draw(panels: Sequence[Panel], path: Path) -> None:
-    draw_training(panels, path)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 from experiments.benches.result import Check, Row
@@ -10,6 +9,7 @@ from experiments.reproductions.claims import Claim, Reproduction
 from experiments.reproductions.cloudless.exchange import exchange_rows
 from experiments.reproductions.cloudless.rental import QUICK_STEPS, STEPS, rental_rows, run_for
 from experiments.reproductions.cloudless.settings import GENERATIONS, rental_scenario
+from experiments.reproductions.figures import draw_cloudless
 from planner.systems.cloudless.strategy import with_exchanges
 from planner.systems.registry import make_plan
 
@@ -55,7 +55,7 @@ def reproduce_cloudless(quick: bool, tell: Callable[[str], None]) -> Reproductio
         _details(rental, exchange, accuracy),
         checks,
         (*_REMARKS, _NOT_TRAINED) if quick else _REMARKS,
-        partial(_draw, rental, exchange),
+        partial(draw_cloudless, rental, exchange, (PAPER_SAVINGS, PAPER_SPEEDUP)),
     )
 
 
@@ -145,10 +145,3 @@ def _details(rental: Sequence[Row], exchange: Sequence[Row], accuracy: Sequence[
             rows.append({"part": part, "setting": setting, **figures})
     columns = dict.fromkeys(key for row in rows for key in row)
     return [{key: row.get(key, "") for key in columns} for row in rows]
-
-
-def _draw(rental: Sequence[Row], exchange: Sequence[Row], path: Path) -> None:
-    # Loads matplotlib.
-    from experiments.reproductions.cloudless.figure import draw_cloudless
-
-    draw_cloudless(rental, exchange, (PAPER_SAVINGS, PAPER_SPEEDUP), path)

@@ -6,7 +6,7 @@ anything was measured); a tenth names the devices of the first in turn, region a
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from experiments.reproductions.deepcee.scenarios import (
     deepcee_scenario,
     throughput,
 )
+from experiments.reproductions.figures import draw_deepcee
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.scenario import Scenario
@@ -109,7 +110,7 @@ def reproduce_deepcee(quick: bool, tell: Callable[[str], None]) -> Reproduction:
             ),
         ],
         _remarks(details, names),
-        _drawing(details),
+        partial(draw_deepcee, details, ("deepcee", *names)),
     )
 
 
@@ -226,13 +227,3 @@ def _remarks(details: Sequence[Row], names: Sequence[str]) -> list[str]:
     if missing:
         remarks.append(f"Left out to be quick: {', '.join(missing)}, and the adapter.")
     return remarks
-
-
-def _drawing(details: Sequence[Row]) -> Callable[[Path], None]:
-    def draw(path: Path) -> None:
-        # Drawing loads matplotlib, which a reproduction without a figure does not need.
-        from experiments.reproductions.deepcee.figure import draw_ratios
-
-        draw_ratios(details, ("deepcee", *(name for name in BASELINES if name in details[0])), path)
-
-    return draw

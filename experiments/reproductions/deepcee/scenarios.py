@@ -7,9 +7,11 @@ are the roofline's (`planner.scenario.roofline`): 32-bit tensors that are multip
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations
 
+from experiments.reproductions.architectures import gpt, vit_huge
 from planner.adapt.policy import Policy
 from planner.cost.in_flight import plain_depths
 from planner.plan.microbatches import even_cut, even_microbatches
@@ -81,27 +83,15 @@ def regional_pipelines(scenario: Scenario) -> Plan:
 
 
 PRECISION = "tf32"
-VALUE_BYTES = 4
-
-VOCABULARY = 50_257
-TOKENS = 1024
 
 # (width, blocks) of GPT-3's table of models: 1.3, 2.7 and 6.7 billion parameters.
 GPT_SIZES = {"gpt-1.3b": (2048, 24), "gpt-2.7b": (2560, 32), "gpt-6.7b": (4096, 32)}
 
-# Of ViT-Huge/14 at 224 pixels: 0.63 billion parameters.
 VISION_MODEL = "vit-huge"
-VISION_WIDTH, VISION_BLOCKS, VISION_TOKENS, VISION_PIXELS, VISION_CLASSES = 1280, 32, 257, 14 * 14 * 3, 1000
-
 MODELS = (*GPT_SIZES, VISION_MODEL)
 
 # Samples of an update, and of a microbatch for strategies without a choice of their own: sequences, or pictures.
 BATCHES = {**dict.fromkeys(GPT_SIZES, (64, 2)), VISION_MODEL: (256, 8)}
-
-# What a block keeps for backward, in values per token and unit of width: 34 half-precision bytes of Korthikanti et al.
-# (Reducing Activation Recomputation, 2022), of which 17 values; the attention matrices are computed again, as
-# FlashAttention does.
-KEPT_VALUES = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,16 +163,14 @@ def deepcee_scenario(
 
 def model_profile(model: str, kinds: Sequence[str]) -> ModelProfile:
     """Return one of `MODELS` with the roofline's times on device kinds."""
-    works = _vision_layers() if model == VISION_MODEL else _gpt_layers(*GPT_SIZES[model])
-    known: dict[tuple[object, ...], LayerProfile] = {}
-    layers = []
-    for work in works:
-        key = (work.forward_flop, work.parameter_bytes, work.output_bytes, work.activation_bytes)
-        if key not in known:
-            known[key] = roofline_layer(work, [find_kind(kind) for kind in kinds], PRECISION)
-        same = known[key]
-        sizes = (work.parameter_bytes, work.output_bytes, work.activation_bytes)
-        layers.append(LayerProfile(work.name, *sizes, same.times))
+    works = vit_huge() if model == VISION_MODEL else gpt(*GPT_SIZES[model])
+    known = [find_kind(kind) for kind in kinds]
+
+    @cache
+    def timed(work: LayerWork) -> LayerProfile:
+        return roofline_layer(work, known, PRECISION)
+
+    layers = (replace(timed(replace(work, name="")), name=work.name) for work in works)
     return ModelProfile(model, tuple(layers))
 
 
@@ -199,38 +187,3 @@ def _devices(sites: Sequence[Site], mixed: bool) -> tuple[Device, ...]:
         return tuple(device for row in rows for device in row)
     longest = max(map(len, rows))
     return tuple(row[index] for index in range(longest) for row in rows if index < len(row))
-
-
-def _gpt_layers(width: int, blocks: int) -> list[LayerWork]:
-    """An embedding, whose input has no gradient, blocks, and a head with its own matrix."""
-    embedding = (VOCABULARY + TOKENS) * width
-    hidden = TOKENS * width
-    return [
-        LayerWork("embedding", 0.0, *_sizes(embedding, hidden, hidden), backward_input_flop=0.0),
-        *_blocks(width, blocks, TOKENS),
-        LayerWork(
-            "head", 2.0 * hidden * VOCABULARY, *_sizes(VOCABULARY * width, TOKENS * VOCABULARY, TOKENS * VOCABULARY)
-        ),
-    ]
-
-
-def _vision_layers() -> list[LayerWork]:
-    hidden = VISION_TOKENS * VISION_WIDTH
-    patches = VISION_PIXELS * VISION_WIDTH
-    head = VISION_WIDTH * VISION_CLASSES
-    return [
-        LayerWork("patches", 2.0 * VISION_TOKENS * patches, *_sizes(patches, hidden, hidden), backward_input_flop=0.0),
-        *_blocks(VISION_WIDTH, VISION_BLOCKS, VISION_TOKENS),
-        LayerWork("head", 2.0 * head, *_sizes(head, VISION_CLASSES, VISION_WIDTH)),
-    ]
-
-
-def _blocks(width: int, blocks: int, tokens: int) -> list[LayerWork]:
-    """Attention and an MLP of four times the width: 24 T d^2 + 4 T^2 d operations forward."""
-    flop = 24.0 * tokens * width**2 + 4.0 * tokens**2 * width
-    sizes = _sizes(12 * width**2, tokens * width, KEPT_VALUES * tokens * width)
-    return [LayerWork(f"block-{index}", flop, *sizes) for index in range(blocks)]
-
-
-def _sizes(parameters: int, output: int, kept: int) -> tuple[int, int, int]:
-    return VALUE_BYTES * parameters, VALUE_BYTES * output, VALUE_BYTES * kept

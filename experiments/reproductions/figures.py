@@ -1,0 +1,225 @@
+"""The pictures of the reproductions, one for each system."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter, ScalarFormatter
+
+from experiments.benches.result import Row
+from experiments.report.data.style import (
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    LIGHT_GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    run_line,
+)
+from experiments.report.figures.picture import picture
+
+_ASTEROID_LOOKS = {
+    "ddp": (VERMILLION, "o"),
+    "gpipe": (ORANGE, "s"),
+    "pipedream": (BLUE, "^"),
+    "dapple": (GREEN, "v"),
+    "hetpipe": (PURPLE, "D"),
+}
+
+
+def draw_asteroid(
+    speeds: Sequence[Row], losses: Sequence[Row], claimed: tuple[float, float, float], path: Path
+) -> None:
+    """Draw how much faster Asteroid is in each setting, and how much faster it recovers.
+
+    Args:
+        speeds: Rows with ``model``, ``cluster``, ``batch``, ``strategy`` and ``asteroid_ratio``.
+        losses: Rows with ``ratio`` and ``ratio_once_known``.
+        claimed: The published ratios to data and pipeline parallelism, to hybrid pipelines, and of recovery times.
+        path: A PNG file to write.
+    """
+    parallel, hybrid, recovery = claimed
+    with picture(path, 6.0) as figure:
+        left, middle, right = figure.subplots(1, 3, width_ratios=(3, 3, 2))
+        _draw_asteroid_ratios(left, speeds, ("ddp", "gpipe"), parallel)
+        _draw_asteroid_ratios(middle, speeds, ("pipedream", "dapple", "hetpipe"), hybrid)
+        middle.set_yticklabels([])
+        _draw_recovery(right, losses, recovery)
+
+
+def _draw_asteroid_ratios(axes: Axes, rows: Sequence[Row], strategies: Sequence[str], claimed: float) -> None:
+    names = list(dict.fromkeys(_asteroid_setting(row) for row in rows))
+    for strategy in strategies:
+        own = [row for row in rows if row["strategy"] == strategy]
+        colour, marker = _ASTEROID_LOOKS[strategy]
+        axes.plot(
+            [float(row["asteroid_ratio"]) for row in own],
+            [names.index(_asteroid_setting(row)) for row in own],
+            color=colour,
+            marker=marker,
+            linestyle="",
+            label=f"to {strategy}",
+        )
+    axes.axvline(1.0, color=GREY, linewidth=0.8)
+    axes.axvline(claimed, color=GREY, linestyle=":", label=f"published: up to {claimed:g}")
+    axes.set_xscale("log")
+    axes.set_xticks([1, 2, 5, 10, 20, 50] if claimed > 10 else [0.5, 1, 2, 4])
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_xlabel("Asteroid's throughput ÷ theirs, simulated")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+
+
+def _draw_recovery(axes: Axes, rows: Sequence[Row], claimed: float) -> None:
+    for key, colour, label in (("ratio", BLUE, "from the departure"), ("ratio_once_known", SKY, "once it is known")):
+        values = sorted((float(row[key]) for row in rows), reverse=True)
+        axes.plot(range(1, len(values) + 1), values, color=colour, marker=".", label=label)
+    axes.axhline(1.0, color=GREY, linewidth=0.8)
+    axes.axhline(claimed, color=GREY, linestyle=":", label=f"published: {claimed:g}")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.set_xlabel("departures, by ratio")
+    axes.set_ylabel("recovery time: heavy rescheduling ÷ replay")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+def _asteroid_setting(row: Row) -> str:
+    return f"{row['model']}, {row['cluster']}, {row['batch']}"
+
+
+# Panels of batches side by side.
+_COLUMNS = 3
+
+_TRAINED_COLOURS = {"ddp": GREY, "lb-bsp": SKY, "adaptdl": ORANGE, "cannikin": BLUE}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPanel:
+    """How each system trained in one setting.
+
+    Attributes:
+        name: Title that people read.
+        times_s: System to its seconds per sample of progress; the others are drawn relative to the first.
+        batches: System to the samples of a step in each part of the run.
+    """
+
+    name: str
+    times_s: Mapping[str, float]
+    batches: Mapping[str, Sequence[int]]
+
+
+def draw_cannikin(panels: Sequence[TrainingPanel], path: Path) -> None:
+    """Draw the times of all systems and the batches of the two that change them into a PNG file."""
+    rows = ceil(len(panels) / _COLUMNS)
+    with picture(path, 3.0 + 2.4 * rows) as figure:
+        grid = figure.add_gridspec(1 + rows, _COLUMNS)
+        _draw_times(figure.add_subplot(grid[0, :]), panels)
+        for number, panel in enumerate(panels):
+            row, column = divmod(number, _COLUMNS)
+            _draw_batches(figure.add_subplot(grid[1 + row, column]), panel)
+
+
+def _draw_times(axes: Axes, panels: Sequence[TrainingPanel]) -> None:
+    systems = list(panels[0].times_s)
+    width = 0.8 / len(systems)
+    for number, system in enumerate(systems):
+        ratios = [panel.times_s[system] / panel.times_s[systems[0]] for panel in panels]
+        places = [place + (number - (len(systems) - 1) / 2) * width for place in range(len(panels))]
+        bars = axes.bar(places, ratios, width, color=_TRAINED_COLOURS[system], label=system)
+        axes.bar_label(bars, fmt="%.2f", fontsize=7)
+    axes.set_xticks(range(len(panels)), [panel.name.replace(" on ", "\n") for panel in panels])
+    axes.set_ylabel(f"time to the target, {systems[0]} = 1")
+    axes.legend(ncols=len(systems), loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+def _draw_batches(axes: Axes, panel: TrainingPanel) -> None:
+    for system, line in (("adaptdl", "--"), ("cannikin", "-")):
+        batches = panel.batches[system]
+        progress = [100 * part / len(batches) for part in range(len(batches))]
+        axes.step(progress, batches, line, where="post", color=_TRAINED_COLOURS[system])
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.set_title(panel.name)
+    axes.set_xlabel("progress (%)")
+    axes.set_ylabel("samples per step")
+
+
+def draw_cloudless(
+    rental: Sequence[Row], exchange: Sequence[Row], claimed: tuple[tuple[float, float], float], path: Path
+) -> None:
+    """Draw the cost that each setting saves, and the speed-up of each model over the steps between exchanges.
+
+    Args:
+        rental: Rows with ``generations``, ``units``, ``data`` and ``saving``.
+        exchange: Rows with ``model``, ``every``, ``asgd_ga`` and ``waiting``.
+        claimed: The published range of savings, as shares of the cost, and the published speed-up, a ratio.
+        path: A PNG file to write.
+    """
+    savings, speedup = claimed
+    with picture(path, 4.5) as figure:
+        left, right = figure.subplots(1, 2)
+        _draw_savings(left, rental, savings)
+        _draw_speedups(right, exchange, speedup)
+
+
+def _draw_savings(axes: Axes, rows: Sequence[Row], claimed: tuple[float, float]) -> None:
+    labels = [f"{row['units']} + {row['units']}, {row['generations']}, {row['data']}" for row in rows]
+    places = range(len(rows))
+    axes.axvspan(*claimed, color=LIGHT_GREY, label="published range")
+    axes.barh(places, [float(row["saving"]) for row in rows], color=BLUE)
+    axes.set_yticks(places, labels)
+    axes.invert_yaxis()
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("cost saved, simulated")
+    axes.set_title("Elastic scheduling against every GPU (units, kinds, data)")
+    axes.legend(loc="lower right")
+
+
+def _draw_speedups(axes: Axes, rows: Sequence[Row], claimed: float) -> None:
+    for index, model in enumerate(dict.fromkeys(str(row["model"]) for row in rows)):
+        own = [row for row in rows if row["model"] == model]
+        every = [float(row["every"]) for row in own]
+        colour, _ = run_line(index)
+        axes.plot(every, [float(row["asgd_ga"]) for row in own], color=colour, marker="o", label=model)
+        axes.plot(every, [float(row["waiting"]) for row in own], color=colour, linestyle="--")
+    axes.axhline(claimed, color=GREY, linestyle=":", label=f"published: up to {claimed:g}")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(FixedLocator([1, 2, 4, 8, 16]))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(ScalarFormatter())
+    axes.set_xlabel("steps between exchanges")
+    axes.set_ylabel("speed-up over an exchange in every step")
+    axes.set_title("One exchange under way (solid), none (dashed)")
+    axes.legend(loc="upper left")
+
+
+def draw_deepcee(rows: Sequence[Row], systems: Sequence[str], path: Path) -> None:
+    """Draw a group of bars for each row: the throughput of each system as a share of the first one's.
+
+    Args:
+        rows: Rows with a ``setting`` and a throughput for each system, 0 where it does not run.
+        systems: Names of the systems; shares are of the first.
+        path: A PNG file to write.
+    """
+    with picture(path, 0.6 * len(rows) + 1.2) as figure:
+        axes = figure.subplots()
+        places, height = np.arange(len(rows)), 0.8 / len(systems)
+        for number, (system, colour) in enumerate(zip(systems, COLOURS, strict=False)):
+            shares = [float(row[system]) / float(row[systems[0]]) for row in rows]
+            axes.barh(places + (number - (len(systems) - 1) / 2) * height, shares, height, color=colour, label=system)
+        axes.axvline(1.0, color=GREY, linewidth=0.8)
+        axes.set_yticks(places, [str(row["setting"]) for row in rows])
+        axes.invert_yaxis()
+        axes.set_xlabel(f"throughput relative to {systems[0]}; no bar: does not fit into memory")
+        figure.legend(loc="outside upper left", ncols=len(systems))
