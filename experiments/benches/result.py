@@ -1,7 +1,8 @@
-"""What a bench returns: the rows it measured, and the checks that hold them to bars."""
+"""What a bench or a reproduction returns: the rows it measured, and the checks that hold them to bars."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 Row = Mapping[str, str | float | int]
@@ -38,29 +39,97 @@ class Check:
         return f"{self.name}: {self.value:.4g} {sign} {self.bar:g}: {'holds' if self.holds else 'DOES NOT HOLD'}"
 
 
+def at_least(name: str, value: float, bar: float) -> Check:
+    """Return the check that a value is not below its bar."""
+    return Check(name, value, bar, at_most=False)
+
+
+def at_most(name: str, value: float, bar: float) -> Check:
+    """Return the check that a value is not above its bar."""
+    return Check(name, value, bar, at_most=True)
+
+
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """Rows of equal keys, and checks."""
+    """Rows, of which one that lacks a column is empty there, and checks."""
 
     rows: Sequence[Row]
     checks: Sequence[Check]
 
     def document(self) -> dict[str, Any]:
         """Return rows and checks as JSON has them."""
-        return {"rows": list(self.rows), "checks": [check.row() for check in self.checks]}
+        return {"rows": same_columns(self.rows), "checks": [check.row() for check in self.checks]}
 
     def text(self) -> str:
         """Return a table of the rows, then the checks, for people."""
-        return "\n".join([table(self.rows), *(check.text() for check in self.checks)])
+        return "\n".join([_table(self.rows), *(check.text() for check in self.checks)])
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return rows of equal keys as a table for people."""
-    heads = list(rows[0])
-    cells = [heads, *([_cell(row[head]) for head in heads] for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
-    return "\n".join(line.rstrip() for line in lines)
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One headline claim of a published system.
+
+    Attributes:
+        claim: What is claimed, in our words.
+        paper: The paper's figure, with its unit: ``up to 12.2x``.
+        measured: Ours, in the same unit.
+        setting: What it was measured on; every figure in it that the paper does not give is called assumed.
+    """
+
+    claim: str
+    paper: str
+    measured: float
+    setting: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """A published system, measured by us.
+
+    Attributes:
+        claims: One for each headline claim.
+        ablations: The system with one mechanism off at a time, and what that loses.
+        details: Every setting measured, also those that show nothing.
+        checks: The claims held to their bars.
+        remarks: Sentences for the reader: what is assumed, and where a claim does not appear.
+        draw: Draws the figure into a PNG file.
+    """
+
+    claims: Sequence[Claim]
+    ablations: Sequence[Row]
+    details: Sequence[Row]
+    checks: Sequence[Check]
+    remarks: Sequence[str]
+    draw: Callable[[Path], None]
+
+    def text(self) -> str:
+        """Return all of it for people."""
+        tables = [_table(rows) for rows in (list(map(asdict, self.claims)), self.ablations, self.details) if rows]
+        lines = [*(check.text() for check in self.checks), *self.remarks]
+        return "\n\n".join([*tables, "\n".join(lines)])
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it but the figure, as JSON has it; the claims are the rows."""
+        return {
+            "rows": list(map(asdict, self.claims)),
+            "ablations": list(self.ablations),
+            "details": same_columns(self.details),
+            "checks": [check.row() for check in self.checks],
+            "remarks": list(self.remarks),
+        }
+
+
+def same_columns(rows: Sequence[Row]) -> list[Row]:
+    """Return rows of equal keys, in the order in which these come up; what a row lacks is empty."""
+    columns = dict.fromkeys(key for row in rows for key in row)
+    return [{key: row.get(key, "") for key in columns} for row in rows]
+
+
+def _table(rows: Sequence[Row]) -> str:
+    lines = [[_cell(cell) for cell in row.values()] for row in same_columns(rows)]
+    columns = [[head, *cells] for head, *cells in zip(same_columns(rows)[0], *lines, strict=True)]
+    padded = [[cell.ljust(max(map(len, column))) for cell in column] for column in columns]
+    return "\n".join("  ".join(line).rstrip() for line in zip(*padded, strict=True))
 
 
 def plain_number(value: Any) -> Any:

@@ -13,7 +13,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 
-from experiments.benches.result import BenchResult, Check, Row
+from experiments.benches.result import BenchResult, Row, at_least, at_most
 from experiments.sweep.engines.local import usable_cores
 from experiments.sweep.folder import LOGS, TABLE
 from experiments.sweep.outcomes import read_outcomes
@@ -64,13 +64,13 @@ def measure_sweep(quick: bool, tell: Callable[[str], None]) -> BenchResult:
         differing = [_differing_rows(folder / "undisturbed-0", folder / each) for each in ("undisturbed-1", "killed")]
     efficiency = _seconds(rows, 1) / _seconds(rows, cores) / cores
     checks = [
-        Check("rows that differ between one process and all cores", differing[0], 0, True),
-        Check("rows that differ after a kill and a resumption", differing[1], 0, True),
-        Check("points that failed", sum(int(row["failed"]) for row in rows), 0, True),
+        at_most("rows that differ between one process and all cores", differing[0], 0),
+        at_most("rows that differ after a kill and a resumption", differing[1], 0),
+        at_most("points that failed", sum(int(row["failed"]) for row in rows), 0),
     ]
     if not quick:
         # A short sweep is little more than the start of its processes.
-        checks.append(Check(f"efficiency of {cores} processes", efficiency, LEAST_EFFICIENCY, False))
+        checks.append(at_least(f"efficiency of {cores} processes", efficiency, LEAST_EFFICIENCY))
     return BenchResult(rows, checks)
 
 

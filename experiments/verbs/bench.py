@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +16,7 @@ from experiments.benches.planning.adaptation import measure_adaptation
 from experiments.benches.planning.planner import measure_planner
 from experiments.benches.planning.schedules import measure_schedules
 from experiments.benches.report import measure_report
-from experiments.benches.result import BenchResult, plain_number
+from experiments.benches.result import BenchResult, Check, Reproduction, plain_number
 from experiments.benches.sailor.accuracy import measure_accuracy
 from experiments.benches.sailor.measured_files import find_measured_files
 from experiments.benches.simulation.fidelity_cases import measure_fidelity
@@ -25,7 +25,6 @@ from experiments.benches.simulation.simulator import measure_simulator
 from experiments.benches.sweep import measure_sweep
 from experiments.reproductions.asteroid.reproduction import reproduce_asteroid
 from experiments.reproductions.cannikin.reproduction import reproduce_cannikin
-from experiments.reproductions.claims import Reproduction
 from experiments.reproductions.cloudless.reproduction import reproduce_cloudless
 from experiments.reproductions.deepcee.reproduction import reproduce_deepcee
 from experiments.runs.folder import new_folder
@@ -76,12 +75,8 @@ def bench(
         result = measure_accuracy(quick, tell, find_measured_files(*files))
     else:
         raise InputError(f"bench '{name}' takes no files", valid="--runs and what goes with it belong to 'accuracy'")
-    holds = all(check.holds for check in result.checks)
-    machine = describe_machine()
-    if not as_json:
-        described = ", ".join(f"{name} {value}" for name, value in machine.items())
-        return f"{result.text()}\n{described}", holds
-    return json.dumps({**result.document(), "machine": machine}, default=plain_number), holds
+    machine = ", ".join(f"{name} {value}" for name, value in describe_machine().items())
+    return _json(result) if as_json else f"{result.text()}\n{machine}", _all_hold(result.checks)
 
 
 Reproduce = Callable[[bool, Callable[[str], None]], Reproduction]
@@ -112,11 +107,11 @@ def reproduce(
     chosen = find_by_name(name, REPRODUCTIONS, "system")
     with new_folder(output) if output is not None else nullcontext() as folder:
         result = chosen(quick, tell)
-        document = json.dumps({**result.document(), "machine": describe_machine()}, default=plain_number)
+        document = _json(result)
         if folder is not None:
             write_text_atomically(folder / "result.json", document)
             result.draw(folder / "figure.png")
-    return document if as_json else result.text(), all(check.holds for check in result.checks)
+    return document if as_json else result.text(), _all_hold(result.checks)
 
 
 def execute_reproduction(
@@ -140,10 +135,18 @@ def execute_reproduction(
     with new_folder(output) if output is not None else nullcontext() as folder:
         rows = [row for comparison in comparisons() for row in execute(comparison, tell)]
         result = BenchResult(rows, [executed_check(rows)])
-        document = json.dumps({**result.document(), "machine": describe_machine()}, default=plain_number)
+        document = _json(result)
         if folder is not None:
             write_text_atomically(folder / "executed.json", document)
-    return document if as_json else result.text(), all(check.holds for check in result.checks)
+    return document if as_json else result.text(), _all_hold(result.checks)
+
+
+def _json(result: BenchResult | Reproduction) -> str:
+    return json.dumps({**result.document(), "machine": describe_machine()}, default=plain_number)
+
+
+def _all_hold(checks: Sequence[Check]) -> bool:
+    return all(check.holds for check in checks)
 
 
 def describe_machine() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import nn
 from executor.backend import TorchBackend
 from executor.training.models.loading import load_model
 from executor.training.models.trainable import DataOrder
-from experiments.benches.result import Check
+from experiments.benches.result import Check, at_most
 from experiments.benches.simulation.predicted import TrainedCase
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
@@ -112,7 +112,7 @@ def check_training(
             trained = Trained(tuple(record.losses), load_file(target))
         exact = way.precision == "fp32"
         difference = largest_difference(trained, expected) if exact else _of_losses(trained, expected)
-        checks.append(Check(name, difference, MOST_FLOAT32 if exact else MOST_BFLOAT16, at_most=True))
+        checks.append(at_most(name, difference, MOST_FLOAT32 if exact else MOST_BFLOAT16))
     return checks
 
 

@@ -22,7 +22,7 @@ from executor.core.job import Emulator, RunConfig, Tcp
 from executor.rank.telemetry import read_samples
 from experiments.benches.cases import TWO_DEVICES, trained_scenario, two_stage_plan, two_stage_scenario
 from experiments.benches.execution.torch_pipelining import Measured, PipeliningRun
-from experiments.benches.result import BenchResult, Check, Row
+from experiments.benches.result import BenchResult, Check, Row, at_least, at_most
 from experiments.benches.simulation.predicted import profile_of
 from experiments.models import gpt
 from planner.plan.plan import Plan
@@ -125,48 +125,33 @@ def measure_executor(quick: bool, tell: Callable[[str], None]) -> BenchResult:
                     "step_s": median(times_s),
                     "of_floor": median(times_s) / FLOOR_S,
                     "torch_1f1b_over_this": median(ratios),
-                    "cpu_s_per_step": "",
-                    "torch_cpu_over_this": "",
                 }
             )
             if way != BEST or latency_s not in MOST_OF_FLOOR:
                 continue
             at = f"at {1000 * latency_s:.0f} ms, TCP {tcp}"
             if tcp == "as-is" and latency_s == SPEEDUP_AT_S:
-                checks.append(Check(f"torch 1F1B / dynamic {at}", median(ratios), LEAST_SPEEDUP, False))
-            checks.append(
-                Check(f"dynamic / compute floor {at}", median(times_s) / FLOOR_S, MOST_OF_FLOOR[latency_s], True)
-            )
+                checks.append(at_least(f"torch 1F1B / dynamic {at}", median(ratios), LEAST_SPEEDUP))
+            checks.append(at_most(f"dynamic / compute floor {at}", median(times_s) / FLOOR_S, MOST_OF_FLOOR[latency_s]))
     pairs = _real_pairs(2 if quick else REAL_ROUNDS, tell)
     cpu_ratios = [pair.torch_cpu_s / pair.own_cpu_s for pair in pairs]
+    # Only processor time: a step lasts as long as the two ranks' share of the cores makes it.
     rows += [
-        _real_row("ropebridge 1f1b", median(pair.own_cpu_s for pair in pairs), median(cpu_ratios)),
-        _real_row(BASELINE, median(pair.torch_cpu_s for pair in pairs), 1.0),
+        {"what": "real GPT, loopback", "way": way, "cpu_s_per_step": cpu_s, "torch_cpu_over_this": ratio}
+        for way, cpu_s, ratio in (
+            ("ropebridge 1f1b", median(pair.own_cpu_s for pair in pairs), median(cpu_ratios)),
+            (BASELINE, median(pair.torch_cpu_s for pair in pairs), 1.0),
+        )
     ]
     checks += [
-        Check("CPU seconds of all ranks / torch 1F1B, loopback", 1 / median(cpu_ratios), MOST_CPU, True),
-        Check(
+        at_most("CPU seconds of all ranks / torch 1F1B, loopback", 1 / median(cpu_ratios), MOST_CPU),
+        at_most(
             "largest difference of a loss from torch's",
             max(pair.loss_difference for pair in pairs),
             MOST_LOSS_DIFFERENCE,
-            True,
         ),
     ]
     return BenchResult(rows, checks)
-
-
-def _real_row(way: str, cpu_s_per_step: float, torch_cpu_over_this: float) -> Row:
-    """Only processor time: a step lasts as long as the two ranks' share of the cores makes it."""
-    return {
-        "what": "real GPT, loopback",
-        "way": way,
-        "latency_s": "",
-        "step_s": "",
-        "of_floor": "",
-        "torch_1f1b_over_this": "",
-        "cpu_s_per_step": cpu_s_per_step,
-        "torch_cpu_over_this": torch_cpu_over_this,
-    }
 
 
 def _paced_rounds(latency_s: float, tcp: Tcp, rounds: int, tell: Callable[[str], None]) -> dict[str, list[float]]:

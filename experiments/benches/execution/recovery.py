@@ -21,7 +21,7 @@ from experiments.benches.cases import KINDS, recovery_case
 from experiments.benches.execution.equal_training import parameter_difference
 from experiments.benches.execution.lost_launcher import resumption_s
 from experiments.benches.execution.torch_restarts import restart_s
-from experiments.benches.result import BenchResult, Check, Row
+from experiments.benches.result import BenchResult, Row, at_least, at_most
 from planner.plan.plan import Plan
 from planner.runs.metrics import step_ends_s
 from planner.runs.record import RunRecord
@@ -67,15 +67,14 @@ def measure_recovery(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     killed, stopped = QUICK_RESTARTS if quick else RESTARTS
     for how, blow in [("killed", signal.SIGKILL)] * killed + [("stopped", signal.SIGSTOP)] * stopped:
         restarts[how].append(restart_s(chance, blow))
-        rows.append({**dict.fromkeys(rows[0], ""), "kind": "torchrun", "how": how, "next_step_s": restarts[how][-1]})
+        rows.append({"kind": "torchrun", "how": how, "next_step_s": restarts[how][-1]})
         tell(f"torchrun, {how}: next step after {restarts[how][-1]:.3f} s")
     ours = [row for row in rows if row["kind"] != "torchrun"]
     speed_ups = [
-        Check(
+        at_least(
             f"torchrun's median to ours, {how}",
             median(theirs) / median(float(row["next_step_s"]) for row in ours if row["how"] == how),
             LEAST_SPEED_UP,
-            at_most=False,
         )
         for how, theirs in restarts.items()
         if theirs
@@ -84,12 +83,11 @@ def measure_recovery(quick: bool, tell: Callable[[str], None]) -> BenchResult:
         rows,
         [
             *speed_ups,
-            Check("lost or doubled updates", sum(int(row["wrong_steps"]) for row in ours), 0, at_most=True),
-            Check(
+            at_most("lost or doubled updates", sum(int(row["wrong_steps"]) for row in ours), 0),
+            at_most(
                 "largest difference of a parameter from undisturbed training, over 1 + its value",
                 max(float(row["difference"]) for row in ours),
                 MOST_DIFFERENCE,
-                at_most=True,
             ),
         ],
     )
@@ -109,8 +107,6 @@ def _launcher_row(chance: random.Random, undisturbed: RunRecord, expected: Mappi
     return {
         "kind": "the launcher, with the controller; resumed",
         "how": "killed",
-        "device": "",
-        "at_s": "",
         "next_step_s": next_step_s,
         "wrong_steps": sum(_is_wrong(loss, since[step]) for step, loss in losses.items()),
         "difference": parameter_difference(parameters, expected),

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 from executor.backend import TorchBackend, choose_emulator
-from experiments.benches.result import Check
+from experiments.benches.result import Check, at_least, at_most
 from experiments.runs.scenario import choose_scenario
 from planner.runs.metrics import measure
 from planner.runs.record import Backend
@@ -47,7 +47,7 @@ def real_checks(tell: Callable[[str], None]) -> list[Check]:
             least = min(least, *gains.values())
         worst = max(worst, abs(gains["simulated"] - gains["real"]))
     return [
-        Check("two regions: least gain of policy depth, simulated or real", least, LEAST_GAIN, at_most=False),
-        Check("two regions: runs in which layers moved", moving, 1, at_most=False),
-        Check("two regions: worst difference of simulated and real gain", worst, WORST_GAIN_DIFFERENCE, at_most=True),
+        at_least("two regions: least gain of policy depth, simulated or real", least, LEAST_GAIN),
+        at_least("two regions: runs in which layers moved", moving, 1),
+        at_most("two regions: worst difference of simulated and real gain", worst, WORST_GAIN_DIFFERENCE),
     ]

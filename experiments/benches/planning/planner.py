@@ -25,7 +25,7 @@ from experiments.benches.planning.planner_fleets import (
     fleet_scenario,
     wide_scenario,
 )
-from experiments.benches.result import BenchResult, Check, Row
+from experiments.benches.result import BenchResult, Check, Row, at_least, at_most
 from experiments.benches.sailor.closed_form import judge
 from experiments.benches.sailor.closed_form_tables import JudgeTables, read_judge_tables
 from experiments.benches.sailor.measured_files import MeasuredFiles, find_measured_files
@@ -200,18 +200,18 @@ def _checks(rows: Sequence[Row], fleets: Sequence[PublishedFleet]) -> Iterator[C
         if OURS_BY_CLOSED_FORM in here:
             row = here[OURS_BY_CLOSED_FORM]
             judged_per_s = float(row["judge_per_s"]) if row["fits_judge"] == "yes" else 0.0
-            yield Check(f"{fleet.name}: iterations/s of {OURS_BY_CLOSED_FORM}", judged_per_s, fleet.bar_per_s, False)
-            yield Check(f"{fleet.name}: seconds of that search", _search_s(row), fleet.bar_search_s, True)
+            yield at_least(f"{fleet.name}: iterations/s of {OURS_BY_CLOSED_FORM}", judged_per_s, fleet.bar_per_s)
+            yield at_most(f"{fleet.name}: seconds of that search", _search_s(row), fleet.bar_search_s)
         if OURS in here:
             own_per_s = float(here[OURS]["ours_per_s"])
             others = (row for name, row in here.items() if name not in (OURS, OURS_BY_CLOSED_FORM))
             others_per_s = max((float(row["ours_per_s"]) for row in others), default=0.0)
             ratio = own_per_s / others_per_s if others_per_s else float(own_per_s > 0)
-            yield Check(f"{fleet.name}: {OURS} to the best other strategy, by our evaluator", ratio, 1.0, False)
-            yield Check(f"{fleet.name}: seconds that {OURS} searches", _search_s(here[OURS]), fleet.bar_search_s, True)
+            yield at_least(f"{fleet.name}: {OURS} to the best other strategy, by our evaluator", ratio, 1.0)
+            yield at_most(f"{fleet.name}: seconds that {OURS} searches", _search_s(here[OURS]), fleet.bar_search_s)
     for row in rows:
         if row["fleet"] == WIDE:
-            yield Check(f"{WIDE}: seconds that {OURS} searches", _search_s(row), WIDE_SEARCH_S, True)
+            yield at_most(f"{WIDE}: seconds that {OURS} searches", _search_s(row), WIDE_SEARCH_S)
 
 
 def _search_s(row: Row) -> float:

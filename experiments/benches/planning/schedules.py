@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from experiments.benches.planning.pipeline_families import FAMILIES, Times, family, problem_of
-from experiments.benches.result import BenchResult, Check, Row
+from experiments.benches.result import BenchResult, Check, Row, at_least, at_most
 from planner.schedules.compact_zb import compact_zb, portfolio
 from planner.schedules.dynamic import dynamic_orders
 from planner.schedules.kernel.bounds import lower_bound_s
@@ -115,22 +115,22 @@ def measure_schedules(quick: bool, tell: Callable[[str], None]) -> BenchResult:
 
 def _checks(rows: Sequence[Row], gains: Floats) -> list[Check]:
     proved = [row for row in rows if row["proved"]]
-    checks = [Check("share of instances with a proved optimum", len(proved) / len(rows), LEAST_PROVED, at_most=False)]
+    checks = [at_least("share of instances with a proved optimum", len(proved) / len(rows), LEAST_PROVED)]
     for name in ("compact_zb", "portfolio"):
         ratios = [float(row[f"{name}_ratio"]) for row in proved]
         simple = [float(row[f"{name}_s"]) / min(float(row[key]) for key in SIMPLE) for row in rows]
         taken_s = max(float(row[f"{name}_taken_s"]) for row in rows)
         checks += [
-            Check(f"{name}: mean ratio to the optimum", mean(ratios), MEAN_RATIO, at_most=True),
-            Check(f"{name}: worst ratio to the optimum", max(ratios), WORST_RATIO, at_most=True),
-            Check(f"{name}: worst ratio to the better of 1F1B and ZB-H1", max(simple), 1 + 1e-9, at_most=True),
-            Check(f"{name}: longest search, seconds", taken_s, MOST_SEARCH_S, at_most=True),
+            at_most(f"{name}: mean ratio to the optimum", mean(ratios), MEAN_RATIO),
+            at_most(f"{name}: worst ratio to the optimum", max(ratios), WORST_RATIO),
+            at_most(f"{name}: worst ratio to the better of 1F1B and ZB-H1", max(simple), 1 + 1e-9),
+            at_most(f"{name}: longest search, seconds", taken_s, MOST_SEARCH_S),
         ]
     whole = float(np.abs(gains[:, :2]).max())
     return [
         *checks,
-        Check("table of latencies: worst difference of 1F1B", whole, WORST_SHARE_DIFFERENCE, at_most=True),
-        Check("table of latencies: least gain", float(gains.min()), -WORST_SHARE_DIFFERENCE, at_most=False),
+        at_most("table of latencies: worst difference of 1F1B", whole, WORST_SHARE_DIFFERENCE),
+        at_least("table of latencies: least gain", float(gains.min()), -WORST_SHARE_DIFFERENCE),
     ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.stats import kendalltau
 
 from executor.backend import TorchBackend, choose_emulator
-from experiments.benches.result import BenchResult, Check, Row
+from experiments.benches.result import BenchResult, Row, at_least, at_most
 from experiments.benches.simulation.predicted import ROUNDS, predict_real_compute
 from experiments.runs.scenario import choose_scenario
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
@@ -324,11 +324,11 @@ def measure_fidelity(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     return BenchResult(
         [*rows, *predicted],
         [
-            Check("worst step error of real compute", real_error, ERROR_OF_REAL, at_most=True),
-            Check("median step error", float(np.median(errors)), MEDIAN_ERROR, at_most=True),
-            Check("95th percentile of the step error", float(np.quantile(errors, 0.95)), ERROR_OF_95, at_most=True),
-            Check("Kendall's rank correlation", float(kendalltau(simulated, real)[0]), RANK_CORRELATION, at_most=False),
-            Check("largest WAN byte difference where no layers move", byte_difference, 0, at_most=True),
+            at_most("worst step error of real compute", real_error, ERROR_OF_REAL),
+            at_most("median step error", float(np.median(errors)), MEDIAN_ERROR),
+            at_most("95th percentile of the step error", float(np.quantile(errors, 0.95)), ERROR_OF_95),
+            at_least("Kendall's rank correlation", float(kendalltau(simulated, real)[0]), RANK_CORRELATION),
+            at_most("largest WAN byte difference where no layers move", byte_difference, 0),
         ],
     )
 

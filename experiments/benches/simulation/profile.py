@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from executor.backend import TorchBackend
-from experiments.benches.result import BenchResult, Check, Row
+from experiments.benches.result import BenchResult, Row, at_most
 from experiments.benches.simulation.predicted import EXAMPLE, TrainedCase
 from experiments.models import convolutional, digits
 from planner.files.scenario import read_scenario
@@ -73,9 +73,7 @@ def measure_profile(quick: bool, tell: Callable[[str], None]) -> BenchResult:
         RunError: A profile or a run fails.
     """
     rows = [_case(case, 1 if quick else ROUNDS, tell) for case in CASES]
-    checks = [
-        Check(f"step error of {row['case']}", abs(float(row["step_error"])), STEP_ERROR, at_most=True) for row in rows
-    ]
+    checks = [at_most(f"step error of {row['case']}", abs(float(row["step_error"])), STEP_ERROR) for row in rows]
     return BenchResult(rows, checks)
 
 

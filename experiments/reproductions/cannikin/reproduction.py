@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from experiments.benches.result import Check, Row
+from experiments.benches.result import Check, Claim, Reproduction, Row, at_least, at_most
 from experiments.reproductions.architectures import MODELS
 from experiments.reproductions.cannikin.clusters import MACHINES, base_scenario
 from experiments.reproductions.cannikin.training import NOISE_CURVES, SYSTEMS, Setting, Trained, adaptive_learned, fixed
-from experiments.reproductions.claims import Claim, Reproduction
 from experiments.reproductions.figures import TrainingPanel, draw_cannikin
 from planner.systems.cannikin.goodput import CANDIDATES
 from planner.systems.cannikin.strategy import balanced_plan
@@ -195,22 +194,19 @@ def _claims(cases: Sequence[_Case]) -> list[Claim]:
 
 def _checks(cases: Sequence[_Case]) -> list[Check]:
     return [
-        Check(
+        at_least(
             "largest saving of time against ddp over all settings, percent",
             100 * max(case.saves("ddp") for case in cases),
             100 * LEAST_AGAINST_DDP_RATIO,
-            at_most=False,
         ),
-        Check(
+        at_least(
             "largest saving of time against adaptdl over all settings, percent",
             100 * max(case.saves("adaptdl") for case in cases),
             100 * LEAST_AGAINST_ADAPTDL_RATIO,
-            at_most=False,
         ),
-        Check(
+        at_most(
             "largest error of a predicted step time that a choice rested on, percent",
             100 * max(case.error for case in cases),
             100 * MOST_ERROR_RATIO,
-            at_most=True,
         ),
     ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from executor.backend import TorchBackend
-from experiments.benches.result import Check, Row
+from experiments.benches.result import Check, Row, at_most
 from experiments.reproductions.asteroid.settings import CLUSTERS, edge_scenario
 from experiments.reproductions.cannikin.clusters import base_scenario
 from experiments.reproductions.cloudless.settings import (
@@ -97,7 +97,7 @@ def execute(comparison: Comparison, tell: Callable[[str], None]) -> list[Row]:
 def executed_check(rows: Sequence[Row]) -> Check:
     """Hold the ratios that were executed to those that were simulated."""
     worst = max(abs(float(row["points"])) for row in rows)
-    return Check("executed ratio to simulated ratio, largest difference in percent", worst, MOST_POINTS, at_most=True)
+    return at_most("executed ratio to simulated ratio, largest difference in percent", worst, MOST_POINTS)
 
 
 def _rate(comparison: Comparison, record: RunRecord) -> float:
