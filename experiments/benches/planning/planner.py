@@ -9,14 +9,17 @@ The published planners searched by the closed form. So that ours is held to thei
 times: by its own evaluator, as users get it, and by the closed form.
 """
 
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from math import inf
+from multiprocessing.connection import Connection
 from time import perf_counter
+from types import TracebackType
+from typing import Generic, Self, TypeVar
 
-from experiments.benches.planning.limited_process import LimitedProcess
 from experiments.benches.planning.planner_fleets import (
     GLOBAL_BATCH,
     PUBLISHED_FLEETS,
@@ -37,6 +40,76 @@ from planner.systems.auto.objective import Objective
 from planner.systems.auto.strategy import plan_for
 from planner.systems.registry import STRATEGIES, make_plan
 from traces.common.errors import InputError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+# Nothing is inherited: a forked process would hold locks of threads that it does not have.
+_CONTEXT = multiprocessing.get_context("spawn")
+
+
+class LimitedProcess(Generic[Task, Result]):
+    """Carries out tasks one after the other in another process, as a context manager.
+
+    Args:
+        work: From a task to its result; a function of a module, as tasks and results travel between processes.
+    """
+
+    def __init__(self, work: Callable[[Task], Result]) -> None:
+        self._work = work
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def result(self, task: Task, limit_s: float) -> Result:
+        """Return what the work makes of a task.
+
+        Args:
+            task: What to do.
+            limit_s: Time limit in seconds; the first task's also pay for the start of the process.
+
+        Raises:
+            TimeoutError: It takes longer than the limit.
+            ChildProcessError: The process ended before it was done; what it wrote says why.
+        """
+        self._ours.send(task)
+        try:
+            if self._ours.poll(limit_s):
+                result: Result = self._ours.recv()
+                return result
+            problem: OSError = TimeoutError(f"over {limit_s:g} s")
+        except EOFError:
+            problem = ChildProcessError("its process ended")
+        self._stop()
+        self._start()
+        raise problem
+
+    def _start(self) -> None:
+        self._ours, theirs = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(target=_serve, args=(theirs, self._work), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def _stop(self) -> None:
+        self._ours.close()
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+
+
+def _serve(connection: Connection, work: Callable[[Task], Result]) -> None:
+    try:
+        while True:
+            connection.send(work(connection.recv()))
+    except EOFError:
+        return
+
 
 OURS = "auto"
 OURS_BY_CLOSED_FORM = "auto, by the closed form"

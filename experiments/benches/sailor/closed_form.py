@@ -21,7 +21,9 @@ from itertools import pairwise
 from math import inf, log2
 
 from experiments.benches.sailor.closed_form_tables import JudgeTables
-from experiments.benches.sailor.network import Node
+from experiments.benches.sailor.measured_files import (
+    Node,
+)
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 

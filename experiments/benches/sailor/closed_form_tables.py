@@ -11,7 +11,10 @@ from pathlib import Path
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from experiments.benches.sailor.network import Node, SailorNetwork
+from experiments.benches.sailor.measured_files import (
+    Node,
+    SailorNetwork,
+)
 from planner.files.importers import pick, read_file
 from planner.files.importers.sailor import KINDS
 from planner.scenario.profile import TimeTable

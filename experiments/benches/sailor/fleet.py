@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from experiments.benches.sailor.network import Node, SailorNetwork, read_inside
+from experiments.benches.sailor.measured_files import (
+    Node,
+    SailorNetwork,
+    read_inside,
+)
 from planner.files.importers import pick
 from planner.files.importers.sailor import KINDS
 from planner.scenario.cluster import Cluster, Device, Link

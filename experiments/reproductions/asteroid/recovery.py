@@ -23,7 +23,7 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One way to go on, and what each part of it takes, in seconds."""
+    """One way to go on, and how long each part of it takes, seconds."""
 
     plan: Plan
     planning_s: float
@@ -32,23 +32,20 @@ class Recovery:
 
     @property
     def known_s(self) -> float:
-        """From the moment when the departure is known."""
+        """Seconds from the moment when the departure is known."""
         return self.planning_s + self.migration_s + self.round_s
 
     @property
     def total_s(self) -> float:
-        """From the departure."""
+        """Seconds from the departure."""
         return DETECTION_S + self.known_s
 
 
-def recovery_rows(scenario: Scenario, plan: Plan, place: Row) -> list[Row]:
-    """Return a row for each device of a plan that may leave.
+_PARTS = ("planning_s", "migration_s", "round_s", "total_s")
 
-    Args:
-        scenario: What the plan is for.
-        plan: The plan until then.
-        place: Names model, boards and batch.
-    """
+
+def recovery_rows(scenario: Scenario, plan: Plan, place: Row) -> list[Row]:
+    """Return a row for each device of a plan that may leave; ``place`` has the columns of model, boards and batch."""
     return [{**place, "lost": device, **_row(scenario, plan, device)} for device in plan.devices]
 
 
@@ -57,16 +54,13 @@ def _row(scenario: Scenario, plan: Plan, gone: str) -> Row:
         light, heavy = _replayed(scenario, plan, gone), _rescheduled(scenario, plan, gone)
     except InputError:
         # The one device that had the model, or too little memory in what is left.
-        empty = ("planning_s", "migration_s", "round_s", "total_s")
-        blanks: dict[str, str] = {f"{way}_{part}": "" for way in ("replay", "heavy") for part in empty}
-        return {**blanks, "ratio": "", "ratio_once_known": "", "throughput_share": "", "note": "cannot go on"}
+        parts = (f"{way}_{part}" for way in ("replay", "heavy") for part in _PARTS)
+        columns = (*parts, "ratio", "ratio_once_known", "throughput_share")
+        return {**dict.fromkeys(columns, ""), "note": "cannot go on"}
     throughput = [simulated_samples_per_s(each.plan, scenario) for each in (light, heavy)]
-    row: dict[str, str | float] = {}
-    for way, each in (("replay", light), ("heavy", heavy)):
-        row[f"{way}_planning_s"], row[f"{way}_migration_s"] = each.planning_s, each.migration_s
-        row[f"{way}_round_s"], row[f"{way}_total_s"] = each.round_s, each.total_s
+    ways = {"replay": light, "heavy": heavy}
     return {
-        **row,
+        **{f"{way}_{part}": getattr(each, part) for way, each in ways.items() for part in _PARTS},
         "ratio": heavy.total_s / light.total_s,
         "ratio_once_known": heavy.known_s / light.known_s,
         "throughput_share": throughput[0] / throughput[1],
@@ -103,26 +97,20 @@ def replay_variants(scenario: Scenario, plan: Plan) -> list[dict[str, float]]:
     """
     found = []
     for gone in plan.devices:
-        ways = {"in proportion": (in_proportion,), "lost layers only": (where_they_were,)}
         try:
-            chosen = replay(plan, scenario, [gone])
-            per_s = {
-                name: simulated_samples_per_s(replay(plan, scenario, [gone], way), scenario)
-                for name, way in ways.items()
+            plans = {
+                "chosen": replay(plan, scenario, [gone]),
+                "in proportion": replay(plan, scenario, [gone], (in_proportion,)),
+                "lost layers only": replay(plan, scenario, [gone], (where_they_were,)),
             }
         except InputError:
             continue
-        found.append(
-            {
-                "chosen": simulated_samples_per_s(chosen, scenario),
-                **per_s,
-                "without backups": float(_all_held(plan, gone)),
-            }
-        )
+        per_s = {name: simulated_samples_per_s(each, scenario) for name, each in plans.items()}
+        found.append({**per_s, "without backups": float(_all_held(plan, gone))})
     return found
 
 
 def _all_held(plan: Plan, gone: str) -> bool:
-    """Whether every stage keeps a replica."""
+    """Whether every stage keeps a replica without the device."""
     stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
     return all(any(gone not in replica.devices for replica in stage.replicas) for stage in stages)

@@ -8,7 +8,6 @@ BERT-small; global batches of 32 and of 256.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from experiments.reproductions.architectures import bert_small, efficientnet_b1, mobilenet_v2, resnet_50
@@ -37,42 +36,28 @@ CLUSTERS = {
 BATCHES = (32, 256)
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeModel:
-    """A model as it is trained here: its layers, and the name of the optimizer."""
-
-    layers: tuple[LayerWork, ...]
-    optimizer: str
-
-
 @cache
-def edge_models() -> dict[str, EdgeModel]:
-    """Return the four models by name."""
+def edge_models() -> dict[str, tuple[tuple[LayerWork, ...], str]]:
+    """Return layers and optimizer of the four models by name."""
     return {
-        "EfficientNet-B1": EdgeModel(efficientnet_b1(32, 10), "momentum"),
-        "MobileNetV2": EdgeModel(mobilenet_v2(32, 10), "momentum"),
-        "ResNet-50": EdgeModel(resnet_50(224, 100), "momentum"),
-        "BERT-small": EdgeModel(bert_small(128, 2), "adamw"),
+        "EfficientNet-B1": (efficientnet_b1(32, 10), "momentum"),
+        "MobileNetV2": (mobilenet_v2(32, 10), "momentum"),
+        "ResNet-50": (resnet_50(224, 100), "momentum"),
+        "BERT-small": (bert_small(128, 2), "adamw"),
     }
 
 
 def edge_scenario(model: str, boards: Sequence[str], batch: int) -> Scenario:
-    """Return a model on boards of these kinds on one LAN.
-
-    Args:
-        model: One of `edge_models`.
-        boards: Device kinds of the boards.
-        batch: Samples per update.
-    """
-    edge = edge_models()[model]
+    """Return one of `edge_models` on boards of these kinds on one LAN; an update is of ``batch`` samples."""
+    layers, optimizer = edge_models()[model]
     kinds = [find_kind(kind) for kind in dict.fromkeys(boards)]
     memory_bytes = {kind.name: kind.memory_bytes for kind in kinds}
     devices = tuple(
         Device(f"{kind.removeprefix('jetson-')}-{index}", kind, "lan", memory_bytes[kind], interface_bps=LAN_BPS)
         for index, kind in enumerate(boards)
     )
-    profile = ModelProfile(model, tuple(roofline_layer(layer, kinds, "fp32") for layer in edge.layers))
-    training = Training(batch, optimizer=Optimizer(edge.optimizer))
+    profile = ModelProfile(model, tuple(roofline_layer(layer, kinds, "fp32") for layer in layers))
+    training = Training(batch, optimizer=Optimizer(optimizer))
     effects = Effects(
         network=NetworkEffects(payload_efficiency=TCP_PAYLOAD_EFFICIENCY),
         memory=MemoryEffects(framework_bytes=FRAMEWORK_BYTES),

@@ -24,11 +24,11 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ClosedFormErrors:
-    """Errors relative to the exact time, of each instance.
+    """Errors of each instance, relative to the exact time.
 
     Attributes:
-        published: Of the published form.
-        corrected: Of the form corrected for full duplex.
+        published: Errors of the published form.
+        corrected: Errors of the form corrected for full duplex.
         transfer_dominates: Whether a communication step is the dominant one.
         plain_depth_ratios: Exact time with depths P - p over that with 2(P - p) - 1.
     """
@@ -40,7 +40,7 @@ class ClosedFormErrors:
 
 
 def closed_form_errors(instances: int, seed: int = 0) -> ClosedFormErrors:
-    """Return the errors over so many random pipelines."""
+    """Return the errors over random pipelines."""
     random = np.random.default_rng(seed)
     published, corrected, dominated, slower = [], [], [], []
     for _ in range(instances):
@@ -82,16 +82,14 @@ STEPS = 3
 
 
 def simulated_samples_per_s(plan: Plan, scenario: Scenario) -> float:
-    """Return what a plan trains per second in the simulator."""
+    """Return the simulated throughput of a plan."""
     return measure(Simulator().run(scenario, plan, None, STEPS)).samples_per_s
 
 
 def throughput_rows(scenario: Scenario, place: Row) -> list[Row]:
     """Return a row for each strategy that has a plan for the scenario, Asteroid first.
 
-    Args:
-        scenario: One of the edge scenarios.
-        place: Names model, boards and batch.
+    Each begins with the columns in ``place``, which name model, boards and batch.
     """
     rows: list[Row] = []
     asteroid_per_s = 0.0
@@ -122,10 +120,7 @@ def throughput_rows(scenario: Scenario, place: Row) -> list[Row]:
 
 
 def _error(plan: Plan, scenario: Scenario, first_s: float, duplex: bool) -> float | str:
-    """How far the closed form is off the first step, relative to it; nothing where it does not apply.
-
-    It counts on Asteroid's depths, and on more than one stage.
-    """
+    """Relative error of the closed form on the first step; empty where depths are not Asteroid's, or stages one."""
     pipeline = plan.pipelines[0]
     if plan.strategy not in OWN or len(pipeline.stages) == 1:
         return ""

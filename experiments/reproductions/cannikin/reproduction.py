@@ -6,8 +6,16 @@ from functools import partial
 
 from experiments.benches.result import Check, Claim, Reproduction, Row, at_least, at_most
 from experiments.reproductions.architectures import MODELS
-from experiments.reproductions.cannikin.clusters import MACHINES, base_scenario
-from experiments.reproductions.cannikin.training import NOISE_CURVES, SYSTEMS, Setting, Trained, adaptive_learned, fixed
+from experiments.reproductions.cannikin.training import (
+    MACHINES,
+    NOISE_CURVES,
+    SYSTEMS,
+    Setting,
+    Trained,
+    adaptive_learned,
+    base_scenario,
+    fixed,
+)
 from experiments.reproductions.figures import TrainingPanel, draw_cannikin
 from planner.systems.cannikin.goodput import CANDIDATES
 from planner.systems.cannikin.strategy import balanced_plan
@@ -44,27 +52,24 @@ class _Case:
 
     Attributes:
         cluster: One of `MACHINES`.
-        network_bps: Of each machine, bits per second.
-        model: One of `MODELS`.
-        setting: What was trained.
+        network_bps: Rate of each machine's interface, bits per second.
+        setting: The scenario and the noise.
         trained: System to how it trained.
         error_anywhere: The largest error of a prediction for any candidate, by what was known at the end.
     """
 
     cluster: str
     network_bps: float
-    model: str
     setting: Setting
     trained: dict[str, Trained]
     error_anywhere: float
 
     @property
     def name(self) -> str:
-        """For people."""
         return f"{self.setting.scenario.model.name} on cluster {self.cluster}"
 
     def saves(self, system: str) -> float:
-        """Return the share of a system's time that Cannikin saves."""
+        """The share of a system's time that Cannikin saves."""
         return 1 - self.trained["cannikin"].time_s / self.trained[system].time_s
 
     @property
@@ -73,12 +78,10 @@ class _Case:
         return max(map(abs, self.trained["cannikin"].errors), default=0.0)
 
     def where(self) -> str:
-        """Return the setting in words."""
         curve = f"{self.setting.curve} noise curve (assumed)"
         return f"{self.name}, {self.network_bps / 1e9:g} Gbit/s (assumed), {curve}"
 
     def row(self) -> Row:
-        """Return the case as a detail."""
         of_ddp = {name: each.time_s / self.trained["ddp"].time_s for name, each in self.trained.items()}
         return {
             "cluster": self.cluster,
@@ -112,7 +115,7 @@ def reproduce_cannikin(quick: bool, tell: Callable[[str], None]) -> Reproduction
         for network_bps in networks:
             tell(f"cannikin: {model} on cluster {cluster}, {network_bps / 1e9:g} Gbit/s")
             scenario = base_scenario(cluster, model, network_bps)
-            made = [_train(cluster, network_bps, model, Setting(scenario, curve, count)) for curve in curves]
+            made = [_train(cluster, network_bps, Setting(scenario, curve, count)) for curve in curves]
             cases += made
             if network_bps == NETWORKS_BPS[0]:
                 ablations += _ablations(next(case for case in made if case.setting.curve == MIDDLE))
@@ -133,11 +136,11 @@ def _panel(case: _Case) -> TrainingPanel:
     return TrainingPanel(case.name, times_s, batches)
 
 
-def _train(cluster: str, network_bps: float, model: str, setting: Setting) -> _Case:
+def _train(cluster: str, network_bps: float, setting: Setting) -> _Case:
     trained = {name: train(setting) for name, train in SYSTEMS.items()}
     trained["cannikin"], learned = adaptive_learned(setting)
     errors = (learned.predicted_s(batch) / learned.simulated_s(batch) - 1 for batch in setting.candidates)
-    return _Case(cluster, network_bps, model, setting, trained, max(map(abs, errors)))
+    return _Case(cluster, network_bps, setting, trained, max(map(abs, errors)))
 
 
 def _ablations(case: _Case) -> list[Row]:

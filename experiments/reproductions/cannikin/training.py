@@ -3,15 +3,22 @@
 Progress counts in samples of the worth of those of the first batch: a step of B brings B * efficiency(B), and lasts as
 long as the simulated step. A run has `EPOCHS` equal parts of progress, at the beginning of which a system may choose
 another batch; all of them know the noise scale.
+
+The kinds and numbers of GPUs are those of the paper; how they are put into machines and what connects these is assumed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from experiments.reproductions.cannikin.clusters import with_batch
+from experiments.reproductions.architectures import MODELS
 from planner.plan.plan import Plan
+from planner.scenario.cluster import Cluster, Device, Link
+from planner.scenario.datasheet import find_kind
+from planner.scenario.profile import ModelProfile
+from planner.scenario.roofline import roofline_layer
 from planner.scenario.scenario import Scenario
+from planner.scenario.training import Optimizer, Training
 from planner.step.evaluate import step_time_s
 from planner.systems.cannikin.goodput import candidate_batches, choose_batch, goodput_per_s
 from planner.systems.cannikin.opt_perf import batch_time_s, opt_perf
@@ -20,14 +27,59 @@ from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed
 from planner.systems.cannikin.strategy import balanced_plan, data_parallel_plan, even_plan, update_s
 from sim.simulator import Simulator
 
+# Cluster to its machines, each as kind and number of GPUs. Assumed: workstations of one GPU in A; in B one machine of
+# four A100, one of four V100, and one RTX 6000 a machine.
+MACHINES: Mapping[str, Sequence[tuple[str, int]]] = {
+    "A": (("a5000", 1), ("a4000", 1), ("p4000", 1)),
+    "B": (("a100-40", 4), ("v100-16", 4), *((("rtx-6000", 1),) * 8)),
+}
+
+# Assumed: a LAN that does not block, and PCI Express inside of machines.
+LAN_LATENCY_S = 50e-6
+INSIDE_BPS = 100e9
+INSIDE_LATENCY_S = 10e-6
+
+# Assumed: TF32 where the GPU has it, as PyTorch's convolutions by default; 32 bits everywhere else.
+PRECISION = "tf32"
+
+
+def cluster(name: str, network_bps: float) -> Cluster:
+    """Return one of `MACHINES`, with network interfaces of ``network_bps`` bits per second."""
+    devices, links = [], []
+    for number, (kind, count) in enumerate(MACHINES[name]):
+        host = f"host-{number}"
+        for index in range(count):
+            memory_bytes = find_kind(kind).memory_bytes
+            device = Device(f"{kind}-{number}-{index}", kind, "lan", memory_bytes, host=host, interface_bps=network_bps)
+            devices.append(device)
+        if count > 1:
+            links.append(Link(host, host, INSIDE_BPS, INSIDE_LATENCY_S))
+    links.append(Link("lan", "lan", network_bps * len(MACHINES[name]), LAN_LATENCY_S))
+    return Cluster(tuple(devices), tuple(links))
+
+
+@lru_cache(maxsize=16)
+def base_scenario(cluster_name: str, model: str, network_bps: float) -> Scenario:
+    """Return one of `MODELS` on one of `MACHINES`, with the model's first batch and interfaces of ``network_bps``."""
+    trained, place = MODELS[model](), cluster(cluster_name, network_bps)
+    kinds = [find_kind(kind) for kind in dict.fromkeys(device.kind for device in place.devices)]
+    layers = tuple(roofline_layer(work, kinds, PRECISION) for work in trained.layers)
+    training = Training(trained.first_batch, optimizer=Optimizer(trained.optimizer))
+    return Scenario(f"cluster {cluster_name}", place, ModelProfile(trained.name, layers), training)
+
+
+def with_batch(scenario: Scenario, batch: int) -> Scenario:
+    """Return the scenario with another global batch."""
+    return replace(scenario, training=replace(scenario.training, global_batch=batch))
+
 
 class LearnedModel:
     """What is known of a cluster from the steps that were run on it; one object for one run.
 
     Args:
-        scenario: What is trained; its batch may change.
-        overlap: Whether it is known that sums overlap with backward; else compute is balanced, and all sums are thought
-            to come after it.
+        scenario: The scenario that is trained; its batch may change.
+        overlap: Whether the model knows that sums overlap with backward; else compute is balanced, and all sums are
+            thought to come after it.
     """
 
     def __init__(self, scenario: Scenario, *, overlap: bool = True) -> None:
@@ -43,15 +95,13 @@ class LearnedModel:
         return self._divided(batch)[1]
 
     def simulated_s(self, batch: int) -> float:
-        """Return how long the step takes that would be run with this batch, without learning from it, seconds."""
+        """Return how long a step of this batch would take in the simulator, seconds; nothing is learned from it."""
         return self._simulate(self._divided(batch)[0], batch)
 
     def run(self, batch: int, *, even: bool = False) -> float:
         """Run a step in the simulator, learn from it, and return how long it takes, seconds.
 
-        Args:
-            batch: Samples of the batch.
-            even: Whether all devices have the same, instead of what is best by what is known.
+        With ``even`` all devices have equal shares, instead of the best ones by what is known.
         """
         plan = even_plan(with_batch(self._scenario, batch), "cannikin") if even else self._divided(batch)[0]
         return self._simulate(plan, batch, learn=True)
@@ -110,13 +160,7 @@ NOISE_CURVES: Mapping[str, tuple[float, float]] = {"low": (0.5, 5.0), "middle": 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is trained, and how its noise rises.
-
-    Attributes:
-        scenario: With the first batch.
-        curve: One of `NOISE_CURVES`.
-        count: Candidates for the batch.
-    """
+    """A scenario with its first batch, one of `NOISE_CURVES`, and how many candidates there are for the batch."""
 
     scenario: Scenario
     curve: str
@@ -143,9 +187,9 @@ class Trained:
     """How a system trained.
 
     Attributes:
-        epochs_s: Of each part of the run, seconds per sample of progress.
-        batches: Of each part of the run, samples.
-        errors: Of the predictions that a choice rested on: prediction over simulated time, minus one.
+        epochs_s: Seconds per sample of progress in each part of the run.
+        batches: Samples of a step in each part of the run.
+        errors: Prediction over simulated time, minus one, of each prediction that a choice rested on.
     """
 
     epochs_s: tuple[float, ...]
@@ -190,11 +234,7 @@ def adaptive_learned(setting: Setting, overlap: bool = True) -> tuple[Trained, L
     """Train as Cannikin does: learn from the steps, divide by OptPerf, choose by the goodput that it predicts.
 
     The first part of the run is even, the second in proportion to the speeds, both with the first batch.
-
-    Args:
-        setting: What is trained.
-        overlap: Whether the model knows that sums overlap with backward; else compute is balanced, and all sums are
-            thought to come after it.
+    ``overlap`` is that of `LearnedModel`.
     """
     model = LearnedModel(setting.scenario, overlap=overlap)
     batch = setting.first_batch

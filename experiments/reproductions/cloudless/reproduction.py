@@ -5,8 +5,14 @@ from functools import partial
 from statistics import median
 
 from experiments.benches.result import Check, Claim, Reproduction, Row, at_least, at_most
-from experiments.reproductions.cloudless.exchange import exchange_rows
-from experiments.reproductions.cloudless.rental import QUICK_STEPS, STEPS, rental_rows, run_for
+from experiments.reproductions.cloudless.measurements import (
+    QUICK_RENTAL_STEPS,
+    RENTAL_STEPS,
+    accuracy_rows,
+    exchange_rows,
+    rental_rows,
+    run_for,
+)
 from experiments.reproductions.cloudless.settings import GENERATIONS, rental_scenario
 from experiments.reproductions.figures import draw_cloudless
 from planner.systems.cloudless.strategy import with_exchanges
@@ -41,9 +47,6 @@ def reproduce_cloudless(quick: bool, tell: Callable[[str], None]) -> Reproductio
     checks = [*_rental_checks(rental), *_exchange_checks(exchange)]
     accuracy: list[Row] = []
     if not quick:
-        # Loads torch.
-        from experiments.reproductions.cloudless.accuracy import accuracy_rows
-
         accuracy = accuracy_rows(tell)
         lost = max(float(accuracy[0]["accuracy"]) - float(row["accuracy"]) for row in accuracy)
         claims.append(Claim("accuracy lost against ASGD", "correctness kept", lost, "digits-mlp, f = 4, 1000 steps"))
@@ -116,7 +119,7 @@ def _ablations(quick: bool) -> list[Row]:
     }
     rows: list[Row] = []
     for name, plan in plans.items():
-        steps = QUICK_STEPS if quick else STEPS
+        steps = QUICK_RENTAL_STEPS if quick else RENTAL_STEPS
         run = run_for(scenario, plan, steps)
         rows.append(
             {

@@ -31,12 +31,7 @@ SERVERS: Mapping[str, DeviceKind] = {kind.name: kind for kind in (_CORE, _SERVER
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A kind of GPU for rent.
-
-    Attributes:
-        kind: Of the datasheet.
-        price_per_hour: US dollars on demand for one GPU, without its host.
-    """
+    """A datasheet's kind of GPU for rent; its ``price_per_hour`` is on demand, in US dollars, without the host."""
 
     kind: str
     price_per_hour: float
@@ -75,12 +70,9 @@ def two_regions(devices: tuple[Device, ...], work: LayerWork, kinds: list[Device
 
 
 def rental_scenario(generations: tuple[Generation, Generation], units: int, data: tuple[int, int]) -> Scenario:
-    """Return ResNet-18 on so many GPUs of the older generation in the north and of the newer one in the south.
+    """Return ResNet-18 on ``units`` GPUs of the older generation in the north and of the newer one in the south.
 
-    Args:
-        generations: Older and newer.
-        units: For rent in each region.
-        data: Samples of the regions, in proportion.
+    The regions have samples in the proportion of ``data``.
     """
     devices = tuple(
         Device(f"{region}-{index}", each.kind, region, find_kind(each.kind).memory_bytes, each.price_per_hour)
@@ -88,13 +80,13 @@ def rental_scenario(generations: tuple[Generation, Generation], units: int, data
         for index in range(units)
     )
     kinds = [find_kind(each.kind) for each in generations]
-    # So many samples for each GPU that whole samples come close to the shares.
+    # With enough samples for each GPU whole samples come close to the shares.
     scenario = two_regions(devices, RESNET_18, kinds, 512 * units)
     return replace(scenario, data={region: 100_000 * part for region, part in zip(REGIONS, data, strict=True)})
 
 
 def server_scenario(work: LayerWork, server: str, region_batch: int) -> Scenario:
-    """Return a model on one server in each region, one of `SERVERS`, with so many samples a step."""
+    """Return a model on one of `SERVERS` in each region, each with ``region_batch`` samples a step."""
     kind = SERVERS[server]
     devices = tuple(Device(f"{region}-server", kind.name, region, kind.memory_bytes) for region in REGIONS)
     return two_regions(devices, work, [kind], 2 * region_batch)

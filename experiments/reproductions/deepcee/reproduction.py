@@ -15,7 +15,7 @@ from experiments.reproductions.deepcee.scenarios import (
     BASELINES,
     CLUSTERS,
     SLOW_TO_PLAN,
-    baseline_outcome,
+    baseline_throughput,
     deepcee_scenario,
     throughput,
 )
@@ -66,12 +66,12 @@ class Setting:
 
     @property
     def scenario(self) -> Scenario:
-        """The scenario that it stands for."""
+        """The scenario of the setting."""
         return deepcee_scenario(self.cluster, self.model, self.bandwidth_bps, self.latency_s, mixed=self.mixed)
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The setting in words."""
         link = f"{self.bandwidth_bps / 1e9:g} Gbit/s, {self.latency_s * 1e3:g} ms"
         return f"{self.cluster}{' in turn' if self.mixed else ''}; {self.model}; {link}"
 
@@ -124,13 +124,13 @@ def _measured(setting: Setting, names: Sequence[str], tell: Callable[[str], None
     scenario = setting.scenario
     plan = deepcee_with(Mechanisms(), scenario)
     own = throughput(scenario, plan, STEPS)
-    outcomes = {name: baseline_outcome(name, scenario, STEPS) for name in names}
-    others = [each.samples_per_s for each in outcomes.values() if each.samples_per_s > 0]
+    outcomes = {name: baseline_throughput(name, scenario, STEPS) for name in names}
+    others = [per_s for per_s, _ in outcomes.values() if per_s > 0]
     return {
         "setting": setting.title,
         "deepcee": own,
-        **{name: outcome.samples_per_s for name, outcome in outcomes.items()},
-        "ddp_as": outcomes["ddp"].note,
+        **{name: per_s for name, (per_s, _) in outcomes.items()},
+        "ddp_as": outcomes["ddp"][1],
         "ratio_to_best": own / max(others, default=own),
         "ratio_to_worst": own / min(others, default=own),
         "regions": len({scenario.cluster.by_name[device].region for device in plan.devices}),

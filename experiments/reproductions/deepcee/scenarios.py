@@ -23,7 +23,7 @@ from planner.scenario.profile import LayerProfile, ModelProfile
 from planner.scenario.roofline import LayerWork, roofline_layer
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer, Training
-from planner.systems.registry import STRATEGIES, make_plan
+from planner.systems.registry import make_plan
 from sim.simulator import Simulator
 from traces.common.errors import InputError
 from traces.trace import LinkTrace
@@ -33,37 +33,25 @@ SLOW_TO_PLAN = "asteroid"
 BASELINES = ("megatron", DATA_PARALLEL, SLOW_TO_PLAN, "zb-h1-equal")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a baseline reaches.
-
-    Attributes:
-        samples_per_s: Simulated throughput of the plan; 0 where it does not run.
-        note: How it runs, or why it does not.
-    """
-
-    samples_per_s: float
-    note: str
-
-
 def throughput(scenario: Scenario, plan: Plan, steps: int, policy: Policy | None = None) -> float:
     """Return a plan's simulated samples per second."""
     return measure(Simulator().run(scenario, plan, policy, steps)).samples_per_s
 
 
-def baseline_outcome(name: str, scenario: Scenario, steps: int) -> Outcome:
-    """Return what a baseline reaches; where data parallelism does not fit, a pipeline in each region."""
-    if name not in STRATEGIES:
-        return Outcome(0.0, "not there")
+def baseline_throughput(name: str, scenario: Scenario, steps: int) -> tuple[float, str]:
+    """Return a baseline's simulated samples per second, 0 where it does not run, and how it runs or why it does not.
+
+    Where data parallelism does not fit it is a pipeline in each region.
+    """
     try:
-        return Outcome(throughput(scenario, make_plan(name, scenario), steps), "runs")
+        return throughput(scenario, make_plan(name, scenario), steps), "runs"
     except InputError:
         if name != DATA_PARALLEL:
-            return Outcome(0.0, "does not fit into memory")
+            return 0.0, "does not fit into memory"
     try:
-        return Outcome(throughput(scenario, regional_pipelines(scenario), steps), "a uniform pipeline in each region")
+        return throughput(scenario, regional_pipelines(scenario), steps), "a uniform pipeline in each region"
     except InputError:
-        return Outcome(0.0, "does not fit into memory, nor does a pipeline in each region")
+        return 0.0, "does not fit into memory, nor does a pipeline in each region"
 
 
 def regional_pipelines(scenario: Scenario) -> Plan:
@@ -136,13 +124,13 @@ def deepcee_scenario(
     mixed: bool = False,
     trace: LinkTrace | None = None,
 ) -> Scenario:
-    """Return a setting.
+    """Return one of `MODELS` on one of `CLUSTERS`.
 
     Args:
-        cluster: One of `CLUSTERS`.
-        model: One of `MODELS`.
-        bandwidth_bps: Of each link between two regions, bits per second.
-        latency_s: One way, of the same, seconds.
+        cluster: Name of the cluster.
+        model: Name of the model.
+        bandwidth_bps: Rate of each link between two regions, bits per second.
+        latency_s: One-way latency of these links, seconds.
         mixed: Whether the cluster names its devices in turn, one of each region, instead of region by region.
         trace: The rate over time of the links between the first two regions; all are steady if None.
     """

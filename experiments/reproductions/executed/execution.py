@@ -2,6 +2,11 @@
 
 A process for each device computes at the profile's pace and moves true bytes over emulated links, under real TCP. The
 ratio of the system's throughput to each rival's is taken in both backends.
+
+What two cores cannot carry or wait for is scaled. Divide all bytes and all rates by one number and no time changes;
+divide all times and multiply all rates by another and every ratio of two times stays. So a plan wins by as much in the
+scaled scenario as in the whole one, up to the rounding of bytes (tests/experiments/reproductions/test_scaling.py), and
+what a real run of it adds is what this machine adds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +17,9 @@ import numpy as np
 from executor.backend import TorchBackend
 from experiments.benches.result import Check, Row, at_most
 from experiments.reproductions.asteroid.settings import CLUSTERS, edge_scenario
-from experiments.reproductions.cannikin.clusters import base_scenario
+from experiments.reproductions.cannikin.training import (
+    base_scenario,
+)
 from experiments.reproductions.cloudless.settings import (
     PASCAL,
     RESNET_18,
@@ -22,17 +29,80 @@ from experiments.reproductions.cloudless.settings import (
     server_scenario,
 )
 from experiments.reproductions.deepcee.scenarios import deepcee_scenario
-from experiments.reproductions.executed.scaling import scaled
 from planner.events.event import EventKind
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
+from planner.scenario.cluster import Cluster, Link
 from planner.scenario.effects import WIDE_AREA_TCP, Effects
+from planner.scenario.profile import LayerProfile, TimeTable
 from planner.scenario.scenario import Scenario
 from planner.systems.cloudless.strategy import with_exchanges
 from planner.systems.registry import make_plan, make_policy
 from sim.simulator import Simulator
 from traces.trace import LinkTrace
+
+# Payloads are rows of numbers of so many bytes.
+_NUMBER_BYTES = 4
+
+
+def scaled(scenario: Scenario, smaller: float, quicker: float) -> Scenario:
+    """Return a scenario of ``smaller`` times fewer bytes and ``quicker`` times less time.
+
+    Devices keep their memory, and what fitted still fits.
+    """
+    bandwidth = quicker / smaller
+    cluster = scenario.cluster
+    devices = tuple(replace(each, interface_bps=each.interface_bps * bandwidth) for each in cluster.devices)
+    links = tuple(_link(each, bandwidth, quicker) for each in cluster.links)
+    layers = tuple(_layer(each, smaller, quicker) for each in scenario.model.layers)
+    return replace(scenario, cluster=Cluster(devices, links), model=replace(scenario.model, layers=layers), faults=())
+
+
+def _link(link: Link, bandwidth: float, quicker: float) -> Link:
+    assert link.size_curve is None, "its sizes would have to be scaled too"
+    trace = link.trace and _trace(link.trace, bandwidth, quicker)
+    return replace(
+        link,
+        bandwidth_bps=link.bandwidth_bps * bandwidth,
+        latency_s=link.latency_s / quicker,
+        jitter_s=link.jitter_s / quicker,
+        trace=trace,
+    )
+
+
+def _trace(trace: LinkTrace, bandwidth: float, quicker: float) -> LinkTrace:
+    latency_s = trace.latency_s
+    return replace(
+        trace,
+        times_s=trace.times_s / quicker,
+        bandwidth_bps=trace.bandwidth_bps * bandwidth,
+        duration_s=trace.duration_s / quicker,
+        latency_s=None if latency_s is None else latency_s / quicker,
+    )
+
+
+def _layer(layer: LayerProfile, smaller: float, quicker: float) -> LayerProfile:
+    def fewer(size_bytes: int) -> int:
+        numbers = round(size_bytes / smaller / _NUMBER_BYTES)
+        return _NUMBER_BYTES * max(numbers, int(size_bytes > 0))
+
+    return replace(
+        layer,
+        parameter_bytes=fewer(layer.parameter_bytes),
+        output_bytes=fewer(layer.output_bytes),
+        activation_bytes=fewer(layer.activation_bytes),
+        times={kind: _table(table, quicker) for kind, table in layer.times.items()},
+        update_s={kind: seconds / quicker for kind, seconds in layer.update_s.items()},
+    )
+
+
+def _table(table: TimeTable, quicker: float) -> TimeTable:
+    def less(times_s: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(each / quicker for each in times_s)
+
+    return TimeTable(table.samples, less(table.forward_s), less(table.backward_input_s), less(table.backward_weight_s))
+
 
 MOST_POINTS = 10.0
 
@@ -48,7 +118,7 @@ class Comparison:
 
     Attributes:
         setting: The setting in words.
-        scenario: At its true size.
+        scenario: The scenario at its true size.
         contenders: Name to plan and name of a policy; the first is the system.
         steps: Training steps of each run; the first is not counted.
         step_s: What the quickest contender's step is brought to, seconds, with as few bytes as this machine carries.
@@ -65,12 +135,7 @@ class Comparison:
 
 
 def execute(comparison: Comparison, tell: Callable[[str], None]) -> list[Row]:
-    """Run all contenders in both backends; return a row for each rival.
-
-    Args:
-        comparison: What is run.
-        tell: Takes lines about the progress, and what of the emulation is not as it should be.
-    """
+    """Run all contenders in both backends; return a row for each rival."""
     scenario, scale = _reduced(comparison)
     simulated, executed = dict[str, float](), dict[str, float]()
     for name, (plan, policy) in comparison.contenders.items():
@@ -108,7 +173,7 @@ def _rate(comparison: Comparison, record: RunRecord) -> float:
 
 
 def _reduced(comparison: Comparison) -> tuple[Scenario, str]:
-    """The scenario as this machine runs it, over links that carry TCP; and in words what was reduced."""
+    """The scenario as this machine runs it, over links that carry TCP, and what was reduced, in words."""
     scenario = replace(comparison.scenario, effects=Effects(network=WIDE_AREA_TCP))
     if comparison.step_s is None:
         return scenario, "at true size"
@@ -129,7 +194,7 @@ STEPS = 4
 ADAPTED_STEPS = 12
 EXCHANGE_STEPS = 48
 
-# Of a step of hundreds of messages between eight devices, and of one of few.
+# Length of a step of hundreds of messages between eight devices, and of one of few messages.
 LONG_S, SHORT_S = 2.0, 0.5
 
 # Where one contender takes tens of times as long as the other.

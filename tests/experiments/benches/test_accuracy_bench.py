@@ -3,8 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benches.sailor.accuracy import RANDOM_HALVES, measure_accuracy
-from experiments.benches.sailor.calibration import Calibration
+from experiments.benches.sailor.accuracy import (
+    RANDOM_HALVES,
+    Calibration,
+    measure_accuracy,
+)
 from experiments.benches.sailor.measured_files import VARIABLE, MeasuredFiles, find_measured_files
 from traces.common.errors import InputError
 

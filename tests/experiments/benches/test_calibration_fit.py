@@ -1,7 +1,13 @@
 import numpy as np
 import pytest
 
-from experiments.benches.sailor.calibration import SIMULATED_SHARES, WORKSPACE_SHARES, Calibration, Evidence, fit
+from experiments.benches.sailor.accuracy import (
+    SIMULATED_SHARES,
+    WORKSPACE_SHARES,
+    Calibration,
+    Evidence,
+    fit,
+)
 
 TRUTH = Calibration(network_share=0.7, framework_bytes=5000, workspace_share=1.5)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from experiments.benches.planning import planner as bench
-from experiments.benches.planning.limited_process import LimitedProcess
 from experiments.benches.planning.planner import (
     OURS,
     OURS_BY_CLOSED_FORM,
     WIDE,
+    LimitedProcess,
     PlannerCase,
     measure_planner,
     plan_and_score,

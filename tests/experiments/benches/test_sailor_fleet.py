@@ -3,7 +3,9 @@ from pathlib import Path
 import pytest
 
 from experiments.benches.sailor.fleet import NodeGroup, fleet_of
-from experiments.benches.sailor.network import SailorNetwork
+from experiments.benches.sailor.measured_files import (
+    SailorNetwork,
+)
 from planner.cost.network import nominal_path
 from planner.scenario.cluster import Cluster
 from planner.scenario.profile import ModelProfile

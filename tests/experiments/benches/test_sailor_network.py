@@ -3,7 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benches.sailor.network import Node, SailorNetwork, read_inside
+from experiments.benches.sailor.measured_files import (
+    Node,
+    SailorNetwork,
+    read_inside,
+)
 from planner.scenario.size_curve import SizeCurve
 from traces.common.errors import InputError
 

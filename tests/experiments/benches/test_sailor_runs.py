@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from experiments.benches.sailor.network import SailorNetwork
+from experiments.benches.sailor.measured_files import (
+    SailorNetwork,
+)
 from experiments.benches.sailor.runs import MeasuredRun, read_sailor_run, read_sailor_runs
 from planner.check import check_plan
 from planner.files.importers.sailor import read_sailor

@@ -7,16 +7,19 @@ from pathlib import Path
 import pytest
 
 from experiments.reproductions.architectures import MODELS
-from experiments.reproductions.cannikin.clusters import MACHINES, base_scenario, cluster, with_batch
 from experiments.reproductions.cannikin.training import (
     EPOCHS,
+    MACHINES,
     NOISE_CURVES,
     SYSTEMS,
     LearnedModel,
     Setting,
     adaptive_even,
     adaptive_learned,
+    base_scenario,
+    cluster,
     fixed,
+    with_batch,
 )
 from planner.check import check_plan
 from planner.runs.metrics import measure

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.reproductions.executed.scaling import scaled
+from experiments.reproductions.executed.execution import (
+    scaled,
+)
 from planner.runs.metrics import measure
 from planner.systems.registry import make_plan
 from sim.simulator import Simulator

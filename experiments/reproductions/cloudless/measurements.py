@@ -1,0 +1,168 @@
+"""What Cloudless-Training's claims are measured by: the cost of rented GPUs, rarer exchanges, and their accuracy.
+
+Asynchronous pipelines wait for the WAN only at the bound on their staleness. Two bounds are measured: one exchange may
+be under way while the next steps are done, as `planner.systems.cloudless.strategy` has it; and none, where nobody
+begins a step before the last exchange has arrived. For the second one, with T_c the compute of a step and tau the time
+of an exchange::
+
+    speed-up of f steps between exchanges = (T_c + tau) / (T_c + tau / f)
+
+Accuracy is that of a classifier of handwritten digits, trained for real in two processes, with the scenario's WAN of
+100 Mbit/s held up inside the processes (`--emulator shaper`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from safetensors.torch import load_file
+from torch import nn
+
+from executor.backend import TorchBackend
+from executor.training.models.loading import load_model
+from experiments.benches.result import Row
+from experiments.reproductions.cloudless.settings import (
+    GENERATIONS,
+    RESNET_18,
+    SMALL_CNN,
+    rental_scenario,
+    server_scenario,
+)
+from experiments.runs.scenario import choose_scenario
+from planner.plan.plan import Plan, Synchronisation
+from planner.runs.metrics import Metrics, measure
+from planner.scenario.scenario import Scenario
+from planner.step.evaluate import step_time_s
+from planner.systems.cloudless.elastic_scheduling import elastic_schedule, greedy_schedule
+from planner.systems.cloudless.strategy import EXCHANGE_STEPS, longest_exchange_s, region_offers, with_exchanges
+from planner.systems.registry import make_plan
+from sim.simulator import Simulator
+
+# Samples in the region of the older generation and in that of the newer one, in proportion.
+RATIOS = ((1, 1), (2, 1), (1, 2))
+# GPUs for rent in each region.
+UNITS = (4, 8)
+
+RENTAL_STEPS = 64
+QUICK_RENTAL_STEPS = 16
+
+
+def rental_rows(quick: bool, tell: Callable[[str], None]) -> list[Row]:
+    """Return what each setting saves, by the formula and as simulated; quickly, only those of four older GPUs."""
+    rows: list[Row] = []
+    for generations, units, data in product(GENERATIONS[:1] if quick else GENERATIONS, UNITS, RATIOS):
+        older, newer = (each.kind for each in generations)
+        tell(f"cost of {units} {older} and {units} {newer}, data {data[0]}:{data[1]}")
+        scenario = rental_scenario(generations, units, data)
+        greedy, elastic = (make_plan(name, scenario) for name in ("greedy", "cloudless"))
+        before, after = (
+            run_for(scenario, plan, QUICK_RENTAL_STEPS if quick else RENTAL_STEPS) for plan in (greedy, elastic)
+        )
+        offers = region_offers(scenario, "cloudless")
+        formula = 1 - elastic_schedule(offers).price_per_hour / greedy_schedule(offers).price_per_hour
+        rented = [len(pipeline.stages[0].replicas) for pipeline in elastic.pipelines]
+        rows.append(
+            {
+                "generations": f"{older}, {newer}",
+                "units": units,
+                "data": f"{data[0]}:{data[1]}",
+                "rented": f"{rented[0]}, {rented[1]}",
+                "saving_by_formula": formula,
+                "saving": 1 - after.cost_usd / before.cost_usd,
+                "run_time_change": before.samples_per_s / after.samples_per_s - 1,
+            }
+        )
+    return rows
+
+
+def run_for(scenario: Scenario, plan: Plan, steps: int) -> Metrics:
+    """Return the metrics of a simulated run."""
+    return measure(Simulator().run(scenario, plan, None, steps))
+
+
+# A multiple of every number of steps between exchanges.
+EXCHANGED_STEPS = 256
+QUICK_EXCHANGED_STEPS = 128
+
+
+def exchange_rows(quick: bool, tell: Callable[[str], None]) -> list[Row]:
+    """Return speed-up and bytes of each method, for each number of steps between exchanges."""
+    rows: list[Row] = []
+    for name, scenario in _exchange_settings(quick).items():
+        tell(f"exchanges of {name}")
+        plan = make_plan("greedy", scenario)
+        steps = QUICK_EXCHANGED_STEPS if quick else EXCHANGED_STEPS
+        every_step = run_for(scenario, with_exchanges(plan, "asgd", 1), steps)
+        waiting = run_for(scenario, _waiting(plan, 1), steps)
+        compute_s = step_time_s(plan, scenario)
+        exchange_s = longest_exchange_s(plan, scenario)
+        for every in EXCHANGE_STEPS:
+            sums, means = (
+                run_for(scenario, with_exchanges(plan, method, every), steps) for method in ("asgd-ga", "ma")
+            )
+            rows.append(
+                {
+                    "model": name,
+                    "compute_s": compute_s,
+                    "exchange_s": exchange_s,
+                    "every": every,
+                    "asgd_ga": _speedup(sums, every_step),
+                    "ma": _speedup(means, every_step),
+                    "waiting": _speedup(run_for(scenario, _waiting(plan, every), steps), waiting),
+                    "formula": (compute_s + exchange_s) / (compute_s + exchange_s / every),
+                    "bytes_ratio": every_step.wan_bytes / sums.wan_bytes,
+                    "staleness": sums.staleness,
+                }
+            )
+    return rows
+
+
+def _exchange_settings(quick: bool) -> dict[str, Scenario]:
+    """Model and samples of a region's step to the scenario with a server in each region."""
+    settings = {} if quick else {"digits-mlp, 32": choose_scenario("digits")}
+    settings["small-cnn, 32"] = server_scenario(SMALL_CNN, "cpu-core", 32)
+    for size in (128,) if quick else (128, 256, 512):
+        settings[f"resnet-18, {size}"] = server_scenario(RESNET_18, "cpu-server", size)
+    return settings
+
+
+def _waiting(plan: Plan, every: int) -> Plan:
+    return replace(plan, synchronisation=Synchronisation("asgd-ga", interval_steps=every, staleness_bound=0))
+
+
+def _speedup(run: Metrics, before: Metrics) -> float:
+    return run.samples_per_s / before.samples_per_s
+
+
+# Forty-five times through the data; earlier, the accuracy of any training jumps by points from step to step.
+TRAINED_STEPS = 1000
+
+# Steps take milliseconds here and exchanges ten times as long: without a bound each side would learn all it does before
+# it hears of the other. Assumed: as many steps as there are between exchanges.
+BOUND = 4
+
+METHODS: Mapping[str, int] = {"asgd": 1, "asgd-ga": 4, "ma": 4}
+
+
+def accuracy_rows(tell: Callable[[str], None]) -> list[Row]:
+    """Return the held-out accuracy of each method after the same number of samples."""
+    scenario = choose_scenario("digits")
+    plan = make_plan("greedy", scenario)
+    rows: list[Row] = []
+    for method, every in METHODS.items():
+        tell(f"training {scenario.model.name} with {method}")
+        chosen = replace(plan, synchronisation=Synchronisation(method, interval_steps=every, staleness_bound=BOUND))
+        with TemporaryDirectory(prefix="ropebridge-") as folder:
+            target = Path(folder) / "parameters.safetensors"
+            record = TorchBackend("real", emulator="shaper", parameters=target).run(
+                scenario, chosen, None, TRAINED_STEPS
+            )
+            assert scenario.code is not None, "the scenario names its model's code"
+            model = load_model(scenario.code, scenario.training.seed)
+            layers = nn.Sequential(*model.layers)
+            layers.load_state_dict(load_file(target))
+        accuracy = float(model.accuracy(list(layers)))  # type: ignore[union-attr]
+        rows.append({"method": method, "every": every, "accuracy": accuracy, "last_loss": record.losses[-1]})
+    return rows
