@@ -56,9 +56,12 @@ class BenchResult:
     rows: Sequence[Row]
     checks: Sequence[Check]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", same_columns(self.rows))
+
     def document(self) -> dict[str, Any]:
         """Return rows and checks as JSON has them."""
-        return {"rows": same_columns(self.rows), "checks": [check.row() for check in self.checks]}
+        return {"rows": self.rows, "checks": [check.row() for check in self.checks]}
 
     def text(self) -> str:
         """Return a table of the rows, then the checks, for people."""
