@@ -139,7 +139,7 @@ def _details(rental: Sequence[Row], exchange: Sequence[Row], accuracy: Sequence[
         ("speed", exchange, ("model", "every")),
         ("accuracy", accuracy, ("method", "every")),
     )
-    rows = []
+    rows: list[Row] = []
     for part, measured, keys in parts:
         for row in measured:
             setting = "; ".join(f"{key} {row[key]}" for key in keys)
