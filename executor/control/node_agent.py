@@ -18,7 +18,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -31,7 +30,7 @@ from executor.core.failures import read_failure
 from executor.core.hosts import Hosts, read_hosts
 from executor.core.job import INCARNATION, JobFolder, RunConfig
 from executor.core.liveness import LivenessProbe, beat_path
-from executor.core.subprocesses import ForkedProcess, die_with_parent, environment
+from executor.core.subprocesses import ForkedProcess, die_with_parent, environment, run_and_exit
 from executor.core.timeouts import timeouts
 from executor.wan.testbed import TestBed, control_address
 from traces.common.errors import RunError
@@ -266,13 +265,4 @@ def _cannot_listen(address: tuple[str, int], error: OSError) -> str:
 
 
 if __name__ == "__main__":
-    status = 1
-    try:
-        main(*sys.argv[1:])
-        status = 0
-    except Exception:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    run_and_exit(partial(main, *sys.argv[1:]))

@@ -104,10 +104,8 @@ class DeviceProgram:
 
     def compute_event(self, step: int, action: Action, start_s: float, end_s: float) -> Event:
         """Return the row for an action."""
-        stage, microbatch = action.stage, action.microbatch
-        return self._event(
-            EventKind.COMPUTE, step, str(action.kind), start_s, end_s, stage=stage, microbatch=microbatch
-        )
+        place = (action.stage, action.microbatch)
+        return self._event(EventKind.COMPUTE, step, str(action.kind), start_s, end_s, place=place)
 
     def update_event(self, step: int, start_s: float, end_s: float) -> Event:
         """Return the row for the optimizer's update."""
@@ -115,24 +113,16 @@ class DeviceProgram:
 
     def transfer_event(self, kind: EventKind, step: int, transfer: Transfer, start_s: float, end_s: float) -> Event:
         """Return the row for sending or receiving a transfer."""
-        sends = kind is EventKind.SEND
-        return self._event(
-            kind,
-            step,
-            str(transfer.kind),
-            start_s,
-            end_s,
-            peer=transfer.target if sends else transfer.source,
-            stage=transfer.sending_stage if sends else transfer.stage,
-            microbatch=transfer.microbatch,
-            size_bytes=transfer.size_bytes,
-        )
+        sent = kind is EventKind.SEND
+        peer, stage = (transfer.target, transfer.sending_stage) if sent else (transfer.source, transfer.stage)
+        place = (stage, transfer.microbatch)
+        return self._event(kind, step, str(transfer.kind), start_s, end_s, peer, transfer.size_bytes, place)
 
     def exchange_event(
         self, kind: EventKind, step: int, peer: str, size_bytes: int, start_s: float, end_s: float
     ) -> Event:
         """Return the row for sending or receiving a part of the gradients."""
-        return self._event(kind, step, SYNC_ACTION, start_s, end_s, peer=peer, size_bytes=size_bytes)
+        return self._event(kind, step, SYNC_ACTION, start_s, end_s, peer, size_bytes)
 
     def sync_event(self, step: int, size_bytes: int, start_s: float, end_s: float) -> Event:
         """Return the row for a whole gradient sum, with the bytes that this device sent for it."""
@@ -145,14 +135,15 @@ class DeviceProgram:
         action: str,
         start_s: float,
         end_s: float,
-        *,
         peer: str = "",
-        stage: int | None = None,
-        microbatch: int = -1,
         size_bytes: int = 0,
+        place: tuple[int, int] | None = None,
     ) -> Event:
-        place = (self.device, peer, self.pipeline, self.stage if stage is None else stage, microbatch)
-        return Event(kind, *place, step, action, start_s, end_s, size_bytes)
+        """Return a row; ``place`` is the stage and the microbatch, by default this device's stage and none."""
+        stage, microbatch = place or (self.stage, -1)
+        return Event(
+            kind, self.device, peer, self.pipeline, stage, microbatch, step, action, start_s, end_s, size_bytes
+        )
 
 
 @lru_cache(maxsize=32)

@@ -9,8 +9,9 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Never
+from typing import Any, Never
 
 from executor.core.timeouts import timeouts
 
@@ -51,17 +52,22 @@ def _prctl(option: int, argument: object) -> None:
 
 @contextmanager
 def ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """End a process after the block if it goes on: by a signal on which it ends its ranks, then by the kernel's."""
+    """End an agent after the block if it goes on."""
     try:
         yield
     finally:
         if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(timeouts().agent_exit_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process, timeouts().agent_exit_s)
+
+
+def end(process: "subprocess.Popen[Any]", grace_s: float) -> None:
+    """End a process by a signal on which it ends what it has started, and after some seconds by the kernel's."""
+    process.terminate()
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class ForkedProcess:
@@ -88,7 +94,7 @@ class ForkedProcess:
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if not self.pid:
-            _begin(name, main, variables, log)
+            run_and_exit(partial(_begin, name, main, variables, log))
 
     def wait(self) -> int:
         """Wait for the end of the process; return its status. Only one thread may wait."""
@@ -107,21 +113,26 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def _begin(name: str, main: Callable[[], None], variables: Mapping[str, str], log: Path) -> Never:
+def _begin(name: str, main: Callable[[], None], variables: Mapping[str, str], log: Path) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    written = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for descriptor, standard in ((nothing, 0), (written, 1), (written, 2)):
+        os.dup2(descriptor, standard)
+    # A connection of the agent must end with the agent.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.environ.update(variables)
+    main()
+
+
+def run_and_exit(main: Callable[[], None]) -> Never:
+    """Run ``main``, and end the process at once: with status 0, or 1 and a traceback if it raises."""
     status = 1
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()))
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        written = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        for descriptor, standard in ((nothing, 0), (written, 1), (written, 2)):
-            os.dup2(descriptor, standard)
-        # A connection of the agent must end with the agent.
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        os.environ.update(variables)
         main()
         status = 0
-    except BaseException:
+    except Exception:
         traceback.print_exc()
     finally:
         sys.stdout.flush()

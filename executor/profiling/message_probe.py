@@ -72,18 +72,8 @@ class MessageTimes:
     late_s: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _RoundTrip:
-    """Clock readings in seconds: here at the send and the answer, and at the other end between them."""
-
-    start_s: float
-    there_s: float
-    end_s: float
-
-    @property
-    def offset_s(self) -> float:
-        """How far the other clock is ahead, if both directions take equally long."""
-        return self.there_s - (self.start_s + self.end_s) / 2
+# Clock readings in seconds: here at the send, at the other end, and here at the answer.
+_RoundTrip = tuple[float, float, float]
 
 
 def _open_store(address: tuple[str, int], timeout: timedelta) -> TCPStore:
@@ -162,10 +152,12 @@ def _measure_size(channel: _Channel, size_bytes: int, repeats: int, *, late: boo
     """Return the times of messages of one size, seconds."""
     # For each size anew: clocks drift apart by milliseconds in some minutes.
     quick = [_measure_once(channel, 1, late=False, computes=False) for _ in range(_CLOCK_TRIPS)]
-    offset_s = min(quick, key=lambda trip: trip.end_s - trip.start_s).offset_s
+    start_s, there_s, end_s = min(quick, key=lambda trip: trip[2] - trip[0])
+    # How far the other clock is ahead, if both directions take equally long.
+    offset_s = there_s - (start_s + end_s) / 2
     trips = [_measure_once(channel, size_bytes, late=late, computes=True) for _ in range(1 + ROUNDS * repeats)]
     # The first message opens TCP's window.
-    return tuple(trip.there_s - offset_s - trip.start_s for trip in trips[1:])
+    return tuple(there_s - offset_s - start_s for start_s, there_s, _ in trips[1:])
 
 
 def _serve_size(channel: _Channel, size_bytes: int, repeats: int, *, late: bool) -> None:
@@ -193,7 +185,7 @@ def _measure_once(channel: _Channel, size_bytes: int, *, late: bool, computes: b
     end_s = time.monotonic()
     for each in sent:
         each.wait()
-    return _RoundTrip(start_s, there_s, end_s)
+    return start_s, there_s, end_s
 
 
 def _compute_until(is_over: Callable[[], bool]) -> None:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from executor.core.clock import RunClock
-from executor.core.job import JobFolder, RunConfig, rank_devices
+from executor.core.job import JobFolder, RunConfig
 from executor.core.step_program import DeviceProgram, compile_plan, device_program
 from executor.core.timeouts import timeouts
-from executor.rank.handshake import Job
 from executor.rank.telemetry import SampleFile
 from executor.recovery.backups import StateBackups, first_state, layers_of, one_layer
 from executor.recovery.checkpoint_writer import Checkpointing
@@ -42,11 +41,6 @@ class RankConfig:
     plan: Plan
     run: RunConfig
     devices: tuple[str, ...]
-
-    @classmethod
-    def of(cls, folder: JobFolder, rank: int, given: Job) -> "RankConfig":
-        """Return the part of a rank in a job that was read."""
-        return cls(folder, rank, *given, rank_devices(*given))
 
     @property
     def device(self) -> str:

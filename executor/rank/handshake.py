@@ -14,13 +14,12 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from executor.core.control_channel import Message
-from executor.core.job import JobFolder, RunConfig, rank_devices
+from executor.core.job import JobFolder, RunConfig
 from executor.training.models.loading import LayerSize, compare_sizes
 from planner.files.plan import plan_json
 from planner.plan.plan import Plan
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
-from traces.common.errors import RunError
 
 # Of a SHA-256: enough to tell two files apart.
 _DIGITS = 12
@@ -46,17 +45,6 @@ def job_facts(folder: JobFolder, job: Job) -> dict[str, str]:
     if scenario.code is not None and config.compute == "real":
         facts["model file"] = _digest(scenario.code.path.read_text())
     return facts
-
-
-def check_ranks(job: Job, ranks: int) -> None:
-    """Refuse a job for another number of devices than there are ranks.
-
-    Raises:
-        RunError: Says both.
-    """
-    devices = len(rank_devices(*job))
-    if devices != ranks:
-        raise RunError(f"the plan is for {devices} devices, and {ranks} ranks were started")
 
 
 def model_facts(sizes: Sequence[LayerSize], profile: ModelProfile) -> dict[str, str]:

@@ -23,7 +23,7 @@ from executor.core.subprocesses import die_with_parent
 from executor.core.timeouts import timeouts
 from executor.rank.context import RankConfig, build_context
 from executor.rank.control_client import ControlClient, ControlStore, SessionEndedError
-from executor.rank.handshake import Facts, Job, check_ranks, job_facts, model_facts
+from executor.rank.handshake import Facts, Job, job_facts, model_facts
 from executor.rank.session import Session
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.training.device import keep_freed_memory, threads_of_a_rank
@@ -117,8 +117,10 @@ class Rank:
         """Run all steps with the others and write what they left."""
         client = self._client
         agreed = client.agree(f"{self._scope}job", self._ranks, self._read, self._arrival_s)
-        check_ranks(agreed.value, self._ranks)
-        config = self._config = RankConfig.of(self._folder, client.rank, agreed.value)
+        devices = rank_devices(*agreed.value)
+        if len(devices) != self._ranks:
+            raise RunError(f"the plan is for {len(devices)} devices, and {self._ranks} ranks were started")
+        config = self._config = RankConfig(self._folder, client.rank, *agreed.value, devices)
         # Loaded before the ranks agree on the start: models take their time.
         model = self._load_model() if config.run.compute == "real" else None
         if config.run.checkpoints:

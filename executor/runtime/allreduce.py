@@ -38,7 +38,7 @@ class GradientExchange:
                 self._send(current, sync, exchange.round, sync.devices[exchange.send_to], payload)
                 sent_bytes += payload.numel()
             if exchange.receive_from is not None:
-                handle = posted.take_exchange(sync, exchange.round)
+                handle = posted.exchanges.pop((sync.first_layer, exchange.round))
                 received = handle.wait().view(gradient.dtype)
                 # Of no duration: the waiting time is in the event of the whole sum.
                 arrival_s = (handle.arrived_s, handle.arrived_s)

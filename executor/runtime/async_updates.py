@@ -143,7 +143,7 @@ class PipelineUpdates:
 
     def _apply_rest(self) -> bool:
         for incoming in self._incoming:
-            incoming.wait_for_all()
+            incoming.wait_for(self._exchanges)
         rest = self._take(None)
         if self._averages:
             self._average(rest)

@@ -168,7 +168,7 @@ class Interpreter:
         """Wait for the payloads of an action; return them, and when the last one arrived, run seconds."""
         inputs, arrived_s = [], float("-inf")
         for transfer in work.receives:
-            handle = posted.take_transfer(transfer)
+            handle = posted.transfers.pop(transfer)
             inputs.append(self._wire.unpack(transfer, handle.wait()))
             event = partial(current.program.transfer_event, EventKind.RECEIVE, current.step, transfer)
             self._recorder.arrived(event, idle_since_s, handle.arrived_s)

@@ -14,7 +14,7 @@ from executor.runtime.action_order import ActionOrder
 from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import sync_tag, transfer_tag
-from planner.cost.synchronisation import GradientSync, UpdateEdge
+from planner.cost.synchronisation import UpdateEdge
 
 # Precedes an update: how many of the receiver's steps the sender knew of when it began the first step in the sum.
 HEADER = struct.Struct("q")
@@ -24,17 +24,22 @@ _POSTED_UPDATES = 2
 
 
 class PostedStep:
-    """All receives of one step, posted at once before the step begins; ``order`` may have callbacks for arrivals."""
+    """All receives of one step, posted at once before the step begins; ``order`` may have callbacks for arrivals.
+
+    Attributes:
+        transfers: The receive of each transfer.
+        exchanges: The receives of gradient sums, by first layer and round.
+    """
 
     def __init__(self, current: StepProgram, order: ActionOrder, transport: Transport, element_bytes: int) -> None:
         self.order = order
-        self._transfers: dict[Transfer, RecvHandle] = {}
-        self._exchanges: dict[tuple[int, int], RecvHandle] = {}
+        self.transfers: dict[Transfer, RecvHandle] = {}
+        self.exchanges: dict[tuple[int, int], RecvHandle] = {}
         step, program = current.step, current.program
         for work in program.work:
             for transfer in work.receives:
                 tag = transfer_tag(step, transfer)
-                self._transfers[transfer] = transport.post(
+                self.transfers[transfer] = transport.post(
                     transfer.source, tag, transfer.size_bytes, order.arrival(work)
                 )
         for sync in program.synchronisations:
@@ -43,15 +48,7 @@ class PostedStep:
                     key = (sync.first_layer, exchange.round)
                     size_bytes = exchange.receive_elements * element_bytes
                     source = sync.devices[exchange.receive_from]
-                    self._exchanges[key] = transport.post(source, sync_tag(step, *key), size_bytes)
-
-    def take_transfer(self, transfer: Transfer) -> RecvHandle:
-        """Remove and return the handle of a transfer."""
-        return self._transfers.pop(transfer)
-
-    def take_exchange(self, sync: GradientSync, number: int) -> RecvHandle:
-        """Remove and return the handle of a round of a gradient sum."""
-        return self._exchanges.pop((sync.first_layer, number))
+                    self.exchanges[key] = transport.post(source, sync_tag(step, *key), size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +112,6 @@ class IncomingUpdates:
                     raise self._lost
                 self._changed.wait()
             return self._arrived_s[count - 1] if count else float("-inf")
-
-    def wait_for_all(self) -> None:
-        """Wait for every update of the run."""
-        self.wait_for(self._exchanges)
 
     def take(self, stop: int | None) -> list[Update]:
         """Remove and return the updates that have arrived, only those of rounds before ``stop`` unless it is None.

@@ -19,7 +19,6 @@ from contextlib import suppress
 from itertools import permutations
 from math import inf
 from pathlib import Path
-from types import FrameType
 from typing import Never
 
 from executor.core.clock import OriginWatch
@@ -168,7 +167,7 @@ class Relay:
 def main(parent: str, folder: str, tcp: str) -> None:
     """Make the hosts of a job, print where they are, and carry their packets."""
     die_with_parent(int(parent))
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     # The launcher handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     job = JobFolder(Path(folder))
@@ -198,10 +197,6 @@ def main(parent: str, folder: str, tcp: str) -> None:
     finally:
         # This process is still in the network of the last device.
         relay.report(read_tcp(), tcp_misses).write(job.relay_report)
-
-
-def _stop(signum: int, frame: FrameType | None) -> Never:
-    sys.exit(0)
 
 
 if __name__ == "__main__":

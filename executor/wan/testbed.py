@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Self
 
 from executor.core.job import JobFolder, Tcp
-from executor.core.subprocesses import python_environment
+from executor.core.subprocesses import end, python_environment
 from executor.wan.linux import enter_network
 from traces.common.errors import RunError
 
@@ -105,12 +105,7 @@ class TestBed:
 
     def __exit__(self, *exception: object) -> None:
         self._active = False
-        self._relay.terminate()
-        try:
-            self._relay.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._relay.kill()
-            self._relay.wait()
+        end(self._relay, _GRACE_S)
 
     def _report_end(self) -> None:
         status = self._relay.wait()
