@@ -36,7 +36,7 @@ from executor.wan.testbed import missing
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import Policy
 from planner.check import check_plan
-from planner.events.event import Event, EventWriter, in_order, read_events
+from planner.events.event import EventWriter, in_order, read_events
 from planner.plan.plan import Plan
 from planner.runs.record import ProgressCallback, RealNetwork, RunRecord
 from planner.scenario.scenario import Scenario
@@ -131,11 +131,10 @@ class TorchBackend:
         held = CheckpointFolder(checkpoints.folder).held() if checkpoints is not None else nullcontext("")
         with held as mark, prepared_job(scenario, plan, replace(config, checkpoints_mark=mark), self._hosts) as job:
             rows = EventRecorder(EventWriter(job.published), None) if config.publishes else None
-            take = partial(_write, rows) if rows is not None else _leave
             watch = self._watch or (lambda _: None)
             names = [device.name for device in scenario.cluster.devices]
             driver = PolicyDriver(
-                plan, config.first_step, names, adaptation, settle, check, take, watch, self._tell, steps
+                plan, config.first_step, names, adaptation, settle, check, rows, watch, self._tell, steps
             )
             run_job(job, devices, driver if config.is_steered else None)
             network = self._network(job, emulator)
@@ -144,7 +143,9 @@ class TorchBackend:
             if self._resources is not None:
                 for rank in filter(lambda rank: job.resources(rank).exists(), range(len(devices))):
                     shutil.copy(job.resources(rank), self._resources)
-            events = _published(job, rows) if rows is not None else settle(all_events(job, len(devices)))
+            if rows is not None:
+                rows.close()
+            events = read_events(job.published) if rows is not None else settle(all_events(job, len(devices)))
             losses = driver.losses if config.publishes else total_losses(job, len(devices))
             return RunRecord(
                 self._compute,
@@ -233,14 +234,7 @@ def run_job(job: JobFolder, devices: Sequence[str], driver: PolicyDriver | None 
                 pass_fds=(agents.fileno(),),
             )
         with ended(agent):
-            server = ControlServer(
-                _listening(own, agent, job),
-                own,
-                read_key(job.key),
-                job,
-                len(devices),
-                hosts,
-            )
+            server = ControlServer(_listening(own, agent, job), own, read_key(job.key), job, len(devices), hosts)
             try:
                 coordinator = Coordinator(job, devices, hosts, server, driver)
                 try:
@@ -280,18 +274,3 @@ def _listening(own: socket.socket, agent: "subprocess.Popen[bytes]", job: JobFol
     status = agent.wait()
     printed = job.log.read_text(errors="replace").strip().splitlines()[-3:]
     raise RunError(f"the agent of this host ended with status {status}: {' | '.join(printed) or 'no message'}")
-
-
-def _leave(events: list[Event]) -> None:
-    """The ranks write their rows themselves."""
-
-
-def _write(rows: EventRecorder, events: list[Event]) -> None:
-    for event in events:
-        rows.log(event)
-    rows.end_step()
-
-
-def _published(job: JobFolder, rows: EventRecorder) -> list[Event]:
-    rows.close()
-    return read_events(job.published)

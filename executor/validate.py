@@ -1,4 +1,4 @@
-"""What the relay can carry at all, and which links ask for more."""
+"""What a real run can carry out of a plan and a scenario, and which links are faster than the relay."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -183,7 +183,10 @@ class ControlServer:
 
     def _run(self) -> None:
         while True:
-            self._write_all()
+            with self._lock:
+                waiting = [peer for peer in self._peers if peer.outbound]
+            for peer in waiting:
+                self._write(peer)
             if self._is_closing:
                 return
             for selected, _ in self._selector.select(self._pause_s()):
@@ -249,12 +252,6 @@ class ControlServer:
         peer.connection.close()
         if peer.has_said_hello:
             self.events.put((peer, None))
-
-    def _write_all(self) -> None:
-        with self._lock:
-            waiting = [peer for peer in self._peers if peer.outbound]
-        for peer in waiting:
-            self._write(peer)
 
     def _write(self, peer: Peer) -> None:
         try:

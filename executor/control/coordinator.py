@@ -67,7 +67,8 @@ class Coordinator:
         self._processes.greet(server.own_agent)
         self._agreements = Agreements(self._answer)
         self._heard: dict[str, tuple[float, str]] = {}
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        # When a signal goes to which rank, by the monotonic clock, and its number: 0 sends none.
+        self._signals: list[tuple[float, int, int]] = []
         self._values: dict[str, str] = {}
         self._local_delivery_s = 0.0
         # Of the session that is under way.
@@ -134,16 +135,18 @@ class Coordinator:
         return True
 
     def _handle_next(self, until_s: float) -> None:
-        timer_s = self._timers[0][0] if self._timers else math.inf
-        pause_s = min(until_s, timer_s, self._processes.due_s, self._agreements.due_s) - time.monotonic()
+        signal_s = self._signals[0][0] if self._signals else math.inf
+        pause_s = min(until_s, signal_s, self._processes.due_s, self._agreements.due_s) - time.monotonic()
         try:
             peer, message = self._server.events.get(timeout=max(0.0, min(pause_s, _MAX_PAUSE_S)))
         except queue.Empty:
             pass
         else:
             self._handle(peer, message)
-        while self._timers and self._timers[0][0] <= time.monotonic():
-            heapq.heappop(self._timers)[2]()
+        while self._signals and self._signals[0][0] <= time.monotonic():
+            _, rank, number = heapq.heappop(self._signals)
+            if number:
+                self._processes.signal(rank, number)
         self._agreements.give_up_late()
         self._processes.raise_due()
 
@@ -190,7 +193,7 @@ class Coordinator:
             self._values[message["key"]] = message["value"]
             self._server.send(self._processes.all_peers(), "store", key=message["key"], value=message["value"])
         elif kind == "ready":
-            self._processes.note_ready(rank)
+            self._processes.ranks[rank].is_ready = True
         elif kind == "origin":
             self._local_delivery_s = float(message["local_delivery_s"])
             self._start_run(float(message["origin_s"]))
@@ -204,7 +207,7 @@ class Coordinator:
         elif kind == "done" and is_current:
             self._done.add(rank)
         elif kind == "files-sent":
-            self._processes.note_files(rank)
+            self._processes.ranks[rank].has_sent_files = True
 
     def _check_end(self, rank: int) -> None:
         """Refuse that a process ends by itself before the run does."""
@@ -221,9 +224,6 @@ class Coordinator:
         error, wrong_input = (None, False) if outcome is None else (outcome.message, outcome.wrong_input)
         self._server.send(self._processes.peers([rank]), "agreed", error=error, wrong_input=wrong_input, **fields)
 
-    def _at(self, time_s: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (time_s, len(self._timers), action))
-
     def _start_run(self, origin_s: float) -> None:
         """Take note of second 0 of the run, from which on the scenario's faults are carried out."""
         self._processes.origin_s = origin_s
@@ -232,16 +232,11 @@ class Coordinator:
         for fault in self._scenario.faults:
             if not isinstance(fault, Absence | Hang) or fault.device not in self._devices:
                 continue
-            rank = self._devices.index(fault.device)
-            first, last = (signal.SIGKILL, None) if isinstance(fault, Absence) else (signal.SIGSTOP, signal.SIGCONT)
-            self._signal_at(origin_s + fault.start_s, rank, first)
-            # Who is back may be what somebody waits for.
-            self._signal_at(origin_s + fault.end_s, rank, last)
-
-    def _signal_at(self, time_s: float, rank: int, number: signal.Signals | None) -> None:
-        if time_s < math.inf:
-            send = (lambda: None) if number is None else (lambda: self._processes.signal(rank, number))
-            self._at(time_s, send)
+            # At the end of an absence nothing is sent; but who is back may be what somebody waits for.
+            first, last = (signal.SIGKILL, 0) if isinstance(fault, Absence) else (signal.SIGSTOP, signal.SIGCONT)
+            for time_s, number in ((fault.start_s, first), (fault.end_s, last)):
+                if time_s < math.inf:
+                    heapq.heappush(self._signals, (origin_s + time_s, self._devices.index(fault.device), number))
 
     def _await_hosts(self) -> None:
         hosts = self._hosts
@@ -274,11 +269,11 @@ class Coordinator:
         current = self._session
         self._step, told = current.first_step, current.first_step + len(current.plans)
         while self._step < self._config.steps:
-            if self._others_join_now():
-                return False
-            if not self._wait(self._is_published, in_session=True):
-                return False
             step = self._step
+            if self._joining is not None and self._joining[0] == step:
+                return False
+            if not self._wait(lambda: len(self._published[self._step]) == len(current.ranks), in_session=True):
+                return False
             published = self._published.pop(step)
             parts = [published[rank] for rank in current.ranks]
             # No rank goes back to before what is said here; what happened in later steps may be lost with a rank.
@@ -297,17 +292,10 @@ class Coordinator:
         # Until all have written down what is left, the part of a rank that is lost has to be done again.
         return not self._recovers or self._wait(lambda: self._done >= set(current.ranks), in_session=True)
 
-    def _is_published(self) -> bool:
-        return len(self._published[self._step]) == len(self._session.ranks)
-
     def _push(self, ranks: Collection[int], kind: str, **fields: Any) -> None:
         """Send ranks of the session a message; a new process of one that is lost does not belong to it."""
         there = [rank for rank in ranks if rank not in self._processes.lost]
         self._server.send(self._processes.peers(there), kind, **fields)
-
-    def _others_join_now(self) -> bool:
-        """Return whether all steps are done before the one that has others join."""
-        return self._joining is not None and self._joining[0] == self._step
 
     # --- from one session to the next ---
 

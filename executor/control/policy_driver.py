@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from executor.core.events import EventRecorder
 from executor.core.messages import NewPlan, unpack
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import DECISION_LAG_STEPS, Decision
@@ -52,7 +53,7 @@ class PolicyDriver:
         adaptation: Holds the policy; None where there is none.
         settle: Makes the rows of all ranks into those of a step.
         check: Refuses a decision that the ranks cannot carry out, given the plan until then.
-        take: Gets the rows of all steps, also of what is done again.
+        rows: Records the rows of all steps, also of what is done again; None where the ranks write theirs themselves.
         watch: Gets each step that is finished, in order and once.
         tell: Called with a line for people when devices are lost.
     """
@@ -65,7 +66,7 @@ class PolicyDriver:
         adaptation: Adaptation | None,
         settle: Callable[[Iterable[Event]], list[Event]],
         check: Callable[[Plan, Decision], None],
-        take: Callable[[list[Event]], None],
+        rows: EventRecorder | None,
         watch: ProgressCallback = lambda _: None,
         tell: Callable[[str], None] = lambda _: None,
         steps: int = 0,
@@ -74,7 +75,7 @@ class PolicyDriver:
         self._adaptation = adaptation
         self._settle = settle
         self._check = check
-        self._take = take
+        self._rows = rows
         self._watch = watch
         self._tell = tell
         self._steps = steps
@@ -96,7 +97,8 @@ class PolicyDriver:
         """
         # Without updates for which nobody waits: those that are late would be of steps before it.
         events = [event for event in self._settled(parts) if not _is_update(event)]
-        self._add_losses(step, parts)
+        if losses := [part["loss"] for part in parts if part["loss"] is not None]:
+            self.losses[step] = sum(losses)
         self.absences.see(events, away)
         if step < self._shown:
             return None
@@ -162,13 +164,11 @@ class PolicyDriver:
 
     def _settled(self, parts: Sequence[dict[str, Any]]) -> list[Event]:
         events = self._settle(event for part in parts for event in unpack(part["rows"], self._devices))
-        self._take(events)
+        if self._rows is not None:
+            for event in events:
+                self._rows.log(event)
+            self._rows.end_step()
         return events
-
-    def _add_losses(self, step: int, parts: Sequence[dict[str, Any]]) -> None:
-        found = [part["loss"] for part in parts if part["loss"] is not None]
-        if found:
-            self.losses[step] = sum(found)
 
     def _note(self, decision: Decision, now_s: float) -> None:
         place = ("", "", -1, -1, -1, decision.observed_step, "")

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from executor.control.control_server import ControlServer, Peer
@@ -17,20 +18,24 @@ from traces.common.errors import RunError
 _MAX_EARLY_DEATHS = 3
 
 
-class _RankState:
-    """One rank's process: the one that is there, or will be."""
+@dataclass(eq=False, slots=True)
+class RankState:
+    """One rank's process: the one that is there, or will be.
 
-    def __init__(self) -> None:
-        self.incarnation = 0
-        self.is_running = False
-        # Whether it has ended by itself; its last messages may still be on their way.
-        self.has_ended = False
-        # Whether it can take part in a session.
-        self.is_ready = False
-        self.peer: Peer | None = None
-        self.started_s = 0.0
-        self.early_deaths = 0
-        self.has_sent_files = False
+    Attributes:
+        has_ended: Whether it has ended by itself; its last messages may still be on their way.
+        is_ready: Whether it can take part in a session.
+        has_sent_files: Whether the rank has brought all its files.
+    """
+
+    incarnation: int = 0
+    is_running: bool = False
+    has_ended: bool = False
+    is_ready: bool = False
+    peer: Peer | None = None
+    started_s: float = 0.0
+    early_deaths: int = 0
+    has_sent_files: bool = False
 
 
 class RankProcesses:
@@ -45,6 +50,7 @@ class RankProcesses:
         replaces: Whether the run goes on when ranks are lost.
 
     Attributes:
+        ranks: State of each rank's process.
         lost: Ranks whose processes are gone, and that belong to no session since.
         due_s: When a failure counts that another one may explain until then, by the monotonic clock.
         origin_s: Second 0 of the run, by the monotonic clock; None before the ranks have agreed on it.
@@ -67,7 +73,7 @@ class RankProcesses:
         self._documents = documents
         self._absences = [each for each in absences if each.device in devices]
         self._replaces = replaces
-        self._ranks = [_RankState() for _ in devices]
+        self.ranks = [RankState() for _ in devices]
         self._agents: dict[str, Peer] = {}
         self._are_started = False
         self._failures: list[RankFailure] = []
@@ -127,7 +133,7 @@ class RankProcesses:
             return
         del self._agents[agent.host]
         for rank in self._ranks_of(agent.host):
-            if self._ranks[rank].is_running:
+            if self.ranks[rank].is_running:
                 self._end(rank)
                 self._lose(rank)
 
@@ -143,7 +149,7 @@ class RankProcesses:
             self._server.send(agent, "signal", rank=rank, number=number)
 
     def _start(self, rank: int) -> None:
-        state, agent = self._ranks[rank], self._agents.get(self._host_of(rank))
+        state, agent = self.ranks[rank], self._agents.get(self._host_of(rank))
         if agent is not None and not self.is_finished:
             state.is_running, state.started_s = True, time.monotonic()
             self._server.send(agent, "start", rank=rank, incarnation=state.incarnation)
@@ -152,7 +158,7 @@ class RankProcesses:
 
     def connect(self, peer: Peer) -> bool:
         """Take the connection of a rank; return whether it is that of the process which should be there."""
-        state = self._ranks[peer.rank]
+        state = self.ranks[peer.rank]
         if not state.is_running or state.incarnation != peer.incarnation:
             self._server.drop(peer)
             return False
@@ -162,31 +168,23 @@ class RankProcesses:
     def disconnect(self, peer: Peer) -> None:
         """Take note that a rank's connection has ended."""
         if self.is_current(peer):
-            self._ranks[peer.rank].peer = None
+            self.ranks[peer.rank].peer = None
 
     def has_left(self, rank: int) -> bool:
         """Return whether a rank's process has ended by itself, and all that it has said was heard."""
-        return self._ranks[rank].has_ended and self._ranks[rank].peer is None
+        return self.ranks[rank].has_ended and self.ranks[rank].peer is None
 
     def is_current(self, peer: Peer) -> bool:
         """Return whether a connection is that of the process which is there."""
-        return self._ranks[peer.rank].peer is peer
+        return self.ranks[peer.rank].peer is peer
 
     def peers(self, ranks: Iterable[int]) -> list[Peer]:
         """Return the connections of those of these ranks that have one."""
-        return [peer for rank in ranks if (peer := self._ranks[rank].peer) is not None]
+        return [peer for rank in ranks if (peer := self.ranks[rank].peer) is not None]
 
     def all_peers(self) -> list[Peer]:
         """Return the connections of all ranks."""
-        return self.peers(range(len(self._ranks)))
-
-    def note_ready(self, rank: int) -> None:
-        """Take note that a rank's process can take part in a session."""
-        self._ranks[rank].is_ready = True
-
-    def note_files(self, rank: int) -> None:
-        """Take note that a rank has brought all its files."""
-        self._ranks[rank].has_sent_files = True
+        return self.peers(range(len(self.ranks)))
 
     def end(self, agent: Peer, message: Message) -> None:
         """Take what an agent says of a process that has ended.
@@ -197,7 +195,7 @@ class RankProcesses:
         rank, status = message["rank"], message["status"]
         if type(rank) is not int or rank not in self._ranks_of(agent.host):
             raise ValueError(f"host '{agent.host}' has no rank {rank}")
-        state = self._ranks[rank]
+        state = self.ranks[rank]
         if not state.is_running or state.incarnation != message["incarnation"]:
             return
         if status == 0:
@@ -216,7 +214,7 @@ class RankProcesses:
             self._fail(RankFailure.of_exit(self.name(rank), status, message["printed"]))
 
     def _count_death(self, rank: int, status: int) -> None:
-        state = self._ranks[rank]
+        state = self.ranks[rank]
         is_early = time.monotonic() - state.started_s < timeouts().early_death_s
         state.early_deaths = state.early_deaths + 1 if is_early else 0
         if state.early_deaths >= _MAX_EARLY_DEATHS:
@@ -224,13 +222,13 @@ class RankProcesses:
             raise RunError(f"{failure.message}, as two processes before it were, each soon after its start")
 
     def _end(self, rank: int) -> None:
-        state = self._ranks[rank]
+        state = self.ranks[rank]
         state.is_running = state.is_ready = False
         state.peer = None
 
     def _lose(self, rank: int) -> None:
         """Take note that a process is gone without a word."""
-        self._ranks[rank].incarnation += 1
+        self.ranks[rank].incarnation += 1
         self.lost.add(rank)
         if not self._replaces and not self.is_finished:
             message = f"{self.name(rank)} is lost, or its machine is out of reach; '--backup-every' outlives that"
@@ -254,11 +252,11 @@ class RankProcesses:
     @property
     def have_ended(self) -> bool:
         """Whether no process is there any more."""
-        return not any(state.is_running for state in self._ranks)
+        return not any(state.is_running for state in self.ranks)
 
     def has_brought_files(self, rank: int) -> bool:
         """Return whether a rank's files are on this host, or will never be."""
-        state = self._ranks[rank]
+        state = self.ranks[rank]
         is_local = self._hosts is None or rank in self._hosts.local_ranks
         return is_local or state.has_sent_files or not (state.is_running or state.peer is not None)
 
@@ -267,11 +265,11 @@ class RankProcesses:
         if self._hosts is None:
             return []
         remote = (rank for rank in ranks if rank not in self._hosts.local_ranks)
-        return [self.name(rank) for rank in remote if not self._ranks[rank].has_sent_files]
+        return [self.name(rank) for rank in remote if not self.ranks[rank].has_sent_files]
 
     def has_returned(self, rank: int) -> bool:
         """Return whether there is a process that can take part, or take the place of one that has gone."""
-        return self._ranks[rank].is_ready and self._away_until_s(rank) is None
+        return self.ranks[rank].is_ready and self._away_until_s(rank) is None
 
     def never_returns(self, rank: int) -> bool:
         """Return whether the scenario has a rank's device leave for ever."""

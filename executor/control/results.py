@@ -25,11 +25,6 @@ from planner.scenario.scenario import Scenario
 _Identity = tuple[str, str, int, str, int, int, int]
 
 
-def no_departures(events: Iterable[Event]) -> list[Event]:
-    """Return the rows of a run whose senders knew: without those that only told of an arrival."""
-    return [event for event in events if not _only_tells(event)]
-
-
 def settling(
     emulator: Emulator, cluster: Cluster, *, is_spread: bool = False
 ) -> Callable[[Iterable[Event]], list[Event]]:
@@ -39,7 +34,7 @@ def settling(
     cluster's links; without either bytes pass through this machine, in no time.
     """
     if emulator == "shaper":
-        return no_departures
+        return lambda events: [event for event in events if not _only_tells(event)]
 
     def latency_s(source: str, target: str, now_s: float) -> float:
         if emulator == "none" and not is_spread:
@@ -82,7 +77,7 @@ def _only_tells(event: Event) -> bool:
 
 
 def _arrived_s(event: Event) -> float:
-    """Of a receive or an update; an update's row ends when it is applied."""
+    """Return when a message had arrived, by the row of its receive or of its update, which ends when it is applied."""
     return event.start_s if event.kind is EventKind.UPDATE else event.end_s
 
 
