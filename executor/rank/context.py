@@ -13,12 +13,12 @@ from executor.core.timeouts import timeouts
 from executor.rank.telemetry import SampleFile
 from executor.recovery.backups import StateBackups, first_state, layers_of, one_layer
 from executor.recovery.checkpoint_writer import Checkpointing
-from executor.training.compute import Compute, PacedCompute
+from executor.training.compute import PacedCompute
 from executor.training.device import compute_device
 from executor.training.flat_state import model_state
 from executor.training.models.loading import LoadedModel
 from executor.training.noise_scale import NoiseMeasuringCompute
-from executor.training.real_compute import RealCompute
+from executor.training.real_compute import Compute, RealCompute
 from executor.training.tensor_parallel import TensorGroup, form_group
 from executor.transport.link_shaper import LinkShaper
 from executor.transport.wire_format import CompressedWire, UncheckedWire, Wire

@@ -15,7 +15,7 @@ import torch
 
 from executor.core.job import RunConfig
 from executor.recovery.checkpoints import CheckpointFolder
-from executor.training.compute import Compute
+from executor.training.real_compute import Compute
 from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import backup_tag

@@ -10,7 +10,7 @@ import torch
 from executor.core.job import RunConfig
 from executor.recovery.backups import one_layer
 from executor.recovery.checkpoints import CheckpointFolder
-from executor.training.compute import Compute
+from executor.training.real_compute import Compute
 from planner.files.plan import plan_json
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario

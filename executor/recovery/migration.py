@@ -10,7 +10,7 @@ import torch
 
 from executor.core.events import EventRecorder
 from executor.core.messages import Reconfiguration
-from executor.training.compute import Compute
+from executor.training.real_compute import Compute
 from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import move_tag

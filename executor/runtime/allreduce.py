@@ -9,7 +9,7 @@ from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
 from executor.core.step_program import StepProgram
 from executor.runtime.posted_receives import PostedStep
-from executor.training.compute import Compute
+from executor.training.real_compute import Compute
 from executor.transport.transport import Transport
 from executor.transport.wire_format import sync_tag
 from planner.cost.synchronisation import GradientSync

@@ -22,7 +22,8 @@ import torch
 from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
 from executor.runtime.posted_receives import HEADER, IncomingUpdates, Update
-from executor.training.compute import Compute, LayerParameters
+from executor.training.compute import LayerParameters
+from executor.training.real_compute import Compute
 from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import update_tag

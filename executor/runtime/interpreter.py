@@ -14,7 +14,7 @@ from executor.runtime.allreduce import GradientExchange, OverlappedAllReduce
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.grad_norm import NormChain
 from executor.runtime.posted_receives import PostedStep
-from executor.training.compute import Compute
+from executor.training.real_compute import Compute
 from executor.training.tensor_parallel import TensorGroup
 from executor.transport.transport import Transport
 from executor.transport.wire_format import Wire, transfer_tag

@@ -1,13 +1,13 @@
-"""The interface of a rank's compute, and paced compute, in which every action lasts as long as the profile says."""
+"""Paced compute, in which every action lasts as long as the profile says."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from executor.core.clock import RunClock
 from executor.core.step_program import DeviceProgram, Work
+from executor.training.flat_state import FlatParameters
 from planner.adapt.migration import LayerTransfer
 from planner.cost.synchronisation import GradientSync
 from planner.plan.plan import Plan
@@ -27,83 +27,6 @@ class Performed:
     end_s: float
 
 
-class LayerParameters(Protocol):
-    """Gradients and parameters of consecutive layers, each as a one-dimensional float32 tensor on the CPU."""
-
-    def gradients(self) -> torch.Tensor:
-        """Return a copy of the gradients."""
-
-    def add_gradients(self, values: torch.Tensor) -> None:
-        """Add to the gradients."""
-
-    def parameters(self) -> torch.Tensor:
-        """Return a copy of the parameters."""
-
-    def put_parameters(self, values: torch.Tensor) -> None:
-        """Replace the parameters."""
-
-
-class Compute(Protocol):
-    """Carries out the work of one rank. Payloads are one-dimensional uint8 tensors."""
-
-    def set_plan(self, plan: Plan, program: DeviceProgram | None) -> None:
-        """Take the layers of another plan, if this rank has a program in it; layers that it had keep their state."""
-
-    def state_bytes(self, move: LayerTransfer) -> int:
-        """Return the bytes of the state of the layers of ``move``."""
-
-    def layer_state(self, move: LayerTransfer) -> torch.Tensor:
-        """Return a copy of the state of the layers of ``move``, which this rank has."""
-
-    def put_layer_state(self, move: LayerTransfer, state: torch.Tensor) -> None:
-        """Replace the state of the layers of ``move``, which this rank has."""
-
-    def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
-        """Prepare for a step."""
-
-    def run(
-        self, work: Work, inputs: Sequence[torch.Tensor], *, ready_s: float, complete: Callable[[int], None]
-    ) -> Performed:
-        """Carry out one action.
-
-        Args:
-            work: The action to compute.
-            inputs: The payloads of ``work.receives``.
-            ready_s: When the last of them had arrived, run seconds.
-            complete: Called with the index of each gradient sum of ``work.completes`` when its gradients are complete.
-        """
-
-    def gradient(self, sync: GradientSync) -> torch.Tensor:
-        """Return the gradient to be summed: float32, shape (sync.elements,)."""
-
-    def put_gradient(self, sync: GradientSync, gradient: torch.Tensor) -> None:
-        """Replace the gradient by the sum."""
-
-    def wait_until(self, time_s: float) -> None:
-        """Note that the device was idle until this second of the run."""
-
-    def flat_parameters(self, first_layer: int, end_layer: int, elements: int) -> LayerParameters:
-        """Return access to the ``elements`` gradients and parameters of some of this rank's layers."""
-
-    def free_s(self) -> float:
-        """Return when the device has finished its last action, run seconds."""
-
-    def clear_gradients(self) -> None:
-        """Drop all gradients."""
-
-    def squared_norm(self) -> float:
-        """Return the squared Euclidean norm of this rank's gradients as they are now."""
-
-    def finish_step(self, step: int, squared_norm: float | None) -> float | None:
-        """Update the parameters; return this rank's part of the step's loss, if it has one.
-
-        Args:
-            step: Index of the step, which determines the learning rate.
-            squared_norm: Squared norm of the summed gradients of all layers of the model, by which they are clipped;
-                None without clipping.
-        """
-
-
 class _Zeros:
     """Zeros in place of gradients and parameters."""
 
@@ -121,6 +44,10 @@ class _Zeros:
 
     def put_parameters(self, values: torch.Tensor) -> None:
         pass
+
+
+# Gradients and parameters of consecutive layers, each as a one-dimensional float32 tensor on the CPU.
+LayerParameters = FlatParameters | _Zeros
 
 
 class PacedCompute:

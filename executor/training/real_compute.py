@@ -10,7 +10,7 @@ from torch import nn
 
 from executor.core.clock import RunClock
 from executor.core.step_program import DeviceProgram, Work
-from executor.training.compute import Performed
+from executor.training.compute import PacedCompute, Performed
 from executor.training.device import CPU, from_payloads, seed_random, synchronize, to_payload
 from executor.training.flat_state import FlatParameters, LayerState
 from executor.training.models.loading import LoadedModel, SampleShape
@@ -167,7 +167,14 @@ class RealCompute:
     def run(
         self, work: Work, inputs: Sequence[torch.Tensor], *, ready_s: float, complete: Callable[[int], None]
     ) -> Performed:
-        """Run a stage's layers forward, backward, or through a part of backward, for one microbatch."""
+        """Run a stage's layers forward, backward, or through a part of backward, for one microbatch.
+
+        Args:
+            work: The action to compute.
+            inputs: The payloads of ``work.receives``.
+            ready_s: When the last of them had arrived, run seconds.
+            complete: Called with the index of each gradient sum of ``work.completes`` when its gradients are complete.
+        """
         start_s = self._clock.now_s()
         buckets = self._buckets(work, complete) if work.completes else None
         result = self._carry_out(work, inputs, buckets)
@@ -273,7 +280,13 @@ class RealCompute:
         return self._rule.squared_norm()
 
     def finish_step(self, step: int, squared_norm: float | None) -> float | None:
-        """Update the parameters, clipping by ``squared_norm``; return this rank's part of the loss, if it has one."""
+        """Update the parameters; return this rank's part of the step's loss, if it has one.
+
+        Args:
+            step: Index of the step, which determines the learning rate.
+            squared_norm: Squared norm of the summed gradients of all layers of the model, by which they are clipped;
+                None without clipping.
+        """
         self._rule.update(step, squared_norm)
         # The next action must not be charged for the optimizer's time.
         synchronize(self._device)
@@ -285,3 +298,7 @@ class RealCompute:
         # Summed in the order of the microbatches, in whichever order they were computed.
         total = sum(self._losses[microbatch].item() for microbatch in sorted(self._losses))
         return total * (self._samples_of_an_update / self._training.global_batch)
+
+
+# Carries out the work of one rank. Payloads are one-dimensional uint8 tensors.
+Compute = PacedCompute | RealCompute

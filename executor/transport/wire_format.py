@@ -1,7 +1,6 @@
 """Messages on the wire: the tag of each, and the bytes that a stage's activations and gradients travel as."""
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 
@@ -142,16 +141,6 @@ def _tag(step: int, code: int, index: int) -> int:
     return ((step % _STEPS_APART) * _CODES + code) * _MESSAGES_PER_STEP + index
 
 
-class Wire(Protocol):
-    """Converts payloads to what is sent and back; both are one-dimensional uint8 tensors."""
-
-    def pack(self, transfer: Transfer, payload: torch.Tensor) -> torch.Tensor:
-        """Return what is sent for a payload."""
-
-    def unpack(self, transfer: Transfer, packed: torch.Tensor) -> torch.Tensor:
-        """Return the payload that was packed, exactly or with compression error."""
-
-
 class UncheckedWire:
     """Sends payloads as they are: those of paced compute have the transfer's size."""
 
@@ -210,3 +199,7 @@ class CompressedWire:
 
     def _compresses(self, transfer: Transfer) -> bool:
         return self._compression != "none" and self._cluster.crosses_regions(transfer.source, transfer.target)
+
+
+# Converts payloads to what is sent and back; both are one-dimensional uint8 tensors.
+Wire = UncheckedWire | CompressedWire

@@ -3,7 +3,6 @@
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
 
 import simpy
 
@@ -11,6 +10,8 @@ from planner.cost.network import jitter_delay_s, payload_bps
 from planner.scenario.effects import NetworkEffects
 from sim.kernel.events import Flow, Timer
 from sim.network.routes import Route
+from sim.network.shared_links import SharedLinks
+from sim.network.single_link import FairLink, FifoLink
 
 # Parts of a window that are acknowledged separately: acknowledgements come while the window is still being sent.
 _PARTS = 16
@@ -97,11 +98,8 @@ class SendWindow:
         self._window_bytes = max(self._initial_bytes, self._window_bytes / 2**halvings)
 
 
-class SharedLink(Protocol):
-    """One or several links that flows share."""
-
-    def start(self, flow: Flow) -> None:
-        """Let a flow share the links from now on; its ``depart`` is called when the last bit has left."""
+# One or several links that flows share.
+SharedLink = FairLink | FifoLink | SharedLinks
 
 
 @dataclass(eq=False, slots=True)

@@ -11,9 +11,8 @@ from executor.core.events import EventRecorder
 from executor.core.step_program import StepProgram, compile_plan
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.interpreter import Interpreter
-from executor.training.compute import Compute
 from executor.training.models.loading import load_with_sizes
-from executor.training.real_compute import RealCompute
+from executor.training.real_compute import Compute, RealCompute
 from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import UncheckedWire
