@@ -104,7 +104,7 @@ class Coordinator:
         ranks = self._session.ranks
         self._wait(lambda: all(map(self._processes.has_brought_files, ranks)))
         until_s = time.monotonic() + timeouts().host_exit_s if self._hosts is not None else math.inf
-        self._wait(lambda: self._processes.have_ended, until_s=until_s)
+        self._wait(lambda: not any(state.is_running for state in self._processes.ranks), until_s=until_s)
         if missed := self._processes.missing_files(ranks):
             raise RunError(
                 f"{', '.join(missed)} was lost after the last step, and with it what it had to bring; a job with "
@@ -211,10 +211,10 @@ class Coordinator:
 
     def _check_end(self, rank: int) -> None:
         """Refuse that a process ends by itself before the run does."""
-        if self._driver is None or self._processes.is_finished or not self._processes.has_left(rank):
-            return
-        steps = self._config.steps - self._config.first_step
-        if self._recovers or self._publications[rank] < steps:
+        state, steps = self._processes.ranks[rank], self._config.steps - self._config.first_step
+        # All that it has said was heard when its connection has ended too.
+        has_left = state.has_ended and state.peer is None and not self._processes.is_finished
+        if self._driver is not None and has_left and (self._recovers or self._publications[rank] < steps):
             raise RunError(f"{self._processes.name(rank)} ended before the run did")
 
     def _answer(self, rank: int, topic: str, outcome: Disagreement | None) -> None:
@@ -371,7 +371,7 @@ class Coordinator:
 
         def are_there() -> bool:
             for rank in ranks:
-                if self._processes.never_returns(rank):
+                if self._processes.away_until_s(rank) == math.inf:
                     raise RunError(f"device '{self._devices[rank]}' never returns, and no policy goes on without it")
             return all(map(self._processes.has_returned, ranks))
 
@@ -400,9 +400,9 @@ class Coordinator:
         resumed = newest_complete(copies.values(), layers, self._step)
         if resumed is None:
             missing = ", ".join(map(str, missing_layers(copies.values(), layers, self._step)))
+            lost = ", ".join(self._devices[rank] for rank in sorted(self._processes.lost))
             raise RunError(
-                f"with {self._processes.lost_names} all copies of the layers {missing} are lost: nobody that is left "
-                "has their state"
+                f"with {lost} all copies of the layers {missing} are lost: nobody that is left has their state"
             )
         return resumed
 

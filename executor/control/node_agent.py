@@ -207,7 +207,7 @@ def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = ""
             write_key(job.key, hosts.key)
             create_origin(job.origin)
             variables = {**environment(part.interface), **head_address(address, hosts.silence_s)}
-            agent = NodeAgent(job, WORKER, part.ranks, hosts.rank_count, variables)
+            agent = NodeAgent(job, WORKER, part.ranks, sum(len(each.ranks) for each in hosts.parts), variables)
             channel.send("hello", host=name)
             said = channel.receive()
             if said is not None and said["kind"] == "welcome":
@@ -241,7 +241,11 @@ def main(parent: str, folder: str, module: str, descriptor: str) -> None:
         try:
             listening = listen(address)
         except OSError as error:
-            channel.send("failed", reason=_cannot_listen(address, error))
+            reason = (
+                f"the head cannot listen at {address[0]}, port {address[1]}: {error.strerror or error}; correct its "
+                "'address' or 'port' in hosts.yaml, or end what has it"
+            )
+            channel.send("failed", reason=reason)
             channel.receive()
             return
         with listening:
@@ -255,13 +259,6 @@ def main(parent: str, folder: str, module: str, descriptor: str) -> None:
             return
         agent = NodeAgent(job, module, tuple(said["ranks"]), said["count"], head_address(address, 0.0), run_rank)
         agent.serve(channel, replaces=said["replaces"])
-
-
-def _cannot_listen(address: tuple[str, int], error: OSError) -> str:
-    return (
-        f"the head cannot listen at {address[0]}, port {address[1]}: {error.strerror or error}; correct its 'address' "
-        "or 'port' in hosts.yaml, or end what has it"
-    )
 
 
 if __name__ == "__main__":

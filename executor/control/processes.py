@@ -90,11 +90,6 @@ class RankProcesses:
             return rank_name(rank, self._devices[rank])
         return f"rank {rank} (device '{self._devices[rank]}', host {self._hosts.host_of(rank)})"
 
-    @property
-    def lost_names(self) -> str:
-        """The devices of the ranks that are lost, for messages."""
-        return ", ".join(self._devices[rank] for rank in sorted(self.lost))
-
     def _host_of(self, rank: int) -> str:
         return "" if self._hosts is None else self._hosts.host_of(rank)
 
@@ -169,10 +164,6 @@ class RankProcesses:
         """Take note that a rank's connection has ended."""
         if self.is_current(peer):
             self.ranks[peer.rank].peer = None
-
-    def has_left(self, rank: int) -> bool:
-        """Return whether a rank's process has ended by itself, and all that it has said was heard."""
-        return self.ranks[rank].has_ended and self.ranks[rank].peer is None
 
     def is_current(self, peer: Peer) -> bool:
         """Return whether a connection is that of the process which is there."""
@@ -249,11 +240,6 @@ class RankProcesses:
 
     # --- who is there ---
 
-    @property
-    def have_ended(self) -> bool:
-        """Whether no process is there any more."""
-        return not any(state.is_running for state in self.ranks)
-
     def has_brought_files(self, rank: int) -> bool:
         """Return whether a rank's files are on this host, or will never be."""
         state = self.ranks[rank]
@@ -269,19 +255,15 @@ class RankProcesses:
 
     def has_returned(self, rank: int) -> bool:
         """Return whether there is a process that can take part, or take the place of one that has gone."""
-        return self.ranks[rank].is_ready and self._away_until_s(rank) is None
-
-    def never_returns(self, rank: int) -> bool:
-        """Return whether the scenario has a rank's device leave for ever."""
-        return self._away_until_s(rank) == math.inf
+        return self.ranks[rank].is_ready and self.away_until_s(rank) is None
 
     def absent(self, ranks: Collection[int]) -> list[str]:
         """Return the devices of all ranks besides these that have no process which waits for a session."""
         others = (rank for rank in range(len(self._devices)) if rank not in ranks)
         return sorted(self._devices[rank] for rank in others if not self.has_returned(rank))
 
-    def _away_until_s(self, rank: int) -> float | None:
-        """Return the run second until which a rank's device is gone, None if it is there."""
+    def away_until_s(self, rank: int) -> float | None:
+        """Return the run second until which the scenario has a rank's device gone, None if it is there."""
         if self.origin_s is None:
             return None
         now_s, device = time.monotonic() - self.origin_s, self._devices[rank]

@@ -61,11 +61,6 @@ class Hosts:
         return [part.name for part in self.parts if part.name != self.head]
 
     @property
-    def rank_count(self) -> int:
-        """How many ranks the job has."""
-        return sum(len(part.ranks) for part in self.parts)
-
-    @property
     def local_ranks(self) -> tuple[int, ...]:
         """The ranks on the head."""
         return self.part(self.head).ranks

@@ -126,11 +126,6 @@ class Deployment:
     ssh_options: tuple[str, ...]
     setup: str
 
-    @property
-    def others(self) -> list[str]:
-        """Names of the hosts besides the head."""
-        return [part.name for part in self.hosts.parts if part.name != self.hosts.head]
-
     def command(self, host: str, job: str, *, head: str | None = None) -> str:
         """Return the shell command that runs a host's part.
 

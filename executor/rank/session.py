@@ -81,10 +81,17 @@ class Session:
             self._rows.flush()
             conclude()
             if config.recovers:
-                self._await_others()
+                # Until all have come to the end, this rank's part may be asked for.
+                self._client.send("done", session=self._spec.number)
+                if self._client.outcome() == ENDED:
+                    raise SessionEndedError
             self._transport = None
         except PeerLostError:
-            if not config.recovers or not self._is_ended():
+            if not config.recovers:
+                raise
+            self._client.send("trouble", session=self._spec.number)
+            # Whether a lost connection is the end of the session, or of this rank's run.
+            if self._client.outcome(timeouts().session_end_s) != ENDED:
                 raise
             raise SessionEndedError from None
 
@@ -268,22 +275,11 @@ class Session:
 
     # --- how a session ends ---
 
-    def _await_others(self) -> None:
-        """Wait until all have come to the end: until then this rank's part may be asked for."""
-        self._client.send("done", session=self._spec.number)
-        if self._client.outcome() == ENDED:
-            raise SessionEndedError
-
     def _fail(self, error: Exception) -> None:
         """Take an error of a thread that moves bytes and could not go on."""
         if not (self._config.recovers and isinstance(error, PeerLostError)):
             self._give_up(error)
         self._client.send("trouble", session=self._spec.number)
-
-    def _is_ended(self) -> bool:
-        """Return whether a lost connection is the end of the session, or of this rank's run."""
-        self._client.send("trouble", session=self._spec.number)
-        return self._client.outcome(timeouts().session_end_s) == ENDED
 
     def _abort(self) -> None:
         with self._closing:

@@ -59,7 +59,9 @@ def read(text: str) -> LinkTrace:
         if len(cells) != len(header):
             valid = f"the header names {len(header)}"
             raise LineError(f"the row has {len(cells)} columns", line=line, valid=valid)
-        is_end = line == rows[-1][0] and _has_time_only(columns, cells)
+        is_end = line == rows[-1][0] and not any(
+            cell for (quantity, _), cell in zip(columns, cells, strict=True) if quantity != "time"
+        )
         for (quantity, power), cell in zip(columns, cells, strict=True):
             if quantity == "time" or not is_end:
                 values[quantity].append(parse_scaled(cell, power, name=quantity, line=line))
@@ -84,10 +86,6 @@ def write(trace: LinkTrace) -> str:
 
 def _cells(row: str) -> list[str]:
     return [cell.strip().strip('"') for cell in row.split(",")]
-
-
-def _has_time_only(columns: list[tuple[str, int]], cells: list[str]) -> bool:
-    return not any(cell for (quantity, _), cell in zip(columns, cells, strict=True) if quantity != "time")
 
 
 def _trace(values: dict[str, list[float]]) -> LinkTrace:

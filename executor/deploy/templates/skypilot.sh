@@ -11,6 +11,6 @@ head={{ deployment.hosts.address | quote }}
 {% else %}
 head="$(sky status --ip {{ deployment.name }}-{{ deployment.hosts.head }})"
 {% endif %}
-{% for host in deployment.others %}
+{% for host in deployment.hosts.others %}
 {{ launch(host) }} --env ROPEBRIDGE_HEAD="$head" sky-{{ host }}.yaml
 {% endfor %}
