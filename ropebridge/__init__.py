@@ -109,7 +109,7 @@ def read_trace(path: AnyPath, *, loops: bool = True) -> "LinkTrace":
     >>> rb.read_trace("link.csv").mean_bps / 1e6
     70.0
     """
-    from traces.formats.files import read_trace as read
+    from traces.formats import read_trace as read
 
     return read(Path(path), loops=loops)
 

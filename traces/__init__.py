@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from traces.common.errors import RunError as RunError
     from traces.common.units import parse_bandwidth_bps as parse_bandwidth_bps
     from traces.common.units import parse_duration_s as parse_duration_s
-    from traces.formats.files import read_trace as read_trace
-    from traces.formats.files import write_trace as write_trace
+    from traces.formats import read_trace as read_trace
+    from traces.formats import write_trace as write_trace
     from traces.generators.presets import generate as generate
     from traces.generators.presets import preset as preset
     from traces.preemption.files import read_preemption as read_preemption
@@ -25,7 +25,7 @@ else:
         __name__,
         {
             "traces.trace": ("LinkTrace",),
-            "traces.formats.files": ("read_trace", "write_trace"),
+            "traces.formats": ("read_trace", "write_trace"),
             "traces.generators.presets": ("generate", "preset"),
             "traces.resample": ("resampled",),
             "traces.statistics": ("describe", "sparkline"),

@@ -11,8 +11,7 @@ from experiments.runs.console import CommandInterruptedError
 from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY
 from traces.common.errors import InputError
 from traces.common.units import parse_bytes, parse_duration_s
-from traces.formats import FORMATS
-from traces.formats.files import format_of_suffix, read_trace, write_trace
+from traces.formats import FORMATS, format_of_suffix, read_trace, write_trace
 from traces.generators import presets as generation
 from traces.preemption.files import is_preemption, read_preemption
 from traces.preemption.trace import describe_preemption

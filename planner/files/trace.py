@@ -10,7 +10,7 @@ from pydantic import Field
 from planner.files.documents import Document, Location
 from planner.files.parsing import BitsPerSecond, Seconds, file_entry
 from traces.common.errors import InputError
-from traces.formats.files import read_trace
+from traces.formats import read_trace
 from traces.generators.presets import preset
 from traces.trace import LinkTrace
 
@@ -31,7 +31,7 @@ class TraceEntry:
     """A trace from one of ``file``, ``preset`` and ``steps``, and how it is used.
 
     Attributes:
-        file: Path relative to the scenario, in any format that `traces.formats.files` detects.
+        file: Path relative to the scenario, in any format that `traces.formats` detects.
         preset: Name of a generator from `traces.generators.presets`.
         steps: Times and rates; the first at 0 s.
         mean: Mean to which the rates are rescaled.

@@ -1,12 +1,13 @@
-"""Reading text: files, lines of numbers, JSON, and KEY=VALUE options. Errors name the place of what is wrong."""
+"""Reading text: files in known formats, lines of numbers, JSON, and KEY=VALUE options. Errors name the place."""
 
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from traces.common.errors import InputError
 
@@ -197,3 +198,40 @@ def key_and_value(text: str, example: str, option: str = "--set") -> tuple[str, 
     if not equals:
         raise InputError(f"'{text}' sets nothing", where=option, valid=f"write KEY=VALUE, for example '{example}'")
     return key, value
+
+
+Content = TypeVar("Content")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format(Generic[Content]):
+    """One format of text files with some content.
+
+    Attributes:
+        looks_like: Description of such a file, for messages.
+        matches: Returns whether a text looks like this format; no text matches two formats.
+        read: Returns the content of a text; raises InputError.
+        write: Returns the text of some content; raises InputError if the format cannot hold it.
+        suffixes: File name suffixes of the format.
+        keeps_latency: Whether the format of a link trace can hold a latency.
+    """
+
+    name: str
+    looks_like: str
+    matches: Callable[[str], bool]
+    read: Callable[[str], Content]
+    write: Callable[[Content], str]
+    suffixes: tuple[str, ...] = ()
+    keeps_latency: bool = False
+
+
+def recognised(text: str, formats: Mapping[str, Format[Content]], kind: str, valid: str) -> Format[Content]:
+    """Return the format that a text is in.
+
+    Raises:
+        InputError: It is in none of them; the message calls them ``kind`` and says what would be ``valid``.
+    """
+    for known in formats.values():
+        if known.matches(text):
+            return known
+    raise InputError(f"starts with '{first_line(text)[:40]}', which is no known {kind}", valid=valid)

@@ -1,34 +1,18 @@
-"""The file formats of traces, by name."""
+"""The file formats of traces, by name: a file is read in whichever it is, and written in a given one."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
+from traces.common.atomic import write_text_atomically
+from traces.common.errors import InputError, find_by_name
+from traces.common.text import Format, read_text, recognised
 from traces.formats import cooked, csv_units, iperf3_json, mahimahi
+from traces.preemption.files import is_preemption_text
 from traces.trace import LinkTrace
 
-
-@dataclass(frozen=True, kw_only=True)
-class Format:
-    """One file format of traces.
-
-    Attributes:
-        looks_like: Description of such a file, for messages.
-        matches: Returns whether a text looks like this format; no text matches two formats.
-        read: Returns the trace in a text, which loops; raises InputError.
-        write: Returns the text of a trace; raises InputError if the format cannot hold it.
-    """
-
-    name: str
-    looks_like: str
-    suffixes: tuple[str, ...]
-    matches: Callable[[str], bool]
-    read: Callable[[str], LinkTrace]
-    write: Callable[[LinkTrace], str]
-    keeps_latency: bool = False
-
-
-FORMATS: Mapping[str, Format] = MappingProxyType(
+FORMATS: Mapping[str, Format[LinkTrace]] = MappingProxyType(
     {
         file_format.name: file_format
         for file_format in (
@@ -69,3 +53,54 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
     }
 )
 """Format name to format."""
+
+_VALID = "a trace is " + "; or ".join(f"{known.name}: {known.looks_like}" for known in FORMATS.values())
+
+
+def read_trace(path: Path | str, *, loops: bool = True) -> LinkTrace:
+    """Read a trace; its format is recognised by what the file holds.
+
+    Args:
+        path: Path of the file.
+        loops: Whether the trace starts again after its end, which no format says.
+
+    Raises:
+        InputError: The file cannot be read, is of no known format, or is wrong; the error names the file and,
+            where there is one, the line.
+    """
+    try:
+        text = read_text(Path(path), _VALID)
+        if is_preemption_text(text):
+            raise InputError("is a trace of pre-emptions, not of a link", valid=_VALID)
+        trace = recognised(text, FORMATS, "trace format", _VALID).read(text)
+    except InputError as error:
+        raise error.within(str(path)) from error
+    return trace if loops else dataclasses.replace(trace, loops=False)
+
+
+def write_trace(trace: LinkTrace, path: Path | str, format_name: str) -> None:
+    """Write a trace in one of `FORMATS`, whole or not at all; an existing file is replaced.
+
+    Raises:
+        InputError: There is no such format, it cannot hold this trace, or the file cannot be written.
+    """
+    text = find_by_name(format_name, FORMATS, "trace format").write(trace)
+    write_text_atomically(path, text)
+
+
+def format_of_suffix(path: Path | str) -> str:
+    """Return the name of the format that a file name's suffix stands for.
+
+    Raises:
+        InputError: No format has that suffix.
+    """
+    suffix = Path(path).suffix.lower()
+    for known in FORMATS.values():
+        if suffix in known.suffixes:
+            return known.name
+    suffixes = ", ".join(suffix for known in FORMATS.values() for suffix in known.suffixes)
+    raise InputError(
+        f"the suffix '{suffix}' stands for no trace format",
+        where=str(path),
+        valid=f"name the format, one of {', '.join(FORMATS)}, or end the file's name in one of {suffixes}",
+    )

@@ -1,54 +1,34 @@
 """Pre-emption trace files: read in any known format, written in a given one."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError, find_by_name
-from traces.common.text import read_text
+from traces.common.text import Format, read_text, recognised
 from traces.preemption import counts, node_events
 from traces.preemption.trace import PreemptionTrace
 
-
-@dataclass(frozen=True, kw_only=True)
-class PreemptionFormat:
-    """One file format of pre-emption traces.
-
-    Attributes:
-        looks_like: Description of such a file, for messages.
-        matches: Returns whether a text looks like this format; no text matches two formats.
-        read: Returns the trace in a text; raises InputError.
-        write: Returns the text of a trace; raises InputError if the format cannot hold it.
-    """
-
-    name: str
-    looks_like: str
-    matches: Callable[[str], bool]
-    read: Callable[[str], PreemptionTrace]
-    write: Callable[[PreemptionTrace], str]
-
-
-PREEMPTION_FORMATS: Mapping[str, PreemptionFormat] = MappingProxyType(
+PREEMPTION_FORMATS: Mapping[str, Format[PreemptionTrace]] = MappingProxyType(
     {
         known.name: known
         for known in (
-            PreemptionFormat(
+            Format(
                 name="node-events",
                 looks_like="rows such as '480000,add,node1', in milliseconds",
                 matches=node_events.matches,
                 read=node_events.read,
                 write=node_events.write,
             ),
-            PreemptionFormat(
+            Format(
                 name="spot-counts",
                 looks_like='{"metadata": {"gap_seconds": 300}, "data": [4, 3]}',
                 matches=counts.matches_spot,
                 read=counts.read_spot,
                 write=counts.write_spot,
             ),
-            PreemptionFormat(
+            Format(
                 name="gpu-counts",
                 looks_like='[{"Time": 0, "GPUs": 4}], in seconds',
                 matches=counts.matches_gpus,
@@ -90,7 +70,7 @@ def read_preemption(path: Path | str, format_name: str | None = None) -> Preempt
     known = find_by_name(format_name, PREEMPTION_FORMATS, "pre-emption format") if format_name is not None else None
     try:
         text = read_text(Path(path), _VALID)
-        return (known or _recognise(text)).read(text)
+        return (known or recognised(text, PREEMPTION_FORMATS, "pre-emption trace", _VALID)).read(text)
     except InputError as error:
         raise error.within(str(path)) from error
 
@@ -102,11 +82,3 @@ def write_preemption(trace: PreemptionTrace, path: Path | str, format_name: str)
         InputError: There is no such format, it cannot hold this trace, or the file cannot be written.
     """
     write_text_atomically(path, find_by_name(format_name, PREEMPTION_FORMATS, "pre-emption format").write(trace))
-
-
-def _recognise(text: str) -> PreemptionFormat:
-    for known in PREEMPTION_FORMATS.values():
-        if known.matches(text):
-            return known
-    first = text.lstrip().partition("\n")[0].strip()
-    raise InputError(f"starts with '{first[:40]}', which is no known pre-emption trace", valid=_VALID)

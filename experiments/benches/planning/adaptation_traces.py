@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.formats.files import read_trace
+from traces.formats import read_trace
 from traces.generators.presets import PRESETS, preset
 from traces.trace import LinkTrace
 

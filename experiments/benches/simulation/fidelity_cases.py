@@ -21,7 +21,7 @@ from planner.scenario.scenario import Scenario
 from planner.scenario.training import Training
 from planner.systems.registry import POLICIES, STRATEGIES, make_plan, make_policy
 from sim.simulator import Simulator
-from traces.formats.files import read_trace
+from traces.formats import read_trace
 from traces.generators.presets import preset
 from traces.trace import LinkTrace
 

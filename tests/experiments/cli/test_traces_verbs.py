@@ -8,7 +8,7 @@ import pytest
 
 from experiments.verbs import traces as traces_verbs
 from traces.common.errors import InputError
-from traces.formats.files import read_trace
+from traces.formats import read_trace
 from traces.generators.presets import preset
 
 

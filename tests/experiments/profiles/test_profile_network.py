@@ -26,7 +26,7 @@ from tests.helpers.networks.responders import free_port, responder, server
 from tests.helpers.processes.command import ropebridge
 from tests.helpers.processes.process_watch import started, wait_until
 from traces.common.errors import InputError, RunError
-from traces.formats.files import read_trace
+from traces.formats import read_trace
 from traces.probe.conversation import GREETING, Address
 from traces.probe.peer import Peer
 from traces.probe.responder import Responder

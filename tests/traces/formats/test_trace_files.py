@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from traces.common.errors import InputError
-from traces.formats import FORMATS
-from traces.formats.files import format_of_suffix, read_trace, write_trace
+from traces.formats import FORMATS, format_of_suffix, read_trace, write_trace
 from traces.resample import resampled
 from traces.trace import LinkTrace
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traces.common.errors import InputError
-from traces.formats.files import read_trace
+from traces.formats import read_trace
 from traces.preemption.files import PREEMPTION_FORMATS, read_preemption, write_preemption
 from traces.preemption.trace import (
     NodeChange,

@@ -20,8 +20,8 @@ from tests.helpers.networks.responders import free_port, responder, server
 from tests.helpers.processes.command import COMMAND, ropebridge
 from tests.helpers.processes.process_watch import started, wait_until
 from traces.common.errors import InputError
+from traces.formats import read_trace
 from traces.formats.csv_units import RECORDING_HEADER
-from traces.formats.files import read_trace
 from traces.probe.conversation import GREETING
 from traces.probe.recording import Recording, Sample
 
