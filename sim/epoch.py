@@ -45,12 +45,7 @@ class Epoch:
         return self.ready_s.get(device, self.earliest_s)
 
     def communicating_pairs(self, scenario: Scenario, *, adapts: bool) -> dict[tuple[str, str], bool]:
-        """Return ordered pairs of devices that communicate, and whether they also do so outside of steps.
-
-        Args:
-            scenario: Scenario that is trained.
-            adapts: Whether a policy may change which replicas of neighbouring stages communicate.
-        """
+        """Return ordered pairs of devices that communicate, and whether they also do so outside of steps."""
         compiled = compile_step(self.plan, scenario)
         graph, actors = compiled.graph, compiled.actors
         channels = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)

@@ -43,7 +43,6 @@ class Coordinator:
     Args:
         devices: The names of the devices in rank order.
         hosts: The hosts of the job; None if this one has all ranks.
-        server: Speaks with agents and ranks.
         driver: Asks the policy; None in a job that is not steered.
     """
 
@@ -120,10 +119,8 @@ class Coordinator:
     def _wait(self, condition: Callable[[], bool], *, in_session: bool = False, until_s: float = math.inf) -> bool:
         """Handle events until a condition holds; return whether it does.
 
-        Args:
-            condition: What is waited for.
-            in_session: Whether to return as soon as the session has lost a rank or a connection.
-            until_s: When to return at the latest, by the monotonic clock.
+        It does not where ``until_s``, by the monotonic clock, comes first, or ``in_session`` the loss of a rank or of a
+        connection of the session.
         """
         while not condition():
             now_s = time.monotonic()

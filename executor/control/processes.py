@@ -43,8 +43,6 @@ class RankProcesses:
 
     Args:
         devices: The names of the devices in rank order.
-        hosts: The hosts of the job; None if this one has all ranks.
-        server: Speaks with the agents.
         documents: The job's documents, for agents of other hosts.
         absences: When the scenario has devices leave.
         replaces: Whether the run goes on when ranks are lost.

@@ -47,9 +47,7 @@ def settling(
 def settle_departures(events: Iterable[Event], latency_s: Callable[[str, str, float], float]) -> list[Event]:
     """Return the rows with the true ends of sends, and without the rows that only told of an arrival.
 
-    Args:
-        events: Of all ranks; of a step at least all that belong to it.
-        latency_s: One-way latency from one device to another at a second of the run, seconds.
+    The rows are those of all ranks; ``latency_s`` gives the one-way latency between two devices at a run second.
     """
     rows = list(events)
     arrivals: defaultdict[_Identity, deque[Event]] = defaultdict(deque)

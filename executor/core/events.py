@@ -84,10 +84,7 @@ class EventRecorder:
     def sending(self, step: int, row: Callable[[float, float], Event], start_s: float) -> Callable[[float], None]:
         """Take note of a send that is under way; return what is to be called when its last byte has departed.
 
-        Args:
-            step: Which is not shown before; of updates, for which nobody waits, it is the run's last one.
-            row: Of the send.
-            start_s: When it began, run seconds.
+        Its step is not published before: for updates, for which nobody waits, that is the run's last one.
         """
         if self._feed is not None:
             self._feed.sending(step)

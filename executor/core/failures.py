@@ -98,13 +98,7 @@ class RankFailure:
 
     @classmethod
     def of_exit(cls, name: str, status: int, printed: str) -> "RankFailure":
-        """Return what is known of a process that could write nothing down.
-
-        Args:
-            name: What messages call the rank.
-            status: The process's exit status; negative for a signal.
-            printed: The end of what it printed.
-        """
+        """Return what is known of a process that could write nothing down; a signal is a negative status."""
         if status < 0:
             return cls(f"{name} was ended by {_signal_name(-status)}")
         lines = printed.strip().splitlines()

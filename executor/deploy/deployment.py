@@ -127,13 +127,7 @@ class Deployment:
     setup: str
 
     def command(self, host: str, job: str, *, head: str | None = None) -> str:
-        """Return the shell command that runs a host's part.
-
-        Args:
-            host: Name of the host.
-            job: Path of the job's folder there.
-            head: Shell words that give the head's address, where it is not in the job's folder.
-        """
+        """Return the shell command of a host's part; ``head`` is the head's address where the job's folder lacks it."""
         option = f" --head {head}" if head is not None else ""
         return f"{self.entries[host].command} host {job} {host}{option}"
 

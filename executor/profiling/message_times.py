@@ -46,12 +46,7 @@ def can_measure_messages() -> bool:
 
 
 def measure_messages(peer: Peer, sizes_bytes: Sequence[int], repeats: Sequence[int]) -> MessageProfile:
-    """Measure messages to a responder that offers `SERVICE`.
-
-    Args:
-        peer: The session with the responder.
-        sizes_bytes: Sizes of messages, rising.
-        repeats: Number of messages of each size in each round.
+    """Measure messages of rising sizes, each some times in each round, to a responder that offers `SERVICE`.
 
     Raises:
         RunError: The processes do not reach each other, or fail.

@@ -213,14 +213,7 @@ class ControlClient:
             return self._outcome
 
     def report(self, session: int, copies: Mapping[int, frozenset[int]], now_s: float, unpublished: Any) -> None:
-        """Say what this rank has, now that a session is over; the next one's spec follows.
-
-        Args:
-            session: Number of the session.
-            copies: Step to the layers whose state before it this rank has.
-            now_s: Seconds since the start of the run.
-            unpublished: What happened in steps that were never published.
-        """
+        """Say which layers this rank has by step, and what it has not published, now that a session is over."""
         held = {step: sorted(layers) for step, layers in copies.items()}
         self.send("report", session=session, copies=held, now_s=now_s, unpublished=unpublished)
 

@@ -27,8 +27,6 @@ class Session:
     """One rank in one session.
 
     Args:
-        context: What its process holds over all sessions.
-        spec: Says who belongs to the session, and where it begins.
         connect: Connects this rank with the others, all together.
         start: Agrees with the others on the start of the run, once all are connected; called where that is open.
     """

@@ -45,14 +45,7 @@ class Header:
 
 
 def write_part(path: Path, step: int, plan: str, model: tuple[str, ...], rows: Mapping[int, torch.Tensor]) -> None:
-    """Write a part beside its place, and rename it: it is there whole or not at all.
-
-    Args:
-        path: Where it goes; a file that is there is replaced, and missing folders are made.
-        step: The step, as in `Header`.
-        plan: The plan, as in `Header`.
-        model: The model, as in `Header`.
-        rows: Layer to state, uint8, one-dimensional.
+    """Write a part, with what its `Header` says and the state of each layer: it is there whole or not at all.
 
     Raises:
         RunError: It cannot be written, to a full disk for example.

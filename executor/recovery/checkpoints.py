@@ -84,11 +84,7 @@ class CheckpointFolder:
             shutil.rmtree(self._place(step), ignore_errors=True)
 
     def newest(self, model: tuple[str, ...], tell: Callable[[str], None]) -> Checkpoint:
-        """Return the newest checkpoint that is whole.
-
-        Args:
-            model: Whose state is wanted: see `Header`.
-            tell: Called with a line for each that is passed over, and why.
+        """Return the newest whole checkpoint of a model; ``tell`` is called with a line for each that is passed over.
 
         Raises:
             InputError: There is none, or the newest one is of another model.
@@ -147,10 +143,7 @@ class CheckpointFolder:
             yield mark
 
     def check_held(self, mark: str) -> None:
-        """Refuse to write where the run's launcher does not see it: it may be on another machine.
-
-        Args:
-            mark: What the launcher has from `held`.
+        """Refuse to write where the run's launcher, which has the mark from `held`, does not see it.
 
         Raises:
             InputError: This is another folder of the same name, or there is none.

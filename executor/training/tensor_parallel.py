@@ -206,13 +206,7 @@ class ParameterPart:
 
 
 def shard_layer(layer: nn.Module, layout: Mapping[str, str], group: Group) -> None:
-    """Replace linear submodules of a layer by this device's shards.
-
-    Args:
-        layer: A layer of the model, which is changed.
-        layout: How each submodule is sharded, `COLUMN` or `ROW`, by its name.
-        group: The devices that compute the layer.
-    """
+    """Replace linear submodules of a layer by this device's shards, each by name split as `COLUMN` or `ROW`."""
     for name, split in layout.items():
         whole = layer.get_submodule(name)
         assert isinstance(whole, nn.Linear), "the layout was checked"

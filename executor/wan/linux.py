@@ -56,10 +56,7 @@ def read_tcp() -> dict[str, str]:
 
 
 def set_tcp(wanted: Mapping[str, Sequence[str]]) -> list[str]:
-    """Set the TCP of this thread's network namespace as far as that is allowed.
-
-    Args:
-        wanted: Acceptable values of each setting, the best first.
+    """Set the TCP of this thread's network namespace to the first of the wanted values that is allowed.
 
     Returns:
         A phrase for each setting that differs from the wanted ones, with the reason.

@@ -80,11 +80,7 @@ def write_scaled(value: float, power: int) -> str:
 
 
 def check_rising(times_s: Sequence[float], lines: Sequence[int]) -> None:
-    """Check that times rise from row to row.
-
-    Args:
-        times_s: Time of each row, seconds.
-        lines: Number of each row's line.
+    """Check that times rise from row to row; ``lines`` are the numbers of the rows' lines.
 
     Raises:
         LineError: A time is not later than that of the row before it.
@@ -162,11 +158,7 @@ def _parse(text: str, valid: str) -> Any:
 
 
 def read_text(path: Path, valid: str) -> str:
-    """Return the text of a file.
-
-    Args:
-        path: Path of the file.
-        valid: What the file should hold, for the message.
+    """Return the text of a file, which should hold what is ``valid``.
 
     Raises:
         InputError: The file cannot be read, is binary, or is empty; without the path, which the caller adds.

@@ -81,12 +81,6 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 def preset(name: str, *, duration_s: float, seed: int, step_s: float = 1.0) -> LinkTrace:
     """Return a trace of a named kind of path.
 
-    Args:
-        name: A key of ``PRESETS``.
-        duration_s: Duration of the trace, seconds.
-        seed: Seed of the generator; the same seed makes the same trace.
-        step_s: Length of a piece, seconds.
-
     Raises:
         InputError: There is no such preset, or a time is not positive.
     """
