@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.report.data.link_rates import departing
+from experiments.report.data.link_rates import departing, mean_between
 from experiments.report.data.style import PURPLE, VERMILLION, WORK_STYLES
 from planner.events.event import OUT, UPDATE_ACTION, EventKind
 from planner.events.log import EventLog, as_log
@@ -191,15 +191,5 @@ def busy_share(bars: Bars, rows: int, edges_s: FloatArray) -> FloatArray:
     for row in range(rows):
         own = computes & (bars.row == row)
         if own.any():
-            share[row] = np.diff(_busy_until_s(bars.start_s[own], bars.end_s[own], edges_s)) / np.diff(edges_s)
+            share[row] = mean_between(bars.start_s[own], bars.end_s[own], np.ones(own.sum()), edges_s)
     return np.clip(share, 0.0, 1.0)
-
-
-def _busy_until_s(start_s: FloatArray, end_s: FloatArray, edges_s: FloatArray) -> FloatArray:
-    """Seconds of compute until each edge."""
-    times_s = np.concatenate((start_s, end_s))
-    change = np.concatenate((np.ones(len(start_s)), -np.ones(len(end_s))))
-    order = np.lexsort((-change, times_s))
-    times_s, running = times_s[order], np.cumsum(change[order])
-    done_s = np.concatenate(([0.0], np.cumsum(running[:-1] * np.diff(times_s))))
-    return np.asarray(np.interp(edges_s, times_s, done_s))

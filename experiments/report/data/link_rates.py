@@ -58,13 +58,25 @@ def wan_traffic(record: RunRecord) -> Mapping[str, Traffic]:
 def used_bps(traffic: Traffic, edges_s: FloatArray) -> FloatArray:
     """Return the mean rate between neighbouring edges, bits per second, shape (len(edges_s) - 1,)."""
     duration_s = np.maximum(traffic.ends_s - traffic.starts_s, _LEAST_S)
-    rate_bps = traffic.size_bits / duration_s
-    times_s = np.concatenate((traffic.ends_s - duration_s, traffic.ends_s))
+    used = mean_between(traffic.ends_s - duration_s, traffic.ends_s, traffic.size_bits / duration_s, edges_s)
+    return np.maximum(used, 0.0)
+
+
+def mean_between(start_s: FloatArray, end_s: FloatArray, height: FloatArray, edges_s: FloatArray) -> FloatArray:
+    """Return the mean, between neighbouring edges, of the sum of boxes from ``start_s`` to ``end_s``.
+
+    Args:
+        start_s: Start of each box, seconds, shape (n,).
+        end_s: End of each box, seconds, shape (n,).
+        height: Height of each box, shape (n,).
+        edges_s: Rising times, seconds.
+    """
+    times_s = np.concatenate((start_s, end_s))
     order = np.argsort(times_s, kind="stable")
     times_s = times_s[order]
-    rates_bps = np.cumsum(np.concatenate((rate_bps, -rate_bps))[order])
-    bits = np.concatenate(([0.0], np.cumsum(rates_bps[:-1] * np.diff(times_s))))
-    return np.maximum(np.diff(np.interp(edges_s, times_s, bits)) / np.diff(edges_s), 0.0)
+    total = np.cumsum(np.concatenate((height, -height))[order])
+    area = np.concatenate(([0.0], np.cumsum(total[:-1] * np.diff(times_s))))
+    return np.asarray(np.diff(np.interp(edges_s, times_s, area)) / np.diff(edges_s))
 
 
 def capacity_bps(link: Link, span_s: float) -> tuple[FloatArray, FloatArray]:

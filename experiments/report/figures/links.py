@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from experiments.report.data.labels import rate_unit
-from experiments.report.data.link_rates import busiest, capacity_bps, mean_use, used_bps
+from experiments.report.data.link_rates import capacity_bps, mean_use, used_bps
 from experiments.report.data.run_view import RunView
 from experiments.report.data.style import COLOURS, GREY, LIGHT_GREY
 from experiments.report.figures.decisions import draw_marks, marks_over_time
@@ -21,14 +21,8 @@ from planner.scenario.cluster import Link
 from traces.common.atomic import write_bytes_atomically
 from traces.trace import FloatArray, LinkTrace
 
-_MOST_PAIRS = 4
+MOST_PAIRS = 4
 _BINS = 150
-
-
-def shown_links(runs: Sequence[RunView]) -> tuple[Link, ...]:
-    """Return the links that get a panel: those between regions that carried most."""
-    links = {link.name: link for run in runs for link in run.record.scenario.cluster.links}
-    return busiest(links.values(), [run.traffic for run in runs], _MOST_PAIRS)
 
 
 def links_inches(count: int) -> float:

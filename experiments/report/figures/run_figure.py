@@ -9,11 +9,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from experiments.report.data.gantt_rows import GanttRows, check_steps, choose_steps, gantt_rows
-from experiments.report.data.run_view import RunView, run_views
+from experiments.report.data.run_view import RunView, run_views, shown_links
 from experiments.report.data.style import GREY, LIGHT_GREY, WORK_STYLES
 from experiments.report.figures.decisions import draw_marks, list_decisions, listed_inches, marks_over_steps
 from experiments.report.figures.gantt import draw_gantt, number_bars
-from experiments.report.figures.links import draw_links, links_inches, shown_links
+from experiments.report.figures.links import MOST_PAIRS, draw_links, links_inches
 from experiments.report.figures.picture import legend_columns, picture
 from planner.runs.record import RunRecord
 
@@ -118,7 +118,7 @@ def draw_runs(
     else:
         check_steps(runs, steps)
     rows = [gantt_rows(run, steps) for run in runs]
-    links = shown_links(runs)
+    links = shown_links(runs, MOST_PAIRS)
     heights = {
         "title": _TITLE_INCHES,
         "pipelines": _pipelines_inches(rows),

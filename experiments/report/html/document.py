@@ -5,7 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from bokeh.embed import components
-from bokeh.models import DataRange1d, Model, PanTool, Range1d, ResetTool, WheelZoomTool
+from bokeh.models import ColumnDataSource, DataRange1d, HoverTool, Model, PanTool, Range1d, ResetTool, WheelZoomTool
 from bokeh.plotting import figure
 from bokeh.resources import Resources
 from bokeh.themes import Theme
@@ -86,6 +86,8 @@ def panel(
     x_range: Range1d,
     y_range: Range1d | DataRange1d | None = None,
     title: str | None = None,
+    labels: tuple[str, str] = ("", ""),
+    ticks: int | None = None,
 ) -> figure:
     """Return an empty figure as wide as the page, whose frame begins ``left_pixels`` from its left.
 
@@ -94,10 +96,12 @@ def panel(
     Args:
         name: Unique in the page.
         height_pixels: Height with axes, in pixels.
-        left_pixels: Room for the vertical axis.
+        left_pixels: Room for the vertical axis, in pixels.
         x_range: Shared by panels that move together.
         y_range: None for one that follows the data, from 0.
-        title: Above the frame.
+        title: Text above the frame.
+        labels: Labels of the horizontal and of the vertical axis.
+        ticks: About how many ticks the vertical axis has; None for Bokeh's choice.
     """
     made = figure(
         name=name,
@@ -114,6 +118,10 @@ def panel(
         min_border_right=_RIGHT_PIXELS,
     )
     made.xgrid.grid_line_color = None
+    if any(labels):
+        made.xaxis.axis_label, made.yaxis.axis_label = labels
+    if ticks is not None:
+        made.yaxis.ticker.desired_num_ticks = ticks
     return made
 
 
@@ -122,8 +130,18 @@ def bokeh_dash(line: str) -> str:
     return {"-": "solid", "--": "dashed", ":": "dotted", "-.": "dotdash"}[line]
 
 
-def tooltip(rows: dict[str, str]) -> str:
-    """Return the tooltip that shows these rows: what it is, and Bokeh's name of the value."""
+def centred_text(made: figure, source: ColumnDataSource, colour: str, size_pixels: int) -> None:
+    """Draw the column ``text`` of a source at ``x`` and ``y``, in the colours of the column ``colour``."""
+    looks = {"text_font_size": f"{size_pixels}px", "text_align": "center", "text_baseline": "middle"}
+    made.text(x="x", y="y", text="text", text_color=colour, source=source, **looks)
+
+
+def hover(drawn: object, rows: dict[str, str], **options: object) -> HoverTool:
+    """Return what shows these rows, a name and Bokeh's name of a value each, when the pointer is on what is drawn."""
+    return HoverTool(renderers=drawn if isinstance(drawn, list) else [drawn], tooltips=_tooltip(rows), **options)
+
+
+def _tooltip(rows: dict[str, str]) -> str:
     cells = "".join(
         f'<div style="color:{GREY}">{name}</div><div style="color:{INK}">{value}</div>' for name, value in rows.items()
     )
@@ -142,9 +160,9 @@ def document(template: str, program: str, known: str, figures: Mapping[str, Mode
     Args:
         template: Name of its template, which finds the figures under ``figures``.
         program: Name of its JavaScript.
-        known: What this must know, as JSON.
+        known: JSON that this reads.
         figures: The page's figures by name.
-        values: What else the template needs.
+        values: Further values of the template.
     """
     script, divisions = components(dict(figures), theme=THEME)
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined)

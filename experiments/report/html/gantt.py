@@ -21,16 +21,13 @@ from bokeh.plotting import figure
 from numpy.typing import NDArray
 
 from experiments.report.data.bars import BAR_KINDS, COMPUTES, MOVE, SEND, WAIT, WAN_SEND, BarKind, Bars, busy_share
-from experiments.report.data.run_view import PageRun
+from experiments.report.data.run_view import RunView
 from experiments.report.data.style import GREY
-from experiments.report.html.document import BUBBLE, WINDOW, panel, tooltip
+from experiments.report.html.document import BUBBLE, WINDOW, centred_text, hover, panel
 
 
 def packed(bars: Bars) -> dict[str, NDArray[Any]]:
-    """Return columns, [bars], each of the smallest numbers that hold it.
-
-    Instead of its end a bar has its duration, in seconds, which needs fewer digits.
-    """
+    """Return the bars' columns, [bars], each of the smallest type that holds it; a duration stands for the end."""
     return {
         "start_s": bars.start_s,
         "duration_s": (bars.end_s - bars.start_s).astype(np.float32),
@@ -46,7 +43,7 @@ def packed(bars: Bars) -> dict[str, NDArray[Any]]:
 
 
 def _smallest(column: NDArray[Any]) -> NDArray[Any]:
-    """The column in the fewest bytes of those that browsers know."""
+    """The column in the smallest of the types that browsers know."""
     least, most = (int(column.min()), int(column.max())) if len(column) else (0, 0)
     return column.astype(np.result_type(np.min_scalar_type(least), np.min_scalar_type(most)))
 
@@ -62,7 +59,7 @@ _BUSY_PALETTE = tuple(
 )
 
 
-def pipeline_overview(run: PageRun, chosen: Range1d, left_pixels: int) -> figure:
+def pipeline_overview(run: RunView, chosen: Range1d, left_pixels: int) -> figure:
     """Return a strip of the whole run: a row per device, darker where it computes; ``chosen`` is a window in it."""
     rows = len(run.devices)
     made = panel(
@@ -89,7 +86,7 @@ def pipeline_overview(run: PageRun, chosen: Range1d, left_pixels: int) -> figure
     return made
 
 
-def pipeline_gantt(run: PageRun, chosen: Range1d, left_pixels: int) -> figure:
+def pipeline_gantt(run: RunView, chosen: Range1d, left_pixels: int) -> figure:
     """Return the Gantt: a row per device, bars for what it computes, and below them for what it sends."""
     rows = len(run.devices)
     row_pixels = min(42.0, max(15.0, 420 / rows), _MOST_ROWS_PIXELS / rows)
@@ -111,21 +108,12 @@ def pipeline_gantt(run: PageRun, chosen: Range1d, left_pixels: int) -> figure:
     )
     made.add_tools(_hover(drawn, run))
     numbers = ColumnDataSource({"x": [], "y": [], "text": [], "colour": []}, name=f"numbers-{run.index}")
-    made.text(
-        x="x",
-        y="y",
-        text="text",
-        text_color="colour",
-        text_font_size="10px",
-        text_align="center",
-        text_baseline="middle",
-        source=numbers,
-    )
+    centred_text(made, numbers, "colour", 10)
     made.below[0].axis_label = "time since the start of the run (s)"
     return made
 
 
-def _draw_rows(made: figure, run: PageRun, row_pixels: float) -> None:
+def _draw_rows(made: figure, run: RunView, row_pixels: float) -> None:
     """The devices' names, and the ground that shows where nothing is done."""
     rows = len(run.devices)
     places = list(range(rows))
@@ -139,11 +127,11 @@ def _draw_rows(made: figure, run: PageRun, row_pixels: float) -> None:
     made.hbar(y=places, left=0, right=run.end_s, height=0.86, fill_color=BUBBLE, line_color=None, level="underlay")
 
 
-def _draw_steps(made: figure, run: PageRun) -> None:
+def _draw_steps(made: figure, run: RunView) -> None:
     """A line where each step begins, and its name above."""
-    starts_s = list(run.drawn.starts_s)
+    starts_s = list(run.starts_s)
     ticker = FixedTicker(ticks=starts_s)
-    names = {start_s: step_name(run, run.drawn.first_step + index) for index, start_s in enumerate(starts_s)}
+    names = {start_s: step_name(run, run.first_step + index) for index, start_s in enumerate(starts_s)}
     axis = LinearAxis(
         ticker=ticker,
         formatter=CustomJSTickFormatter(
@@ -158,14 +146,14 @@ def _draw_steps(made: figure, run: PageRun) -> None:
     made.add_layout(Grid(dimension=0, ticker=ticker, grid_line_color="#7B8794", grid_line_alpha=0.6, level="glyph"))
 
 
-def step_name(run: PageRun, step: int) -> str:
+def step_name(run: RunView, step: int) -> str:
     """Return a step's name, with the decisions that it is the first to follow."""
-    decisions = run.drawn.record.decisions
+    decisions = run.record.decisions
     numbers = [str(number) for number, each in enumerate(decisions, start=1) if each.first_step == step]
     return f"step {step}" + (f" ◆ decision {', '.join(numbers)}" if numbers else "")
 
 
-def _hover(drawn: GlyphRenderer, run: PageRun) -> HoverTool:
+def _hover(drawn: GlyphRenderer, run: RunView) -> HoverTool:
     """What a bar is, exactly, when the pointer is on it."""
     words = {
         "bar": f"return ropebridge.describe_bar({run.index}, value)",
@@ -174,11 +162,9 @@ def _hover(drawn: GlyphRenderer, run: PageRun) -> HoverTool:
         "step": "return value >= 0 ? String(value) : 'none'",
     }
     known = {"devices": list(run.devices.values()), "drawn": drawn.data_source}
-    return HoverTool(
-        renderers=[drawn],
-        tooltips=tooltip(
-            {"what": "@bar{custom}", "device": "@row{custom}", "time": "@left_s{custom}", "step": "@step{custom}"}
-        ),
+    return hover(
+        drawn,
+        {"what": "@bar{custom}", "device": "@row{custom}", "time": "@left_s{custom}", "step": "@step{custom}"},
         formatters={f"@{name}": CustomJSHover(args=known, code=code) for name, code in words.items()},
         attachment="vertical",
         point_policy="follow_mouse",
@@ -186,13 +172,13 @@ def _hover(drawn: GlyphRenderer, run: PageRun) -> HoverTool:
     )
 
 
-def known_json(runs: tuple[PageRun, ...]) -> str:
+def known_json(runs: tuple[RunView, ...]) -> str:
     """Return what the page's own program must know of the runs, for it to read."""
     known = [
         {
-            "starts_s": run.drawn.starts_s,
+            "starts_s": run.starts_s,
             "end_s": run.end_s,
-            "first_step": run.drawn.first_step,
+            "first_step": run.first_step,
             "rows": len(run.devices),
             "peers": run.bars.peers,
             "actions": run.bars.actions,

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
-from bokeh.models import ColumnDataSource, HoverTool, Legend, LegendItem, Range1d
+from bokeh.models import ColumnDataSource, Legend, LegendItem, Range1d
 from bokeh.plotting import figure
 
 from experiments.report.data.labels import memory_text
-from experiments.report.data.run_view import PageRun
+from experiments.report.data.run_view import RunView
 from experiments.report.data.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
-from experiments.report.html.document import panel, tooltip
+from experiments.report.html.document import hover, panel
 from planner.runs.memory_timeline import MemoryTimeline
 from traces.trace import FloatArray
 
@@ -20,7 +20,7 @@ _HEIGHT_PIXELS = 250
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK)
 
 
-def memory_panels(runs: Sequence[PageRun], left_pixels: int) -> list[figure]:
+def memory_panels(runs: Sequence[RunView], left_pixels: int) -> list[figure]:
     """Return a panel for each run."""
     largest = max(peak for run in runs for peak in run.peak_bytes.values())
     unit, scale = ("GiB", 2.0**30) if largest >= 2**30 else ("MiB", 2.0**20)
@@ -33,8 +33,8 @@ def most_held_bytes(timeline: MemoryTimeline, edges_s: FloatArray) -> FloatArray
     """Return the most that a device held between neighbouring edges, so that no peak is lost, bytes.
 
     Args:
-        timeline: Of the device.
-        edges_s: Rising, seconds from the start of the run.
+        timeline: What the device held over time.
+        edges_s: Rising times, seconds from the start of the run.
     """
     at_edge = np.maximum(np.searchsorted(timeline.times_s, edges_s, side="right") - 1, 0)
     most = timeline.held_bytes[at_edge[:-1]].copy()
@@ -45,19 +45,22 @@ def most_held_bytes(timeline: MemoryTimeline, edges_s: FloatArray) -> FloatArray
 
 
 def _memory_panel(
-    run: PageRun,
+    run: RunView,
     time: Range1d,
     height: Range1d,
     left_pixels: int,
     unit: tuple[str, float],
 ) -> figure:
-    made = panel(f"memory-{run.index}", _HEIGHT_PIXELS, left_pixels, x_range=time, y_range=height, title=run.drawn.name)
+    name, labels = f"memory-{run.index}", ("time since the start of the run (s)", f"held ({unit[0]})")
+    made = panel(
+        name, _HEIGHT_PIXELS, left_pixels, x_range=time, y_range=height, title=run.name, labels=labels, ticks=5
+    )
     edges_s: FloatArray = np.linspace(0.0, run.end_s, _PIECES + 1)
     timelines, peaks = run.memory, run.peak_bytes
     names = list(timelines)
     fullest = max(names, key=lambda name: peaks[name])
     few = len(names) <= len(_COLOURS)
-    by_name = run.drawn.record.scenario.cluster.by_name
+    by_name = run.record.scenario.cluster.by_name
     colours = [_COLOURS[place] if few else (BLUE if name == fullest else GREY) for place, name in enumerate(names)]
     most = [most_held_bytes(timelines[name], edges_s) for name in names]
     source = ColumnDataSource(
@@ -81,17 +84,8 @@ def _memory_panel(
         hover_line_alpha=1,
         source=source,
     )
-    made.add_tools(
-        HoverTool(renderers=[lines], tooltips=tooltip({"device": "@device", "at most": "@peak", "has": "@capacity"}))
-    )
-    _add_legend(made, lines, names, fullest, few)
-    made.yaxis.axis_label = f"held ({unit[0]})"
-    made.xaxis.axis_label = "time since the start of the run (s)"
-    made.yaxis.ticker.desired_num_ticks = 5
-    return made
-
-
-def _add_legend(made: figure, lines: object, names: list[str], fullest: str, few: bool) -> None:
+    made.add_tools(hover(lines, {"device": "@device", "at most": "@peak", "has": "@capacity"}))
     shown = names if few else [fullest]
     items = [LegendItem(label=name, renderers=[lines], index=names.index(name)) for name in shown]
     made.add_layout(Legend(items=items, orientation="horizontal", ncols=4 if few else 1), "above")
+    return made

@@ -9,7 +9,7 @@ from bokeh.models import Model, Range1d
 from experiments.report.data.bars import BAR_KINDS
 from experiments.report.data.gantt_rows import choose_steps, common_steps
 from experiments.report.data.labels import time_text
-from experiments.report.data.run_view import PageRun, page_runs
+from experiments.report.data.run_view import RunView, page_runs
 from experiments.report.html.document import BUBBLE, document
 from experiments.report.html.gantt import known_json, pipeline_gantt, pipeline_overview
 from experiments.report.html.links import link_panels, mean_over_s
@@ -49,7 +49,7 @@ def write_run_page(records: Sequence[RunRecord], names: Sequence[str], path: Pat
     write_text_atomically(path, run_page(page_runs(records, names)))
 
 
-def run_page(runs: tuple[PageRun, ...]) -> str:
+def run_page(runs: tuple[RunView, ...]) -> str:
     """Return the page."""
     figures = _figures(runs)
     decisions = decision_rows(runs)
@@ -58,7 +58,7 @@ def run_page(runs: tuple[PageRun, ...]) -> str:
         "runs.js",
         known_json(runs),
         figures,
-        title=" and ".join(dict.fromkeys(run.drawn.record.scenario.name for run in runs)),
+        title=" and ".join(dict.fromkeys(run.record.scenario.name for run in runs)),
         facts=_facts(runs),
         verdict=verdict(runs),
         run_table=without_empty_columns(RUN_HEADS, run_rows(runs)),
@@ -74,7 +74,7 @@ def run_page(runs: tuple[PageRun, ...]) -> str:
     )
 
 
-def _figures(runs: tuple[PageRun, ...]) -> dict[str, Model]:
+def _figures(runs: tuple[RunView, ...]) -> dict[str, Model]:
     labels = [label for run in runs for label in run.devices.values()]
     left = round(min(max(_CHARACTER_PIXELS * max(map(len, labels)) + 16, _LEFT_PIXELS[0]), _LEFT_PIXELS[1]))
     windows = _windows(runs)
@@ -92,16 +92,15 @@ def _figures(runs: tuple[PageRun, ...]) -> dict[str, Model]:
     return figures
 
 
-def _windows(runs: Sequence[PageRun]) -> list[Range1d]:
+def _windows(runs: Sequence[RunView]) -> list[Range1d]:
     """The part of each run that is shown at first: a few steps, around the first change of plan if there is one."""
-    drawn = [run.drawn for run in runs]
     longest_s = max(run.end_s for run in runs)
     spans_s = []
     for run in runs:
         # Runs without a step in common, one that goes on from another one's checkpoint for example, show their own.
-        first, end = choose_steps(drawn if common_steps(drawn) else [run.drawn])
-        starts_s = (*run.drawn.starts_s, run.end_s)
-        spans_s.append((starts_s[first - run.drawn.first_step], starts_s[end - run.drawn.first_step]))
+        first, end = choose_steps(runs if common_steps(runs) else [run])
+        starts_s = (*run.starts_s, run.end_s)
+        spans_s.append((starts_s[first - run.first_step], starts_s[end - run.first_step]))
     width_s = 1.04 * max(end_s - start_s for start_s, end_s in spans_s)
     return [
         Range1d(
@@ -114,15 +113,15 @@ def _windows(runs: Sequence[PageRun]) -> list[Range1d]:
     ]
 
 
-def _facts(runs: Sequence[PageRun]) -> list[str]:
-    plan, scenario = runs[0].drawn.record.plan, runs[0].drawn.record.scenario
+def _facts(runs: Sequence[RunView]) -> list[str]:
+    plan, scenario = runs[0].record.plan, runs[0].record.scenario
     regions = len({scenario.cluster.by_name[device].region for device in plan.devices})
     return [
         f"model {scenario.model.name}",
         f"{_counted(len(plan.devices), 'device')} in {_counted(regions, 'region')}",
         f"{plan.global_batch} samples per step",
-        "strategy " + ", ".join(dict.fromkeys(run.drawn.record.plan.strategy for run in runs)),
-        "schedule " + ", ".join(dict.fromkeys(run.drawn.record.plan.schedule for run in runs)),
+        "strategy " + ", ".join(dict.fromkeys(run.record.plan.strategy for run in runs)),
+        "schedule " + ", ".join(dict.fromkeys(run.record.plan.schedule for run in runs)),
     ]
 
 
@@ -130,16 +129,16 @@ def _counted(count: int, word: str) -> str:
     return f"{count} {word}{'s' if count > 1 else ''}"
 
 
-def _legend(runs: Sequence[PageRun]) -> list[Any]:
+def _legend(runs: Sequence[RunView]) -> list[Any]:
     shown = {int(kind) for run in runs for kind in set(run.bars.kind.tolist())}
     return [kind for number, kind in enumerate(BAR_KINDS) if number in shown]
 
 
-def _pipeline(run: PageRun) -> dict[str, Any]:
-    metrics = run.drawn.metrics
+def _pipeline(run: RunView) -> dict[str, Any]:
+    metrics = run.metrics
     return {
-        "name": run.drawn.name,
-        "colour": run.drawn.colour,
-        "heading": f"{run.drawn.name}: {metrics.samples_per_s:,.4g} samples/s, "
+        "name": run.name,
+        "colour": run.colour,
+        "heading": f"{run.name}: {metrics.samples_per_s:,.4g} samples/s, "
         f"devices idle {metrics.bubble_ratio:.0%} of the run",
     }

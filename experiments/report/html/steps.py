@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
-from bokeh.models import ColumnDataSource, HoverTool, Range1d, TapTool
+from bokeh.models import ColumnDataSource, Range1d, TapTool
 from bokeh.plotting import figure
 
 from experiments.report.data.labels import plan_at
-from experiments.report.data.run_view import PageRun
-from experiments.report.html.document import bokeh_dash, panel, tooltip
+from experiments.report.data.run_view import RunView
+from experiments.report.html.document import bokeh_dash, hover, panel
 
 _HEIGHT_PIXELS = 230
 
@@ -16,109 +16,87 @@ _HEIGHT_PIXELS = 230
 _MARKED_STEPS = 150
 
 
-def step_axis(runs: Sequence[PageRun]) -> Range1d:
+def step_axis(runs: Sequence[RunView]) -> Range1d:
     """Return the range of steps that the panels share."""
-    first = min(run.drawn.first_step for run in runs)
-    end = max(run.drawn.end_step for run in runs)
+    first = min(run.first_step for run in runs)
+    end = max(run.end_step for run in runs)
     return Range1d(first - 0.5, end - 0.5, bounds=(first - 0.5, end - 0.5))
 
 
-def step_panel(runs: Sequence[PageRun], steps: Range1d, left_pixels: int) -> figure:
+def step_panel(runs: Sequence[RunView], steps: Range1d, left_pixels: int) -> figure:
     """Return the panel of step times; decisions are marked at the first step that follows them."""
-    made = panel("steps", _HEIGHT_PIXELS, left_pixels, x_range=steps)
+    labels = ("step", "step time (s)")
+    made = panel("steps", _HEIGHT_PIXELS, left_pixels, x_range=steps, labels=labels, ticks=5)
     marked = steps.end - steps.start <= _MARKED_STEPS
-    longest_s = max(float(np.max(run.drawn.step_times_s)) for run in runs)
+    longest_s = max(float(np.max(run.step_times_s)) for run in runs)
     points = []
     for run in runs:
         source = ColumnDataSource(_step_columns(run), name=f"steps-{run.index}")
-        look = {"color": run.drawn.colour, "source": source}
-        made.line(x="step", y="time_s", line_width=1.6, line_dash=bokeh_dash(run.drawn.line), **look)
+        look = {"color": run.colour, "source": source}
+        made.line(x="step", y="time_s", line_width=1.6, line_dash=bokeh_dash(run.line), **look)
         size = 6 if marked else 4
         points.append(made.scatter(x="step", y="time_s", size=size, nonselection_alpha=1.0, **look))
-    made.add_tools(TapTool(renderers=points), _step_hover(points))
-    for row, run in enumerate(run for run in runs if run.drawn.record.decisions):
+    shown = {
+        "run": "@run",
+        "step": "@step",
+        "took": "@time_s{0.0000} s",
+        "rate": "@rate{0.0} samples/s",
+        "microbatches": "@microbatches",
+        "": "click to see its pipeline",
+    }
+    made.add_tools(TapTool(renderers=points), hover(points, shown))
+    for row, run in enumerate(run for run in runs if run.record.decisions):
         _draw_decisions(made, run, longest_s * (1.08 + 0.08 * row))
-    made.yaxis.axis_label = "step time (s)"
-    made.xaxis.axis_label = "step"
-    made.yaxis.ticker.desired_num_ticks = 5
     return made
 
 
-def loss_panel(runs: Sequence[PageRun], steps: Range1d, left_pixels: int) -> figure | None:
+def loss_panel(runs: Sequence[RunView], steps: Range1d, left_pixels: int) -> figure | None:
     """Return the panel of losses; None where no run has trained."""
-    trained = [run for run in runs if run.drawn.record.losses]
+    trained = [run for run in runs if run.record.losses]
     if not trained:
         return None
-    losses = [loss for run in trained for loss in run.drawn.record.losses]
+    losses = [loss for run in trained for loss in run.record.losses]
     room = 0.08 * (max(losses) - min(losses)) or 0.5
     heights = Range1d(min(losses) - room, max(losses) + room)
-    made = panel("loss", _HEIGHT_PIXELS, left_pixels, x_range=steps, y_range=heights)
+    labels = ("step", "loss")
+    made = panel("loss", _HEIGHT_PIXELS, left_pixels, x_range=steps, y_range=heights, labels=labels, ticks=5)
     lines = []
     for run in trained:
-        own = run.drawn.record.losses
-        where = run.drawn.first_step + len(run.drawn.ends_s) - len(own)
+        own = run.record.losses
+        where = run.first_step + len(run.ends_s) - len(own)
         source = ColumnDataSource(
-            {"step": [where + index for index in range(len(own))], "loss": own, "run": [run.drawn.name] * len(own)}
+            {"step": [where + index for index in range(len(own))], "loss": own, "run": [run.name] * len(own)}
         )
-        look = {"color": run.drawn.colour, "source": source}
-        made.line(x="step", y="loss", line_width=1.6, line_dash=bokeh_dash(run.drawn.line), **look)
+        look = {"color": run.colour, "source": source}
+        made.line(x="step", y="loss", line_width=1.6, line_dash=bokeh_dash(run.line), **look)
         lines.append(made.scatter(x="step", y="loss", size=5, **look))
-    made.add_tools(
-        HoverTool(renderers=lines, tooltips=tooltip({"run": "@run", "step": "@step", "loss": "@loss{0.0000}"}))
-    )
-    made.yaxis.axis_label = "loss"
-    made.xaxis.axis_label = "step"
-    made.yaxis.ticker.desired_num_ticks = 5
+    made.add_tools(hover(lines, {"run": "@run", "step": "@step", "loss": "@loss{0.0000}"}))
     return made
 
 
-def _step_columns(run: PageRun) -> dict[str, object]:
-    drawn = run.drawn
-    steps = list(range(drawn.first_step, drawn.first_step + len(drawn.step_times_s)))
-    plans = [plan_at(drawn.record, step) for step in steps]
+def _step_columns(run: RunView) -> dict[str, object]:
+    steps = list(range(run.first_step, run.first_step + len(run.step_times_s)))
+    plans = [plan_at(run.record, step) for step in steps]
     return {
         "step": steps,
-        "time_s": drawn.step_times_s,
-        "run": [drawn.name] * len(steps),
-        "rate": [plan.global_batch / time_s for plan, time_s in zip(plans, drawn.step_times_s, strict=True)],
+        "time_s": run.step_times_s,
+        "run": [run.name] * len(steps),
+        "rate": [plan.global_batch / time_s for plan, time_s in zip(plans, run.step_times_s, strict=True)],
         "microbatches": [" / ".join(str(len(each.microbatches)) for each in plan.pipelines[:4]) for plan in plans],
     }
 
 
-def _step_hover(points: list[object]) -> HoverTool:
-    return HoverTool(
-        renderers=points,
-        tooltips=tooltip(
-            {
-                "run": "@run",
-                "step": "@step",
-                "took": "@time_s{0.0000} s",
-                "rate": "@rate{0.0} samples/s",
-                "microbatches": "@microbatches",
-                "": "click to see its pipeline",
-            }
-        ),
-    )
-
-
-def _draw_decisions(made: figure, run: PageRun, height_s: float) -> None:
+def _draw_decisions(made: figure, run: RunView, height_s: float) -> None:
     """Triangles above the lines, which say what was decided."""
-    decisions = run.drawn.record.decisions
+    decisions = run.record.decisions
     source = ColumnDataSource(
         {
             "step": [decision.first_step for decision in decisions],
             "height_s": [height_s] * len(decisions),
             "number": [str(number) for number in range(1, len(decisions) + 1)],
             "change": [decision.change.replace("->", "→") for decision in decisions],
-            "run": [run.drawn.name] * len(decisions),
+            "run": [run.name] * len(decisions),
         }
     )
-    marks = made.scatter(
-        x="step", y="height_s", marker="inverted_triangle", size=9, color=run.drawn.colour, source=source
-    )
-    made.add_tools(
-        HoverTool(
-            renderers=[marks],
-            tooltips=tooltip({"decision": "@number, @run", "from step": "@step", "change": "@change"}),
-        )
-    )
+    marks = made.scatter(x="step", y="height_s", marker="inverted_triangle", size=9, color=run.colour, source=source)
+    made.add_tools(hover(marks, {"decision": "@number, @run", "from step": "@step", "change": "@change"}))

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bokeh.models import ColorBar, ColumnDataSource, FactorRange, HoverTool, LinearColorMapper, Range1d
+from bokeh.models import ColorBar, ColumnDataSource, FactorRange, LinearColorMapper, Range1d
 from bokeh.palettes import Cividis256
 from bokeh.plotting import figure
 
 from experiments.report.data.style import BLUE, COLOURS, VERMILLION
 from experiments.report.data.sweep_points import SweptMetric, SweptParameter, SweptPoints, usual_choice, varied
-from experiments.report.html.document import document, tooltip
+from experiments.report.html.document import centred_text, document, hover
 from traces.common.atomic import write_text_atomically
 
 _MOST_FAILURES = 50
@@ -19,10 +19,6 @@ _MOST_FAILURES = 50
 
 def write_sweep_page(points: SweptPoints, path: Path) -> None:
     """Write a sweep as one HTML file.
-
-    Args:
-        points: Of the sweep.
-        path: Where the page goes; one that is there is replaced.
 
     Raises:
         InputError: The file cannot be written.
@@ -95,7 +91,7 @@ def _known(points: SweptPoints) -> dict[str, Any]:
 
 
 def _heat_figure() -> figure:
-    """Empty: sweep.js fills it."""
+    """An empty heat map, which sweep.js fills."""
     made = figure(
         name="heat",
         height=420,
@@ -119,27 +115,12 @@ def _heat_figure() -> figure:
         line_color="white",
         source=cells,
     )
-    made.text(
-        x="x",
-        y="y",
-        text="text",
-        text_color="text_colour",
-        text_align="center",
-        text_baseline="middle",
-        text_font_size="12px",
-        source=cells,
-    )
+    centred_text(made, cells, "text_colour", 12)
     best = ColumnDataSource(_no_cells(), name="heat-best")
     made.rect(x="x", y="y", width=1, height=1, fill_color=None, line_color=VERMILLION, line_width=3, source=best)
     made.add_layout(ColorBar(color_mapper=colours, name="heat-bar", width=12, title=""), "right")
-    made.add_tools(
-        HoverTool(
-            renderers=[drawn],
-            tooltips=tooltip(
-                {"across": "@x", "down": "@y", "median": "@value{0.000000}", "span": "@span", "points": "@points"}
-            ),
-        )
-    )
+    shown = {"across": "@x", "down": "@y", "median": "@value{0.000000}", "span": "@span", "points": "@points"}
+    made.add_tools(hover(drawn, shown))
     return made
 
 
@@ -148,7 +129,7 @@ def _no_cells() -> dict[str, list[Any]]:
 
 
 def _front_figure() -> figure:
-    """Empty: sweep.js fills it."""
+    """An empty scatter plot, which sweep.js fills."""
     made = figure(
         name="front",
         height=420,
@@ -165,17 +146,6 @@ def _front_figure() -> figure:
     made.step(x="x", y="y", mode="after", line_color="#52606D", line_dash="dashed", source=front)
     drawn = made.scatter(x="x", y="y", size=7, fill_color="colour", line_color="white", alpha=0.75, source=points)
     made.scatter(x="x", y="y", size=11, fill_color="colour", line_color="black", line_width=1.5, source=front)
-    made.add_tools(
-        HoverTool(
-            renderers=[drawn],
-            tooltips=tooltip(
-                {
-                    "point": "@point",
-                    "with": '<span style="white-space:pre-line">@values</span>',
-                    "across": "@x{0.000000}",
-                    "up": "@y{0.000000}",
-                }
-            ),
-        )
-    )
+    values = '<span style="white-space:pre-line">@values</span>'
+    made.add_tools(hover(drawn, {"point": "@point", "with": values, "across": "@x{0.000000}", "up": "@y{0.000000}"}))
     return made

@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.report.data.decisions import reasons
 from experiments.report.data.labels import cost_text, memory_text, size_text, time_text
-from experiments.report.data.run_view import PageRun
+from experiments.report.data.run_view import RunView
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +52,24 @@ RUN_HEADS = (
 )
 
 
-def run_rows(runs: Sequence[PageRun]) -> list[Row]:
+def run_rows(runs: Sequence[RunView]) -> list[Row]:
     """Return what each run amounts to."""
-    return [Row(_run_cells(run, runs[0]), run.drawn.colour, run.index) for run in runs]
+    return [Row(_run_cells(run, runs[0]), run.colour, run.index) for run in runs]
 
 
-def _run_cells(run: PageRun, first: PageRun) -> tuple[str, ...]:
-    record, metrics = run.drawn.record, run.drawn.metrics
+def _run_cells(run: RunView, first: RunView) -> tuple[str, ...]:
+    record, metrics = run.record, run.metrics
     emulator = f", links: {record.network.emulator}" if record.network is not None else ""
     samples = metrics.steps * record.plan.global_batch
     peaks = run.peak_bytes
     fullest = max(peaks, key=lambda name: peaks[name])
     losses = record.losses
     return (
-        run.drawn.name,
+        run.name,
         f"{record.backend}{emulator}, {record.plan.strategy}, {record.plan.schedule}",
         str(metrics.steps),
         time_text(metrics.step_s),
-        "1" if run is first else f"{metrics.step_s / first.drawn.metrics.step_s:.3f}",
+        "1" if run is first else f"{metrics.step_s / first.metrics.step_s:.3f}",
         f"{metrics.samples_per_s:,.4g}",
         f"{metrics.bubble_ratio:.1%}",
         size_text(metrics.wan_bytes),
@@ -84,25 +84,23 @@ def _run_cells(run: PageRun, first: PageRun) -> tuple[str, ...]:
 DECISION_HEADS = ("run", "", "seen in step", "from step", "what it changed", "what had been seen", "moved", "step time")
 
 
-def decision_rows(runs: Sequence[PageRun]) -> list[Row]:
+def decision_rows(runs: Sequence[RunView]) -> list[Row]:
     """Return all decisions, run by run."""
     return [row for run in runs for row in _decisions_of(run)]
 
 
-def _decisions_of(run: PageRun) -> list[Row]:
-    decisions = run.drawn.record.decisions
+def _decisions_of(run: RunView) -> list[Row]:
+    decisions = run.record.decisions
     if not decisions:
         return []
-    ends = [*(decision.first_step for decision in decisions[1:]), run.drawn.first_step + len(run.drawn.ends_s)]
+    ends = [*(decision.first_step for decision in decisions[1:]), run.first_step + len(run.ends_s)]
     rows = []
-    before_s = _median_s(run, run.drawn.first_step, decisions[0].first_step)
-    for number, (decision, reason, end) in enumerate(
-        zip(decisions, reasons(run.drawn.record), ends, strict=True), start=1
-    ):
+    before_s = _median_s(run, run.first_step, decisions[0].first_step)
+    for number, (decision, reason, end) in enumerate(zip(decisions, reasons(run.record), ends, strict=True), start=1):
         after_s = _median_s(run, decision.first_step, end)
         moved_bytes = decision.migration.size_bytes
         cells = (
-            run.drawn.name,
+            run.name,
             str(number),
             str(decision.observed_step),
             str(decision.first_step),
@@ -111,46 +109,46 @@ def _decisions_of(run: PageRun) -> list[Row]:
             size_text(moved_bytes) if moved_bytes else "",
             f"{time_text(before_s) if before_s else '…'} → {time_text(after_s) if after_s else '…'}",
         )
-        rows.append(Row(cells, run.drawn.colour, run.index, decision.first_step - run.drawn.first_step))
+        rows.append(Row(cells, run.colour, run.index, decision.first_step - run.first_step))
         before_s = after_s or before_s
     return rows
 
 
-def _median_s(run: PageRun, first: int, end: int) -> float | None:
-    times_s = run.drawn.step_times_s[max(first - run.drawn.first_step, 0) : max(end - run.drawn.first_step, 0)]
+def _median_s(run: RunView, first: int, end: int) -> float | None:
+    times_s = run.step_times_s[max(first - run.first_step, 0) : max(end - run.first_step, 0)]
     return float(np.median(times_s)) if times_s else None
 
 
-def device_heads(runs: Sequence[PageRun]) -> tuple[str, ...]:
+def device_heads(runs: Sequence[RunView]) -> tuple[str, ...]:
     """Return the heads of the table of devices."""
-    each = tuple(f"{what}, {run.drawn.name}" for run in runs for what in ("busy", "most memory"))
+    each = tuple(f"{what}, {run.name}" for run in runs for what in ("busy", "most memory"))
     return ("device", "kind", "region", "memory", "USD/h", *each)
 
 
-def device_rows(runs: Sequence[PageRun]) -> list[Row]:
+def device_rows(runs: Sequence[RunView]) -> list[Row]:
     """Return the devices of all runs, in the order of the Gantts."""
     peaks = [run.peak_bytes for run in runs]
     rows = []
     for name in dict.fromkeys(device for run in runs for device in run.devices):
         owner = next(run for run in runs if name in run.devices)
-        device = owner.drawn.record.scenario.cluster.by_name[name]
+        device = owner.record.scenario.cluster.by_name[name]
         cells = [owner.devices[name], device.kind, device.region, memory_text(device.memory_bytes)]
         cells.append(f"{device.price_per_hour:g}" if device.price_per_hour else "")
         for run, peak in zip(runs, peaks, strict=True):
-            busy = run.drawn.metrics.utilisation.get(name)
+            busy = run.metrics.utilisation.get(name)
             cells.append(f"{busy:.1%}" if busy is not None else "")
             cells.append(memory_text(peak[name]) if name in peak else "")
         rows.append(Row(tuple(cells)))
     return rows
 
 
-def verdict(runs: Sequence[PageRun]) -> str:
+def verdict(runs: Sequence[RunView]) -> str:
     """Return how far simulation and reality are apart, or nothing where there are not both of a scenario."""
-    simulated = [run for run in runs if run.drawn.record.backend == "simulated"]
-    carried_out = [run for run in runs if run.drawn.record.backend != "simulated"]
+    simulated = [run for run in runs if run.record.backend == "simulated"]
+    carried_out = [run for run in runs if run.record.backend != "simulated"]
     if len(simulated) != 1 or len(carried_out) != 1:
         return ""
-    model, real = simulated[0].drawn, carried_out[0].drawn
+    model, real = simulated[0], carried_out[0]
     if model.record.scenario.name != real.record.scenario.name:
         return ""
     apart = model.metrics.step_s / real.metrics.step_s - 1
