@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter, ScalarFormatter
 
 from experiments.benches.result import Row
-from experiments.report.data.style import (
+from experiments.report.data.labels import (
     BLUE,
     COLOURS,
     GREEN,

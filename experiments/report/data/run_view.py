@@ -7,9 +7,13 @@ from functools import cached_property
 import numpy as np
 
 from experiments.report.data.bars import Bars, bars_of
-from experiments.report.data.labels import device_names, run_names
+from experiments.report.data.labels import (
+    Line,
+    device_names,
+    run_line,
+    run_names,
+)
 from experiments.report.data.link_rates import Traffic, busiest, wan_traffic
-from experiments.report.data.style import Line, run_line
 from planner.events.event import EventKind
 from planner.events.log import as_log
 from planner.runs.memory_timeline import MemoryTimeline, memory_timelines

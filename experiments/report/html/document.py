@@ -12,7 +12,9 @@ from bokeh.themes import Theme
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from experiments.report.data.style import GREY
+from experiments.report.data.labels import (
+    GREY,
+)
 
 INK = "#1F2933"
 FAINT = "#E4E7EB"
@@ -126,7 +128,7 @@ def panel(
 
 
 def bokeh_dash(line: str) -> str:
-    """Return Bokeh's name of a line style of `experiments.report.data.style`."""
+    """Return Bokeh's name of a line style of `experiments.report.data.labels`."""
     return {"-": "solid", "--": "dashed", ":": "dotted", "-.": "dotdash"}[line]
 
 

@@ -21,8 +21,10 @@ from bokeh.plotting import figure
 from numpy.typing import NDArray
 
 from experiments.report.data.bars import BAR_KINDS, COMPUTES, MOVE, SEND, WAIT, WAN_SEND, BarKind, Bars, busy_share
+from experiments.report.data.labels import (
+    GREY,
+)
 from experiments.report.data.run_view import RunView
-from experiments.report.data.style import GREY
 from experiments.report.html.document import BUBBLE, WINDOW, centred_text, hover, panel
 
 

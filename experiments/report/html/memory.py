@@ -6,9 +6,18 @@ import numpy as np
 from bokeh.models import ColumnDataSource, Legend, LegendItem, Range1d
 from bokeh.plotting import figure
 
-from experiments.report.data.labels import memory_text
+from experiments.report.data.labels import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    memory_text,
+)
 from experiments.report.data.run_view import RunView
-from experiments.report.data.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from experiments.report.html.document import hover, panel
 from planner.runs.memory_timeline import MemoryTimeline
 from traces.trace import FloatArray
