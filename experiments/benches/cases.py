@@ -20,9 +20,9 @@ def two_stage_scenario(
     """Return a scenario in which forward, input gradient and weight gradient of a microbatch take equally long.
 
     Args:
-        action_s: Seconds of each, on either device.
-        transfer_bytes: Of an activation, and of its gradient.
-        microbatches: Of one sample each.
+        action_s: Seconds of each of them, on either device.
+        transfer_bytes: Size of an activation, and of its gradient.
+        microbatches: Number of microbatches, each of one sample.
         bandwidth_bps: Rate of the link each way, bits per second.
         latency_s: One-way latency of the link, seconds.
     """
@@ -42,11 +42,7 @@ def two_stage_scenario(
 def trained_scenario(model: ModelProfile, code: ModelCode, samples: int, rule: Optimizer) -> Scenario:
     """Return a scenario that trains a model on two devices over links that nobody emulates.
 
-    Args:
-        model: The model's sizes and times.
-        code: Of the model.
-        samples: Of a step.
-        rule: How parameters are updated.
+    A step has ``samples`` samples; ``rule`` updates the parameters.
     """
     return Scenario("two-stages", _cluster(1e9, 0.0), model, Training(samples, optimizer=rule), code)
 

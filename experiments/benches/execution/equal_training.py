@@ -21,12 +21,7 @@ from planner.scenario.training import Optimizer
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What training leaves.
-
-    Attributes:
-        losses: Of each step, without unit.
-        parameters: By name, on the CPU.
-    """
+    """Losses of all steps, and parameters by name, on the CPU."""
 
     losses: tuple[float, ...]
     parameters: Mapping[str, torch.Tensor]
@@ -64,8 +59,8 @@ class TrainingCase:
     """A way to train.
 
     Attributes:
-        name: In the report.
-        schedule: Of the plan.
+        name: Name of the way in the report.
+        schedule: The plan's schedule.
         precision: What layers compute in.
         recompute: Whether both stages keep only their inputs.
         replicas: Whether the ranks share every layer and sum its gradients; else each has half of the layers.
@@ -117,15 +112,15 @@ def check_training(
 
 
 def largest_difference(trained: Trained, expected: Trained) -> float:
-    """Return the largest difference of a loss or a parameter, over 1 + the expected one; without unit.
+    """Return the largest difference of a loss or a parameter, over 1 + the expected one.
 
-    What is no number, and a parameter that only one of them has, is infinitely far off.
+    It is infinite for what is no number, and for a parameter that only one of them has.
     """
     return max(_of_losses(trained, expected), parameter_difference(trained.parameters, expected.parameters))
 
 
 def parameter_difference(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
-    """Return the same of parameters alone, by name; without unit."""
+    """Return the largest difference of a parameter alone, likewise."""
     if found.keys() != expected.keys():
         return float("inf")
     return max(_largest(found[name], value) for name, value in expected.items())

@@ -35,14 +35,9 @@ from planner.scenario.training import Optimizer
 def run_torch_pipelining(
     run: PipeliningRun, scenario: Scenario, plan: Plan, emulator: Emulator, tcp: Tcp
 ) -> list[Measured]:
-    """Return what each rank measured.
+    """Return what each rank of torch.distributed.pipelining measured, which makes its own schedule.
 
-    Args:
-        run: What torch runs.
-        scenario: Gives the links.
-        plan: Gives the devices; torch makes its own schedule.
-        emulator: ``none`` or ``relay``.
-        tcp: How the relay's hosts are set.
+    The scenario gives the links, the plan the devices; ``tcp`` is how the hosts of emulator ``relay`` are set.
     """
     with prepared_job(scenario, plan, RunConfig(run.compute, run.steps, emulator, adapts=False, tcp=tcp)) as job:
         (job.path / "parameters.json").write_text(json.dumps(asdict(run)))
@@ -97,8 +92,8 @@ class RealPair:
 
     Attributes:
         own_cpu_s: Processor time of a step on all our ranks.
-        torch_cpu_s: Likewise, on torch's.
-        loss_difference: Of the losses of all steps the largest difference, over 1 + torch's; without unit.
+        torch_cpu_s: Processor time of a step on all of torch's ranks.
+        loss_difference: Largest difference of the losses of a step, over 1 + torch's.
     """
 
     own_cpu_s: float

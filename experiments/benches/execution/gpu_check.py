@@ -44,10 +44,10 @@ class GpuCheck:
     """What is done.
 
     Attributes:
-        equal: Trained by two ranks and by one process, by each of ``ways``.
-        ways: The cases for `check_training`.
-        timed: Their layers are timed, and their steps predicted and measured.
-        schedules: Of the predicted steps.
+        equal: Cases that two ranks and one process train, by each of ``ways``.
+        ways: The ways to train.
+        timed: Cases whose layers are timed, and whose steps are predicted and measured.
+        schedules: Schedules of the predicted steps.
         repeats: How often the time of a layer is taken; the median counts.
     """
 
@@ -104,13 +104,7 @@ FULL = GpuCheck(
 
 
 def run_gpu_check(check: GpuCheck, device: torch.device, tell: Callable[[str], None]) -> tuple[str, bool]:
-    """Return the page, in Markdown, and whether all training was equal.
-
-    Args:
-        check: What to do; its ranks compute where the kinds of its devices say.
-        device: Where this process computes.
-        tell: Takes a line about the progress.
-    """
+    """Return the page, in Markdown, and whether all training was equal; this process computes on ``device``."""
     checks = [each for case in check.equal for each in check_training(case, device, check.ways, tell)]
     parts = ["# Measured on a GPU\n", _hardware(device), "## Training equals one process\n", _EQUAL, _checks(checks)]
     for case in check.timed:

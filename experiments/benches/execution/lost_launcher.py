@@ -43,11 +43,7 @@ def main(folder: str, steps: str) -> None:
 
 
 def resumption_s(chance: random.Random, steps: int) -> tuple[float, dict[int, float], dict[str, torch.Tensor]]:
-    """Kill a launcher at some instant and start it again.
-
-    Args:
-        chance: Draws the instant.
-        steps: Of the run.
+    """Kill a launcher at a random instant of a run of so many steps, and start it again.
 
     Returns:
         Seconds from the kill to the checkpoint of the next step that had not been finished before; the losses of the

@@ -114,7 +114,7 @@ def _launcher_row(chance: random.Random, undisturbed: RunRecord, expected: Mappi
 
 
 def _is_wrong(loss: float, undisturbed: float) -> bool:
-    """Also what is no number."""
+    """Also true of what is no number."""
     return not abs(loss - undisturbed) <= MOST_DIFFERENCE * (1 + abs(undisturbed))
 
 

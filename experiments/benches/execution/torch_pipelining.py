@@ -40,22 +40,22 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipeliningRun:
-    """What is run.
+    """What is run: paced, sleeping for the times below, or real, training the example GPT with AdamW.
 
     Attributes:
         schedule: ``gpipe``, ``1f1b`` or ``zb-v``; the last puts two stages on each rank.
-        compute: ``paced`` or ``real``: sleep for the times below, or train the example GPT.
-        steps: That are measured.
-        warmup_steps: Before them, one or more: in its first step torch finds out the shapes.
-        microbatches: In a step.
-        activation_bytes: Of one microbatch between two stages; only paced.
-        forward_s: Of one microbatch on one rank, all its stages together; only paced.
+        compute: ``paced`` or ``real``.
+        steps: Steps that are measured.
+        warmup_steps: Steps before them, one or more: in its first step torch finds out the shapes.
+        microbatches: Microbatches in a step.
+        activation_bytes: Size of one microbatch between two stages; only paced.
+        forward_s: Time of one microbatch on one rank, all its stages together; only paced.
         backward_input_s: Likewise, for the gradient of the input.
         backward_weight_s: Likewise, for the gradient of the weights.
         microbatch_samples: Sequences in a microbatch; only real.
         model: Arguments of the example GPT; only real.
-        learning_rate: Of AdamW, without unit.
-        weight_decay: Of AdamW, without unit.
+        learning_rate: AdamW's learning rate.
+        weight_decay: AdamW's weight decay.
     """
 
     schedule: Literal["gpipe", "1f1b", "zb-v"]
@@ -131,12 +131,10 @@ class _SleepForWeight(torch.autograd.Function):
 
 
 class PacedStage(nn.Module):
-    """Passes its input on, with a weight of one number added, and takes the times it is given.
+    """Passes its input on, with a weight of one number added, and takes the times of one microbatch.
 
-    Args:
-        times: Of one microbatch.
-        is_first: Whether the input comes from the data. Autograd then asks for no gradient of it, though the layers
-            of a real stage would still have gradients to pass on among themselves: a parameter asks instead.
+    On the first stage, whose input comes from the data, autograd asks for no gradient of it, though the layers of a real
+    stage would still have gradients to pass on among themselves: a parameter asks instead.
     """
 
     def __init__(self, times: ComputeTimes, *, is_first: bool) -> None:

@@ -17,12 +17,7 @@ _LIMIT_S = 180.0
 
 
 def restart_s(chance: random.Random, number: signal.Signals) -> float:
-    """Train under torchrun, hit a rank at some instant, and return the seconds to the next step that all finish.
-
-    Args:
-        chance: Draws the rank and the instant.
-        number: The signal that the rank's process gets.
-    """
+    """Train under torchrun, send a signal to a random rank, and return the seconds to the next step that all finish."""
     with TemporaryDirectory(prefix="ropebridge-restart-") as folder:
         place = Path(folder)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
@@ -59,7 +54,7 @@ def _finished(place: Path) -> int:
 
 
 def _await(place: Path, step: int) -> float:
-    """When all had finished a step, by the machine's monotonic clock."""
+    """Return when all had finished a step, by the machine's monotonic clock."""
     limit_s = time.monotonic() + _LIMIT_S
     while _finished(place) < step:
         if time.monotonic() > limit_s:

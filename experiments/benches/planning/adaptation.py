@@ -55,7 +55,7 @@ WORST_GAIN_DIFFERENCE = 0.05
 
 
 def real_checks(tell: Callable[[str], None]) -> list[Check]:
-    """Run pipelined plans with and without the policy in both backends; hold the two gains together."""
+    """Run pipelined plans with and without the policy in both backends; check that the two gains agree."""
     scenario = choose_scenario(REAL_SCENARIO)
     real = TorchBackend("paced", emulator=choose_emulator("auto", tell), tell=tell)
     backends: dict[str, Backend] = {"simulated": Simulator(), "real": real}
@@ -100,12 +100,7 @@ _ENDLESS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class AdaptationCase:
-    """One pair of traces to run on for so long, in a process of its own.
-
-    Attributes:
-        pair: Traces of both directions.
-        duration_s: Length of the run in seconds.
-    """
+    """A pair of traces to run on for ``duration_s``, in a process of its own."""
 
     pair: TracePair
     duration_s: float
@@ -196,7 +191,7 @@ def _run(scenario: Scenario, plan: Plan, policy: Policy | None, duration_s: floa
 
 
 def _at_means(scenario: Scenario, start_s: float, end_s: float) -> Scenario:
-    """The scenario with steady links that carry what their traces carry in the mean of that time, as late."""
+    """The scenario with steady links, at the mean rate and latency of their traces in that time."""
     links = []
     for link in scenario.cluster.links:
         if link.trace is not None:
@@ -209,7 +204,6 @@ def _at_means(scenario: Scenario, start_s: float, end_s: float) -> Scenario:
 
 
 def _latency_s(link: Link, moment_s: float) -> float:
-    """One way, at a moment of the run, seconds."""
     if link.trace is None or link.trace.latency_s is None:
         return link.latency_s
     return float(link.trace.latency_s[link.trace.piece_at(moment_s)])
@@ -220,8 +214,8 @@ class _Hindsight:
     """What could have been had, samples per second.
 
     Attributes:
-        static_per_s: With the best of some plans all the time, simulated.
-        known_ahead_per_s: With the best of them in each window: as many times more as judged without simulation.
+        static_per_s: Simulated rate with the best of some plans all the time.
+        known_ahead_per_s: Rate with the best of them in each window, by the ratio that is judged without simulation.
     """
 
     static_per_s: float

@@ -39,11 +39,11 @@ SCALE_FITS = 4.0
 
 @dataclass(frozen=True, slots=True)
 class TracePair:
-    """What two links carry during one run.
+    """What two links carry during one run, both directions alike.
 
     Attributes:
-        name: Set and trace.
-        traces: Of the first link and of the second, both directions alike.
+        name: Name of set and trace.
+        traces: Traces of the first link and of the second.
         scaled: Whether both were scaled to the nominal rates.
     """
 
@@ -65,7 +65,7 @@ def trace_pairs(folder: Path | None, nominal_bps: tuple[float, float]) -> Iterat
 
 
 def _fitted(name: str, first: LinkTrace, second: LinkTrace, nominal_bps: tuple[float, float]) -> TracePair:
-    """The pair, each scaled to its link where the scale of the set, which both share, is another one."""
+    """The pair; where the scale of its set does not fit, each trace is scaled to its link."""
     ratio = (first.mean_bps + second.mean_bps) / sum(nominal_bps)
     if 1 / SCALE_FITS <= ratio <= SCALE_FITS:
         return TracePair(name, (first, second), scaled=False)

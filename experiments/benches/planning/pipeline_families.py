@@ -28,8 +28,8 @@ def problem_of(stages: Sequence[Times], sizes: Sequence[float], memory: Sequence
     """Return a pipeline with one stage a worker.
 
     Args:
-        stages: Times of each.
-        sizes: Of each microbatch: it takes and holds this many times what one of size 1 does.
+        stages: Times of each stage.
+        sizes: Size of each microbatch: it takes and holds this many times what one of size 1 does.
         memory: Microbatches of size 1 that each worker holds between the start of F and the end of W.
     """
 
@@ -56,14 +56,9 @@ def problem_of(stages: Sequence[Times], sizes: Sequence[float], memory: Sequence
 
 
 def family(name: str, stages: int, microbatches: int, memory: int, seed: int = 0) -> SchedulingProblem:
-    """Return an instance of one of `FAMILIES`.
+    """Return an instance of one of `FAMILIES` with one stage a worker; each seed gives another one.
 
-    Args:
-        name: Of the family.
-        stages: One a worker.
-        microbatches: In one step.
-        memory: Microbatches that a worker holds.
-        seed: Another instance for each.
+    A worker holds ``memory`` microbatches.
     """
     random = Random(seed + 100 * stages + microbatches)
     times, memories, sizes = FAMILIES[name](random, stages), [memory] * stages, [1] * microbatches

@@ -68,14 +68,10 @@ class LimitedProcess(Generic[Task, Result]):
         self._stop()
 
     def result(self, task: Task, limit_s: float) -> Result:
-        """Return what the work makes of a task.
-
-        Args:
-            task: What to do.
-            limit_s: Time limit in seconds; the first task's also pay for the start of the process.
+        """Return what the work makes of a task; the first task's limit also pays for the start of the process.
 
         Raises:
-            TimeoutError: It takes longer than the limit.
+            TimeoutError: It takes longer than the limit, seconds.
             ChildProcessError: The process ended before it was done; what it wrote says why.
         """
         self._ours.send(task)
@@ -136,15 +132,10 @@ class PlannerCase:
 
 
 def measure_planner(quick: bool, tell: Callable[[str], None], files: MeasuredFiles | None = None) -> BenchResult:
-    """Let every strategy plan for every fleet, and ours for a thousand devices.
-
-    Args:
-        quick: Only the smallest fleet, with less time for each strategy.
-        tell: Takes a line about the progress.
-        files: What was measured of model and network; those that the environment names if None.
+    """Let every strategy plan for every fleet, and ours for a thousand devices; quickly, only for the smallest fleet.
 
     Raises:
-        InputError: There are no such files, or one is malformed.
+        InputError: Nothing names the files of what was measured of model and network, or one is malformed.
     """
     found = files or find_measured_files()
     read_judge_tables(found.times, found.sizes, found.network, found.model_name, ZONE)
@@ -267,7 +258,6 @@ def _published_row(fleet: PublishedFleet) -> Row:
 
 
 def _checks(rows: Sequence[Row], fleets: Sequence[PublishedFleet]) -> Iterator[Check]:
-    """Checks of our strategy's rows, as far as there are any."""
     for fleet in fleets:
         here = {str(row["strategy"]): row for row in rows if row["fleet"] == fleet.name}
         if OURS_BY_CLOSED_FORM in here:

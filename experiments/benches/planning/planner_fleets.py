@@ -40,8 +40,8 @@ class PublishedFleet:
     """A fleet on which planners were compared side by side; all figures are carried over.
 
     Attributes:
-        a100: GPUs of kind A100-40.
-        v100: GPUs of kind V100-16.
+        a100: Number of GPUs of kind A100-40.
+        v100: Number of GPUs of kind V100-16.
         published_per_s: Iterations per second of the best published planner's plan, by the closed-form judge.
         published_search_s: Seconds that it searched.
         bar_per_s: Iterations per second of the best plan known: splits of unequal layers by brute force.
@@ -57,7 +57,7 @@ class PublishedFleet:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The fleet in words."""
         return f"{self.a100} A100-40 + {self.v100} V100-16"
 
 

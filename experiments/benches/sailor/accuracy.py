@@ -76,10 +76,10 @@ class Evidence:
     """What was measured, and what the model says for each value of a constant.
 
     Attributes:
-        measured_s: Of a step, [runs].
-        simulated_s: Of a step at each of `SIMULATED_SHARES`, [runs, shares].
-        measured_bytes: Of the fullest device, [runs].
-        tensors_bytes: Of the fullest device for each of `WORKSPACE_SHARES`, without the framework, [runs, workspaces].
+        measured_s: Step time, [runs].
+        simulated_s: Step time at each of `SIMULATED_SHARES`, [runs, shares].
+        measured_bytes: Memory of the fullest device, [runs].
+        tensors_bytes: The same for each of `WORKSPACE_SHARES`, without the framework, [runs, workspaces].
     """
 
     measured_s: Floats
@@ -89,7 +89,7 @@ class Evidence:
 
     @property
     def runs(self) -> int:
-        """How many."""
+        """Number of runs."""
         return len(self.measured_s)
 
     def step_errors(self, calibration: Calibration) -> Floats:
@@ -140,15 +140,10 @@ STEPS = 2
 
 
 def measure_accuracy(quick: bool, tell: Callable[[str], None], files: MeasuredFiles | None = None) -> BenchResult:
-    """Simulate every measured run and compare.
-
-    Args:
-        quick: Ignored by this bench: all of it takes seconds.
-        tell: Takes a line about the progress.
-        files: The measured runs, and what was measured of model and network; those that the environment names if None.
+    """Simulate every measured run and compare; all of it takes seconds, quick or not.
 
     Raises:
-        InputError: There are no such files, too few runs, or a file is malformed.
+        InputError: Nothing names the files of measured runs, model and network, there are too few runs, or one is malformed.
     """
     found = files or find_measured_files()
     model = read_sailor(found.times, found.sizes, found.model_name)

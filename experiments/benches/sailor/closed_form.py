@@ -40,11 +40,11 @@ class ClosedFormResult:
     """The parts of an iteration in seconds, and whether every replica fits into memory.
 
     Attributes:
-        compute_s: Of the slowest pipeline, its bubbles among them.
-        transfer_s: Of the slowest pipeline.
-        update_s: Of the slowest pipeline.
-        sync_s: Summing the gradients.
-        fits: By the published rule, which is not ours.
+        compute_s: Compute of the slowest pipeline, its bubbles among them.
+        transfer_s: Transfers of the slowest pipeline.
+        update_s: Update of the slowest pipeline.
+        sync_s: Sums of gradients.
+        fits: Whether it fits by the published rule, which is not ours.
     """
 
     compute_s: float

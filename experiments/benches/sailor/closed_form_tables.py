@@ -121,8 +121,8 @@ def read_judge_tables(
         times_path: Such as ``layer_times.json``.
         sizes_path: Such as ``layer_sizes.json``.
         network_path: Such as ``multizone_bandwidths_het.json``.
-        model_name: As in the files, ``OPT-350``.
-        zone: Where all nodes are, as in the file of the network.
+        model_name: Name of the model as in the files, ``OPT-350``.
+        zone: Name of the zone of all nodes, as in the file of the network.
 
     Raises:
         InputError: A file is missing or malformed, or has no such model.

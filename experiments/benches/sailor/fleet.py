@@ -27,13 +27,7 @@ from planner.scenario.size_curve import SizeCurve
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Equal nodes of a fleet.
-
-    Attributes:
-        kind: As in the files, ``A100-40``.
-        nodes: Number of nodes alike.
-        gpus: Of each node.
-    """
+    """Equal nodes of a fleet, with so many GPUs each; the kind is as in the files: ``A100-40``."""
 
     kind: str
     nodes: int
@@ -46,11 +40,11 @@ class NodeGroup:
 
 
 def fleet_of(groups: tuple[NodeGroup, ...], zone: str, network: SailorNetwork, inside_path: Path) -> Cluster:
-    """Return the cluster of a fleet, with memory as vendors give it.
+    """Return the cluster of a fleet, each group of another kind, with memory as vendors give it.
 
     Args:
-        groups: Each of another kind.
-        zone: As in the files, ``us-central1-a``.
+        groups: Equal nodes each.
+        zone: Name of the zone as in the files, ``us-central1-a``.
         network: Rates between nodes.
         inside_path: Rates inside nodes, such as ``intra_node_bandwidths.json``.
 

@@ -20,13 +20,7 @@ _Inside = dict[str, dict[int, _Curve]]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One end of a measurement: GPUs of one machine that send or receive at once.
-
-    Attributes:
-        zone: As in the file, ``us-central1-a``.
-        kind: As in the file, ``GH-96``.
-        gpus: Number of its GPUs.
-    """
+    """GPUs of one machine that send or receive at once; zone and kind as in the file: ``us-central1-a``, ``GH-96``."""
 
     zone: str
     kind: str
@@ -88,10 +82,10 @@ class MeasuredFiles:
 
     Attributes:
         runs: Folder of runs, see `experiments.benches.sailor.runs`.
-        times: Layer times, see `planner.files.importers.sailor`.
+        times: File of layer times, see `planner.files.importers.sailor`.
         sizes: File of layer sizes.
-        network: Rates between nodes, see `experiments.benches.sailor.measured_files`.
-        model_name: Of the model that the runs trained, as in ``times``.
+        network: File of rates between nodes.
+        model_name: Name of the model that the runs trained, as in ``times``.
     """
 
     runs: Path

@@ -81,11 +81,11 @@ class MeasuredRun:
     """A plan, what it ran on, and what was measured.
 
     Attributes:
-        name: The file's, without its ending.
+        name: Name of the file without its ending.
         scenario: Cluster, model and training.
         plan: The plan that ran.
         step_s: Seconds of a training step.
-        peak_bytes: Of the fullest GPU, all that its driver counts as used.
+        peak_bytes: All that the driver of the fullest GPU counts as used.
     """
 
     name: str
@@ -110,10 +110,7 @@ def read_sailor_runs(folder: Path, model: ModelProfile, network: SailorNetwork) 
 def read_sailor_run(path: Path, model: ModelProfile, network: SailorNetwork) -> MeasuredRun:
     """Return one run; each replica gets a host of its own.
 
-    Args:
-        path: Path of the file.
-        model: Profile of the model that was trained, with the degrees of tensor parallelism of the run.
-        network: Rates between nodes.
+    The model's profile has the degrees of tensor parallelism of the run.
 
     Raises:
         InputError: The file is missing or malformed, or names what the network does not have.

@@ -42,8 +42,8 @@ class Case:
 
     Attributes:
         name: Unique name of the case.
-        scenario: With the effects of TCP, which the relay's links have.
-        plan: Of the first step.
+        scenario: A scenario with the effects of TCP, which the relay's links have.
+        plan: The plan of the first step.
         policy: Name of a policy.
         steps: Number of training steps.
     """
@@ -60,11 +60,11 @@ class Stages:
     """A hand-made pipeline, a region for each stage.
 
     Attributes:
-        forward_s: Of one sample in each stage, seconds; the input gradient takes as long, the weights' 0.8 of it.
-        links: Between neighbouring stages: bits per second, or a trace, and seconds one way.
-        shares: Of each stage's replicas.
-        output_bytes: Of one sample between two stages.
-        parameter_bytes: Of each stage.
+        forward_s: Time of one sample in each stage, seconds; the input gradient takes as long, the weights' 0.8 of it.
+        links: Bits per second, or a trace, and seconds one way, between neighbouring stages.
+        shares: Shares of each stage's replicas.
+        output_bytes: Size of one sample between two stages.
+        parameter_bytes: Size of each stage's parameters.
         slower: Each further replica of a stage takes so many times as long.
     """
 

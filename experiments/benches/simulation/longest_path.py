@@ -14,7 +14,7 @@ class PreparedOrders(NamedTuple):
     """Orders whose graph is built: scored again and again with other times.
 
     Attributes:
-        graph: Of one pipeline, an actor per worker.
+        graph: The graph of one pipeline, an actor per worker.
         origins: Where its parts come from.
         sequence: The actions, each after what it waits for.
         acting: The actors of these actions.

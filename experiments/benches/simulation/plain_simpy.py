@@ -11,12 +11,7 @@ Waiting = simpy.events.ProcessGenerator
 
 
 class PlainPipeline:
-    """One step: a process per worker that claims its processor, a process per transfer that claims its channel.
-
-    Args:
-        problem: Times of actions and transfers; a worker per stage.
-        orders: The actions of each worker.
-    """
+    """One step: a process per worker that claims its processor, a process per transfer that claims its channel."""
 
     def __init__(self, problem: SchedulingProblem, orders: Sequence[Sequence[Action]]) -> None:
         self._problem = problem

@@ -29,13 +29,13 @@ class TrainedCase:
     """What two ranks train.
 
     Attributes:
-        name: Of the model, in rows.
-        code: Of the model.
-        samples: Of a microbatch.
-        microbatches: Of a step.
-        steps: Of the run.
-        kind: Of both devices: ``cpu`` keeps their layers there, others take a GPU where there is one.
-        bandwidth_bps: Of the links in the simulation, either way; assumed, since the real ones are this machine's own.
+        name: Name of the model in rows.
+        code: The model's code.
+        samples: Samples of a microbatch.
+        microbatches: Microbatches of a step.
+        steps: Steps of the run.
+        kind: Kind of both devices: ``cpu`` keeps their layers there, others take a GPU where there is one.
+        bandwidth_bps: Rate of the links in the simulation, either way; assumed, since the real ones are this machine's own.
     """
 
     name: str
@@ -75,10 +75,10 @@ EXAMPLE = TrainedCase(
 def predict_real_compute(
     schedule: str, tell: Callable[[str], None], case: TrainedCase = EXAMPLE, rounds: int = ROUNDS
 ) -> Row:
-    """Profile two ranks that train a model on this machine, simulate them, run them, and compare.
+    """Profile two ranks that train a model on this machine, simulate them, run them, and compare the medians.
 
-    Time after time, since two processes get more or less of this machine from one moment to the next; the row has the
-    medians. The links are this machine's own, which take no time that counts.
+    It is done several times, since two processes get more or less of this machine from one moment to the next. The
+    links are this machine's own, which take no time that counts.
     """
     unmeasured = case.scenario
     plan = case.plan(unmeasured, schedule)

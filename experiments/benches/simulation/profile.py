@@ -63,15 +63,7 @@ CASES = (
 
 
 def measure_profile(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Profile, simulate and run each example.
-
-    Args:
-        quick: Whether to measure each once only.
-        tell: Takes a line about the progress.
-
-    Raises:
-        RunError: A profile or a run fails.
-    """
+    """Profile, simulate and run each example; quickly, once only."""
     rows = [_case(case, 1 if quick else ROUNDS, tell) for case in CASES]
     checks = [at_most(f"step error of {row['case']}", abs(float(row["step_error"])), STEP_ERROR) for row in rows]
     return BenchResult(rows, checks)
@@ -100,7 +92,7 @@ def _case(case: TrainedCase, rounds: int, tell: Callable[[str], None]) -> Row:
 
 
 def _profiled(case: TrainedCase, folder: Path) -> Scenario:
-    """The scenario of a file, whose model and links are in the files that the commands write."""
+    """The scenario of a file that names the files of model and links, as the commands write them."""
     settings = [each for key, value in case.code.arguments.items() for each in ("--set", f"{key}={value}")]
     sizes = ["--samples", str(case.samples), "--ranks", str(RANKS), "--kind", case.kind]
     costs = _ropebridge(["profile", "model", str(case.code.path), *settings, *sizes, "-o", str(folder / MODEL)])
@@ -122,7 +114,7 @@ def _ropebridge(command: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def _listening() -> Iterator[str]:
-    """The address of a process of this machine that answers who measures the network."""
+    """Give the address of a process of this machine that answers who measures the network."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     listen = [*_COMMAND, "profile", "network", "--listen", address]

@@ -162,8 +162,7 @@ def _compare(stages: int, microbatches: int, repeats: int) -> Row:
 def _timings(repeats: int, *ways: Callable[[], object]) -> list[float]:
     """Median seconds of each way.
 
-    They take turns, so that a slow moment of the machine hits all of them, and each is called often enough in a turn to
-    last: a search calls them over and over too.
+    They take turns, so that a slow moment of the machine hits all of them, and each is called for a while in a turn.
     """
     counts = [max(1, ceil(TURN_S / _seconds(way, 1))) for way in ways]
     seconds: list[list[float]] = [[] for _ in ways]
@@ -183,7 +182,7 @@ def _seconds(way: Callable[[], object], count: int) -> float:
 
 
 def _simulate(scenario: Scenario, plan: Plan) -> None:
-    """One step in the simulator, with all that it records; the plan is compiled."""
+    """Simulate one step, with all that is recorded; the plan is compiled already."""
     _epoch_run(scenario, plan).run()
 
 
