@@ -167,9 +167,7 @@ def _paced_rounds(latency_s: float, tcp: Tcp, rounds: int, tell: Callable[[str],
                 steps=STEPS,
                 microbatches=MICROBATCHES,
                 activation_bytes=TRANSFER_BYTES,
-                forward_s=ACTION_S,
-                backward_input_s=ACTION_S,
-                backward_weight_s=ACTION_S,
+                action_s=ACTION_S,
             )
             measured = run_torch_pipelining(run, scenario, plan, "relay", tcp)
             step_s[f"torch {name}"].append(median(measured[0].step_s))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -58,44 +59,25 @@ class GpuCheck:
     repeats: int
 
 
+_small = partial(TrainedCase, samples=4, microbatches=3, steps=5, kind=_GPU)
+_large = partial(TrainedCase, microbatches=8, steps=20, kind=_GPU, bandwidth_bps=_LOOPBACK_BPS)
+
 FULL = GpuCheck(
     equal=(
-        TrainedCase(
-            "gpt",
-            ModelCode(_GPT, {"vocabulary": 64, "width": 64, "heads": 4, "blocks": 4, "length": 32}),
-            samples=4,
-            microbatches=3,
-            steps=5,
-            kind=_GPU,
-        ),
-        TrainedCase(
-            "convolutional",
-            ModelCode(_CONVOLUTIONAL, {"width": 16, "scales": 2, "side": 32, "classes": 10}),
-            samples=4,
-            microbatches=3,
-            steps=5,
-            kind=_GPU,
-        ),
+        _small("gpt", ModelCode(_GPT, {"vocabulary": 64, "width": 64, "heads": 4, "blocks": 4, "length": 32})),
+        _small("convolutional", ModelCode(_CONVOLUTIONAL, {"width": 16, "scales": 2, "side": 32, "classes": 10})),
     ),
     ways=WAYS,
     timed=(
-        TrainedCase(
+        _large(
             "gpt",
             ModelCode(_GPT, {"vocabulary": 8192, "width": 1024, "heads": 16, "blocks": 8, "length": 256}),
             samples=8,
-            microbatches=8,
-            steps=20,
-            kind=_GPU,
-            bandwidth_bps=_LOOPBACK_BPS,
         ),
-        TrainedCase(
+        _large(
             "convolutional",
             ModelCode(_CONVOLUTIONAL, {"width": 128, "scales": 3, "side": 64, "classes": 10}),
             samples=32,
-            microbatches=8,
-            steps=20,
-            kind=_GPU,
-            bandwidth_bps=_LOOPBACK_BPS,
         ),
     ),
     schedules=("1f1b", "zb-h1"),
@@ -106,7 +88,8 @@ FULL = GpuCheck(
 def run_gpu_check(check: GpuCheck, device: torch.device, tell: Callable[[str], None]) -> tuple[str, bool]:
     """Return the page, in Markdown, and whether all training was equal; this process computes on ``device``."""
     checks = [each for case in check.equal for each in check_training(case, device, check.ways, tell)]
-    parts = ["# Measured on a GPU\n", _hardware(device), "## Training equals one process\n", _EQUAL, _checks(checks)]
+    equal = _table([_check_row(each) for each in checks])
+    parts = ["# Measured on a GPU\n", _hardware(device), "## Training equals one process\n", _EQUAL, equal]
     for case in check.timed:
         tell(f"layers of {case.name}")
         parts += [f"## Layers of the example {case.name}\n", _size_of(case), _table(_layer_rows(case, check, device))]
@@ -179,18 +162,13 @@ def _size_of(case: TrainedCase) -> str:
     return f"{arguments}; float32 without TF32, microbatches of {case.samples} samples.\n"
 
 
-def _checks(checks: Sequence[Check]) -> str:
-    return _table(
-        [
-            {
-                "training": check.name,
-                "largest difference": f"{check.value:.1e}",
-                "at most": f"{check.bar:g}",
-                "equal": "yes" if check.holds else "NO",
-            }
-            for check in checks
-        ]
-    )
+def _check_row(check: Check) -> Row:
+    return {
+        "training": check.name,
+        "largest difference": f"{check.value:.1e}",
+        "at most": f"{check.bar:g}",
+        "equal": "yes" if check.holds else "NO",
+    }
 
 
 def _table(rows: Sequence[Row]) -> str:

@@ -28,7 +28,6 @@ from executor.rank.control_client import ControlStore
 from executor.rank.worker import join_job
 from executor.training.device import threads_of_a_rank
 from experiments.models import gpt
-from planner.scenario.profile import ComputeTimes
 from traces.common.atomic import write_text_atomically
 
 SINGLE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -49,9 +48,8 @@ class PipeliningRun:
         warmup_steps: Steps before them, one or more: in its first step torch finds out the shapes.
         microbatches: Microbatches in a step.
         activation_bytes: Size of one microbatch between two stages; only paced.
-        forward_s: Time of one microbatch on one rank, all its stages together; only paced.
-        backward_input_s: Likewise, for the gradient of the input.
-        backward_weight_s: Likewise, for the gradient of the weights.
+        action_s: Time of forward, and of each of the two gradients, of one microbatch on one rank, all its stages
+            together; only paced.
         microbatch_samples: Sequences in a microbatch; only real.
         model: Arguments of the example GPT; only real.
         learning_rate: AdamW's learning rate.
@@ -64,9 +62,7 @@ class PipeliningRun:
     warmup_steps: int = 2
     microbatches: int = 8
     activation_bytes: int = 1_000_000
-    forward_s: float = 0.02
-    backward_input_s: float = 0.02
-    backward_weight_s: float = 0.02
+    action_s: float = 0.02
     microbatch_samples: int = 4
     model: Mapping[str, int] = field(default_factory=dict)
     learning_rate: float = 0.001
@@ -131,27 +127,23 @@ class _SleepForWeight(torch.autograd.Function):
 
 
 class PacedStage(nn.Module):
-    """Passes its input on, with a weight of one number added, and takes the times of one microbatch.
+    """Passes its input on, with a weight of one number added, and takes ``action_s`` for each action of a microbatch.
 
-    On the first stage, whose input comes from the data, autograd asks for no gradient of it, though the layers of a real
-    stage would still have gradients to pass on among themselves: a parameter asks instead.
+    On the first stage, whose input comes from the data, autograd asks for no gradient of it, though the layers of a
+    real stage would still have gradients to pass on among themselves: a parameter asks instead.
     """
 
-    def __init__(self, times: ComputeTimes, *, is_first: bool) -> None:
+    def __init__(self, action_s: float, *, is_first: bool) -> None:
         super().__init__()
-        self._times = times
+        self._action_s = action_s
         self.weight = nn.Parameter(torch.zeros(1))
         self.anchor = nn.Parameter(torch.zeros(1)) if is_first else None
 
     def forward(self, received: Tensor) -> Tensor:
         """Return a tensor of the same shape."""
-        time.sleep(self._times.forward_s)
-        passed: Tensor = _SleepForInput.apply(  # type: ignore[no-untyped-call]
-            received, self.anchor, self._times.backward_input_s
-        )
-        weight: Tensor = _SleepForWeight.apply(  # type: ignore[no-untyped-call]
-            self.weight, self._times.backward_weight_s
-        )
+        time.sleep(self._action_s)
+        passed: Tensor = _SleepForInput.apply(received, self.anchor, self._action_s)  # type: ignore[no-untyped-call]
+        weight: Tensor = _SleepForWeight.apply(self.weight, self._action_s)  # type: ignore[no-untyped-call]
         return passed + weight
 
 
@@ -165,10 +157,7 @@ class Paced:
 
     def stage(self, index: int, stages: int) -> nn.Module:
         """Return a module that passes tensors of the activations' size on."""
-        share = self._ranks / stages
-        run = self._run
-        times = ComputeTimes(share * run.forward_s, share * run.backward_input_s, share * run.backward_weight_s)
-        return PacedStage(times, is_first=index == 0)
+        return PacedStage(self._run.action_s * self._ranks / stages, is_first=index == 0)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return some scalar."""

@@ -143,7 +143,7 @@ def measure_accuracy(quick: bool, tell: Callable[[str], None], files: MeasuredFi
     """Simulate every measured run and compare; all of it takes seconds, quick or not.
 
     Raises:
-        InputError: Nothing names the files of measured runs, model and network, there are too few runs, or one is malformed.
+        InputError: Nothing names the measured files, there are too few runs, or a file is malformed.
     """
     found = files or find_measured_files()
     model = read_sailor(found.times, found.sizes, found.model_name)

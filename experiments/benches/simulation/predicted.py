@@ -35,7 +35,7 @@ class TrainedCase:
         microbatches: Microbatches of a step.
         steps: Steps of the run.
         kind: Kind of both devices: ``cpu`` keeps their layers there, others take a GPU where there is one.
-        bandwidth_bps: Rate of the links in the simulation, either way; assumed, since the real ones are this machine's own.
+        bandwidth_bps: Simulated rate of the links, either way; assumed, since the real ones are this machine's own.
     """
 
     name: str

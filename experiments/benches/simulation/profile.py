@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -41,24 +42,16 @@ _COMMAND = (sys.executable, "-m", "experiments")
 STEP_ERROR = 0.10
 
 # As wide as the examples need to be for their steps to be compute, not messages between two processes.
+_wide = partial(TrainedCase, microbatches=8, kind="cpu")
 CASES = (
     replace(EXAMPLE, steps=30, kind="cpu"),
-    TrainedCase(
+    _wide(
         "convolutional",
         ModelCode(Path(convolutional.__file__), {"width": 32, "scales": 3, "side": 32, "classes": 10}),
         samples=4,
-        microbatches=8,
         steps=60,
-        kind="cpu",
     ),
-    TrainedCase(
-        "digits",
-        ModelCode(Path(digits.__file__), {"width": 1024, "depth": 6}),
-        samples=128,
-        microbatches=8,
-        steps=30,
-        kind="cpu",
-    ),
+    _wide("digits", ModelCode(Path(digits.__file__), {"width": 1024, "depth": 6}), samples=128, steps=30),
 )
 
 

@@ -11,8 +11,12 @@ import numpy as np
 
 from experiments.benches.cases import TRACE_S, wide_area_scenario
 from experiments.benches.result import BenchResult, Row, at_least, at_most
-from experiments.benches.simulation.longest_path import makespan_s, prepare, times_of
-from experiments.benches.simulation.plain_simpy import PlainPipeline
+from experiments.benches.simulation.yardsticks import (
+    PlainPipeline,
+    makespan_s,
+    prepare,
+    times_of,
+)
 from planner.cost.stage import scheduling_problem
 from planner.plan.actions import Action, Kind
 from planner.plan.plan import EXPLICIT, Pipeline, Plan, Replica, Stage
@@ -56,8 +60,7 @@ def measure_simulator(quick: bool, tell: Callable[[str], None]) -> BenchResult:
         tell(f"{stages} stages, {microbatches} microbatches")
         row = _compare(stages, microbatches, repeats)
         rows.append(row)
-        case = f"{stages}x{microbatches}"
-        differences = (row["simulated_difference"], row["evaluated_difference"])
+        case, differences = row["case"], (row["simulated_difference"], row["evaluated_difference"])
         checks += [
             at_least(f"{case}: simulator over plain SimPy", float(row["simulator_speedup"]), LEAST_SIMULATOR_SPEEDUP),
             at_least(f"{case}: evaluator over plain SimPy", float(row["evaluator_speedup"]), LEAST_EVALUATOR_SPEEDUP),

@@ -10,7 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments.benches.planning.pipeline_families import family
-from experiments.benches.simulation.longest_path import makespan_s
+from experiments.benches.simulation.yardsticks import (
+    makespan_s,
+)
 from planner.schedules import HOLD_ALL, SCHEDULES, WHOLE
 from planner.schedules.dynamic import dynamic_orders
 from planner.schedules.kernel.bounds import lower_bound_s
