@@ -51,11 +51,11 @@ gpu: $(INSTALLED_GPU)
 
 # JSON Schema of the files that people write, for editors.
 schemas: $(INSTALLED)
-	$(BIN)/python -m experiments.tools.schemas docs/schemas
+	$(BIN)/python -m experiments.tools.documentation schemas docs/schemas
 
 # The verbs with their options, and the modules that strategies and policies build on.
 reference: $(INSTALLED)
-	$(BIN)/python -m experiments.tools.reference docs/reference
+	$(BIN)/python -m experiments.tools.documentation reference docs/reference
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("ropebridge needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from experiments.cli.app import app
-from experiments.tools.reference import main, reference_texts, verbs
+from experiments.tools.documentation import main, reference_texts, verbs
 
 ROOT = Path(__file__).parents[2]
 # Words that follow the name where it is no command.

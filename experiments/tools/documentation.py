@@ -1,7 +1,11 @@
-"""Writes the reference from what the code says of itself: ``python -m experiments.tools.reference FOLDER``."""
+"""Writes what the documentation takes from the code: ``python -m experiments.tools.documentation reference FOLDER``.
+
+Likewise ``schemas FOLDER`` writes the JSON Schemas of scenario, plan and sweep files.
+"""
 
 import ast
 import inspect
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,6 +14,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from experiments.cli.app import app
+from experiments.sweep.sweep_file import sweep_schema
+from planner.files.plan import plan_schema
+from planner.files.scenario import scenario_schema
 from traces.common.atomic import write_text_atomically
 
 # What people who write strategies, policies or tools import; everything else is a detail of ours.
@@ -24,19 +31,23 @@ PUBLIC = (
     "planner/cost/in_flight.py",
     "planner/check/__init__.py",
     "planner/adapt/policy.py",
-    "planner/adapt/policy.py",
     "planner/systems/deepcee/observed_paths.py",
     "planner/events/event.py",
     "planner/runs/metrics.py",
-    "planner/runs/record.py",
     "planner/runs/record.py",
 )
 _ROOT = Path(__file__).parents[2]
 
 
 def reference_texts() -> Mapping[str, str]:
-    """Return the text of each page by its name."""
+    """Return the text of each page of the reference by its name."""
     return {"commands.md": _commands(), "python.md": _python()}
+
+
+def schema_texts() -> Mapping[str, str]:
+    """Return the text of each schema file by its name."""
+    schemas = {"scenario.json": scenario_schema(), "plan.json": plan_schema(), "sweep.json": sweep_schema()}
+    return {name: json.dumps(schema, indent=1) + "\n" for name, schema in schemas.items()}
 
 
 def verbs() -> Iterator[tuple[str, TyperCommand]]:
@@ -95,12 +106,12 @@ def _docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str:
     return f"{summary}\n\n```text\n{rest}\n```" if rest else summary
 
 
-def main(folder: Path) -> None:
-    """Write all pages into ``folder``."""
+def main(part: str, folder: Path) -> None:
+    """Write the files of a part, ``reference`` or ``schemas``, into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in reference_texts().items():
+    for name, text in {"reference": reference_texts, "schemas": schema_texts}[part]().items():
         write_text_atomically(folder / name, text)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))
