@@ -21,7 +21,7 @@ from planner.scenario.training import Optimizer
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Losses of all steps, and parameters by name, on the CPU."""
+    """What training leaves: ``losses`` of all steps, and ``parameters`` by name, on the CPU."""
 
     losses: tuple[float, ...]
     parameters: Mapping[str, torch.Tensor]
