@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from planner.runs.metrics import step_ends_s
 from tests.helpers.networks.several_hosts import free_port, hosts_on_loopback, start_member
 from tests.helpers.processes.blows import await_step
 from tests.helpers.processes.command import COMMAND, ropebridge
+from tests.helpers.processes.process_watch import MARK, marked_processes
 from tests.helpers.processes.training import assert_trained, chain, train_in_one_process
 from traces.common.errors import InputError, RunError
 
@@ -64,14 +66,19 @@ def test_a_head_with_an_address_of_ipv6(tmp_path: Path) -> None:
 
 
 def test_a_host_that_is_lost_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then a job of H hosts and N ranks has H agents and N ranks beside the launcher, which is this process."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     scenario, plan = chain()
     hosts = hosts_on_loopback([("west", (0, 1, 2)), ("east", (3,))])
     target, steps = tmp_path / "parameters.safetensors", 40
     members = [start_member(hosts, "east", tmp_path / "east", scenario.code.path)]
+    processes: list[str] = []
 
     def strike() -> None:
         await_step(tmp_path, 0, 4)
+        processes.extend(marked_processes(mark).values())
         members[0].send_signal(signal.SIGKILL)
         members[0].communicate()
         members.append(start_member(hosts, "east", tmp_path / "east", scenario.code.path))
@@ -81,6 +88,8 @@ def test_a_host_that_is_lost_comes_back(tmp_path: Path, monkeypatch: pytest.Monk
     backend = TorchBackend("real", parameters=target, backup_every=1, hosts=hosts)
     record = backend.run(scenario, plan, None, steps)
     striker.join()
+    assert len(processes) == 2 + 4, processes
+    assert sum("-m executor.rank.worker " in each for each in processes) == 4, processes
     assert_trained(record, target, train_in_one_process(scenario, steps))
     assert said_at_end(members[1]) == ""
 
