@@ -15,13 +15,13 @@ from experiments.runs.console import STOP_SIGNALS
 
 COMMAND = [str(Path(sys.executable).with_name("ropebridge"))]
 
-# Verbs that neither start processes nor train: a process for each of hundreds of calls would take minutes.
-IN_PROCESS = frozenset({"plan", "simulate", "compare", "report", "traces"})
+# Verbs whose processes start from a fresh one. Others run here: a process for each of hundreds of calls takes minutes.
+OWN_PROCESS = frozenset({"sweep"})
 
 
 def ropebridge(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command to its end, in this process if its verb allows that."""
-    if arguments and arguments[0] in IN_PROCESS:
+    if arguments and arguments[0] not in OWN_PROCESS:
         return _in_this_process([*map(str, arguments)], cwd)
     return ropebridge_process(*arguments, cwd=cwd)
 
