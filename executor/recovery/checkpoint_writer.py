@@ -79,7 +79,7 @@ class Checkpointing:
                 step, plan, rows = part
                 self._folder.write(self._device, step, plan_json(plan), self._model, rows)
                 if 0 in rows:
-                    self._folder.drop_old(self._run.first_step)
+                    self._folder.drop_old(self._run.first_step, step)
                 self._written.release()
         except Exception as error:
             self._failed(error)

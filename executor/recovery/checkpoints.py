@@ -78,10 +78,19 @@ class CheckpointFolder:
         """Return the files that there are of a step, by device."""
         return sorted(self._place(step).glob("*.safetensors"))
 
-    def drop_old(self, first: int) -> None:
-        """Remove all but the newest ones, and that of a step: the run's first, which processes that come later read."""
-        for step in filter(lambda step: step != first, self.steps[:-_KEPT]):
-            shutil.rmtree(self._place(step), ignore_errors=True)
+    def drop_old(self, first: int, written: int) -> None:
+        """Remove the checkpoints before those that are needed once this device has written its part of one.
+
+        Later ones may exist: a run that has lost ranks and their copies goes back. They are left to be written again,
+        and other devices may still write the checkpoint before this one.
+
+        Args:
+            first: The step that the run began with, which processes that come later read; it stays.
+            written: The step of the checkpoint that this device has written.
+        """
+        for step in [step for step in self.steps if step <= written][:-_KEPT]:
+            if step != first:
+                shutil.rmtree(self._place(step), ignore_errors=True)
 
     def newest(self, model: tuple[str, ...], tell: Callable[[str], None]) -> Checkpoint:
         """Return the newest whole checkpoint of a model; ``tell`` is called with a line for each that is passed over.

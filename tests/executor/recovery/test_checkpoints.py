@@ -106,8 +106,18 @@ def test_old_ones_go(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     for step in range(5, 40, 5):
         write_whole(folder, step)
-        folder.drop_old(first=5)
+        folder.drop_old(first=5, written=step)
     assert folder.steps == [5, 20, 25, 30, 35]
+
+
+def test_what_a_run_that_went_back_writes_again_stays(tmp_path: Path) -> None:
+    """Other devices still write there."""
+    folder = CheckpointFolder(tmp_path)
+    for step in (*range(5, 40, 5), 10, 15):
+        write_whole(folder, step)
+        folder.drop_old(first=5, written=step)
+        assert step in folder.steps
+    assert folder.steps == [5, 10, 15, 20, 25, 30, 35]
 
 
 HOLDS = """

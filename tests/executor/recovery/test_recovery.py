@@ -152,11 +152,12 @@ def test_who_never_returns_is_not_waited_for() -> None:
 def test_a_device_that_leaves_and_returns_is_waited_for(tmp_path: Path) -> None:
     """As its scenario says, and as the simulator has it."""
     scenario, plan = chain()
-    away_s = 6.0
+    # Of more steps than a run can have done when the device leaves.
+    away_s, steps = 6.0, 50
     scenario = replace(scenario, faults=(Absence("device-1", 0.3, 0.3 + away_s),))
     target = tmp_path / "parameters.safetensors"
-    record = TorchBackend("real", parameters=target, backup_every=1).run(scenario, plan, None, STEPS)
-    assert_trained(record, target, train_in_one_process(scenario, STEPS))
+    record = TorchBackend("real", parameters=target, backup_every=1).run(scenario, plan, None, steps)
+    assert_trained(record, target, train_in_one_process(scenario, steps))
     ends_s = step_ends_s(record.events)
     assert max(later - earlier for earlier, later in pairwise([0.0, *ends_s])) > away_s - 1
 
