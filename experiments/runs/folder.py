@@ -44,11 +44,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             raise InputError("there is something already", where=str(target), valid=advice)
         beside.mkdir()
     except OSError as error:
-        raise InputError(
-            f"no folder can be made here: {error.strerror}",
-            where=str(target),
-            valid="choose a place that can be written",
-        ) from None
+        raise no_folder(target, error) from None
     try:
         yield beside
     except BaseException:
@@ -62,6 +58,12 @@ def new_folder(target: Path) -> Iterator[Path]:
     except OSError as error:
         # It may have taken hours.
         raise RunError(f"'{target}' cannot be made: {error.strerror}; everything is in '{beside}'") from error
+
+
+def no_folder(place: Path, error: OSError) -> InputError:
+    """Return the refusal of a place at which no folder can be made."""
+    problem = f"no folder can be made here: {error.strerror}"
+    return InputError(problem, where=str(place), valid="choose a place that can be written")
 
 
 def write_record(record: RunRecord, folder: Path) -> None:

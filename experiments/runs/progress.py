@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from experiments.runs.console import tell as tell_on_stderr
 from planner.runs.record import Progress, ProgressCallback
@@ -192,15 +192,14 @@ def _prometheus(address: str) -> Iterator[ProgressCallback]:
         thread.join()
 
 
-class SweepDisplay(Protocol):
-    """Shows how many points of a sweep are done."""
-
-    def add(self, done: int, failed: int) -> None:
-        """Take account of more points that are done, of which some have failed."""
+# Takes account of more points of a sweep that are done, of which some have failed.
+SweepWatch = Callable[[int, int], None]
 
 
-class SweepLines:
-    """Tells a line about a sweep now and then.
+def sweep_lines(
+    left: int, before: int, tell: Tell = tell_on_stderr, clock_s: Callable[[], float] = time.monotonic
+) -> SweepWatch:
+    """Return what tells a line about a sweep now and then.
 
     Args:
         left: Number of points that are to be carried out.
@@ -208,66 +207,47 @@ class SweepLines:
         tell: Called with each line.
         clock_s: Returns the time in seconds.
     """
+    start_s = told_s = clock_s()
+    done = failed = 0
 
-    def __init__(
-        self, left: int, before: int, tell: Tell = tell_on_stderr, clock_s: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._left = left
-        self._before = before
-        self._tell = tell
-        self._clock_s = clock_s
-        self._start_s = self._told_s = clock_s()
-        self._done = self._failed = 0
-
-    def add(self, done: int, failed: int) -> None:
-        """Take account of more points that are done, of which some have failed."""
-        self._done += done
-        self._failed += failed
-        now_s = self._clock_s()
+    def watch(more: int, more_failed: int) -> None:
+        nonlocal told_s, done, failed
+        done += more
+        failed += more_failed
+        now_s = clock_s()
         # Before the first point is done nobody knows how long they take.
-        if now_s - self._told_s >= SWEEP_LINE_EVERY_S and 0 < self._done < self._left:
-            self._told_s = now_s
-            self._tell(self._line(now_s - self._start_s))
+        if now_s - told_s >= SWEEP_LINE_EVERY_S and 0 < done < left:
+            told_s, per_s = now_s, done / (now_s - start_s)
+            problem = f", {failed} failed" if failed else ""
+            tell(
+                f"{before + done} of {before + left} points{problem}, {number_text(per_s)} points/s, "
+                f"{duration_text((left - done) / per_s)} left"
+            )
 
-    def _line(self, seconds: float) -> str:
-        per_s = self._done / seconds
-        failed = f", {self._failed} failed" if self._failed else ""
-        return (
-            f"{self._before + self._done} of {self._before + self._left} points{failed}, {number_text(per_s)} points/s,"
-            f" {duration_text((self._left - self._done) / per_s)} left"
-        )
+    return watch
 
 
 @contextmanager
-def showing_sweep(left: int, points: int) -> Iterator[SweepDisplay]:
-    """Give what shows the progress of a sweep on the standard error.
-
-    Args:
-        left: Number of points that are to be carried out.
-        points: Number of all points.
-    """
+def showing_sweep(left: int, points: int) -> Iterator[SweepWatch]:
+    """Give what shows on the standard error how many of ``points`` are done, of which so many are ``left`` to do."""
     before = points - left
     tell_on_stderr(f"{points} points" + (f", {before} of them done already" if before else ""))
     if not sys.stderr.isatty() or not left:
-        yield SweepLines(left, before)
+        yield sweep_lines(left, before)
         return
     from rich.progress import MofNCompleteColumn, TextColumn
 
     shown = (MofNCompleteColumn(), TextColumn("{task.fields[failed]}"))
     with _bar(*shown, refresh_per_second=_REFRESHES_PER_S, speed_estimate_period=60) as bar:
-        yield _SweepBar(bar, points, before)
+        task = bar.add_task("", total=points, completed=before, failed="")
+        failed = 0
 
+        def watch(more: int, more_failed: int) -> None:
+            nonlocal failed
+            failed += more_failed
+            bar.update(task, advance=more, failed=f"{failed} failed" if failed else "")
 
-class _SweepBar:
-    def __init__(self, bar: "Bar", points: int, before: int) -> None:
-        self._bar = bar
-        self._task = bar.add_task("", total=points, completed=before, failed="")
-        self._failed = 0
-
-    def add(self, done: int, failed: int) -> None:
-        self._failed += failed
-        text = f"{self._failed} failed" if self._failed else ""
-        self._bar.update(self._task, advance=done, failed=text)
+        yield watch
 
 
 @contextmanager
@@ -310,7 +290,6 @@ def _without_repetitions(tell: Tell) -> Tell:
 
 
 def _bar(*columns: Any, **options: Any) -> "Bar":
-    """Return a bar on the standard error: what the columns show, the time that has passed and the time left."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.runs.progress import SweepDisplay
+from experiments.runs.progress import SweepWatch
 from experiments.sweep.definition import Sweep
 from experiments.sweep.folder import LOGS, TABLE, claimed, write_sweep_json
 from experiments.sweep.outcomes import FAILED, Outcome, OutcomeLog, read_outcomes
@@ -44,7 +44,7 @@ def carry_out_sweep(
     points: Sequence[Point],
     folder: Path,
     engine: Engine,
-    showing: Callable[[int, int], AbstractContextManager[SweepDisplay]],
+    showing: Callable[[int, int], AbstractContextManager[SweepWatch]],
     *,
     failed_again: bool,
 ) -> Result:
@@ -90,7 +90,7 @@ def carry_out_sweep(
 
 
 def _carry_out(
-    task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepDisplay, before: Mapping[str, Outcome]
+    task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepWatch, before: Mapping[str, Outcome]
 ) -> None:
     """Carry out points; a point during which a worker died is carried out again by a worker of its own."""
     suspects: list[Point] = []
@@ -101,7 +101,7 @@ def _carry_out(
         after = read_outcomes(task.log) if lost else {}
         for portion in lost:
             ended = [after[point.key] for point in portion if after.get(point.key) != before.get(point.key)]
-            watch.add(len(ended), sum(outcome.status == FAILED for outcome in ended))
+            watch(len(ended), sum(outcome.status == FAILED for outcome in ended))
             unfinished = [point for point in portion if after.get(point.key) == before.get(point.key)]
             suspects += unfinished[:1]
             queue += unfinished[1:]
@@ -110,7 +110,7 @@ def _carry_out(
 
 
 def _portions_lost(
-    task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepDisplay
+    task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepWatch
 ) -> list[Sequence[Point]]:
     """Carry out points; return the portions whose worker has died."""
     lost = []
@@ -119,11 +119,11 @@ def _portions_lost(
             if portion.tally is None:
                 lost.append(portion.points)
             else:
-                watch.add(portion.tally.done, portion.tally.failed)
+                watch(portion.tally.done, portion.tally.failed)
     return lost
 
 
-def _carry_out_alone(task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepDisplay) -> None:
+def _carry_out_alone(task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepWatch) -> None:
     """Carry out points whose workers died; those whose workers die again have failed."""
     with closing(OutcomeLog(task.log)) as log, closing(engine.carry_out(task, points, alone=True)) as portions:
         for portion in portions:
@@ -131,6 +131,6 @@ def _carry_out_alone(task: PointTask, points: Sequence[Point], engine: Engine, w
                 for point in portion.points:
                     log.write(Outcome(point.key, FAILED, DIED, {}, 0.0, time.time()))
                 log.keep()
-                watch.add(len(portion.points), len(portion.points))
+                watch(len(portion.points), len(portion.points))
             else:
-                watch.add(portion.tally.done, portion.tally.failed)
+                watch(portion.tally.done, portion.tally.failed)

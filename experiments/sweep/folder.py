@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from experiments.runs.folder import no_folder
 from experiments.sweep.definition import Sweep
 from experiments.sweep.points import ground_of
 from experiments.sweep.table import described
@@ -74,11 +75,7 @@ def claimed(folder: Path, sweep: Sweep) -> Iterator[Path]:
         (folder / LOGS).mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / LOGS / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise InputError(
-            f"no folder can be made here: {error.strerror}",
-            where=str(folder),
-            valid="choose a place that can be written",
-        ) from None
+        raise no_folder(folder, error) from None
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -92,14 +89,7 @@ def claimed(folder: Path, sweep: Sweep) -> Iterator[Path]:
 
 
 def write_sweep_json(folder: Path, sweep: Sweep, points: int, metrics: Sequence[str]) -> None:
-    """Write what is swept, for readers of the table.
-
-    Args:
-        folder: The folder of the sweep.
-        sweep: The sweep to write.
-        points: Number of its points.
-        metrics: Names of the metrics' columns.
-    """
+    """Write what is swept, in how many points, with the names of the metrics' columns, for readers of the table."""
     document = {
         "version": _VERSION,
         **_owner(sweep),

@@ -22,12 +22,8 @@ from traces.common.errors import InputError, unknown_name
 MOST_POINTS = 1_000_000
 
 
-def check_lengths(sweep: Sweep, document: Document) -> None:
-    """Refuse lists of unequal lengths, which cannot go together.
-
-    Raises:
-        InputError: With the first list that differs.
-    """
+def _check_lengths(sweep: Sweep, document: Document) -> None:
+    """Refuse lists of unequal lengths, which cannot go together."""
     lists = [parameter for parameter in sweep.parameters if parameter.kind == "list"]
     for parameter in lists[1:]:
         if len(parameter.values) != len(lists[0].values):
@@ -38,12 +34,8 @@ def check_lengths(sweep: Sweep, document: Document) -> None:
             )
 
 
-def check_size(sweep: Sweep) -> None:
-    """Refuse a sweep of more points than anybody waits for.
-
-    Raises:
-        InputError: With how many there are.
-    """
+def _check_size(sweep: Sweep) -> None:
+    """Refuse a sweep of more points than anybody waits for."""
     lists = [parameter for parameter in sweep.parameters if parameter.kind == "list"]
     factors = [parameter for parameter in sweep.parameters if parameter.kind == "grid"] + lists[:1]
     count = sweep.draws * math.prod(len(parameter.values) for parameter in factors)
@@ -51,12 +43,8 @@ def check_size(sweep: Sweep) -> None:
         raise InputError(f"the sweep has {count} points", where=str(sweep.path), valid=f"{MOST_POINTS} at most")
 
 
-def check_draws(sweep: Sweep, draws: int | None, document: Document) -> None:
-    """Refuse random parameters without a number of draws, and draws of nothing.
-
-    Raises:
-        InputError: One is without the other.
-    """
+def _check_draws(sweep: Sweep, draws: int | None, document: Document) -> None:
+    """Refuse random parameters without a number of draws, and draws of nothing."""
     drawn = [parameter.name for parameter in sweep.parameters if parameter.kind in RANDOM]
     if drawn and draws is None:
         where = document.where(("parameters", drawn[0]))
@@ -66,12 +54,8 @@ def check_draws(sweep: Sweep, draws: int | None, document: Document) -> None:
         raise InputError("nothing is drawn", where=where, valid=f"remove 'draws', or add one of {', '.join(RANDOM)}")
 
 
-def check_settings(sweep: Sweep, document: Document) -> None:
-    """Refuse settings that no point could be run with.
-
-    Raises:
-        InputError: One is missing, contradicts another one, or names what is not there.
-    """
+def _check_settings(sweep: Sweep, document: Document) -> None:
+    """Refuse settings that no point could be run with."""
     given = {name: sweep.values_of(name) for name in SETTINGS}
     if not given["scenario"]:
         raise InputError("the key 'scenario' is missing", where=str(sweep.path), valid="add 'scenario: two-regions'")
@@ -89,12 +73,8 @@ def check_settings(sweep: Sweep, document: Document) -> None:
         read_plan(sweep.folder / sweep.common[PLAN])
 
 
-def check_paths(sweep: Sweep, document: Document) -> None:
-    """Refuse paths that lead nowhere in one of the scenarios, or in one of the plans that are files.
-
-    Raises:
-        InputError: With the path, and the nearest key that there is.
-    """
+def _check_paths(sweep: Sweep, document: Document) -> None:
+    """Refuse paths that lead nowhere in one of the scenarios, or in one of the plans that are files."""
     trees = [_whole(scenario_path(name, sweep.folder)) for name in sweep.values_of("scenario")]
     plans = [Document(sweep.folder / str(name)).value for name in sweep.values_of(PLAN) if name is not None]
     known = dict.fromkeys([*keys_at(ScenarioEntry, ()), PLAN, *SETTINGS])
@@ -135,8 +115,8 @@ class SweepEntry(SettingsEntry):
 
     Attributes:
         parameters: What differs, by name: a path into the scenario or the plan, or a setting of the run.
-        draws: So many draws of the random parameters for every combination of the others.
-        seed: Of the draws.
+        draws: Number of draws of the random parameters for every combination of the others.
+        seed: Seed of the draws.
         slurm: Settings of Slurm's jobs as submitit takes them, without ``slurm_``: ``partition``, ``time``.
     """
 
@@ -166,11 +146,11 @@ def read_sweep(path: Path) -> Sweep:
     )
     settings = {name: value for name in SETTINGS if (value := getattr(entry, name)) is not None}
     sweep = Sweep(path, settings, parameters, entry.draws or 1, entry.seed, entry.slurm)
-    check_lengths(sweep, document)
-    check_draws(sweep, entry.draws, document)
-    check_size(sweep)
-    check_settings(sweep, document)
-    check_paths(sweep, document)
+    _check_lengths(sweep, document)
+    _check_draws(sweep, entry.draws, document)
+    _check_size(sweep)
+    _check_settings(sweep, document)
+    _check_paths(sweep, document)
     return sweep
 
 

@@ -3,8 +3,7 @@
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,7 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 from experiments.sweep.definition import PLAN, SETTINGS, Sweep
 from experiments.sweep.outcomes import Outcome
 from experiments.sweep.overrides import parse_path, quantity_at
-from experiments.sweep.parameters import Parameter
 from experiments.sweep.points import Point
 from planner.files.parsing import Seconds
 from planner.files.scenario import ScenarioEntry
@@ -28,51 +26,6 @@ from traces.common.atomic import write_bytes_atomically
 _INT64 = range(-(2**63), 2**63)
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterColumns:
-    """The columns of a parameter.
-
-    Attributes:
-        name: Name of the parameter, and of the column of its values as they are written.
-        numbers: Name of the column of its values in SI units; empty if they are no quantities.
-        unit: Type of the quantities.
-    """
-
-    name: str
-    numbers: str = ""
-    unit: Any = None
-
-    def number(self, value: Any) -> float | None:
-        """Return a value in SI units, None where it is no quantity."""
-        try:
-            return float(TypeAdapter(self.unit).validate_python(value))
-        except ValidationError:
-            return None
-
-
-def columns_of(parameter: Parameter) -> ParameterColumns:
-    """Return the columns of a parameter."""
-    quantity = _quantity(parameter.name)
-    if quantity is None:
-        return ParameterColumns(parameter.name)
-    unit, ending = quantity
-    return ParameterColumns(parameter.name, parameter.name + ending, unit)
-
-
-def typed(values: Sequence[Any]) -> list[Any]:
-    """Return values of a column as one type: whole numbers, numbers, truth or text; mixed ones as JSON text.
-
-    So are whole numbers of more than 64 bits. None stays None.
-    """
-    kinds = {type(value) for value in values if value is not None}
-    fit = all(value in _INT64 for value in values if isinstance(value, int))
-    if kinds == {int, float} and fit:
-        return [None if value is None else float(value) for value in values]
-    if len(kinds) <= 1 and not kinds & {dict, list, tuple} and fit:
-        return list(values)
-    return [None if value is None else json.dumps(value, sort_keys=True) for value in values]
-
-
 def described(sweep: Sweep) -> list[dict[str, Any]]:
     """Return the parameters for readers of the table: name, kind, values, and the column to draw with."""
     return [
@@ -80,17 +33,27 @@ def described(sweep: Sweep) -> list[dict[str, Any]]:
             "name": parameter.name,
             "kind": parameter.kind,
             "values": list(parameter.values),
-            "column": columns_of(parameter).numbers or parameter.name,
+            "column": (_quantity_column(parameter.name) or (parameter.name, None))[0],
         }
         for parameter in sweep.parameters
     ]
 
 
-def _quantity(name: str) -> tuple[Any, str] | None:
+def _quantity_column(name: str) -> tuple[str, Any] | None:
+    """The column of a parameter's values in SI units, and their type; None where they are no quantities."""
     if name in SETTINGS:
-        return (Seconds, "_s") if name == "duration" else None
+        return ("duration_s", Seconds) if name == "duration" else None
     keys = parse_path(name, "")
-    return None if keys[0] == PLAN else quantity_at(ScenarioEntry, keys)
+    found = None if keys[0] == PLAN else quantity_at(ScenarioEntry, keys)
+    return None if found is None else (name + found[1], found[0])
+
+
+def _number(unit: Any, value: Any) -> float | None:
+    """A value in SI units, None where it is no quantity."""
+    try:
+        return float(TypeAdapter(unit).validate_python(value))
+    except ValidationError:
+        return None
 
 
 Value = float | int | str
@@ -113,12 +76,9 @@ RUN_METRICS = (
     "plan_microbatches",
 )
 
-# Of single devices: ``utilisation[NAME]``.
-DEVICE_METRICS = ("utilisation", "peak_memory_bytes")
-
 
 def point_metrics(record: RunRecord) -> dict[str, Value]:
-    """Return the metrics of a run as a table has them: a number each.
+    """Return the metrics of a run as a table has them: a number each, those of single devices as ``utilisation[NAME]``.
 
     ``utilisation`` is the mean over the devices, ``peak_memory_bytes`` that of the fullest one, and what begins with
     ``plan_`` is of the first plan: its devices, pipelines, the stages of its longest pipeline, and all microbatches
@@ -142,14 +102,9 @@ def point_metrics(record: RunRecord) -> dict[str, Value]:
         "plan_stages": max(len(pipeline.stages) for pipeline in pipelines),
         "plan_microbatches": sum(len(pipeline.microbatches) for pipeline in pipelines),
     }
-    of_devices = (metrics.utilisation, memory_bytes)
-    for name, by_device in zip(DEVICE_METRICS, of_devices, strict=True):
-        values |= _by_device(name, by_device)
+    values |= {f"utilisation[{device}]": value for device, value in metrics.utilisation.items()}
+    values |= {f"peak_memory_bytes[{device}]": value for device, value in memory_bytes.items()}
     return {name: value for name, value in values.items() if not isinstance(value, float) or math.isfinite(value)}
-
-
-def _by_device(name: str, values: Mapping[str, float]) -> dict[str, Value]:
-    return {f"{name}[{device}]": value for device, value in values.items()}
 
 
 # Beside parameters and metrics. What a point took is the only column that differs from one time to the next.
@@ -167,8 +122,11 @@ def write_table(path: Path, sweep: Sweep, points: Sequence[Point], outcomes: Map
     columns: dict[str, Any] = {POINT: numbers}
     for parameter in sweep.parameters:
         # Types are those of all points: they are the same however many of them are done.
-        for name, column in _parameter(columns_of(parameter), [point.values[parameter.name] for point in points]):
-            columns[name] = column.take(numbers)
+        values = [point.values[parameter.name] for point in points]
+        columns[parameter.name] = _array(values).take(numbers)
+        if (quantity := _quantity_column(parameter.name)) is not None:
+            name, unit = quantity
+            columns[name] = pa.array([_number(unit, value) for value in values], pa.float64()).take(numbers)
     columns[STATUS] = pa.array([outcome.status for _, outcome in done], pa.string())
     columns[ERROR] = pa.array([outcome.error or None for _, outcome in done], pa.string())
     names = _metric_names([outcome for _, outcome in done])
@@ -186,15 +144,18 @@ def read_table(path: Path) -> pa.Table:
     return pq.read_table(path)
 
 
-def _parameter(columns: ParameterColumns, values: Sequence[Any]) -> Iterator[tuple[str, pa.Array]]:
-    yield columns.name, _array(values)
-    if columns.numbers:
-        yield columns.numbers, pa.array([columns.number(value) for value in values], pa.float64())
-
-
 def _array(values: Sequence[Any]) -> pa.Array:
-    """A column without any value is one of numbers."""
-    return pa.array(typed(values), pa.float64() if all(value is None for value in values) else None)
+    """Values of a column as one type: whole numbers, numbers, truth or text; mixed ones as JSON text.
+
+    So are whole numbers of more than 64 bits. None stays None; a column without any value is one of numbers.
+    """
+    kinds = {type(value) for value in values if value is not None}
+    fit = all(value in _INT64 for value in values if isinstance(value, int))
+    if not kinds or (kinds == {int, float} and fit):
+        return pa.array([None if value is None else float(value) for value in values], pa.float64())
+    if len(kinds) == 1 and not kinds & {dict, list, tuple} and fit:
+        return pa.array(values)
+    return pa.array([None if value is None else json.dumps(value, sort_keys=True) for value in values])
 
 
 def _metric_names(outcomes: Sequence[Outcome]) -> list[str]:

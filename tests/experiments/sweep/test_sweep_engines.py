@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.runs.progress import SWEEP_LINE_EVERY_S, SweepLines, duration_text
+from experiments.runs.progress import SWEEP_LINE_EVERY_S, duration_text, sweep_lines
 from experiments.sweep.driver import carry_out_sweep
 from experiments.sweep.engines.slurm import SlurmJobs
 from experiments.sweep.points import points_of
@@ -102,21 +102,21 @@ def test_a_scheduler_that_is_not_there_is_named(
 
 def test_nothing_is_said_before_a_point_is_done() -> None:
     now_s, lines = [0.0], list[str]()
-    watch = SweepLines(3, 0, lines.append, lambda: now_s[0])
+    watch = sweep_lines(3, 0, lines.append, lambda: now_s[0])
     now_s[0] = 12.0
-    watch.add(0, 0)
+    watch(0, 0)
     assert lines == []
     now_s[0] = 24.0
-    watch.add(1, 1)
+    watch(1, 1)
     assert lines == ["1 of 3 points, 1 failed, 0.0417 points/s, 48 s left"]
 
 
 def test_lines_say_how_long_it_will_take() -> None:
     now_s, lines = [0.0], list[str]()
-    watch = SweepLines(100, 20, lines.append, lambda: now_s[0])
+    watch = sweep_lines(100, 20, lines.append, lambda: now_s[0])
     for second in range(1, 51):
         now_s[0] = float(second)
-        watch.add(2, second == 5)
+        watch(2, second == 5)
     assert SWEEP_LINE_EVERY_S == 10
     assert lines == [
         f"{20 + 2 * second} of 120 points, 1 failed, 2 points/s, {50 - second} s left" for second in (10, 20, 30, 40)
