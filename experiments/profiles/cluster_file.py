@@ -34,8 +34,8 @@ class MeasuredLink:
     Attributes:
         source: Where it starts.
         target: Where it ends.
-        bandwidth_bps: Of the link: bits per second that frames take, of which a part is payload.
-        latency_s: One way, seconds; of the quickest packet where there is a jitter.
+        bandwidth_bps: Bits per second that frames take, of which a part is payload.
+        latency_s: One-way latency, seconds; that of the quickest packet where there is a jitter.
         jitter_s: Each packet takes up to so much longer, seconds.
         size_curve: The rate that one message of a size reaches; None where latency and bandwidth tell it.
     """
@@ -49,11 +49,7 @@ class MeasuredLink:
 
 
 def check_cluster_file(path: Path, ends: Sequence[str]) -> None:
-    """Refuse what `add_links` would refuse, before anything is measured.
-
-    Args:
-        path: Of the file.
-        ends: Names of regions, hosts or devices that links are to be added between.
+    """Refuse what `add_links` would refuse for links between these ends, before anything is measured.
 
     Raises:
         InputError: There is something else in the file, it does not know the ends, or it cannot be written.
@@ -78,14 +74,10 @@ def check_cluster_file(path: Path, ends: Sequence[str]) -> None:
 
 
 def add_links(path: Path, there: MeasuredLink, back: MeasuredLink) -> list[str]:
-    """Write the two directions of a link into a cluster file, in place of what it had of them.
+    """Write the two measured directions of a link into a cluster file, in place of what it had of them.
 
-    Prices and losses in the file stay, and so does a trace, which says more of a bandwidth than one measurement.
-
-    Args:
-        path: Of the file, YAML; one without devices is begun if there is none.
-        there: What was measured in one direction.
-        back: The other one.
+    Prices and losses in the file stay, and so does a trace, which says more of a bandwidth than one measurement. A file
+    without devices is begun if there is none.
 
     Returns:
         What was left as it was, a sentence for each.

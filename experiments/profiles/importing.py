@@ -49,11 +49,6 @@ class _Imported:
 def import_profile(config: ImportConfig, output: Path, as_json: bool) -> str:
     """Read a published profile, write or complete the model file, and return the text to print.
 
-    Args:
-        config: What to read.
-        output: The model file to write or complete.
-        as_json: Whether to return JSON, in SI units, instead of a table.
-
     Raises:
         InputError: A file is missing or damaged, an option is missing or idle, or the model file is of another model.
     """

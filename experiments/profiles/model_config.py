@@ -49,11 +49,7 @@ class ProfileConfig:
 
 
 def check_config(config: ProfileConfig, output: Path) -> None:
-    """Refuse options that nothing can be measured with.
-
-    Args:
-        config: What to measure.
-        output: The model file to write.
+    """Refuse options that nothing can be measured with, or no model file written.
 
     Raises:
         InputError: The first thing that is wrong.

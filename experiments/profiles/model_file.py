@@ -24,10 +24,9 @@ class ModelLayers:
     """A model as files have it.
 
     Attributes:
-        name: Of the model.
-        layers: The layers in order: with times of the kinds that somebody measured, or with the work that a roofline
-            needs.
-        code: Where it is; None if there is only what it costs.
+        name: Name of the model.
+        layers: Layers in order: with times of the kinds that were measured, or with the work that a roofline needs.
+        code: The model's code; None if there is only what it costs.
     """
 
     name: str
@@ -39,10 +38,10 @@ def refuse_another_model(path: Path, name: str, code: ModelCode | None = None, l
     """Refuse a file that cannot be completed, before the work that completes it.
 
     Args:
-        path: Of the file; there may be none.
-        name: Of the model.
-        code: Where it is, and what it is built with.
-        layers: How many it has; None where nobody knows yet.
+        path: The file, which need not exist.
+        name: Name of the model.
+        code: The model's code, and what it is built with.
+        layers: Number of its layers; None where nobody knows yet.
 
     Raises:
         InputError: The file is damaged, or of a model of another name, other code or another number of layers.
@@ -58,11 +57,7 @@ def refuse_another_model(path: Path, name: str, code: ModelCode | None = None, l
 
 
 def add_to_model_file(path: Path, model: ModelLayers) -> None:
-    """Write what layers cost; what a file has of other kinds of devices stays.
-
-    Args:
-        path: Of the file, YAML unless its name ends in .json; made if there is none.
-        model: With times of the kinds that were measured.
+    """Write what layers cost into a YAML or .json file; what it has of other kinds of devices stays.
 
     Raises:
         InputError: The file is of another model, or cannot be written.

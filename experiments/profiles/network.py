@@ -38,8 +38,8 @@ def fit_size_curve(rates_bps: Mapping[float, float], ceiling_bps: float) -> Size
     """Return the curve whose relative errors are least, by their squares.
 
     Args:
-        rates_bps: Bits per second that messages of so many bytes reached.
-        ceiling_bps: What larger ones reach at most, bits per second.
+        rates_bps: Bytes of a message to the rate that such messages reached, bits per second.
+        ceiling_bps: The most that larger ones reach, bits per second.
 
     Returns:
         None where no curve of this form comes within a quarter of every rate.
@@ -96,10 +96,7 @@ class NetworkConfig:
 def listen_at(address: str, other: str | None, tell: Callable[[str], None]) -> None:
     """Serve measurements until the command is interrupted, which is no failure.
 
-    Args:
-        address: Address to listen at.
-        other: An address to measure, refused here: an end either listens or measures.
-        tell: Called with a line about each host that measures.
+    With ``other``, an address to measure, it is refused: an end either listens or measures.
 
     Raises:
         InputError: It cannot listen there.
@@ -121,11 +118,6 @@ def listen_at(address: str, other: str | None, tell: Callable[[str], None]) -> N
 
 def profile_network(config: NetworkConfig, as_json: bool, tell: Callable[[str], None]) -> str:
     """Measure the path to another host, write or complete the cluster file, and return the text to print.
-
-    Args:
-        config: What to measure.
-        as_json: Whether to return JSON, in SI units, instead of a table.
-        tell: Called with lines about the progress.
 
     Raises:
         InputError: Nobody answers, an option makes no sense, or the file holds something else.
@@ -232,7 +224,7 @@ def _links(
 
 
 def _message_overhead_s(path: PathProfile, messages: MessageProfile | None) -> float:
-    """Return what the smallest message takes beyond a packet, since two processes have to pass it on."""
+    """What the smallest message takes beyond a packet, since two processes have to pass it on."""
     return 0.0 if messages is None else max(0.0, messages.arrival_s[1].median - path.latency_s)
 
 

@@ -32,7 +32,7 @@ def carry_out(
     """Run a scenario in a backend and write the run folder if one is asked for.
 
     Args:
-        scenario: What is trained, and where.
+        scenario: The scenario to run.
         plan: The plan of the first step.
         policy: An adaptation policy or its name; None keeps the plan.
         steps: Number of training steps.

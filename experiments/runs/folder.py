@@ -145,7 +145,7 @@ def summarise(record: RunRecord) -> dict[str, Any]:
 
 
 def _noise_scales(record: RunRecord) -> dict[str, float | None] | None:
-    """Return the noise scale by estimator, in samples; None where the gradient cannot be told from the noise."""
+    """The noise scale by estimator, in samples; None where the gradient cannot be told from the noise."""
     if not record.gradient_norms:
         return None
     scales = {}
@@ -157,7 +157,6 @@ def _noise_scales(record: RunRecord) -> dict[str, float | None] | None:
 
 
 def _norms_with_estimates(norms: GradientNorms) -> dict[str, Any]:
-    """Return the norms of a step with the estimates of both estimators, for readers of the file."""
     return {**asdict(norms), "estimates": {name: asdict(norms.estimate(name)) for name in ESTIMATORS}}
 
 
@@ -167,13 +166,12 @@ def _norms(data: dict[str, Any]) -> GradientNorms:
 
 
 def _network(summary: dict[str, Any]) -> RealNetwork | None:
-    """Return the network of a run; None of a simulation, and of a run written before it was recorded."""
+    """The network of a run; None of a simulation, and of a run written before it was recorded."""
     emulator = summary.get("emulator")
     return RealNetwork(emulator, summary["tcp"]) if emulator is not None else None
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of a file; none where the run has not written it."""
     return path.read_text().splitlines() if path.exists() else []
 
 

@@ -252,12 +252,7 @@ def showing_sweep(left: int, points: int) -> Iterator[SweepWatch]:
 
 @contextmanager
 def showing_rounds(rounds: int, tell: Tell) -> Iterator[Tell]:
-    """Give what is called with a line about each round of a measurement before it begins.
-
-    Args:
-        rounds: Number of calls.
-        tell: Called with these lines, without repetitions, where the standard error is no terminal.
-    """
+    """Give what is called with a line before each of so many rounds: a bar, or else ``tell`` without repetitions."""
     if not sys.stderr.isatty():
         yield _without_repetitions(tell)
         return

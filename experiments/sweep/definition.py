@@ -89,12 +89,7 @@ class SettingsEntry:
 
 
 def check_names(settings: Mapping[str, Any], folder: Path, where: str) -> None:
-    """Refuse unknown names of strategies, schedules and policies.
-
-    Args:
-        settings: Settings of the runs.
-        folder: The folder of the sweep file.
-        where: The file that holds the settings, for the message.
+    """Refuse unknown names of strategies, schedules and policies in the settings of a file.
 
     Raises:
         InputError: A name is unknown; suggests the nearest.
@@ -110,23 +105,13 @@ def check_names(settings: Mapping[str, Any], folder: Path, where: str) -> None:
 
 
 def user_file(setting: str, value: object, folder: Path) -> Path | None:
-    """Return the Python file that a value names instead of something of ropebridge's; None where it names none.
-
-    Args:
-        setting: Name of the setting.
-        value: Value of the setting.
-        folder: The folder of the sweep file.
-    """
+    """Return the Python file beside the sweep's that a setting's value names; None where it names none."""
     is_code = setting in USER_CODE and isinstance(value, str) and value.endswith(".py")
     return folder / str(value) if is_code else None
 
 
 def scenario_path(name: object, folder: Path) -> Path:
-    """Return the file of a scenario as a sweep names it.
-
-    Args:
-        name: A YAML file, or the name of a ready scenario.
-        folder: The folder of the sweep file.
+    """Return the file of a scenario as a sweep in a folder names it: a YAML file, or a ready scenario.
 
     Raises:
         InputError: It is neither.

@@ -38,14 +38,7 @@ class Outcome:
 
 
 class OutcomeLog:
-    """A file of one process, a line for each outcome: what is in it outlives the process, whatever ends it.
-
-    Args:
-        folder: The folder of the logs of all processes.
-
-    Raises:
-        RunError: The disk is full, or gone.
-    """
+    """A file of one process, a line for each outcome: what is in it outlives the process, whatever ends it."""
 
     def __init__(self, folder: Path) -> None:
         name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
@@ -56,11 +49,7 @@ class OutcomeLog:
             raise RunError(f"{folder / name}: cannot be written: {error.strerror}") from error
 
     def write(self, outcome: Outcome) -> None:
-        """Add an outcome.
-
-        Raises:
-            RunError: The disk is full, or gone.
-        """
+        """Add an outcome; raise RunError where the disk is full, or gone."""
         line = json.dumps(asdict(outcome)).encode() + b"\n"
         try:
             whole = self._file.write(line) == len(line)
@@ -70,11 +59,7 @@ class OutcomeLog:
             raise self._refusal("a line was cut off")
 
     def keep(self) -> None:
-        """Force what has been added to the disk.
-
-        Raises:
-            RunError: The disk is full, or gone.
-        """
+        """Force what has been added to the disk; raise RunError where that is full, or gone."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:

@@ -198,7 +198,7 @@ class AlteredDocument(Document):
                     raise error.within(str(self.path)) from None
 
     def where(self, location: Location) -> str:
-        """Return file, line and key path of a place in the document."""
+        """Return file, line and key path of a place in the original."""
         return self._original.where(location)
 
     def part(self, key: str) -> Document:
@@ -213,12 +213,7 @@ class AlteredDocument(Document):
 
 
 def altered_plan(plan: Plan, changes: Mapping[Keys, Any], scenario: Scenario) -> Plan:
-    """Return the checked plan that says something else at some places.
-
-    Args:
-        plan: The plan, as it was read or made.
-        changes: Path into the plan's file to value.
-        scenario: The scenario that the plan is for.
+    """Return the checked plan that says something else at some paths into its file.
 
     Raises:
         InputError: A path leads nowhere, or the plan does not fit the scenario any more.
@@ -236,8 +231,6 @@ def altered_plan(plan: Plan, changes: Mapping[Keys, Any], scenario: Scenario) ->
 
 
 class _PlanInMemory(Document):
-    """A plan that is in no file."""
-
     def __init__(self, value: Any) -> None:
         self.path = Path()
         self.value = value

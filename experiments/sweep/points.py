@@ -22,9 +22,7 @@ _CODE = ".py"
 def named_files(value: Any, folder: Path) -> list[Path]:
     """Return the files that some text in a value names, and those that these name in turn, each once.
 
-    Args:
-        value: Any plain data; text in it that is no file's name stands for nothing.
-        folder: The folder that the names are relative to.
+    Names are relative to the folder; text that is no file's name stands for nothing.
     """
     found: dict[Path, None] = {}
     queue = list(_files_in(value, folder))

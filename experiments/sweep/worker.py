@@ -49,13 +49,7 @@ def one_thread_each() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class PointTask:
-    """The part of a task that all points share.
-
-    Attributes:
-        folder: The folder that paths in the sweep file are relative to.
-        common: The settings that all points have in common.
-        log: The folder that outcomes are logged in.
-    """
+    """What all points share: the folder of the sweep file, common settings, and the folder of the outcomes' logs."""
 
     folder: Path
     common: Mapping[str, Any]
@@ -179,12 +173,7 @@ MOST_IN_PORTION = 200
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Points that one worker was given together.
-
-    Attributes:
-        points: The points, in the order in which they are carried out.
-        tally: What the worker reports; None if it died, when its log holds what it had done.
-    """
+    """Points that one worker was given together, and what it reports; None if it died."""
 
     points: Sequence[Point]
     tally: Tally | None
@@ -211,9 +200,7 @@ class Engine(Protocol):
 class Portioner:
     """Cuts points into portions that take `PORTION_S`, by what the portion before has taken for each point.
 
-    Args:
-        points: All points of the sweep.
-        workers: Number of workers; the last portions are small, so that all workers end together.
+    The last portions are small, so that all workers end together.
     """
 
     def __init__(self, points: Sequence[Point], workers: int) -> None:

@@ -62,8 +62,7 @@ def bench(
         quick: Whether to measure fewer cases and steps.
         as_json: Whether to print JSON.
         tell: Called with lines about the progress.
-        files: Files for ``accuracy``, which are runs, times, sizes, network and the model's name, as
-            `find_measured_files` takes them.
+        files: Runs, times, sizes, network and the model's name, as `find_measured_files` takes them; for ``accuracy``.
 
     Raises:
         InputError: There is no such bench, or it takes no files.
@@ -94,12 +93,7 @@ def reproduce(
 ) -> tuple[str, bool]:
     """Reproduce a system's claims; return what to print and whether every check holds.
 
-    Args:
-        name: One of `REPRODUCTIONS`.
-        quick: Whether to measure fewer settings and steps.
-        as_json: Whether to print JSON.
-        output: Folder for ``result.json`` and ``figure.png``, or None.
-        tell: Called with lines about the progress.
+    Into ``output``, a folder, go ``result.json`` and ``figure.png``.
 
     Raises:
         InputError: There is no such system, or the folder cannot be written to.
@@ -119,11 +113,7 @@ def execute_reproduction(
 ) -> tuple[str, bool]:
     """Run a system and its rivals for real, beside the simulator; return what to print and whether they agree.
 
-    Args:
-        name: One of `REPRODUCTIONS`.
-        as_json: Whether to print JSON.
-        output: Folder for ``executed.json``, or None.
-        tell: Called with lines about the progress.
+    Into ``output``, a folder, goes ``executed.json``.
 
     Raises:
         InputError: There is no such system, or the folder cannot be written to.

@@ -28,13 +28,7 @@ REAL_STEPS = 12
 
 
 def demo(output: Path | None, as_json: bool, tell: Callable[[str], None]) -> str:
-    """Run the demo; return what to print.
-
-    Args:
-        output: The folder to write; None for the next free one below ``runs``.
-        as_json: Whether to print JSON.
-        tell: Called with a line about each part before it begins.
-    """
+    """Run the demo into a folder, the next free one below ``runs`` by default; return what to print."""
     target = output if output is not None else _next_free(Path("runs"))
     scenario, emulator = choose_scenario(SCENARIO), choose_emulator("auto", tell)
     if emulator == "relay":
@@ -74,7 +68,6 @@ def demo(output: Path | None, as_json: bool, tell: Callable[[str], None]) -> str
 
 
 def _describe(folder: Path, result: dict[str, Any]) -> str:
-    """Return the comparison and where to look, for people."""
     return "\n".join(
         [
             compare([folder / "simulated", folder / "paced"], as_json=False),

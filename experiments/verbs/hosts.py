@@ -1,4 +1,4 @@
-"""``ropebridge host``: one host's part in a job that was deployed."""
+"""``ropebridge deploy``, ``host``, ``status``, ``logs`` and ``stop``: jobs on other machines."""
 
 import re
 import shutil
@@ -35,34 +35,23 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class DeployConfig:
-    """What to deploy, and how.
-
-    Attributes:
-        target: Name of it.
-        hosts: The file that describes the hosts.
-        run: How the job runs.
-    """
+    """The target's name, the file that describes the hosts, and how the job runs."""
 
     target: str
     hosts: Path
     run: HostedRun
 
 
-def deploy(scenario: Scenario, plan: Plan, orders: DeployConfig, output: Path, submits: bool) -> str:
+def deploy(scenario: Scenario, plan: Plan, config: DeployConfig, output: Path, submits: bool) -> str:
     """Write what the target needs into a new folder, and carry it out if asked to; return what to print.
 
-    Args:
-        scenario: What is trained, and where.
-        plan: The checked plan of the first step.
-        orders: Other options of the command.
-        output: The folder, which is named as the job is.
-        submits: Whether to carry it out.
+    The job is named as the folder is.
 
     Raises:
         InputError: The job cannot run on these hosts, or the target lacks something.
         RunError: What carries it out failed; the folder stays, to see why.
     """
-    target = find_target(orders.target)
+    target = find_target(config.target)
     name = output.resolve().name
     if not _NAME.fullmatch(name):
         raise InputError(
@@ -74,8 +63,8 @@ def deploy(scenario: Scenario, plan: Plan, orders: DeployConfig, output: Path, s
         raise InputError(
             f"the target '{target.name}' has nobody to submit to", where="--submit", valid="leave it away, or 'ssh'"
         )
-    described = read_hosts_file(orders.hosts)
-    bundle, deployment = _described(scenario, plan, orders, described, name)
+    described = read_hosts_file(config.hosts)
+    bundle, deployment = _described(scenario, plan, config, described, name)
     files = target.files(deployment)
     with new_folder(output) as folder:
         bundle.write(folder / "job")
@@ -94,9 +83,9 @@ def deploy(scenario: Scenario, plan: Plan, orders: DeployConfig, output: Path, s
 
 
 def _described(
-    scenario: Scenario, plan: Plan, orders: DeployConfig, described: HostsFile, name: str
+    scenario: Scenario, plan: Plan, config: DeployConfig, described: HostsFile, name: str
 ) -> tuple[Bundle, Deployment]:
-    run = orders.run
+    run = config.run
     policy = make_policy(run.policy, scenario)
     recovers = run.backup_every > 0
     check_spread(scenario, "none")
@@ -106,16 +95,16 @@ def _described(
             "the scenario names no code of its model", where="model.code", valid="add it, or choose '--compute paced'"
         )
     known = RunConfig(run.compute, run.steps, "none", policy is not None, backup_every=run.backup_every, spread=True)
-    hosts = hosts_of(described, scenario.cluster, rank_devices(scenario, plan, known), str(orders.hosts))
-    if not hosts.address and orders.target in ("ssh", "torchrun"):
+    hosts = hosts_of(described, scenario.cluster, rank_devices(scenario, plan, known), str(config.hosts))
+    if not hosts.address and config.target in ("ssh", "torchrun"):
         raise InputError(
             f"the head '{hosts.head}' has no address",
-            where=f"{orders.hosts}: hosts.{hosts.head}.address",
+            where=f"{config.hosts}: hosts.{hosts.head}.address",
             valid="give the one at which the others reach it",
         )
     deployment = Deployment(
         name,
-        orders.target,
+        config.target,
         hosts,
         {part.name: described.hosts[part.name] for part in hosts.parts},
         dict(described.environment),
@@ -165,13 +154,13 @@ def _able(part: Part | None, target: Target) -> Part:
 
 
 def host(folder: Path, name: str, address: str | None, resume: bool, tell: Callable[[str], None]) -> str:
-    """Run a host's part to its end; return what to print.
+    """Run a host's part of the job in a folder to its end; return what to print.
 
     Args:
-        folder: Of the job, on this host.
+        folder: The job's folder on this host.
         name: Name of this host.
-        address: Of the head, where that was not known before.
-        resume: Whether to go on from the newest checkpoint; the head's to know.
+        address: Address of the head, where that was not known before.
+        resume: Whether to go on from the newest checkpoint, which concerns the head alone.
         tell: Called with lines about the progress.
 
     Raises:

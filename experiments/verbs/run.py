@@ -20,9 +20,7 @@ CHECKPOINT_EVERY = 10
 def real_backend(compute: ComputeMode, **options: Any) -> Callable[[Path | None], TorchBackend]:
     """Return what makes the backend of a real run, given its run folder, where trained parameters go.
 
-    Args:
-        compute: ``real`` or ``paced``.
-        options: Further arguments of `executor.backend.TorchBackend`.
+    ``options`` are further arguments of `executor.backend.TorchBackend`.
     """
 
     def make(folder: Path | None) -> TorchBackend:
@@ -46,7 +44,7 @@ def checkpoint_config(
         folder: The folder of the checkpoints; None writes none.
         every: Steps from one checkpoint to the next; None for the usual number.
         resume: Whether to go on from the newest checkpoint.
-        scenario: What is trained.
+        scenario: The scenario that is trained.
         steps: Training steps of the whole run, those before the checkpoint included.
         tell: Called with lines for people.
 

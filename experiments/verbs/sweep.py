@@ -26,21 +26,7 @@ def sweep(
     failed_again: bool,
     tell: Callable[[str], None],
 ) -> str:
-    """Carry out the sweep in a file, or what is left of it; return what to print.
-
-    Args:
-        path: The sweep file.
-        folder: The folder for table and logs; None for the default one.
-        engine: Name of the engine that carries out points.
-        jobs: Points at a time; None for as many as this machine has cores.
-        as_json: Whether to print JSON.
-        failed_again: Whether points that have failed are carried out again.
-        tell: Called with lines for people.
-
-    Raises:
-        InputError: The sweep is wrong, or the folder holds something else.
-        RunError: Every point failed.
-    """
+    """Carry out the sweep in a file as `carry_out` does; return what to print."""
     result = carry_out(path, folder, engine, jobs, failed_again, tell)
     return json.dumps(_summary(result)) if as_json else _describe(result)
 
@@ -53,7 +39,20 @@ def carry_out(
     failed_again: bool,
     tell: Callable[[str], None],
 ) -> Result:
-    """Carry out the sweep in a file, or what is left of it; see `sweep`."""
+    """Carry out the sweep in a file, or what is left of it.
+
+    Args:
+        path: The sweep file.
+        folder: The folder for table and logs; None for the default one.
+        engine: Name of the engine that carries out points.
+        jobs: Points at a time; None for as many as this machine has cores.
+        failed_again: Whether points that have failed are carried out again.
+        tell: Called with lines for people.
+
+    Raises:
+        InputError: The sweep is wrong, or the folder holds something else.
+        RunError: Every point failed.
+    """
     chosen = read_sweep(path)
     points = points_of(chosen)
     _refuse_wrong_scenario(chosen, points)

@@ -1,4 +1,4 @@
-"""``ropebridge traces show | convert | generate``: what they do; each returns the text to print."""
+"""``ropebridge traces show | convert | generate | record``: what they do; each returns the text to print."""
 
 import json
 import math
@@ -40,14 +40,14 @@ def record(
     """Record until the time is over; without one until the command is interrupted, which is then no failure.
 
     Args:
-        address: Of the responder.
+        address: Address of the responder.
         output: The trace's file; one that is there goes on.
-        every: From one sample to the next, with its unit.
-        traffic: Of each sample, with its unit.
-        connections: Over which it goes.
+        every: Time from one sample to the next, with its unit.
+        traffic: Bytes of each sample, with their unit.
+        connections: Number of connections of a sample.
         reverse: Whether to record the way from there to here.
         duration: How long, with its unit; None for no end.
-        as_json: JSON, in SI units, instead of text.
+        as_json: Whether to return JSON, in SI units, instead of text.
         tell: Called with a line for each sample.
 
     Raises:
@@ -92,13 +92,13 @@ _NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
 
 
 def show(path: Path, *, loops: bool = True, as_json: bool = False, plot: Path | None = None) -> str:
-    """Describe a trace file.
+    """Describe the trace of a link or of pre-emptions, in any format, and draw the rates into ``plot``, a PNG file.
 
     Args:
-        path: The file, in any format; of a link, or of pre-emptions.
+        path: The file to describe.
         loops: Whether the trace of a link starts again after its end.
-        as_json: JSON, in SI units, instead of text.
-        plot: PNG file to draw the rates into; None for no picture.
+        as_json: Whether to return JSON, in SI units, instead of text.
+        plot: The picture's file; None for no picture.
 
     Raises:
         InputError: The file is no trace, or the picture cannot be written.
@@ -138,17 +138,12 @@ def _show_preemption(path: Path, as_json: bool) -> str:
 
 
 def convert(source: Path, target: Path, *, to: str | None = None, step_s: float | None = None) -> str:
-    """Write a trace file in another format.
+    """Write a trace file in another format, by default that of the target's suffix.
 
-    Args:
-        source: The file to read, in any format.
-        target: The file to write.
-        to: Name of its format; None to go by the suffix of ``target``.
-        step_s: Windows to take the mean rate over, seconds; None to keep the pieces as they are.
+    With ``step_s`` the trace gets the mean rates over windows of so many seconds.
 
     Raises:
-        InputError: The source is no trace, the format is unknown or cannot hold it, or the target cannot be
-            written.
+        InputError: The source is no trace, the format is unknown or cannot hold it, or the target cannot be written.
     """
     format_name = to or format_of_suffix(target)
     trace = read_trace(source)
@@ -167,7 +162,7 @@ def generate(
     format_name: str | None = None,
     parameters: Mapping[str, str] = _NO_PARAMETERS,
 ) -> str:
-    """Write a made-up trace.
+    """Write a made-up trace, by default in the format of the file's suffix.
 
     Args:
         name: A preset or a generator.
@@ -175,8 +170,8 @@ def generate(
         duration_s: Length of the trace, seconds.
         seed: The same seed makes the same trace.
         step_s: Length of a piece, seconds.
-        format_name: Format of the file; None to go by the suffix of ``output``.
-        parameters: Those of the generator, with units in the values; presets have none.
+        format_name: Another format than that of the suffix.
+        parameters: The generator's parameters, with units in the values; presets have none.
 
     Raises:
         InputError: There is no such name, a parameter is wrong, or the file cannot be written.

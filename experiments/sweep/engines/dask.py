@@ -16,13 +16,10 @@ _AHEAD = 2
 
 
 class DaskTasks:
-    """Carries out points as tasks of Dask.
+    """Carries out points as tasks of Dask, on ``workers`` processes.
 
     They go to the cluster of Dask's own setting ``scheduler-address``, the environment's ``DASK_SCHEDULER_ADDRESS``,
     and to one that is started on this machine without it.
-
-    Args:
-        workers: How many processes are started here, or tasks are given to a cluster at a time.
 
     Raises:
         InputError: Dask is not installed.

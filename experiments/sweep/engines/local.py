@@ -65,11 +65,7 @@ def usable_cores() -> int:
 
 
 class LocalProcesses:
-    """Carries out points in processes on this machine.
-
-    Args:
-        workers: How many processes.
-    """
+    """Carries out points in ``workers`` processes on this machine."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers

@@ -31,12 +31,7 @@ def cancel_left(folder: Path) -> None:
 
 @contextmanager
 def noted(folder: Path, job_ids: list[str]) -> Iterator[None]:
-    """Keep the ids of arrays in the folder while their jobs are under way.
-
-    Args:
-        folder: The folder of submitit's files.
-        job_ids: Ids as submitit gives them: the array's, an underscore, and a number.
-    """
+    """Keep the arrays of submitit's job ids, ``ARRAY_NUMBER``, in the folder while their jobs are under way."""
     arrays = dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
     write_text_atomically(folder / _FILE, "".join(f"{array}\n" for array in arrays))
     try:
@@ -59,9 +54,9 @@ class SlurmJobs:
     """Carries out points in jobs of Slurm.
 
     Args:
-        jobs: How many run at a time.
-        folder: Where submitit keeps what goes into the jobs and comes out of them; all nodes see it.
-        settings: Of the jobs, by submitit's names without ``slurm_``.
+        jobs: Number of jobs that run at a time.
+        folder: Folder for what goes into the jobs and comes out of them; all nodes see it.
+        settings: Settings of the jobs, by submitit's names without ``slurm_``.
         cluster: Submitit's name of what runs them: ``local`` is this machine.
 
     Raises:
