@@ -8,10 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from experiments.cli import plan, run
-from experiments.cli.data import (
-    profile_app,
-    traces_app,
-)
+from experiments.cli.data import profile_app, traces_app
 from experiments.cli.options import JsonOption, one_of
 from experiments.runs.console import CommandInterruptedError, raise_when_interrupted, say, tell
 from traces.common.errors import InputError, RopebridgeError

@@ -150,17 +150,7 @@ def model(
     from experiments.profiles.model_config import ProfileConfig, check_config
 
     config = ProfileConfig(
-        code,
-        arguments or [],
-        kind,
-        device.value,
-        ranks,
-        threads,
-        samples,
-        repeats,
-        optimizer,
-        precision,
-        split,
+        code, arguments or [], kind, device.value, ranks, threads, samples, repeats, optimizer, precision, split
     )
     check_config(config, output)
     from experiments.profiles.model import profile
@@ -172,8 +162,7 @@ def model(
 def import_(
     format_: Annotated[FormatChoice, typer.Argument(metavar="FORMAT", help="huggingface, metis, pipedream or sailor.")],
     files: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILES...", help="config.json, DeviceType.*.json, graph.txt, times sizes."),
+        list[Path], typer.Argument(metavar="FILES...", help="config.json, DeviceType.*.json, graph.txt, times sizes.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Model file; times of other kinds in it stay.")],
     name: Annotated[

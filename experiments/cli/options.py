@@ -17,14 +17,8 @@ STRATEGIES = (
     *("auto", "asteroid", "asteroid-duplex", "cannikin", "cloudless", "deepcee"),
     *("adaptdl", "dapple", "ddp", "gpipe", "greedy", "hetpipe", "lb-bsp", "megatron", "pipedream", "zb-h1-equal"),
 )
-SCHEDULES = (
-    *("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v"),
-    *("compact-zb", "portfolio", "optimal"),
-)
-POLICIES = (
-    *("none", "auto", "depth", "deepcee", "cannikin", "cloudless"),
-    *("asteroid-replay", "heavy-rescheduling"),
-)
+SCHEDULES = (*("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v"), *("compact-zb", "portfolio", "optimal"))
+POLICIES = (*("none", "auto", "depth", "deepcee", "cannikin", "cloudless"), *("asteroid-replay", "heavy-rescheduling"))
 TARGETS = ("torchrun", "ssh", "slurm", "kubernetes", "skypilot")
 
 

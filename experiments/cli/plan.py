@@ -35,8 +35,7 @@ def plan(
     orders: OrdersOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write the plan to.")] = None,
     torch_csv: Annotated[
-        Path | None,
-        typer.Option("--torch-csv", help="File for the schedule in torch.distributed.pipelining's form."),
+        Path | None, typer.Option("--torch-csv", help="File for the schedule in torch.distributed.pipelining's form.")
     ] = None,
     objective: Annotated[
         str | None,

@@ -84,12 +84,7 @@ def run(
         planned = choose_plan(described, plan, strategy, ordering)
     with showing_run(live=live, tensorboard=tensorboard, prometheus=prometheus, tell=tell) as watch:
         backend = real_backend(
-            compute.value,
-            emulator=chosen,
-            backup_every=backup_every,
-            checkpoints=checkpoints,
-            watch=watch,
-            tell=tell,
+            compute.value, emulator=chosen, backup_every=backup_every, checkpoints=checkpoints, watch=watch, tell=tell
         )
         record = carry_out(described, planned, policy, steps, output, backend)
     say(present(record, as_json))

@@ -13,12 +13,7 @@ from executor.profiling.background_load import LoadConfig, background_load
 from executor.profiling.model_profile import LayerCosts, ModelCosts, count_work, profile_model, profiling_steps
 from executor.training.device import CPU, keep_freed_memory, threads_of_a_rank
 from executor.training.models.loading import LoadedModel, load_with_sizes
-from experiments.profiles.model_config import (
-    META,
-    ProfileConfig,
-    arguments_of,
-    sample_counts,
-)
+from experiments.profiles.model_config import META, ProfileConfig, arguments_of, sample_counts
 from experiments.profiles.model_file import ModelLayers, add_to_model_file, refuse_another_model
 from experiments.runs.progress import showing_rounds
 from planner.scenario.profile import LayerProfile, TimeTable
@@ -150,11 +145,7 @@ def _rounded(seconds: float) -> float:
 
 
 def _document(costs: ModelCosts) -> dict[str, object]:
-    return {
-        **asdict(costs),
-        "launch_overhead_s": costs.launch_overhead_s,
-        "workspace_share": costs.workspace_share,
-    }
+    return {**asdict(costs), "launch_overhead_s": costs.launch_overhead_s, "workspace_share": costs.workspace_share}
 
 
 def _table(costs: ModelCosts, samples: int) -> list[str]:

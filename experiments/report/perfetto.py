@@ -132,11 +132,7 @@ class _RunTrace:
                 }
 
 
-_THREADS = {
-    EventKind.COMPUTE: _COMPUTE_THREAD,
-    EventKind.SYNC: _COMPUTE_THREAD,
-    EventKind.RECEIVE: _RECEIVE_THREAD,
-}
+_THREADS = {EventKind.COMPUTE: _COMPUTE_THREAD, EventKind.SYNC: _COMPUTE_THREAD, EventKind.RECEIVE: _RECEIVE_THREAD}
 
 
 def _name(event: Event) -> str:

@@ -39,9 +39,7 @@ class _Work:
 
     def __add__(self, other: "_Work") -> "_Work":
         return _Work(
-            self.multiplications + other.multiplications,
-            self.parameters + other.parameters,
-            self.kept + other.kept,
+            self.multiplications + other.multiplications, self.parameters + other.parameters, self.kept + other.kept
         )
 
     def layer(self, name: str, outputs: int, backward_input_flop: float | None = None) -> LayerWork:

@@ -31,12 +31,7 @@ def real_backend(compute: ComputeMode, **options: Any) -> Callable[[Path | None]
 
 
 def checkpoint_config(
-    folder: Path | None,
-    every: int | None,
-    resume: bool,
-    scenario: Scenario,
-    steps: int,
-    tell: Callable[[str], None],
+    folder: Path | None, every: int | None, resume: bool, scenario: Scenario, steps: int, tell: Callable[[str], None]
 ) -> tuple[CheckpointConfig | None, Plan | None]:
     """Return where and when a run writes checkpoints, and the plan of the checkpoint from which it goes on.
 

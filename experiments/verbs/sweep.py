@@ -32,12 +32,7 @@ def sweep(
 
 
 def carry_out(
-    path: Path,
-    folder: Path | None,
-    engine: str,
-    jobs: int | None,
-    failed_again: bool,
-    tell: Callable[[str], None],
+    path: Path, folder: Path | None, engine: str, jobs: int | None, failed_again: bool, tell: Callable[[str], None]
 ) -> Result:
     """Carry out the sweep in a file, or what is left of it.
 

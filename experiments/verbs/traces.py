@@ -191,10 +191,7 @@ def _write(trace: LinkTrace, path: Path, format_name: str) -> str:
 
 def _table(statistics: TraceStatistics, loops: bool) -> list[str]:
     rows = (
-        (
-            "duration",
-            f"{statistics.duration_s:g} s, {'then again' if loops else 'then the last rate for ever'}",
-        ),
+        ("duration", f"{statistics.duration_s:g} s, {'then again' if loops else 'then the last rate for ever'}"),
         ("pieces", f"{statistics.pieces:,}"),
         ("mean", _megabits(statistics.mean_bps)),
         ("minimum", _megabits(statistics.minimum_bps)),

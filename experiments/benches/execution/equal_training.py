@@ -91,8 +91,7 @@ def check_training(
     Where layers compute in bfloat16 it is that of the losses, to training in float32.
     """
     scenario = replace(
-        case.scenario,
-        training=replace(case.scenario.training, optimizer=Optimizer("momentum", learning_rate=0.05)),
+        case.scenario, training=replace(case.scenario.training, optimizer=Optimizer("momentum", learning_rate=0.05))
     )
     expected = train_in_one_process(scenario, case.steps, device)
     checks = []

@@ -20,9 +20,7 @@ from executor.backend import TorchBackend
 from experiments.benches.cases import KINDS, recovery_case
 from experiments.benches.execution.equal_training import parameter_difference
 from experiments.benches.execution.lost_launcher import resumption_s
-from experiments.benches.execution.torch_restart import (
-    restart_s,
-)
+from experiments.benches.execution.torch_restart import restart_s
 from experiments.benches.result import BenchResult, Row, at_least, at_most
 from planner.plan.plan import Plan
 from planner.runs.metrics import step_ends_s

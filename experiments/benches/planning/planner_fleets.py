@@ -7,10 +7,7 @@ import numpy as np
 
 from experiments.benches.sailor.closed_form import SHARDED_FRAMEWORK_BYTES
 from experiments.benches.sailor.fleet import NodeGroup, fleet_of
-from experiments.benches.sailor.measured_files import (
-    MeasuredFiles,
-    SailorNetwork,
-)
+from experiments.benches.sailor.measured_files import MeasuredFiles, SailorNetwork
 from planner.files.importers.sailor import read_sailor
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.datasheet import find_kind

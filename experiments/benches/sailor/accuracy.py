@@ -12,11 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.benches.result import BenchResult, Check, Row, at_most
-from experiments.benches.sailor.measured_files import (
-    MeasuredFiles,
-    SailorNetwork,
-    find_measured_files,
-)
+from experiments.benches.sailor.measured_files import MeasuredFiles, SailorNetwork, find_measured_files
 from experiments.benches.sailor.runs import MeasuredRun, read_sailor_runs
 from planner.files.importers.sailor import read_sailor
 from planner.runs.metrics import measure

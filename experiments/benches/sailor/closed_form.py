@@ -21,9 +21,7 @@ from itertools import pairwise
 from math import inf, log2
 
 from experiments.benches.sailor.closed_form_tables import JudgeTables
-from experiments.benches.sailor.measured_files import (
-    Node,
-)
+from experiments.benches.sailor.measured_files import Node
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 
@@ -88,11 +86,7 @@ def _pipeline_parts(pipeline: Pipeline, scenario: Scenario, tables: JudgeTables)
     slowest = max(range(len(stages)), key=lambda index: compute_s[index] + transfer_s[index])
     repeats = len(pipeline.microbatches) - 1
     update_s = max(_update_s(stage, pipeline.microbatches, scenario, tables) for stage in stages)
-    return (
-        repeats * compute_s[slowest] + sum(compute_s),
-        repeats * transfer_s[slowest] + sum(transfer_s),
-        update_s,
-    )
+    return (repeats * compute_s[slowest] + sum(compute_s), repeats * transfer_s[slowest] + sum(transfer_s), update_s)
 
 
 def _nodes(

@@ -11,10 +11,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from experiments.benches.sailor.measured_files import (
-    Node,
-    SailorNetwork,
-)
+from experiments.benches.sailor.measured_files import Node, SailorNetwork
 from planner.files.importers import pick, read_file
 from planner.files.importers.sailor import KINDS
 from planner.scenario.profile import TimeTable

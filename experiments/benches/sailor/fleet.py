@@ -13,11 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from experiments.benches.sailor.measured_files import (
-    Node,
-    SailorNetwork,
-    read_inside,
-)
+from experiments.benches.sailor.measured_files import Node, SailorNetwork, read_inside
 from planner.files.importers import pick
 from planner.files.importers.sailor import KINDS
 from planner.scenario.cluster import Cluster, Device, Link

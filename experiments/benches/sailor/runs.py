@@ -9,10 +9,7 @@ from pathlib import Path
 import pydantic.dataclasses
 from pydantic import PositiveFloat, PositiveInt, TypeAdapter
 
-from experiments.benches.sailor.measured_files import (
-    Node,
-    SailorNetwork,
-)
+from experiments.benches.sailor.measured_files import Node, SailorNetwork
 from planner.files.importers import pick, read_file
 from planner.files.importers.sailor import KINDS
 from planner.plan.plan import Pipeline, Plan, Replica, Stage

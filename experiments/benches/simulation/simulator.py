@@ -11,12 +11,7 @@ import numpy as np
 
 from experiments.benches.cases import TRACE_S, wide_area_scenario
 from experiments.benches.result import BenchResult, Row, at_least, at_most
-from experiments.benches.simulation.yardsticks import (
-    PlainPipeline,
-    makespan_s,
-    prepare,
-    times_of,
-)
+from experiments.benches.simulation.yardsticks import PlainPipeline, makespan_s, prepare, times_of
 from planner.cost.stage import scheduling_problem
 from planner.plan.actions import Action, Kind
 from planner.plan.plan import EXPLICIT, Pipeline, Plan, Replica, Stage

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.report.data.labels import (
-    PURPLE,
-    VERMILLION,
-    WORK_STYLES,
-)
+from experiments.report.data.labels import PURPLE, VERMILLION, WORK_STYLES
 from experiments.report.data.link_rates import departing, mean_between
 from planner.events.event import OUT, UPDATE_ACTION, EventKind
 from planner.events.log import EventLog, as_log

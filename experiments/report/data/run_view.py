@@ -7,12 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from experiments.report.data.bars import Bars, bars_of
-from experiments.report.data.labels import (
-    Line,
-    device_names,
-    run_line,
-    run_names,
-)
+from experiments.report.data.labels import Line, device_names, run_line, run_names
 from experiments.report.data.link_rates import Traffic, busiest, wan_traffic
 from planner.events.event import EventKind
 from planner.events.log import as_log

@@ -9,11 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
 from experiments.report.data.gantt_rows import GanttRows
-from experiments.report.data.labels import (
-    GREY,
-    LIGHT_GREY,
-    WORK_STYLES,
-)
+from experiments.report.data.labels import GREY, LIGHT_GREY, WORK_STYLES
 from planner.events.event import Event
 from traces.trace import FloatArray
 

@@ -11,12 +11,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from experiments.report.data.labels import (
-    COLOURS,
-    GREY,
-    LIGHT_GREY,
-    rate_unit,
-)
+from experiments.report.data.labels import COLOURS, GREY, LIGHT_GREY, rate_unit
 from experiments.report.data.link_rates import capacity_bps, mean_use, used_bps
 from experiments.report.data.run_view import RunView
 from experiments.report.figures.decisions import draw_marks, marks_over_time

@@ -10,9 +10,7 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from experiments.report.data.labels import (
-    GREY,
-)
+from experiments.report.data.labels import GREY
 from traces.common.atomic import write_bytes_atomically
 
 # A page of 1000 pixels shows these sizes at 100 pixels an inch; the file has more for sharp screens.

@@ -9,11 +9,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from experiments.report.data.gantt_rows import GanttRows, check_steps, choose_steps, gantt_rows
-from experiments.report.data.labels import (
-    GREY,
-    LIGHT_GREY,
-    WORK_STYLES,
-)
+from experiments.report.data.labels import GREY, LIGHT_GREY, WORK_STYLES
 from experiments.report.data.run_view import RunView, run_views, shown_links
 from experiments.report.figures.decisions import draw_marks, list_decisions, listed_inches, marks_over_steps
 from experiments.report.figures.gantt import draw_gantt, number_bars

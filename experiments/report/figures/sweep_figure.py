@@ -7,11 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
 
-from experiments.report.data.labels import (
-    BLUE,
-    GREY,
-    VERMILLION,
-)
+from experiments.report.data.labels import BLUE, GREY, VERMILLION
 from experiments.report.data.sweep_points import (
     SweptMetric,
     SweptParameter,

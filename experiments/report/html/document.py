@@ -12,9 +12,7 @@ from bokeh.themes import Theme
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from experiments.report.data.labels import (
-    GREY,
-)
+from experiments.report.data.labels import GREY
 
 INK = "#1F2933"
 FAINT = "#E4E7EB"

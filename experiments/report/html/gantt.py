@@ -21,9 +21,7 @@ from bokeh.plotting import figure
 from numpy.typing import NDArray
 
 from experiments.report.data.bars import BAR_KINDS, COMPUTES, MOVE, SEND, WAIT, WAN_SEND, BarKind, Bars, busy_share
-from experiments.report.data.labels import (
-    GREY,
-)
+from experiments.report.data.labels import GREY
 from experiments.report.data.run_view import RunView
 from experiments.report.html.document import BUBBLE, WINDOW, centred_text, hover, panel
 

@@ -6,10 +6,7 @@ import numpy as np
 from bokeh.models import BoxAnnotation, ColumnDataSource, HoverTool, Range1d
 from bokeh.plotting import figure
 
-from experiments.report.data.labels import (
-    VERMILLION,
-    rate_unit,
-)
+from experiments.report.data.labels import VERMILLION, rate_unit
 from experiments.report.data.link_rates import capacity_bps, mean_use, used_bps
 from experiments.report.data.run_view import RunView, shown_links
 from experiments.report.html.document import CAPACITY, WINDOW, bokeh_dash, hover, panel

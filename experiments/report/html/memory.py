@@ -6,17 +6,7 @@ import numpy as np
 from bokeh.models import ColumnDataSource, Legend, LegendItem, Range1d
 from bokeh.plotting import figure
 
-from experiments.report.data.labels import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    memory_text,
-)
+from experiments.report.data.labels import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, memory_text
 from experiments.report.data.run_view import RunView
 from experiments.report.html.document import hover, panel
 from planner.runs.memory_timeline import MemoryTimeline
@@ -53,13 +43,7 @@ def most_held_bytes(timeline: MemoryTimeline, edges_s: FloatArray) -> FloatArray
     return np.asarray(most, np.float64)
 
 
-def _memory_panel(
-    run: RunView,
-    time: Range1d,
-    height: Range1d,
-    left_pixels: int,
-    unit: tuple[str, float],
-) -> figure:
+def _memory_panel(run: RunView, time: Range1d, height: Range1d, left_pixels: int, unit: tuple[str, float]) -> figure:
     name, labels = f"memory-{run.index}", ("time since the start of the run (s)", f"held ({unit[0]})")
     made = panel(
         name, _HEIGHT_PIXELS, left_pixels, x_range=time, y_range=height, title=run.name, labels=labels, ticks=5

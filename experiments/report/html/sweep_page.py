@@ -9,11 +9,7 @@ from bokeh.models import ColorBar, ColumnDataSource, FactorRange, LinearColorMap
 from bokeh.palettes import Cividis256
 from bokeh.plotting import figure
 
-from experiments.report.data.labels import (
-    BLUE,
-    COLOURS,
-    VERMILLION,
-)
+from experiments.report.data.labels import BLUE, COLOURS, VERMILLION
 from experiments.report.data.sweep_points import SweptMetric, SweptParameter, SweptPoints, usual_choice, varied
 from experiments.report.html.document import centred_text, document, hover
 from traces.common.atomic import write_text_atomically

@@ -17,9 +17,7 @@ import numpy as np
 from executor.backend import TorchBackend
 from experiments.benches.result import Check, Row, at_most
 from experiments.reproductions.asteroid.settings import CLUSTERS, edge_scenario
-from experiments.reproductions.cannikin.training import (
-    base_scenario,
-)
+from experiments.reproductions.cannikin.training import base_scenario
 from experiments.reproductions.cloudless.settings import (
     PASCAL,
     RESNET_18,
