@@ -54,13 +54,9 @@ def test_jobs_of_submitit(sweep_file: Path, tmp_path: Path) -> None:
     sweep = read_sweep(sweep_file)
     done: list[int] = []
 
-    class Counter:
-        def add(self, count: int, failed: int) -> None:
-            done.append(count)
-
     @contextmanager
     def watching(left: int, points: int) -> Any:
-        yield Counter()
+        yield lambda count, failed: done.append(count)
 
     engine = SlurmJobs(1, tmp_path / "out", {}, cluster="local")
     result = carry_out_sweep(sweep, points_of(sweep), tmp_path / "out", engine, watching, failed_again=False)
