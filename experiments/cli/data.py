@@ -105,21 +105,8 @@ def traces_record(
 profile_app = typer.Typer(help="Measure what plans are made from.", no_args_is_help=True)
 
 
-class DeviceChoice(StrEnum):
-    """Where `ropebridge profile model` computes."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-    META = "meta"
-
-
-class FormatChoice(StrEnum):
-    """What `ropebridge profile import` reads."""
-
-    HUGGINGFACE = "huggingface"
-    METIS = "metis"
-    PIPEDREAM = "pipedream"
-    SAILOR = "sailor"
+DeviceChoice = StrEnum("DeviceChoice", ["CPU", "CUDA", "META"])
+FormatChoice = StrEnum("FormatChoice", ["HUGGINGFACE", "METIS", "PIPEDREAM", "SAILOR"])
 
 
 @profile_app.command("model")

@@ -77,17 +77,23 @@ def sample_counts(config: ProfileConfig) -> list[int]:
     Raises:
         InputError: They are not rising whole numbers.
     """
-    try:
-        found = [int(each) for each in config.samples.split(",")]
-    except ValueError:
-        found = []
-    if not found or found[0] < 1 or found != sorted(set(found)):
+    found = rising_numbers(config.samples)
+    if not found:
         raise InputError(
             f"'{config.samples}' is no list of sizes",
             where="--samples",
             valid="give rising whole numbers, such as '1,2,4,8'",
         )
     return found
+
+
+def rising_numbers(text: str) -> list[int]:
+    """Return rising whole numbers from 1 on, which are separated by commas; none if they are no such numbers."""
+    try:
+        found = [int(each) for each in text.split(",")]
+    except ValueError:
+        return []
+    return found if found[0] >= 1 and found == sorted(set(found)) else []
 
 
 def arguments_of(config: ProfileConfig) -> dict[str, int | float | str | bool]:

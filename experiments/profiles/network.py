@@ -16,6 +16,7 @@ from executor.profiling.message_times import (
     serve_messages,
 )
 from experiments.profiles.cluster_file import MeasuredLink, add_links, check_cluster_file
+from experiments.profiles.model_config import rising_numbers
 from experiments.profiles.network_report import document_of, notes_on, table_of
 from experiments.runs.console import CommandInterruptedError
 from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY
@@ -167,11 +168,8 @@ def _names(config: NetworkConfig) -> tuple[str, str]:
 
 
 def _connections(text: str) -> list[int]:
-    try:
-        found = [int(each) for each in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or found[0] < 1 or found != sorted(set(found)) or found[-1] > MOST_CONNECTIONS:
+    found = rising_numbers(text)
+    if not found or found[-1] > MOST_CONNECTIONS:
         raise InputError(
             f"'{text}' is no list of numbers",
             where="--connections",

@@ -18,11 +18,7 @@ _FIRST_SEND_THREAD = 3
 
 
 def write_perfetto(records: Sequence[RunRecord], path: Path) -> None:
-    """Write runs into a JSON file for ui.perfetto.dev.
-
-    Args:
-        records: The runs, each with processes of its own.
-        path: Where the file goes; one that is there is replaced.
+    """Write runs, each with processes of its own, into a JSON file for ui.perfetto.dev.
 
     Raises:
         InputError: The file cannot be written.
@@ -58,7 +54,6 @@ class _RunTrace:
         self._send_threads: dict[tuple[str, str], int] = {}
 
     def events(self) -> list[dict[str, Any]]:
-        """Return all trace events, those that name processes and threads first."""
         happened = [
             *(self._complete(event) for event in self._record.events if event.kind in _THREADS),
             *self._sends(),

@@ -17,12 +17,7 @@ _COLOURS = 256
 
 
 def take_picture(page: Path, picture: Path, height_pixels: int) -> None:
-    """Write the top of a page of ours into a PNG file.
-
-    Args:
-        page: An HTML file that ``ropebridge report`` wrote.
-        picture: Where the picture goes; one that is there is replaced.
-        height_pixels: Of the picture.
+    """Write the top of an HTML page that ``ropebridge report`` wrote into a PNG file, ``height_pixels`` tall.
 
     Raises:
         InputError: There is no browser, or the picture cannot be written.

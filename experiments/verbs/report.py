@@ -59,7 +59,6 @@ _COLUMNS: Mapping[str, tuple[str, float]] = {
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    """Text stands left, numbers stand right."""
     columns = []
     for name, (heading, unit) in _COLUMNS.items():
         values = [row[name] for row in rows]

@@ -85,7 +85,7 @@ class Measured:
     losses: list[float]
 
 
-class Work(Protocol):
+class _Work(Protocol):
     """What the stages compute."""
 
     def stage(self, index: int, stages: int) -> nn.Module:
@@ -126,7 +126,7 @@ class _SleepForWeight(torch.autograd.Function):
         return gradient, None
 
 
-class PacedStage(nn.Module):
+class _PacedStage(nn.Module):
     """Passes its input on, with a weight of one number added, and takes ``action_s`` for each action of a microbatch.
 
     On the first stage, whose input comes from the data, autograd asks for no gradient of it, though the layers of a
@@ -140,14 +140,13 @@ class PacedStage(nn.Module):
         self.anchor = nn.Parameter(torch.zeros(1)) if is_first else None
 
     def forward(self, received: Tensor) -> Tensor:
-        """Return a tensor of the same shape."""
         time.sleep(self._action_s)
         passed: Tensor = _SleepForInput.apply(received, self.anchor, self._action_s)  # type: ignore[no-untyped-call]
         weight: Tensor = _SleepForWeight.apply(self.weight, self._action_s)  # type: ignore[no-untyped-call]
         return passed + weight
 
 
-class Paced:
+class _Paced:
     """Stages that sleep; each stage of a rank takes an equal share of the rank's times."""
 
     def __init__(self, run: PipeliningRun, ranks: int) -> None:
@@ -156,19 +155,16 @@ class Paced:
         self._values = torch.ones(run.microbatches, run.activation_bytes // FLOAT_BYTES)
 
     def stage(self, index: int, stages: int) -> nn.Module:
-        """Return a module that passes tensors of the activations' size on."""
-        return PacedStage(self._run.action_s * self._ranks / stages, is_first=index == 0)
+        return _PacedStage(self._run.action_s * self._ranks / stages, is_first=index == 0)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return some scalar."""
         return outputs.square().mean()
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return the same tensors in each step: one row a microbatch."""
         return self._values, self._values
 
 
-class Real:
+class _Real:
     """The example GPT, cut into stages of as many layers each."""
 
     def __init__(self, run: PipeliningRun) -> None:
@@ -183,17 +179,15 @@ class Real:
         return nn.Sequential(*self._model.layers[first : first + each + (index < left_over)])
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the model's loss."""
         return self._model.loss(outputs, targets)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return the step's sequences."""
         return self._model.samples(step * self._samples, self._samples)
 
 
 def train(run: PipeliningRun, rank: int, ranks: int) -> Measured:
     """Carry out all steps on this rank, in the process group that has been set up."""
-    work: Work = Paced(run, ranks) if run.compute == "paced" else Real(run)
+    work: _Work = _Paced(run, ranks) if run.compute == "paced" else _Real(run)
     indices = [rank] if run.schedule in SINGLE_STAGE else [rank, 2 * ranks - 1 - rank]
     count = ranks * len(indices)
     modules = [work.stage(index, count) for index in indices]

@@ -146,7 +146,9 @@ def run_task(task: AdaptationCase) -> Row:
     rates = {name: measure(run).samples_per_s for name, run in (("p", plain), ("d", deepcee), ("a", adapted))}
     others = {*policy.plans, *(decision.plan for decision in (*deepcee.decisions, *adapted.decisions))}
     others.add(planned(_at_means(scenario, 0.0, task.duration_s)))
-    hindsight = _hindsight(scenario, [start, *sorted(others - {start}, key=repr)], rates["p"], task.duration_s)
+    static_per_s, known_ahead_per_s = _hindsight(
+        scenario, [start, *sorted(others - {start}, key=repr)], rates["p"], task.duration_s
+    )
     return {
         "trace": task.pair.name,
         "scaled": "yes" if task.pair.scaled else "no",
@@ -155,10 +157,10 @@ def run_task(task: AdaptationCase) -> Row:
         "auto_per_s": rates["a"],
         "deepcee_gain": rates["d"] / rates["p"],
         "auto_gain": rates["a"] / rates["p"],
-        "best_static_per_s": hindsight.static_per_s,
-        "known_ahead_per_s": hindsight.known_ahead_per_s,
-        "start_regret": 1 - rates["p"] / hindsight.static_per_s,
-        "auto_regret": 1 - rates["a"] / hindsight.static_per_s,
+        "best_static_per_s": static_per_s,
+        "known_ahead_per_s": known_ahead_per_s,
+        "start_regret": 1 - rates["p"] / static_per_s,
+        "auto_regret": 1 - rates["a"] / static_per_s,
         "decisions": len(adapted.decisions),
         "moved_mb": sum(decision.migration.size_bytes for decision in adapted.decisions) / 1e6,
     }
@@ -209,21 +211,12 @@ def _latency_s(link: Link, moment_s: float) -> float:
     return float(link.trace.latency_s[link.trace.piece_at(moment_s)])
 
 
-@dataclass(frozen=True, slots=True)
-class _Hindsight:
-    """What could have been had, samples per second.
+def _hindsight(scenario: Scenario, plans: Sequence[Plan], start_per_s: float, duration_s: float) -> tuple[float, float]:
+    """Judge plans on the whole trace; the first one, the starting plan, was simulated already.
 
-    Attributes:
-        static_per_s: Simulated rate with the best of some plans all the time.
-        known_ahead_per_s: Rate with the best of them in each window, by the ratio that is judged without simulation.
+    Return the simulated rate with the best of them all the time, and that with the best of them in each window, which
+    is as many times more as is judged without simulation; samples per second.
     """
-
-    static_per_s: float
-    known_ahead_per_s: float
-
-
-def _hindsight(scenario: Scenario, plans: Sequence[Plan], start_per_s: float, duration_s: float) -> _Hindsight:
-    """Judge plans on the whole trace; the first one, the starting plan, was simulated already."""
     windows = [_window(scenario, WINDOW_S * number) for number in range(int(duration_s / WINDOW_S))]
 
     def rates_per_s(plan: Plan) -> Floats:
@@ -237,7 +230,7 @@ def _hindsight(scenario: Scenario, plans: Sequence[Plan], start_per_s: float, du
         simulated = _run(scenario, plans[1 + int(means_per_s[1:].argmax())], None, duration_s)
         best_per_s = max(best_per_s, measure(simulated).samples_per_s)
     known_ahead = float(judged_per_s.max(axis=0).mean() / means_per_s.max())
-    return _Hindsight(best_per_s, best_per_s * known_ahead)
+    return best_per_s, best_per_s * known_ahead
 
 
 def _window(scenario: Scenario, start_s: float) -> dict[str, LinkSample]:

@@ -57,15 +57,6 @@ class ClosedFormResult:
         return self.compute_s + self.transfer_s + self.update_s + self.sync_s
 
 
-def iteration_s(plan: Plan, scenario: Scenario, tables: JudgeTables) -> float:
-    """Return the seconds of one training step.
-
-    Raises:
-        InputError: The tables have nothing on a device kind, a degree of tensor parallelism or a pair of nodes.
-    """
-    return judge(plan, scenario, tables).iteration_s
-
-
 def judge(plan: Plan, scenario: Scenario, tables: JudgeTables) -> ClosedFormResult:
     """Return what the closed form says of a plan.
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import kendalltau
@@ -62,7 +63,7 @@ class Stages:
     Attributes:
         forward_s: Time of one sample in each stage, seconds; the input gradient takes as long, the weights' 0.8 of it.
         links: Bits per second, or a trace, and seconds one way, between neighbouring stages.
-        shares: Shares of each stage's replicas.
+        shares: Shares of each stage's replicas; none for one replica each.
         output_bytes: Size of one sample between two stages.
         parameter_bytes: Size of each stage's parameters.
         slower: Each further replica of a stage takes so many times as long.
@@ -74,6 +75,11 @@ class Stages:
     output_bytes: int = 500_000
     parameter_bytes: int = 400_000
     slower: float = 1.5
+
+    @property
+    def all_shares(self) -> Sequence[Sequence[float]]:
+        """The shares of each stage's replicas; one replica each if none are given."""
+        return self.shares or [[1.0]] * len(self.forward_s)
 
 
 def fidelity_cases(tell: Callable[[str], None]) -> list[Case]:
@@ -194,27 +200,16 @@ def _case(
     depths: Sequence[int],
     schedule: str,
     *,
-    order: str = "scheduled",
-    connections: int = 1,
-    compression: str = "none",
     steps: int = STEPS,
+    **options: Any,
 ) -> Case:
+    """A case whose plan has further ``options``, such as its order."""
     scenario = _scenario(name, stages, sum(microbatches))
-    shares = stages.shares or [[1.0]] * len(stages.forward_s)
     built = tuple(
         Stage(index, index + 1, tuple(Replica(f"device-{index}-{n}", share) for n, share in enumerate(each)), depth)
-        for index, (each, depth) in enumerate(zip(shares, depths, strict=True))
+        for index, (each, depth) in enumerate(zip(stages.all_shares, depths, strict=True))
     )
-    plan = Plan(
-        name,
-        scenario.model.name,
-        "by hand",
-        schedule,
-        (Pipeline(built, microbatches),),
-        order=order,
-        connections=connections,
-        compression=compression,
-    )
+    plan = Plan(name, scenario.model.name, "by hand", schedule, (Pipeline(built, microbatches),), **options)
     return Case(name, scenario, plan, steps=steps)
 
 
@@ -229,16 +224,15 @@ def _on_links(case: Case, jitter_s: float = 0.0, loss: float = 0.0) -> Case:
 
 
 def _scenario(name: str, stages: Stages, batch: int) -> Scenario:
-    shares = stages.shares or [[1.0]] * len(stages.forward_s)
     devices, tables = [], []
-    for index, (forward_s, replicas) in enumerate(zip(stages.forward_s, shares, strict=True)):
+    for index, (forward_s, replicas) in enumerate(zip(stages.forward_s, stages.all_shares, strict=True)):
         times = {}
         for number in range(len(replicas)):
             kind = f"kind-{index}-{number}"
             devices.append(Device(f"device-{index}-{number}", kind, f"region-{index}", 2**36))
             times[kind] = _table(forward_s * stages.slower**number)
         tables.append(times)
-    links = [Link(f"region-{index}", f"region-{index}", *LOCAL) for index in range(len(shares))]
+    links = [Link(f"region-{index}", f"region-{index}", *LOCAL) for index in range(len(stages.forward_s))]
     for index, (rate, latency_s) in enumerate(stages.links):
         links += _both_ways(f"region-{index}", f"region-{index + 1}", rate, latency_s)
     layers = tuple(

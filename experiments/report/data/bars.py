@@ -20,10 +20,10 @@ class BarKind:
     """One kind of bar.
 
     Attributes:
-        label: What it is, for people.
-        colour: Of the bar.
-        text_colour: Of what is written on it.
-        offset: Of its middle from the middle of the device's row, downwards, in rows.
+        label: Name of the kind, for people.
+        colour: Colour of the bar.
+        text_colour: Colour of the text on it.
+        offset: Distance of its middle from the middle of the device's row, downwards, in rows.
         height: Height in rows of the Gantt.
     """
 
@@ -113,11 +113,9 @@ class Bars:
 
 
 def bars_of(record: RunRecord, devices: Mapping[str, str]) -> Bars:
-    """Return what happened on these devices as bars: all events but decisions and outages of links.
+    """Return what happened as bars: all events but decisions and outages of links.
 
-    Args:
-        record: The run to show.
-        devices: Device to its label, from top to bottom.
+    ``devices`` are those of the rows, from top to bottom, with their labels.
     """
     log = as_log(record.events)
     kind, row = _kinds(log, record.scenario.cluster), _numbers(log, {name: place for place, name in enumerate(devices)})
@@ -150,7 +148,7 @@ def bars_of(record: RunRecord, devices: Mapping[str, str]) -> Bars:
 
 
 def _numbers(log: EventLog, wanted: Mapping[str, int]) -> NDArray[np.int64]:
-    """Number of each of the log's texts; -1 of those that have none, [texts]."""
+    """The number of each of the log's texts; -1 of those that have none, [texts]."""
     return np.array([wanted.get(name, -1) for name in log.names], np.int64)
 
 
@@ -176,15 +174,9 @@ def _region(name: str, cluster: Cluster) -> int:
 
 
 def busy_share(bars: Bars, rows: int, edges_s: FloatArray) -> FloatArray:
-    """Return the share of the time between neighbouring edges in which each device computed.
+    """Return the share of the time between neighbouring edges in which each device computed, [rows, pieces].
 
-    Args:
-        bars: Of the run.
-        rows: Number of devices.
-        edges_s: Rising, seconds from the start of the run.
-
-    Returns:
-        Between 0 and 1, [rows, len(edges_s) - 1].
+    The edges ``edges_s`` are rising times, seconds from the start of the run.
     """
     computes = np.isin(bars.kind, COMPUTES)
     share = np.zeros((rows, len(edges_s) - 1))

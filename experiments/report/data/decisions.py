@@ -64,7 +64,7 @@ def _changes(record: RunRecord, seen: Observation, before: Observation | None) -
 
 
 def _rates_bps(record: RunRecord, seen: Observation) -> dict[tuple[str, str], float]:
-    """Of each pair of regions, by the pair of devices that sent most."""
+    """The rate between each pair of regions, by the pair of devices that sent most."""
     by_name = record.scenario.cluster.by_name
     rates: dict[tuple[str, str], float] = {}
     for path in sorted(seen.paths, key=lambda each: each.size_bytes):

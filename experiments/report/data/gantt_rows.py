@@ -19,7 +19,7 @@ class GanttRows:
 
     Attributes:
         devices: Device to its label, from top to bottom.
-        step_labels: Of each step.
+        step_labels: Label of each step.
         starts_s: When each step began, seconds from the start of the first.
         work: Compute and gradient sums.
         waits: Receives that a device stood still for.
@@ -110,7 +110,6 @@ def common_steps(runs: Sequence[RunView]) -> range:
 
 
 def _most_bars(run: RunView, step: int) -> int:
-    """Return how many computes the busiest device has in a step."""
     log = as_log(run.record.events)
     own = log.is_a(EventKind.COMPUTE) & (log.columns["step"] == step)
     return int(np.bincount(log.columns["device"][own]).max())

@@ -64,12 +64,7 @@ def plan_at(record: RunRecord, step: int) -> Plan:
 
 
 def device_names(record: RunRecord, first_step: int, end_step: int) -> Mapping[str, str]:
-    """Return the devices that work in some steps, in plan order, each with a name for people.
-
-    Args:
-        record: The run to show.
-        first_step: Index of the first step.
-        end_step: Index after the last one.
+    """Return the devices that work in the steps from ``first_step`` to before ``end_step``, in plan order.
 
     Returns:
         Device to ``device (stage k, region)``, by the first plan that has it; the pipeline is named where

@@ -117,9 +117,9 @@ def busiest(links: Iterable[Link], traffics: Sequence[Mapping[str, Traffic]], co
 
 
 def departures(events: Sequence[Event]) -> Iterator[tuple[Event, float]]:
-    """Yield each send, layers that change devices included, with the time from which its bytes left.
+    """Yield each send, layers that change devices included, with the time from which its bytes left, seconds.
 
-    In seconds from the start of the run, in the order in which they ended.
+    They come in the order in which they ended.
     """
     log = as_log(events)
     rows, starts_s = departing(log)

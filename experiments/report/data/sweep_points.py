@@ -39,7 +39,7 @@ class SweptParameter:
     Attributes:
         name: As the sweep has it; that of its column in SI units where the labels are in these.
         labels: Its values, or pieces of its range, in order.
-        code: Which of them each point has, [points].
+        code: Index of each point's label, [points].
         texts: The exact value of each point, [points].
     """
 
@@ -54,9 +54,9 @@ class SweptMetric:
     """A metric that is not the same everywhere.
 
     Attributes:
-        name: Of its column.
-        label: With its unit.
-        values: In this unit, [points]; NaN where a point has none.
+        name: Name of its column.
+        label: Name with its unit.
+        values: Values in this unit, [points]; NaN where a point has none.
         more_is_better: Otherwise less is.
     """
 
@@ -71,12 +71,12 @@ class SweptPoints:
     """The points of a sweep that were carried out.
 
     Attributes:
-        name: Of the sweep.
-        numbers: Of the points.
-        parameters: Those with different values.
-        metrics: Those that are not the same everywhere, throughput first.
+        name: Name of the sweep.
+        numbers: Numbers of the points.
+        parameters: Parameters with different values.
+        metrics: Metrics that are not the same everywhere, throughput first.
         failures: Number of each point that failed, and why.
-        settings: What all points have in common, for people.
+        settings: Settings that all points have in common, for people.
     """
 
     name: str

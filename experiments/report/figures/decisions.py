@@ -20,12 +20,7 @@ _CHARACTERS = 150
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One decision in a panel.
-
-    Attributes:
-        number: In its run, from 1.
-        position: On the panel's horizontal axis, in the unit of that axis: seconds or steps.
-    """
+    """One decision in a panel: its ``number`` in the run, and ``position`` on the horizontal axis, seconds or steps."""
 
     number: int
     position: float
@@ -48,11 +43,7 @@ def marks_over_steps(run: RunView) -> list[Mark]:
 def draw_marks(axes: Axes, marks: Sequence[Mark], run: RunView, row: int) -> None:
     """Draw a line for each decision, with its number above the panel where it has room.
 
-    Args:
-        axes: With its horizontal limits set.
-        marks: From left to right.
-        run: Whose they are.
-        row: Row of the numbers above the panel, a different one for each run.
+    The horizontal limits are set already; each run has another ``row`` of numbers above the panel.
     """
     left, right = axes.get_xlim()
     taken = float("-inf")

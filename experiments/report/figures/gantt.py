@@ -46,13 +46,9 @@ def draw_gantt(axes: Axes, rows: GanttRows, span_s: float) -> None:
 
 
 def number_bars(panels: Sequence[Axes], rows: Sequence[GanttRows]) -> None:
-    """Write microbatches into the bars of each kind that is wide enough, and the steps above the panels.
+    """Write microbatches into the bars of each kind that is wide enough, and the steps above the panels of a figure.
 
     The layout must be settled, since it decides on how wide a bar comes out.
-
-    Args:
-        panels: Of one figure, with the same horizontal scale.
-        rows: What each panel shows.
     """
     figure = panels[0].get_figure(root=True)
     assert figure is not None

@@ -89,11 +89,7 @@ def _draw_legend(figure: SubFigure, runs: Sequence[RunView], width_s: float) -> 
 
 
 def plot_rates(traces: Mapping[str, LinkTrace], path: Path | str) -> None:
-    """Draw the rates of one period of each trace into a PNG file.
-
-    Args:
-        traces: Name in the legend to trace.
-        path: Where the picture goes; one that is there is replaced.
+    """Draw the rates of one period of each trace, by its name in the legend, into a PNG file.
 
     Raises:
         InputError: The file cannot be written.

@@ -104,9 +104,9 @@ def draw_runs(
 
     Args:
         records: One or several, for example a simulation and the real run.
-        path: Where the picture goes; one that is there is replaced.
+        path: The file to write.
         steps: The first step of the pipelines and the one after the last; None to choose a few.
-        names: Of the runs; None for those of `run_names`.
+        names: Names of the runs; None for those of `run_names`.
 
     Raises:
         InputError: A run does not have these steps, or the file cannot be written.

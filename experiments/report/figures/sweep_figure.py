@@ -26,13 +26,7 @@ _MOST_NUMBERED = 80
 
 
 def draw_sweep(points: SweptPoints, path: Path) -> None:
-    """Draw a sweep into a PNG or an SVG file, as the suffix says.
-
-    The heat map has the two parameters with the most values.
-
-    Args:
-        points: Of the sweep.
-        path: Where the picture goes; one that is there is replaced.
+    """Draw a sweep into a PNG or an SVG file, as the suffix says; the heat map has the parameters with the most values.
 
     Raises:
         InputError: The file cannot be written.

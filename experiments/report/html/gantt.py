@@ -114,7 +114,7 @@ def pipeline_gantt(run: RunView, chosen: Range1d, left_pixels: int) -> figure:
 
 
 def _draw_rows(made: figure, run: RunView, row_pixels: float) -> None:
-    """The devices' names, and the ground that shows where nothing is done."""
+    """Name the devices, and draw the ground that shows where nothing is done."""
     rows = len(run.devices)
     places = list(range(rows))
     made.yaxis.ticker = FixedTicker(ticks=places)
@@ -128,7 +128,7 @@ def _draw_rows(made: figure, run: RunView, row_pixels: float) -> None:
 
 
 def _draw_steps(made: figure, run: RunView) -> None:
-    """A line where each step begins, and its name above."""
+    """Draw a line where each step begins, with its name above."""
     starts_s = list(run.starts_s)
     ticker = FixedTicker(ticks=starts_s)
     names = {start_s: step_name(run, run.first_step + index) for index, start_s in enumerate(starts_s)}

@@ -29,12 +29,7 @@ def memory_panels(runs: Sequence[RunView], left_pixels: int) -> list[figure]:
 
 
 def most_held_bytes(timeline: MemoryTimeline, edges_s: FloatArray) -> FloatArray:
-    """Return the most that a device held between neighbouring edges, so that no peak is lost, bytes.
-
-    Args:
-        timeline: What the device held over time.
-        edges_s: Rising times, seconds from the start of the run.
-    """
+    """Return the most bytes that a device held between neighbouring edges, ``edges_s``, so that no peak is lost."""
     at_edge = np.maximum(np.searchsorted(timeline.times_s, edges_s, side="right") - 1, 0)
     most = timeline.held_bytes[at_edge[:-1]].copy()
     within = (timeline.times_s >= edges_s[0]) & (timeline.times_s < edges_s[-1])

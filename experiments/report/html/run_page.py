@@ -35,12 +35,7 @@ _PLAIN_LEFT_PIXELS = 62
 
 
 def write_run_page(records: Sequence[RunRecord], names: Sequence[str], path: Path) -> None:
-    """Write runs of one scenario, or of several, as one HTML file.
-
-    Args:
-        records: One or several, for example a simulation and the real run.
-        names: A different one for each.
-        path: Where the page goes; one that is there is replaced.
+    """Write runs of one scenario, or of several, as one HTML file; their names differ.
 
     Raises:
         InputError: The file cannot be written.

@@ -87,7 +87,7 @@ def _step_columns(run: RunView) -> dict[str, object]:
 
 
 def _draw_decisions(made: figure, run: RunView, height_s: float) -> None:
-    """Triangles above the lines, which say what was decided."""
+    """Draw triangles above the lines, which say what was decided."""
     decisions = run.record.decisions
     source = ColumnDataSource(
         {

@@ -15,8 +15,8 @@ class Row:
     """A line of a table.
 
     Attributes:
-        cells: What it says, in the order of the table's heads.
-        colour: Of the first cell's mark, or empty.
+        cells: Texts in the order of the table's heads.
+        colour: Colour of the first cell's mark, or empty.
         run: Index of the run to go to when it is clicked.
         step: Index of the step to go to, counted from the run's first; None to go nowhere.
     """

@@ -42,12 +42,7 @@ _Rows = Sequence[Row]
 
 
 def reproduce_asteroid(quick: bool, tell: Callable[[str], None]) -> Reproduction:
-    """Measure every model on every cluster, and the departure of every board.
-
-    Args:
-        quick: Only the smallest cluster and batch.
-        tell: Takes a line about the progress.
-    """
+    """Measure every model on every cluster, and every departure; quickly, only the smallest cluster and batch."""
     clusters, batches = (QUICK_CLUSTERS, QUICK_BATCHES) if quick else (tuple(CLUSTERS), BATCHES)
     speeds: list[Row] = []
     losses: list[Row] = []

@@ -103,9 +103,7 @@ class _Case:
 def reproduce_cannikin(quick: bool, tell: Callable[[str], None]) -> Reproduction:
     """Train every model on both clusters with every system, and hold what Cannikin saves against its claims.
 
-    Args:
-        quick: One model a cluster, one network, two noise curves, fewer candidates.
-        tell: Takes a line about the progress.
+    With ``quick`` it is one model a cluster, one network, two noise curves and fewer candidates.
     """
     places = _QUICK if quick else [(cluster, model) for cluster in MACHINES for model in MODELS]
     networks, curves = (NETWORKS_BPS[:1], _QUICK_CURVES) if quick else (NETWORKS_BPS, tuple(NOISE_CURVES))
@@ -166,33 +164,17 @@ def _claims(cases: Sequence[_Case]) -> list[Claim]:
     for system, ratio in (("ddp", LEAST_AGAINST_DDP_RATIO), ("adaptdl", LEAST_AGAINST_ADAPTDL_RATIO)):
         for among, which in ((cases, "all settings"), (middle, "middle curve only")):
             best = max(among, key=lambda case: case.saves(system))
-            claims.append(
-                Claim(
-                    f"time to the target saved against {system}, percent, {which}",
-                    f"up to {100 * ratio:g} %",
-                    100 * best.saves(system),
-                    best.where(),
-                )
-            )
-    worst = max(cases, key=lambda case: case.error)
-    claims.append(
-        Claim(
-            "largest error of a predicted step time that a choice of batch rested on, percent",
-            f"below {100 * MOST_ERROR_RATIO:g} %",
-            100 * worst.error,
-            worst.where(),
-        )
-    )
-    anywhere = max(cases, key=lambda case: case.error_anywhere)
-    claims.append(
-        Claim(
-            "the same for every candidate batch, by what was known at the end, percent",
-            f"below {100 * MOST_ERROR_RATIO:g} %",
-            100 * anywhere.error_anywhere,
-            anywhere.where(),
-        )
-    )
-    return claims
+            claim = f"time to the target saved against {system}, percent, {which}"
+            claims.append(Claim(claim, f"up to {100 * ratio:g} %", 100 * best.saves(system), best.where()))
+    worst, anywhere = max(cases, key=lambda case: case.error), max(cases, key=lambda case: case.error_anywhere)
+    chosen = "largest error of a predicted step time that a choice of batch rested on, percent"
+    every = "the same for every candidate batch, by what was known at the end, percent"
+    paper = f"below {100 * MOST_ERROR_RATIO:g} %"
+    return [
+        *claims,
+        Claim(chosen, paper, 100 * worst.error, worst.where()),
+        Claim(every, paper, 100 * anywhere.error_anywhere, anywhere.where()),
+    ]
 
 
 def _checks(cases: Sequence[_Case]) -> list[Check]:
