@@ -31,7 +31,7 @@ from executor.training.parallel_layout import check_layouts
 from executor.transport.link_shaper import create_ledger
 from executor.validate import check_decision, check_spread, check_supported, too_fast
 from executor.wan.linux import read_tcp
-from executor.wan.report import read_report
+from executor.wan.relay import read_report
 from executor.wan.testbed import missing
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import Policy
@@ -141,8 +141,8 @@ class TorchBackend:
             if self._parameters is not None and self._compute == "real":
                 merge_parameters(job, len(devices), self._parameters)
             if self._resources is not None:
-                for rank in filter(lambda rank: job.resources(rank).exists(), range(len(devices))):
-                    shutil.copy(job.resources(rank), self._resources)
+                for rank in filter(lambda rank: job.of_rank("resources", rank).exists(), range(len(devices))):
+                    shutil.copy(job.of_rank("resources", rank), self._resources)
             if rows is not None:
                 rows.close()
             events = read_events(job.published) if rows is not None else settle(all_events(job, len(devices)))

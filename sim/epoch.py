@@ -145,7 +145,6 @@ class EpochRun:
             self._advance(until_s)
 
     def _take(self, message: Message, until_s: float) -> None:
-        """Take a message that has departed."""
         match message:
             case LayerMessage():
                 self._recorder.add(migrate_event(message))

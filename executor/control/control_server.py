@@ -358,7 +358,7 @@ class ControlServer:
         name = message.get("file")
         if peer.role != RANK or not self._others or name not in FILE_KINDS:
             return False
-        path: Path = self._job.left(name, peer.rank)
+        path: Path = self._job.of_rank(name, peer.rank)
         partial = path.with_suffix(".part")
         try:
             if payload:

@@ -116,7 +116,7 @@ class NodeAgent:
         self._events.put(None)
 
     def _start(self, rank: int, incarnation: int, stopped_s: float) -> None:
-        for path in (self._job.error(rank), beat_path(self._job.path, rank)):
+        for path in (self._job.of_rank("error", rank), beat_path(self._job.path, rank)):
             path.unlink(missing_ok=True)
         variables = {
             "RANK": str(rank),
@@ -133,7 +133,7 @@ class NodeAgent:
         threading.Thread(target=self._await_end, args=(rank, process), name=f"rank {rank}", daemon=True).start()
 
     def _new_process(self, rank: int, variables: Mapping[str, str]) -> Process:
-        arguments, log = (str(os.getpid()), str(self._job.path)), self._job.rank_log(rank)
+        arguments, log = (str(os.getpid()), str(self._job.path)), self._job.of_rank("log", rank)
         if self._run_rank is not None:
             return ForkedProcess(f"rank {rank}", partial(self._run_rank, *arguments), variables, log)
         command, environment = [sys.executable, "-m", self._module, *arguments], {**os.environ, **variables}
@@ -159,12 +159,11 @@ class NodeAgent:
         )
 
     def _printed(self, rank: int) -> str:
-        with self._job.rank_log(rank).open("rb") as log:
+        with self._job.of_rank("log", rank).open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
             return log.read().decode(errors="replace")
 
     def _end_stuck(self) -> None:
-        """End each process that stands still."""
         for rank, probe in self._probes.items():
             if rank not in self._stuck and (reason := probe.check()):
                 self._stuck[rank] = reason

@@ -92,14 +92,14 @@ def _receiving_stage(event: Event) -> int:
 
 def all_events(job: JobFolder, ranks: int) -> list[Event]:
     """Return the rows that the ranks of a job have written."""
-    return [event for rank in range(ranks) for event in read_events(job.events(rank))]
+    return [event for rank in range(ranks) for event in read_events(job.of_rank("events", rank))]
 
 
 def total_losses(job: JobFolder, ranks: int) -> dict[int, float]:
     """Return the loss of each step: the sum over the ranks that have part of it."""
     total: defaultdict[int, float] = defaultdict(float)
     for rank in range(ranks):
-        for step, loss in json.loads(job.losses(rank).read_text()):
+        for step, loss in json.loads(job.of_rank("losses", rank).read_text()):
             total[step] += loss
     return total
 
@@ -115,7 +115,7 @@ def merge_parameters(job: JobFolder, ranks: int, target: Path) -> None:
     """Write one file with every layer once; replicas of a layer have the same values, pipelines may not."""
     merged = {}
     # Ranks that were lost, and not needed any more, have left nothing.
-    for rank in filter(lambda rank: job.parameters(rank).exists(), range(ranks)):
-        with safe_open(job.parameters(rank), framework="pt") as file:
+    for rank in filter(lambda rank: job.of_rank("parameters", rank).exists(), range(ranks)):
+        with safe_open(job.of_rank("parameters", rank), framework="pt") as file:
             merged.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     save_file(merged, target)

@@ -118,13 +118,13 @@ class RankFailure:
 def give_up(job: JobFolder, rank: int, name: str, error: Exception) -> Never:
     """Write down why this rank cannot go on, and end its process; its agent then tells the head."""
     failure = RankFailure.of_error(name, error)
-    partial = job.error(rank).with_suffix(f".{threading.get_ident()}")
+    partial = job.of_rank("error", rank).with_suffix(f".{threading.get_ident()}")
     try:
         print(f"ropebridge: {failure.message}\n{failure.trace}", end="", file=sys.stderr, flush=True)
         partial.write_text(json.dumps(asdict(failure)))
         # Of several threads that give up, the first one's reason stays.
         with contextlib.suppress(FileExistsError):
-            os.link(partial, job.error(rank))
+            os.link(partial, job.of_rank("error", rank))
     finally:
         os._exit(2 if failure.wrong_input else 1)
 
@@ -132,7 +132,7 @@ def give_up(job: JobFolder, rank: int, name: str, error: Exception) -> Never:
 def read_failure(job: JobFolder, rank: int) -> RankFailure | None:
     """Return why a rank gave up; None if it has written nothing."""
     try:
-        return RankFailure(**json.loads(job.error(rank).read_text()))
+        return RankFailure(**json.loads(job.of_rank("error", rank).read_text()))
     except (OSError, ValueError, TypeError):
         return None
 

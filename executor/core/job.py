@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from executor.core.hosts import KEY_FILE
@@ -21,6 +22,25 @@ Tcp = Literal["wide-area", "as-is"]
 
 # Number of the process of its rank that a process is, from 0, in its environment.
 INCARNATION = "ROPEBRIDGE_INCARNATION"
+
+# The files of each rank, by kind.
+RANK_FILES: Mapping[str, str] = MappingProxyType(
+    {
+        # Everything that its processes print. Two ranks that end at the same time would mix their lines in one file.
+        "log": "rank-{}.log",
+        "events": "events-{}.parquet",
+        # What its process held at the end of each step, as it comes.
+        "resources": "resources-{}.jsonl",
+        # Its part of the loss of each step.
+        "losses": "losses-{}.json",
+        # Its trained parameters, in real compute.
+        "parameters": "parameters-{}.safetensors",
+        # The norms of gradients: executor/training/noise_scale.py.
+        "norms": "gradient-norms-{}.jsonl",
+        # Why it gave up.
+        "error": "error-{}.json",
+    }
+)
 
 # What a rank of another host brings to the head at the end; the receiver makes the file's name of it.
 FILE_KINDS = ("parameters", "resources", "norms")
@@ -78,7 +98,7 @@ class JobFolder:
         key: The secret of the job, which its owner alone can read: executor/core/control_channel.py.
         origin: Second 0 of the run, for the relay of the emulated links: executor/core/clock.py.
         run_failure: Why the relay could not go on, in one sentence.
-        relay_report: What the relay did, written at its end: executor/wan/report.py.
+        relay_report: What the relay did, written at its end: executor/wan/relay.py.
         published: The rows of all ranks as the launcher was told of them, where files of ranks may be lost.
     """
 
@@ -135,40 +155,9 @@ class JobFolder:
     def _document(self, name: str) -> Path:
         return self.path / f"{name}.json"
 
-    def left(self, kind: str, rank: int) -> Path:
-        """Return the place of a file that a rank may leave at its end, besides what it publishes."""
-        return {"parameters": self.parameters, "resources": self.resources, "norms": self.norms}[kind](rank)
-
-    def rank_log(self, rank: int) -> Path:
-        """Everything that the processes of a rank print.
-
-        Each rank has a file of its own: two that end at the same time would mix their lines.
-        """
-        return self.path / f"rank-{rank}.log"
-
-    def events(self, rank: int) -> Path:
-        """A rank's events, written at the end."""
-        return self.path / f"events-{rank}.parquet"
-
-    def resources(self, rank: int) -> Path:
-        """What a rank's process held at the end of each step, as it comes."""
-        return self.path / f"resources-{rank}.jsonl"
-
-    def losses(self, rank: int) -> Path:
-        """A rank's part of the loss of each step, written at the end."""
-        return self.path / f"losses-{rank}.json"
-
-    def parameters(self, rank: int) -> Path:
-        """A rank's trained parameters, written at the end of real compute."""
-        return self.path / f"parameters-{rank}.safetensors"
-
-    def norms(self, rank: int) -> Path:
-        """The norms of gradients that a rank has noted: executor/training/noise_scale.py."""
-        return self.path / f"gradient-norms-{rank}.jsonl"
-
-    def error(self, rank: int) -> Path:
-        """Why a rank gave up."""
-        return self.path / f"error-{rank}.json"
+    def of_rank(self, kind: str, rank: int) -> Path:
+        """Return the path of a file of a rank, whose kind is one of `RANK_FILES`."""
+        return self.path / RANK_FILES[kind].format(rank)
 
 
 def rank_devices(scenario: Scenario, plan: Plan, config: RunConfig) -> tuple[str, ...]:

@@ -149,7 +149,6 @@ def _serve(channel: _Channel, sizes: Sizes) -> None:
 
 
 def _measure_size(channel: _Channel, size_bytes: int, repeats: int, *, late: bool) -> tuple[float, ...]:
-    """Return the times of messages of one size, seconds."""
     # For each size anew: clocks drift apart by milliseconds in some minutes.
     quick = [_measure_once(channel, 1, late=False, computes=False) for _ in range(_CLOCK_TRIPS)]
     start_s, there_s, end_s = min(quick, key=lambda trip: trip[2] - trip[0])

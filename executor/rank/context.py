@@ -144,8 +144,8 @@ def build_context(
     checkpoints = None
     if run.checkpoint_every:
         checkpoints = Checkpointing(run, config.device, scenario, state, compute, give_up)
-    file = EventWriter(config.folder.events(config.rank))
-    samples = SampleFile(config.folder.resources(config.rank))
+    file = EventWriter(config.folder.of_rank("events", config.rank))
+    samples = SampleFile(config.folder.of_rank("resources", config.rank))
     # The first plan is compiled, and all that takes its time is done, before the run's first second.
     config.program(config.plan)
     # What is there by now stays: to look for what is not needed any more takes a millisecond then.

@@ -220,7 +220,7 @@ class ControlClient:
     def send_files(self, job: JobFolder) -> None:
         """Bring the head all files that this rank has left in its own folder of the job."""
         for kind in FILE_KINDS:
-            path = job.left(kind, self.rank)
+            path = job.of_rank(kind, self.rank)
             if path.exists():
                 with path.open("rb") as file:
                     while piece := file.read(_PIECE_BYTES):

@@ -185,7 +185,6 @@ class Session:
         return change
 
     def _follow_epoch(self, first: int) -> Reconfiguration | None:
-        """Follow steps in which this rank has no part."""
         assert self._publisher is not None, "without a policy every rank has a part in the plan"
         if self._context.backups is not None:
             self._context.backups.rest()

@@ -83,12 +83,7 @@ def run_rank(
 
 
 class Rank:
-    """One rank of one job, over all sessions.
-
-    Args:
-        scope: What topics of agreement begin with.
-        head_start_s: From agreeing on the start of the run to the start, besides what the links' latency asks for.
-    """
+    """One rank of one job, over all sessions."""
 
     def __init__(
         self,
@@ -161,7 +156,6 @@ class Rank:
         return Session(self._config, self._context, self._client, spec, connected, start, self._give_up)
 
     def _connect(self, spec: SessionSpec) -> ProcessGroups:
-        """Connect this rank with the others of a session."""
         place, ranks = spec.ranks.index(self._client.rank), len(spec.ranks)
         connect(self._store, place, ranks, spec.store_prefix)
         return ProcessGroups(spec.plans[0].plan.connections)
@@ -195,7 +189,6 @@ class Rank:
         return given, job_facts(self._folder, given)
 
     def _load_model(self) -> LoadedModel:
-        """Return the model, which is the same on all ranks."""
         scenario = self._config.scenario
         code, seed = scenario.code, scenario.training.seed
         assert code is not None, "the launcher has checked this"
@@ -222,10 +215,12 @@ class Rank:
         rank, folder, context = self._config.rank, self._folder, self._context
         if not self._config.recovers:
             dist.barrier(timeout=_UNTIL_ALL_ARE_DONE)
-        folder.losses(rank).write_text(json.dumps(list(zip(context.loss_steps, context.losses, strict=True))))
+        folder.of_rank("losses", rank).write_text(
+            json.dumps(list(zip(context.loss_steps, context.losses, strict=True)))
+        )
         if context.trained is not None:
             parameters = {name: each.contiguous() for name, each in context.trained.named_parameters().items()}
-            save_file(parameters, folder.parameters(rank))
+            save_file(parameters, folder.of_rank("parameters", rank))
         if isinstance(context.trained, NoiseMeasuringCompute):
             write_norms(context.trained.norms, folder, rank)
 

@@ -115,7 +115,6 @@ class LayerState:
                 tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
 
     def _tensors(self) -> list[torch.Tensor]:
-        """Return the tensors of the state themselves, not copies."""
         tensors: list[torch.Tensor] = []
         for layer in self._layers:
             for parameter in layer.parameters():

@@ -38,13 +38,13 @@ class LocalNorms:
 
 def write_norms(norms: Iterable[LocalNorms], job: JobFolder, rank: int) -> None:
     """Write the norms that a rank has measured."""
-    job.norms(rank).write_text("".join(json.dumps(asdict(each)) + "\n" for each in norms))
+    job.of_rank("norms", rank).write_text("".join(json.dumps(asdict(each)) + "\n" for each in norms))
 
 
 def gather_norms(job: JobFolder, ranks: int) -> tuple[GradientNorms, ...]:
     """Return the norms of all ranks by step; empty if they were not measured."""
     by_step: defaultdict[int, list[LocalNorms]] = defaultdict(list)
-    for path in filter(lambda path: path.exists(), map(job.norms, range(ranks))):
+    for path in filter(lambda path: path.exists(), (job.of_rank("norms", rank) for rank in range(ranks))):
         for line in path.read_text().splitlines():
             norms = LocalNorms(**json.loads(line))
             by_step[norms.step].append(norms)

@@ -71,7 +71,7 @@ class TestBed:
     """The relay of a job as a context manager, in a process in the control host's namespace.
 
     Inside it, the environment of this process tells the ranks that it starts where their networks are. Afterwards the
-    relay's report is in the job's folder (`executor.wan.report`).
+    relay's report is in the job's folder (`executor.wan.relay`).
 
     Args:
         tcp: Which TCP settings the hosts get.

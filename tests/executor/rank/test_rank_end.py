@@ -30,5 +30,5 @@ def test_a_partner_waits_for_its_group_longer_than_for_any_message(
     plan = Plan(scenario.name, scenario.model.name, "hand", "1f1b", (Pipeline((stage,), (1,)),))
     with prepared_job(scenario, plan, RunConfig("paced", STEPS, "none", adapts=False)) as job:
         run_job(job, names)
-        led, followed = (read_samples(job.resources(rank))[-1].time_s for rank in range(2))
+        led, followed = (read_samples(job.of_rank("resources", rank))[-1].time_s for rank in range(2))
     assert led - followed > PATIENCE_S

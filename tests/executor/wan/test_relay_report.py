@@ -9,7 +9,7 @@ import pytest
 
 from executor.validate import too_fast
 from executor.wan.emulated_link import LinkCount
-from executor.wan.report import Lateness, RelayReport, read_report
+from executor.wan.relay import Lateness, RelayReport, read_report
 from planner.scenario.cluster import Cluster
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.trace import LinkTrace

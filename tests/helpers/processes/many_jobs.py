@@ -82,10 +82,14 @@ def _start(jobs: Sequence[JobFolder], folder: Path) -> Exception | None:
 
 
 def _outcome(job: JobFolder, ranks: int) -> Outcome:
-    losses = [part for rank in range(ranks) if (part := [loss for _, loss in json.loads(job.losses(rank).read_text())])]
+    losses = [
+        part
+        for rank in range(ranks)
+        if (part := [loss for _, loss in json.loads(job.of_rank("losses", rank).read_text())])
+    ]
     parameters: dict[str, torch.Tensor] = {}
     for rank in range(ranks):
-        for name, value in load_file(job.parameters(rank)).items():
+        for name, value in load_file(job.of_rank("parameters", rank)).items():
             if not torch.equal(parameters.setdefault(name, value), value):
                 return AssertionError(f"replicas of {name} differ")
     return Trained([sum(step) for step in zip(*losses, strict=True)], parameters)
