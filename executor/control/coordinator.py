@@ -10,10 +10,8 @@ the step before, and the next one has that device's process too.
 import heapq
 import math
 import queue
-import secrets
 import signal
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,15 +19,14 @@ from typing import Any
 from executor.control.control_server import ControlServer, Peer
 from executor.control.policy_driver import PolicyDriver
 from executor.control.processes import RankProcesses
+from executor.control.sessions import Regrouping, SessionProgress, random_token
 from executor.core.control_channel import AGENT, Message
 from executor.core.hosts import Hosts
 from executor.core.job import JobFolder
-from executor.core.messages import NewPlan, SessionSpec
+from executor.core.messages import SessionSpec
 from executor.core.timeouts import timeouts
 from executor.rank.handshake import Agreements, Disagreement
-from executor.recovery.backups import Copies, missing_layers, newest_complete, restoring_moves
 from planner.adapt.policy import DECISION_LAG_STEPS
-from planner.plan.plan import Plan
 from planner.scenario.faults import Absence, Hang
 from traces.common.errors import RunError
 
@@ -70,18 +67,10 @@ class Coordinator:
         self._signals: list[tuple[float, int, int]] = []
         self._values: dict[str, str] = {}
         self._local_delivery_s = 0.0
-        # Of the session that is under way.
         run = self._config
-        self._session = SessionSpec.of_run(self._plan, len(devices), run.first_step, run.steps, _token())
-        self._step = run.first_step
-        self._published: defaultdict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
-        self._publications: defaultdict[int, int] = defaultdict(int)
-        self._reports: dict[int, dict[str, Any]] = {}
-        self._done: set[int] = set()
-        self._trouble_due_s = math.inf
-        # The step before which ranks join that the session does not have, and which.
-        self._joining: tuple[int, frozenset[int]] | None = None
-        self._durable = run.first_step
+        spec = SessionSpec.of_run(self._plan, len(devices), run.first_step, run.steps, random_token())
+        self._session = SessionProgress(spec)
+        self._regrouping = Regrouping(self._scenario, run.steps, devices, self._processes, driver)
 
     def run(self) -> None:
         """Run the job to its end.
@@ -94,13 +83,13 @@ class Coordinator:
         self._processes.start_all()
         if self._driver is not None:
             if self._recovers:
-                self._wait(lambda: all(map(self._processes.has_returned, self._session.ranks)))
-                self._begin(self._session)
+                self._wait(lambda: all(map(self._processes.has_returned, self._session.spec.ranks)))
+                self._begin(self._session.spec)
             while not self._follow_session():
                 self._regroup()
         self._processes.is_finished = True
         self._server.send(self._processes.all_peers(), "finished")
-        ranks = self._session.ranks
+        ranks = self._session.spec.ranks
         self._wait(lambda: all(map(self._processes.has_brought_files, ranks)))
         until_s = time.monotonic() + timeouts().host_exit_s if self._hosts is not None else math.inf
         self._wait(lambda: not any(state.is_running for state in self._processes.ranks), until_s=until_s)
@@ -126,9 +115,10 @@ class Coordinator:
             now_s = time.monotonic()
             if now_s >= until_s:
                 return False
-            if in_session and (self._processes.lost & set(self._session.ranks) or now_s >= self._trouble_due_s):
+            trouble_due_s = self._session.trouble_due_s if in_session else math.inf
+            if in_session and (self._processes.lost & set(self._session.spec.ranks) or now_s >= trouble_due_s):
                 return False
-            self._handle_next(min(until_s, self._trouble_due_s if in_session else math.inf))
+            self._handle_next(min(until_s, trouble_due_s))
         return True
 
     def _handle_next(self, until_s: float) -> None:
@@ -183,7 +173,6 @@ class Coordinator:
             return
         if not self._processes.is_current(peer):
             return
-        is_current = message.get("session") == self._session.number
         if kind == "agree":
             self._agreements.state(rank, message)
         elif kind == "store":
@@ -194,29 +183,22 @@ class Coordinator:
         elif kind == "origin":
             self._local_delivery_s = float(message["local_delivery_s"])
             self._start_run(float(message["origin_s"]))
-        elif kind == "step" and is_current:
-            self._published[int(message["step"])][rank] = message["part"]
-            self._publications[rank] += 1
-        elif kind == "trouble" and is_current:
-            self._trouble_due_s = min(self._trouble_due_s, time.monotonic() + timeouts().trouble_s)
-        elif kind == "report" and is_current:
-            self._reports[rank] = message
-        elif kind == "done" and is_current:
-            self._done.add(rank)
         elif kind == "files-sent":
             self._processes.ranks[rank].has_sent_files = True
+        else:
+            self._session.hear(rank, message)
 
     def _check_end(self, rank: int) -> None:
         """Refuse that a process ends by itself before the run does."""
         state, steps = self._processes.ranks[rank], self._config.steps - self._config.first_step
         # All that it has said was heard when its connection has ended too.
         has_left = state.has_ended and state.peer is None and not self._processes.is_finished
-        if self._driver is not None and has_left and (self._recovers or self._publications[rank] < steps):
+        if self._driver is not None and has_left and (self._recovers or self._session.publications[rank] < steps):
             raise RunError(f"{self._processes.name(rank)} ended before the run did")
 
     def _answer(self, rank: int, topic: str, outcome: Disagreement | None) -> None:
         """Tell a rank what has become of a topic; all hear the same time and token, as of the first of them."""
-        now_s, token = self._heard.setdefault(topic, (time.monotonic(), _token()))
+        now_s, token = self._heard.setdefault(topic, (time.monotonic(), random_token()))
         fields = {"topic": topic, "now_s": now_s, "token": token}
         error, wrong_input = (None, False) if outcome is None else (outcome.message, outcome.wrong_input)
         self._server.send(self._processes.peers([rank]), "agreed", error=error, wrong_input=wrong_input, **fields)
@@ -252,42 +234,32 @@ class Coordinator:
     def _begin(self, spec: SessionSpec) -> None:
         """Begin a session: its ranks are no longer lost, and connect with each other."""
         self._processes.lost -= set(spec.ranks)
-        self._session, self._durable = spec, spec.durable
-        self._published.clear()
-        self._reports.clear()
-        self._done.clear()
+        self._session = SessionProgress(spec)
         self._values.clear()
-        self._trouble_due_s = math.inf
         self._server.send(self._processes.peers(spec.ranks), "begin", **spec.to_data())
 
     def _follow_session(self) -> bool:
         """Follow the steps of a session; return whether it has come to the end of the run."""
         assert self._driver is not None
-        current = self._session
-        self._step, told = current.first_step, current.first_step + len(current.plans)
-        while self._step < self._config.steps:
-            step = self._step
-            if self._joining is not None and self._joining[0] == step:
+        current, regrouping = self._session, self._regrouping
+        ranks, told = current.spec.ranks, current.step + len(current.spec.plans)
+        while (step := current.step) < self._config.steps:
+            if regrouping.joining is not None and regrouping.joining[0] == step:
                 return False
-            if not self._wait(lambda: len(self._published[self._step]) == len(current.ranks), in_session=True):
+            if not self._wait(lambda: current.is_published, in_session=True):
                 return False
-            published = self._published.pop(step)
-            parts = [published[rank] for rank in current.ranks]
-            # No rank goes back to before what is said here; what happened in later steps may be lost with a rank.
-            kept = [part["kept"] for part in parts if part["kept"] is not None]
-            self._durable = max(self._durable, min([step + 1, *kept]))
+            parts = current.finish_step()
             # Whether those are still there who are about to join is asked when they do.
-            there = {*current.ranks, *(self._joining[1] if self._joining is not None else ())}
+            there = {*ranks, *(regrouping.joining[1] if regrouping.joining is not None else ())}
             new = self._driver.finish_step(step, parts, self._processes.absent(there) if self._recovers else [])
             upcoming = step + DECISION_LAG_STEPS
-            if told <= upcoming < self._config.steps and self._joining is None:
+            if told <= upcoming < self._config.steps and regrouping.joining is None:
                 if new is not None:
-                    (new,) = self._until_others_join([new], upcoming, current.ranks)
+                    (new,) = regrouping.until_others_join([new], upcoming, ranks)
                 data = None if new is None else new.to_data()
-                self._push(current.ranks, "plan", step=upcoming, new=data, durable=self._durable)
-            self._step += 1
+                self._push(ranks, "plan", step=upcoming, new=data, durable=current.durable)
         # Until all have written down what is left, the part of a rank that is lost has to be done again.
-        return not self._recovers or self._wait(lambda: self._done >= set(current.ranks), in_session=True)
+        return not self._recovers or self._wait(lambda: current.done >= set(ranks), in_session=True)
 
     def _push(self, ranks: Collection[int], kind: str, **fields: Any) -> None:
         """Send ranks of the session a message; a new process of one that is lost does not belong to it."""
@@ -298,20 +270,21 @@ class Coordinator:
 
     def _regroup(self) -> None:
         """End a session, and begin another one with those who are left, or with all."""
-        self._push(self._session.ranks, "ended")
-        joining = self._joining
+        last, joining = self._session, self._regrouping.joining
+        self._push(last.spec.ranks, "ended")
         if self._processes.origin_s is None:
             # Nobody has trained yet: as if this session had never been.
             self._await_reports()
-            self._wait(lambda: all(map(self._processes.has_returned, self._session.ranks)))
-            self._begin(replace(self._session, number=self._session.number + 1, store_prefix=_token()))
+            self._wait(lambda: all(map(self._processes.has_returned, last.spec.ranks)))
+            self._begin(replace(last.spec, number=last.spec.number + 1, store_prefix=random_token()))
             return
         unpublished: list[Any] | None = None
         while True:
             reports = self._await_reports()
             if unpublished is None:
                 unpublished = [report["unpublished"] for report in reports.values()]
-            spec = self._next_session(reports, unpublished, joining)
+            spec = self._regrouping.next_session(last, reports, unpublished, joining, self._local_delivery_s)
+            self._await_processes(set(spec.ranks) - set(reports))
             unpublished = []
             # Somebody else may have been lost meanwhile.
             if not self._processes.lost & set(reports):
@@ -322,42 +295,13 @@ class Coordinator:
         """Return what the ranks that are left say, by rank; of more that are lost meanwhile nothing."""
 
         def left() -> list[int]:
-            return [rank for rank in self._session.ranks if rank not in self._processes.lost]
+            return [rank for rank in self._session.spec.ranks if rank not in self._processes.lost]
 
-        self._wait(lambda: all(rank in self._reports for rank in left()))
+        reports = self._session.reports
+        self._wait(lambda: all(rank in reports for rank in left()))
         if not left() and self._processes.origin_s is not None:
             raise RunError("all ranks are lost")
-        return {rank: self._reports[rank] for rank in left()}
-
-    def _next_session(
-        self,
-        reports: dict[int, dict[str, Any]],
-        unpublished: list[Any],
-        joining: tuple[int, frozenset[int]] | None,
-    ) -> SessionSpec:
-        """Return with what those who have reported begin again, and those who join or for whom they wait."""
-        assert self._driver is not None
-        before, processes = self._session, self._processes
-        copies = {self._devices[rank]: _copies(report) for rank, report in reports.items()}
-        resumed = self._resumed(copies)
-        gone = {rank for rank in before.ranks if rank not in reports}
-        if joining is not None and joining[0] == resumed:
-            gone |= {rank for rank in joining[1] if not processes.has_returned(rank)}
-        names = sorted(self._devices[rank] for rank in gone)
-        away = sorted({*names, *processes.absent(reports)})
-        now_s = max(float(report["now_s"]) for report in reports.values())
-        plans = self._driver.lose_devices(resumed, names, away, unpublished, now_s)[: self._config.steps - resumed]
-        plan = plans[0].plan
-        others = self._beyond(plan, reports)
-        self._await_processes(others)
-        copies |= {self._devices[rank]: {} for rank in others}
-        plans[0] = NewPlan(plan, restoring_moves(plan, self._scenario, resumed, copies).moves)
-        ranks = tuple(sorted({*reports, *others}))
-        # Those who join begin with layers of which nobody has a second copy yet: older ones are kept until then.
-        durable = min(self._durable, resumed)
-        told = self._until_others_join(plans, resumed, ranks)
-        origin_s = self._processes.origin_s
-        return SessionSpec(before.number + 1, ranks, resumed, durable, told, _token(), origin_s, self._local_delivery_s)
+        return {rank: reports[rank] for rank in left()}
 
     def _await_processes(self, ranks: Collection[int]) -> None:
         """Wait for processes that can take the places of those that have gone.
@@ -373,40 +317,3 @@ class Coordinator:
             return all(map(self._processes.has_returned, ranks))
 
         self._wait(are_there)
-
-    def _until_others_join(self, plans: Sequence[NewPlan], first: int, ranks: Collection[int]) -> tuple[NewPlan, ...]:
-        """Return those of the plans of steps from ``first`` on that a session of these ranks hears of."""
-        self._joining = None
-        for step, new in enumerate(plans, first):
-            if beyond := self._beyond(new.plan, ranks):
-                self._joining = (step, beyond)
-                return (*plans[: step - first], replace(new, joins=True))
-        return tuple(plans)
-
-    def _beyond(self, plan: Plan, ranks: Collection[int]) -> frozenset[int]:
-        """Return the ranks that a plan has besides these."""
-        return frozenset(map(self._devices.index, plan.devices)) - frozenset(ranks)
-
-    def _resumed(self, copies: dict[str, Copies]) -> int:
-        """Return the newest step before which the state of all layers is there.
-
-        Raises:
-            RunError: Some layers are lost.
-        """
-        layers = len(self._scenario.model.layers)
-        resumed = newest_complete(copies.values(), layers, self._step)
-        if resumed is None:
-            missing = ", ".join(map(str, missing_layers(copies.values(), layers, self._step)))
-            lost = ", ".join(self._devices[rank] for rank in sorted(self._processes.lost))
-            raise RunError(
-                f"with {lost} all copies of the layers {missing} are lost: nobody that is left has their state"
-            )
-        return resumed
-
-
-def _token() -> str:
-    return secrets.token_hex(8)
-
-
-def _copies(report: dict[str, Any]) -> Copies:
-    return {int(step): frozenset(layers) for step, layers in report["copies"].items()}

@@ -112,5 +112,5 @@ def test_nothing_is_left_of_steps_that_all_have_published(monkeypatch: pytest.Mo
         for client in clients:
             client._channel.close()
         assert driver.seen == [(step, [[step, 0] if step else [step]] * 2) for step in range(STEPS)]
-        assert not coordinator._published
+        assert not coordinator._session._published
         assert [len(publisher._events) for publisher in publishers] == [0, 0]
