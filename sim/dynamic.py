@@ -6,7 +6,7 @@ needs an event.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 import simpy
 
@@ -36,6 +36,7 @@ class _Actor:
     busy: bool = True
 
 
+@dataclass(eq=False)
 class DynamicStep:
     """One step in which all actors choose their actions.
 
@@ -45,35 +46,28 @@ class DynamicStep:
         ready: Queue of (step, actors) for actors that have done all actions they choose from.
     """
 
-    def __init__(
-        self,
-        environment: simpy.Environment,
-        scenario: Scenario,
-        step: StepRun,
-        devices: Devices,
-        lines: Lines,
-        unsent: deque[tuple[StepRun, int]],
-        ready: deque[tuple[int, list[int]]],
-    ) -> None:
-        self._environment = environment
-        self._step = step
-        self._devices = devices
-        self._lines = lines
-        self._unsent = unsent
-        self._ready = ready
-        actions = step.compiled.actions
+    _environment: simpy.Environment
+    scenario: InitVar[Scenario]
+    _step: StepRun
+    _devices: Devices
+    _lines: Lines
+    _unsent: deque[tuple[StepRun, int]]
+    _ready: deque[tuple[int, list[int]]]
+
+    def __post_init__(self, scenario: Scenario) -> None:
+        actions = self._step.compiled.actions
         kinds, places = actions.kind.tolist(), zip(actions.stage.tolist(), actions.microbatch.tolist(), strict=True)
         # Sums of gradients and updates come in a fixed order, and are not chosen.
         self._action = [
             Action(stage, KINDS[kind], microbatch) if kind < SYNC else None
             for kind, (stage, microbatch) in zip(kinds, places, strict=True)
         ]
-        problems = scheduling_problems(step.plan, scenario)
-        compiled, graph = step.compiled, step.compiled.graph
+        problems = scheduling_problems(self._step.plan, scenario)
+        compiled, graph = self._step.compiled, self._step.compiled.graph
         self._actors: list[_Actor] = []
         for actor in range(graph.actors):
             pipeline = int(compiled.pipeline[actor])
-            worker = step.plan.pipelines[pipeline].workers[int(compiled.stage[actor])]
+            worker = self._step.plan.pipelines[pipeline].workers[int(compiled.stage[actor])]
             own = range(*graph.first_action[actor : actor + 2].tolist())
             number = {action: index for index in own if (action := self._action[index]) is not None}
             messages = {action: len(self._received(index)) for action, index in number.items()}

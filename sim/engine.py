@@ -6,6 +6,7 @@ passes over links that others use too, or where devices choose their actions the
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import simpy
@@ -66,6 +67,7 @@ class PostedReceives:
             self._network.connections[line].send(message)
 
 
+@dataclass(eq=False)
 class StepEngine:
     """Carries out the steps under way.
 
@@ -73,21 +75,14 @@ class StepEngine:
         receives: Receives that devices have posted; None if senders do not wait for them.
     """
 
-    def __init__(
-        self,
-        environment: simpy.Environment,
-        scenario: Scenario,
-        network: Network,
-        devices: Devices,
-        steps: StepRuns,
-        receives: PostedReceives | None,
-    ) -> None:
-        self._environment = environment
-        self._scenario = scenario
-        self._network = network
-        self._devices = devices
-        self._steps = steps
-        self._receives = receives
+    _environment: simpy.Environment
+    _scenario: Scenario
+    _network: Network
+    _devices: Devices
+    _steps: StepRuns
+    _receives: PostedReceives | None
+
+    def __post_init__(self) -> None:
         self._dynamic: dict[int, DynamicStep] = {}
         self._ready: deque[tuple[int, list[int]]] = deque()
         self._unsent: deque[tuple[StepRun, int]] = deque()

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +43,7 @@ Process = subprocess.Popen[bytes] | ForkedProcess
 _LOG_BYTES = 16_000
 
 
+@dataclass(eq=False)
 class NodeAgent:
     """Runs the processes of one host's ranks as the head says.
 
@@ -55,21 +56,14 @@ class NodeAgent:
             forked from this one, which has loaded what they need. None to start each of them by itself.
     """
 
-    def __init__(
-        self,
-        job: JobFolder,
-        module: str,
-        own: Sequence[int],
-        count: int,
-        variables: Mapping[str, str],
-        run_rank: Callable[[str, str], None] | None = None,
-    ) -> None:
-        self._job = job
-        self._module = module
-        self._run_rank = run_rank
-        self._own = own
-        self._count = count
-        self._variables = variables
+    _job: JobFolder
+    _module: str
+    _own: Sequence[int]
+    _count: int
+    _variables: Mapping[str, str]
+    _run_rank: Callable[[str, str], None] | None = None
+
+    def __post_init__(self) -> None:
         self._processes: dict[int, tuple[int, Process]] = {}
         self._probes: dict[int, LivenessProbe] = {}
         # Why a process was ended here.

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NoReturn
 
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from planner.cost.synchronisation import update_edges
 from planner.plan.plan import Plan
 
 
+@dataclass(eq=False)
 class Session:
     """One rank in one session.
 
@@ -31,31 +33,23 @@ class Session:
         start: Agrees with the others on the start of the run, once all are connected; called where that is open.
     """
 
-    def __init__(
-        self,
-        config: RankConfig,
-        context: RankContext,
-        client: ControlClient,
-        spec: SessionSpec,
-        connect: Callable[[], ProcessGroups],
-        start: Callable[[], None],
-        give_up: Callable[[Exception], None],
-    ) -> None:
-        self._config = config
-        self._context = context
-        self._client = client
-        self._spec = spec
-        self._connect = connect
-        self._start = start
-        self._give_up = give_up
+    _config: RankConfig
+    _context: RankContext
+    _client: ControlClient
+    _spec: SessionSpec
+    _connect: Callable[[], ProcessGroups]
+    _start: Callable[[], None]
+    _give_up: Callable[[Exception], None]
+
+    def __post_init__(self) -> None:
         self._transport: Transport | None = None
         self._closing = threading.Lock()
-        backups = context.backups
+        backups = self._context.backups
         kept = (lambda: None) if backups is None else (lambda: backups.kept)
-        publisher = StepPublisher(client, spec.number, spec.first_step, config.run.steps, kept)
-        self._publisher = publisher if config.run.is_steered else None
-        self._rows = EventRecorder(context.file, self._publisher)
-        client.call_at_end(self._abort)
+        publisher = StepPublisher(self._client, self._spec.number, self._spec.first_step, self._config.run.steps, kept)
+        self._publisher = publisher if self._config.run.is_steered else None
+        self._rows = EventRecorder(self._context.file, self._publisher)
+        self._client.call_at_end(self._abort)
 
     def run(self, conclude: Callable[[], None]) -> None:
         """Carry out all steps that are left, then ``conclude``.

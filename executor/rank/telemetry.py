@@ -6,7 +6,7 @@ import resource
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import InitVar, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ def read_samples(path: Path) -> list[ResourceSample]:
     return [ResourceSample(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
+@dataclass(eq=False)
 class StepPublisher:
     """Collects the rows of each step, and publishes them once the step's sends have left.
 
@@ -73,18 +74,13 @@ class StepPublisher:
         kept: Gives the step before which this rank's copies of the state are complete; None where it keeps none.
     """
 
-    def __init__(
-        self,
-        client: ControlClient,
-        session: int,
-        first_step: int,
-        steps: int,
-        kept: Callable[[], int | None] = lambda: None,
-    ) -> None:
-        self._client = client
-        self._session = session
-        self._steps = steps
-        self._kept = kept
+    _client: ControlClient
+    _session: int
+    first_step: InitVar[int]
+    _steps: int
+    _kept: Callable[[], int | None] = lambda: None
+
+    def __post_init__(self, first_step: int) -> None:
         self._events: defaultdict[int, list[Event]] = defaultdict(list)
         self._late: list[Event] = []
         self._losses: dict[int, float] = {}

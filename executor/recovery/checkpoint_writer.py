@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from planner.scenario.scenario import Scenario
 _Part = tuple[int, Plan, dict[int, torch.Tensor]]
 
 
+@dataclass(eq=False)
 class Checkpointing:
     """The checkpoints of one rank, over all sessions.
 
@@ -30,22 +32,15 @@ class Checkpointing:
         failed: Called from the writing thread when a file cannot be written.
     """
 
-    def __init__(
-        self,
-        run: RunConfig,
-        device: str,
-        scenario: Scenario,
-        model: tuple[str, ...],
-        compute: Compute,
-        failed: Callable[[Exception], None],
-    ) -> None:
-        self._run = run
-        self._device = device
-        self._scenario = scenario
-        self._folder = CheckpointFolder(Path(run.checkpoints))
-        self._model = model
-        self._compute = compute
-        self._failed = failed
+    _run: RunConfig
+    _device: str
+    _scenario: Scenario
+    _model: tuple[str, ...]
+    _compute: Compute
+    _failed: Callable[[Exception], None]
+
+    def __post_init__(self) -> None:
+        self._folder = CheckpointFolder(Path(self._run.checkpoints))
         self._latest: tuple[int, Plan] | None = None
         self._parts: queue.Queue[_Part | None] = queue.Queue(maxsize=1)
         self._written = threading.Semaphore()

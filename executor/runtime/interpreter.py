@@ -1,7 +1,7 @@
 """Carries out one rank's programs over the transport, and records what happens."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -22,6 +22,7 @@ from planner.events.event import Event, EventKind
 from planner.scenario.scenario import Scenario
 
 
+@dataclass(eq=False)
 class Interpreter:
     """Runs step after step; the receives of a step are posted while the step before it runs.
 
@@ -34,34 +35,22 @@ class Interpreter:
             event of the step begins later.
     """
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        transport: Transport,
-        compute: Compute,
-        clock: RunClock,
-        wire: Wire,
-        recorder: EventRecorder,
-        updates: PipelineUpdates | None,
-        finished: Callable[[int, float], None],
-        group: TensorGroup | None = None,
-        begun: Callable[[StepProgram], None] = lambda step: None,
-        ended: Callable[[int], None] = lambda step: None,
-    ) -> None:
-        self._scenario = scenario
-        self._transport = transport
-        self._compute = compute
-        self._clock = clock
-        self._wire = wire
-        self._recorder = recorder
-        self._updates = updates
-        self._finished = finished
-        self._begun = begun
-        self._ended = ended
-        self._group = group
+    _scenario: Scenario
+    _transport: Transport
+    _compute: Compute
+    _clock: RunClock
+    _wire: Wire
+    _recorder: EventRecorder
+    _updates: PipelineUpdates | None
+    _finished: Callable[[int, float], None]
+    _group: TensorGroup | None = None
+    _begun: Callable[[StepProgram], None] = lambda step: None
+    _ended: Callable[[int], None] = lambda step: None
+
+    def __post_init__(self) -> None:
         self._posted: dict[int, PostedStep] = {}
-        self._exchange = GradientExchange(transport, compute, clock, recorder)
-        self._norms = NormChain(transport, scenario.training.clip_norm is not None)
+        self._exchange = GradientExchange(self._transport, self._compute, self._clock, self._recorder)
+        self._norms = NormChain(self._transport, self._scenario.training.clip_norm is not None)
         self._unfinished: StepProgram | None = None
         self._last: StepProgram | None = None
 

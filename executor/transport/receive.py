@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -16,6 +17,7 @@ from executor.core.timeouts import timeouts
 RECV_TIMEOUT = timedelta(seconds=timeouts().recv_s)
 
 
+@dataclass(eq=False)
 class RecvHandle:
     """A posted receive: a handle on bytes that may not have arrived yet.
 
@@ -31,19 +33,13 @@ class RecvHandle:
         arrived_s: When the bytes arrived, or the sender was found to be lost, run seconds; infinite until then.
     """
 
-    def __init__(
-        self,
-        buffer: torch.Tensor,
-        works: Sequence[dist.Work],
-        source: str,
-        clock: RunClock,
-        arrived: "Callable[[RecvHandle], None] | None" = None,
-    ) -> None:
-        self._buffer = buffer
-        self._works = works
-        self._source = source
-        self._clock = clock
-        self._arrived = arrived
+    _buffer: torch.Tensor
+    _works: Sequence[dist.Work]
+    _source: str
+    _clock: RunClock
+    _arrived: "Callable[[RecvHandle], None] | None" = None
+
+    def __post_init__(self) -> None:
         self._in_background = False
         self._completed = threading.Event()
         self._completing = threading.Lock()

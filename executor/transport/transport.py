@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
@@ -57,6 +57,7 @@ class EmulatedPath:
     path: tuple[Link, ...]
 
 
+@dataclass(eq=False)
 class Connection:
     """Sends to one device in threads of its own, so that compute never waits for the network.
 
@@ -71,20 +72,14 @@ class Connection:
         failed: Called with the error, from the thread that it ends.
     """
 
-    def __init__(
-        self,
-        device: str,
-        rank: int,
-        group: dist.ProcessGroup,
-        clock: RunClock,
-        emulated: EmulatedPath | None,
-        failed: Callable[[Exception], None],
-    ) -> None:
-        self._device = device
-        self._rank = rank
-        self._group = group
-        self._clock = clock
-        self._failed = failed
+    _device: str
+    _rank: int
+    _group: dist.ProcessGroup
+    _clock: RunClock
+    emulated: InitVar[EmulatedPath | None]
+    _failed: Callable[[Exception], None]
+
+    def __post_init__(self, emulated: EmulatedPath | None) -> None:
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._sending: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         start = self._send if emulated is None else partial(self._emulate, emulated)
@@ -159,6 +154,7 @@ def stripes(size_bytes: int, connections: int) -> list[tuple[int, int]]:
     return list(pairwise(size_bytes * stripe // count for stripe in range(count + 1)))
 
 
+@dataclass(eq=False)
 class Transport:
     """The connections of one rank.
 
@@ -169,25 +165,16 @@ class Transport:
         failed: Called with the error from a sending or receiving thread that could not go on.
     """
 
-    def __init__(
-        self,
-        device: str,
-        ranks: Mapping[str, int],
-        cluster: Cluster,
-        groups: ProcessGroups,
-        clock: RunClock,
-        shaper: LinkShaper | None,
-        records_arrivals: bool,
-        failed: Callable[[Exception], None],
-    ) -> None:
-        self._device = device
-        self._ranks = ranks
-        self._cluster = cluster
-        self._groups = groups
-        self._clock = clock
-        self._shaper = shaper
-        self._records_arrivals = records_arrivals
-        self._failed = failed
+    _device: str
+    _ranks: Mapping[str, int]
+    _cluster: Cluster
+    _groups: ProcessGroups
+    _clock: RunClock
+    _shaper: LinkShaper | None
+    _records_arrivals: bool
+    _failed: Callable[[Exception], None]
+
+    def __post_init__(self) -> None:
         self._connections: dict[tuple[str, int], Connection] = {}
         self._connecting = threading.Lock()
         self._waiting = ThreadPoolExecutor(_MOST_WAITING, "receive")

@@ -125,6 +125,7 @@ class Message:
     arrived_s: float = math.nan
 
 
+@dataclass(eq=False)
 class Connection:
     """One direction between two devices, over links that it shares with others.
 
@@ -134,24 +135,18 @@ class Connection:
         delivered: Queue that takes messages as they depart.
     """
 
-    def __init__(
-        self,
-        environment: simpy.Environment,
-        route: Route,
-        link: SharedLink,
-        effects: NetworkEffects,
-        back_s: float,
-        delivered: deque[Message],
-    ) -> None:
-        self._environment = environment
-        self._route = route
-        self._link = link
-        self._effects = effects
-        self._back_s = back_s
-        self._delivered = delivered
+    _environment: simpy.Environment
+    _route: Route
+    _link: SharedLink
+    _effects: NetworkEffects
+    _back_s: float
+    _delivered: deque[Message]
+
+    def __post_init__(self) -> None:
         self._queue: deque[Message] = deque()
         self._window = None
         self._window_bytes = math.inf
+        effects, route = self._effects, self._route
         self._ceiling_bps = route.ceiling_bps
         if effects.cold_start:
             # Where packets are lost, the route's ceiling already holds what windows let through in the long run.
@@ -159,7 +154,7 @@ class Connection:
                 self._window_bytes = effects.window_bytes * route.connections
                 self._ceiling_bps = math.inf
             first_bytes = min(effects.initial_window_bytes * route.connections, self._window_bytes)
-            self._window = SendWindow(first_bytes, self._window_bytes, route.latency_s + back_s, effects.idle_s)
+            self._window = SendWindow(first_bytes, self._window_bytes, route.latency_s + self._back_s, effects.idle_s)
         self._left_bytes = 0.0
         self._arrived_s = 0.0
 

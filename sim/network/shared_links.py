@@ -6,6 +6,7 @@ compute new rates at these moments only.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import simpy
 
@@ -74,6 +75,7 @@ def first_come_rates(flows: Sequence[Flow], capacity_bps: Mapping[str, float]) -
     return rates
 
 
+@dataclass(eq=False)
 class SharedLinks:
     """Links that some paths have in common.
 
@@ -83,17 +85,12 @@ class SharedLinks:
             bits per second.
     """
 
-    def __init__(
-        self,
-        environment: simpy.Environment,
-        tables: RateTables,
-        table: Mapping[str, int],
-        share: Callable[[Sequence[Flow], Mapping[str, float]], list[float]],
-    ) -> None:
-        self._environment = environment
-        self._tables = tables
-        self._table = table
-        self._share = share
+    _environment: simpy.Environment
+    _tables: RateTables
+    _table: Mapping[str, int]
+    _share: Callable[[Sequence[Flow], Mapping[str, float]], list[float]]
+
+    def __post_init__(self) -> None:
         self._flows: list[Flow] = []
         self._rates: list[float] = []
         self._ends_s: list[float] = []
