@@ -54,11 +54,7 @@ def _slower(one: RateTable, other: RateTable) -> RateTable:
     if one == other:
         return one
     times_s = sorted({*one.times_s, *other.times_s})
-    return RateTable(times_s, [min(_at(one, time_s), _at(other, time_s)) for time_s in times_s])
-
-
-def _at(table: RateTable, time_s: float) -> float:
-    return table.rates[int(np.searchsorted(table.times_s, time_s, side="right")) - 1]
+    return RateTable(times_s, [min(one.at(time_s), other.at(time_s)) for time_s in times_s])
 
 
 def _absences(group: Sequence[str], scenario: Scenario) -> list[tuple[float, float]]:

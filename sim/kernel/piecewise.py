@@ -33,6 +33,10 @@ class RateTable:
     duration_s: float = math.inf
     repeat_from_s: float = 0.0
 
+    def at(self, time_s: float) -> float:
+        """Return the rate at a time before the table repeats."""
+        return self.rates[int(np.searchsorted(self.times_s, time_s, side="right")) - 1]
+
     def clipped(self, factor: float, ceiling: float) -> "RateTable":
         """Return the table with rates times ``factor``, and none above ``ceiling``."""
         rates = [min(rate * factor, ceiling) for rate in self.rates]
@@ -49,11 +53,8 @@ class RateTable:
         for turn in range(1, turns + 1):
             pieces += [(time_s + turn * period_s, rate) for time_s, rate in repeated]
         cuts = sorted({time_s for time_s, _ in pieces} | {start_s} | ({end_s} if math.isfinite(end_s) else set()))
-        times_s = [time_s for time_s, _ in pieces]
-        rates = [
-            0.0 if start_s <= cut < end_s else pieces[int(np.searchsorted(times_s, cut, side="right")) - 1][1]
-            for cut in cuts
-        ]
+        unrolled = RateTable([time_s for time_s, _ in pieces], [rate for _, rate in pieces])
+        rates = [0.0 if start_s <= cut < end_s else unrolled.at(cut) for cut in cuts]
         if not loops or math.isinf(end_s):
             return RateTable(cuts, rates)
         return RateTable(cuts, rates, self.duration_s + turns * period_s, self.repeat_from_s + turns * period_s)

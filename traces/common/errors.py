@@ -50,10 +50,10 @@ class RunError(RopebridgeError):
 
 Thing = TypeVar("Thing")
 
-# More than so many suggestions are a list, and the list of all names follows.
 # Likeness of two spellings, by difflib, from which on they differ by a slip of the hand.
 _SLIP_RATIO = 0.85
 
+# More suggestions than these are a list, and the list of all names follows anyway.
 _MOST_NAMES = 3
 
 
