@@ -13,7 +13,7 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
 from executor.control.control_server import ControlServer, Peer
@@ -34,6 +34,7 @@ from traces.common.errors import RunError
 _MAX_PAUSE_S = 3600.0
 
 
+@dataclass(eq=False)
 class Coordinator:
     """Runs one job, from the start of its processes to their end.
 
@@ -43,24 +44,21 @@ class Coordinator:
         driver: Asks the policy; None in a job that is not steered.
     """
 
-    def __init__(
-        self,
-        job: JobFolder,
-        devices: Sequence[str],
-        hosts: Hosts | None,
-        server: ControlServer,
-        driver: PolicyDriver | None,
-    ) -> None:
+    job: InitVar[JobFolder]
+    _devices: Sequence[str]
+    _hosts: Hosts | None
+    _server: ControlServer
+    _driver: PolicyDriver | None
+
+    def __post_init__(self, job: JobFolder) -> None:
         self._scenario, self._plan, self._config = job.read()
-        self._devices = devices
-        self._hosts = hosts
-        self._server = server
-        self._driver = driver
         self._recovers = self._config.backup_every > 0
         absences = [fault for fault in self._scenario.faults if isinstance(fault, Absence)] if self._recovers else []
-        documents = job.documents() if hosts is not None else {}
-        self._processes = RankProcesses(devices, hosts, server, documents, absences, replaces=self._recovers)
-        self._processes.greet(server.own_agent)
+        documents = job.documents() if self._hosts is not None else {}
+        self._processes = RankProcesses(
+            self._devices, self._hosts, self._server, documents, absences, replaces=self._recovers
+        )
+        self._processes.greet(self._server.own_agent)
         self._agreements = Agreements(self._answer)
         self._heard: dict[str, tuple[float, str]] = {}
         # When a signal goes to which rank, by the monotonic clock, and its number: 0 sends none.
@@ -68,9 +66,9 @@ class Coordinator:
         self._values: dict[str, str] = {}
         self._local_delivery_s = 0.0
         run = self._config
-        spec = SessionSpec.of_run(self._plan, len(devices), run.first_step, run.steps, random_token())
+        spec = SessionSpec.of_run(self._plan, len(self._devices), run.first_step, run.steps, random_token())
         self._session = SessionProgress(spec)
-        self._regrouping = Regrouping(self._scenario, run.steps, devices, self._processes, driver)
+        self._regrouping = Regrouping(self._scenario, run.steps, self._devices, self._processes, self._driver)
 
     def run(self) -> None:
         """Run the job to its end.

@@ -1,7 +1,7 @@
 """Trains the user's model: this rank's stages, forward and backward by autograd, and torch's optimizers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -40,6 +40,7 @@ class _Stage:
     output_shape: SampleShape | None
 
 
+@dataclass(eq=False)
 class RealCompute:
     """The stages of the model that one rank trains.
 
@@ -50,34 +51,28 @@ class RealCompute:
         group: The tensor-parallel group that shares every layer of this rank; None if it is in none.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        plan: Plan,
-        program: DeviceProgram | None,
-        training: Training,
-        clock: RunClock,
-        device: torch.device = CPU,
-        group: TensorGroup | None = None,
-    ) -> None:
-        self._loaded = loaded
-        self._training = training
-        self._clock = clock
-        self._device = device
-        self._group = group
-        self._leads = group is None or group.leads
-        self._data = DataOrder(loaded.model, training.global_batch, training.seed)
+    _loaded: LoadedModel
+    plan: InitVar[Plan]
+    program: InitVar[DeviceProgram | None]
+    _training: Training
+    _clock: RunClock
+    _device: torch.device = CPU
+    _group: TensorGroup | None = None
+
+    def __post_init__(self, plan: Plan, program: DeviceProgram | None) -> None:
+        self._leads = self._group is None or self._group.leads
+        self._data = DataOrder(self._loaded.model, self._training.global_batch, self._training.seed)
         self._pipeline = -1
         self._stages: dict[int, _Stage] = {}
         self._layers: dict[int, nn.Module] = {}
-        self._rule = UpdateRule([], training)
+        self._rule = UpdateRule([], self._training)
         # Outputs and gradients from one of this rank's stages to another: receiving stage, kind, microbatch.
         self._local: dict[tuple[int, Kind, int], torch.Tensor] = {}
         self._losses: dict[int, torch.Tensor] = {}
         self._step = 0
         self._first_samples: list[int] = []
         self._syncs: tuple[GradientSync, ...] = ()
-        self._samples_of_an_update = training.global_batch
+        self._samples_of_an_update = self._training.global_batch
         self.set_plan(plan, program)
 
     def set_plan(self, plan: Plan, program: DeviceProgram | None) -> None:
