@@ -174,8 +174,8 @@ class _StageLayer:
         # Gradients add up over all repeats: steps along them would overflow the parameters.
         still = replace(training, optimizer=replace(training.optimizer, learning_rate=0.0))
         self.rule = UpdateRule(list(loaded.model.layers[layer].parameters()), still)
-        self._before = _Neighbour(sizes[layer - 1].output, samples, device) if self._receives and layer else None
-        self._after = _Neighbour(sizes[layer].output, samples, device) if self._sends and not self._is_last else None
+        self._before = _received(sizes[layer - 1].output, samples, device) if self._receives and layer else None
+        self._after = _received(sizes[layer].output, samples, device) if self._sends and not self._is_last else None
         self._durations: defaultdict[str, list[float]] = defaultdict(list)
 
     def timed(self, name: str, work: Callable[[], Result]) -> Result:
@@ -203,7 +203,7 @@ class _StageLayer:
         if self._is_first:
             inputs = data.to(self.device)
         else:
-            received = self._before.payload() if self._before is not None else previous
+            received = self._before() if self._before is not None else previous
             assert received is not None, "the layer before has outputs"
             inputs = received.detach().requires_grad_()
         outputs = self.module.forward(_MICROBATCH, inputs, loss)
@@ -215,22 +215,16 @@ class _StageLayer:
         self, run: Callable[[int, torch.Tensor | None], torch.Tensor | None], gradient: torch.Tensor | None
     ) -> torch.Tensor | None:
         """Run a method of the module backward, from the payload or gradient after it; return the input gradient."""
-        found = run(_MICROBATCH, self._after.payload() if self._after is not None else gradient)
+        found = run(_MICROBATCH, self._after() if self._after is not None else gradient)
         if self._receives and found is not None:
             to_payload(found)
         return found
 
 
-class _Neighbour:
-    """A neighbouring stage, which has sent a payload of random numbers to the CPU."""
-
-    def __init__(self, shape: SampleShape, samples: int, device: torch.device) -> None:
-        self._shape = shape
-        self._device = device
-        self._payload = to_payload(torch.randn(samples, *shape.sizes, dtype=shape.dtype)).clone()
-
-    def payload(self) -> torch.Tensor:
-        return from_payloads([self._payload], self._shape.sizes, self._shape.dtype, self._device)
+def _received(shape: SampleShape, samples: int, device: torch.device) -> Callable[[], torch.Tensor]:
+    """Return what takes a payload of random numbers that a neighbouring stage has sent to the CPU."""
+    payload = to_payload(torch.randn(samples, *shape.sizes, dtype=shape.dtype)).clone()
+    return lambda: from_payloads([payload], shape.sizes, shape.dtype, device)
 
 
 def _seconds(work: Callable[[], Result], device: torch.device) -> tuple[float, Result]:
