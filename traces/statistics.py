@@ -78,13 +78,7 @@ CONFIDENCE = 1 - 2 / 2**ROUNDS
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Confidence interval of a median from `ROUNDS` rounds, in the unit of the measurement.
-
-    Attributes:
-        least: Least value of the rounds.
-        median: Median of the rounds.
-        most: Greatest value of the rounds.
-    """
+    """Confidence interval of a median: the least, the median and the most of `ROUNDS` rounds, in the measured unit."""
 
     least: float
     median: float

@@ -13,13 +13,7 @@ from traces.common.errors import InputError
 
 
 class LineError(InputError):
-    """Wrong input on one line of a text.
-
-    Args:
-        problem: What is wrong, with the value that was found.
-        line: Number of the line, from 1.
-        valid: What would be valid.
-    """
+    """Wrong input on one line of a text, whose number counts from 1."""
 
     def __init__(self, problem: str, *, line: int, valid: str = "") -> None:
         self.line = line

@@ -29,9 +29,6 @@ class Session:
     Args:
         conversation: Conversation with the peer, after the greeting.
         token: Token that further connections of the peer name.
-
-    Attributes:
-        token: Token that further connections of the peer name.
     """
 
     def __init__(self, conversation: Conversation, token: str, services: Mapping[str, Service]) -> None:
