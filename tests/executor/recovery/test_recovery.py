@@ -153,8 +153,8 @@ def test_a_device_that_leaves_and_returns_is_waited_for(tmp_path: Path) -> None:
     """As its scenario says, and as the simulator has it."""
     scenario, plan = chain()
     # Of more steps than a run can have done when the device leaves.
-    away_s, steps = 6.0, 50
-    scenario = replace(scenario, faults=(Absence("device-1", 0.3, 0.3 + away_s),))
+    away_s, steps = 6.0, 2 * STEPS
+    scenario = replace(scenario, faults=(Absence("device-1", 0.2, 0.2 + away_s),))
     target = tmp_path / "parameters.safetensors"
     record = TorchBackend("real", parameters=target, backup_every=1).run(scenario, plan, None, steps)
     assert_trained(record, target, train_in_one_process(scenario, steps))
