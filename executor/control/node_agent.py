@@ -245,7 +245,11 @@ def main(parent: str, folder: str, module: str, descriptor: str) -> None:
             address = listening.getsockname()[:2]
             socket.send_fds(connection, [b"!"], [listening.fileno()])
         # While the launcher reads this: torch takes seconds, and ranks are forked from here.
-        run_rank = importlib.import_module(WORKER).main if module == WORKER else None
+        run_rank = None
+        if module == WORKER:
+            worker = importlib.import_module(WORKER)
+            worker.preload(job)
+            run_rank = worker.main
         gc.freeze()
         said = channel.receive()
         if said is None or said["kind"] != "welcome":

@@ -19,6 +19,7 @@ from executor.core.failures import give_up, rank_name
 from executor.core.job import JobFolder, rank_devices
 from executor.core.liveness import start_beating
 from executor.core.messages import SessionSpec
+from executor.core.step_program import compile_plan
 from executor.core.subprocesses import die_with_parent
 from executor.core.timeouts import timeouts
 from executor.rank.context import RankConfig, build_context
@@ -32,6 +33,7 @@ from executor.training.noise_scale import NoiseMeasuringCompute, write_norms
 from executor.transport.link_shaper import measure_local_delivery_s
 from executor.transport.rendezvous import ProcessGroups, check_interface, connect
 from executor.wan.testbed import enter_device_network
+from planner.events.event import to_table
 from traces.common.errors import InputError, RunError
 
 # At the end the others may have hours of work left. Who waits there still hears within seconds that a peer is gone.
@@ -39,6 +41,15 @@ _UNTIL_ALL_ARE_DONE = timedelta(days=365)
 
 # The news of the start travels for so many times the longest latency at most.
 _HEAD_START_LATENCIES = 8
+
+
+def preload(job: JobFolder) -> None:
+    """Load what every rank that is forked from this process needs: half of a rank's start, for each rank."""
+    # pyarrow loads pandas with its first array.
+    to_table([])
+    scenario, plan, _ = job.read()
+    # Loads the compiled code of numba too.
+    compile_plan(plan, scenario)
 
 
 def main(agent: str, folder: str) -> None:
