@@ -14,6 +14,12 @@ from traces.trace import LinkTrace
 TWO_DEVICES = ("west", "east")
 
 
+def played(trace: LinkTrace, mean_bps: float, speed: float = 1) -> LinkTrace:
+    """Return the trace at another mean rate, ``speed`` times as fast."""
+    rates_bps = trace.bandwidth_bps * (mean_bps / trace.mean_bps)
+    return LinkTrace(trace.times_s / speed, rates_bps, trace.duration_s / speed)
+
+
 def two_stage_scenario(
     action_s: float, transfer_bytes: int, microbatches: int, bandwidth_bps: float, latency_s: float
 ) -> Scenario:

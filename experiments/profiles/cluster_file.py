@@ -47,6 +47,11 @@ class MeasuredLink:
     jitter_s: float = 0.0
     size_curve: SizeCurve | None = None
 
+    @property
+    def pair(self) -> tuple[str, str]:
+        """Both ends."""
+        return self.source, self.target
+
 
 def check_cluster_file(path: Path, ends: Sequence[str]) -> None:
     """Refuse what `add_links` would refuse for links between these ends, before anything is measured.
@@ -106,14 +111,14 @@ def add_links(path: Path, there: MeasuredLink, back: MeasuredLink) -> list[str]:
 
 def _replace(links: list[Any], there: MeasuredLink, back: MeasuredLink) -> list[str]:
     """Put the new entries where the first of the old ones was, or at the end."""
-    old = [index for index, entry in enumerate(links) if _pairs(entry) & {_pair(there), _pair(back)}]
+    old = [index for index, entry in enumerate(links) if _pairs(entry) & {there.pair, back.pair}]
     place = old[0] if old else len(links)
     before = {pair: links[index] for index in old for pair in _pairs(links[index])}
-    new = {pair: _entry(link, before.get(pair, {})) for link in (there, back) for pair in [_pair(link)]}
+    new = {pair: _entry(link, before.get(pair, {})) for link in (there, back) for pair in [link.pair]}
     notes = [
         f"{link.source} to {link.target}: the file's trace stays, in place of the bandwidth measured here"
         for link in (there, back)
-        if "trace" in new[_pair(link)]
+        if "trace" in new[link.pair]
     ]
     for index in reversed(old):
         del links[index]
@@ -121,10 +126,6 @@ def _replace(links: list[Any], there: MeasuredLink, back: MeasuredLink) -> list[
         entry.fa.set_flow_style()
         links.insert(place, entry)
     return notes
-
-
-def _pair(link: MeasuredLink) -> tuple[str, str]:
-    return link.source, link.target
 
 
 def _pairs(entry: Any) -> set[tuple[str, str]]:
@@ -154,14 +155,14 @@ def _joined(
     new: Mapping[tuple[str, str], dict[str, Any]], there: MeasuredLink, back: MeasuredLink
 ) -> list[CommentedMap]:
     """One entry for both directions if they are alike, else one for each."""
-    first, second = new[_pair(there)], new[_pair(back)]
+    first, second = new[there.pair], new[back.pair]
     rates = sorted((there.bandwidth_bps, back.bandwidth_bps))
     without = [{key: value for key, value in each.items() if key not in _MEASURED} for each in (first, second)]
     if rates[0] >= (1 - _ALIKE) * rates[1] and without[0] == without[1]:
         # The slower one, on which a plan can count both ways.
         slower = first if there.bandwidth_bps <= back.bandwidth_bps else second
         return [CommentedMap({"between": [there.source, there.target], **slower})]
-    return [CommentedMap({"from": link.source, "to": link.target, **new[_pair(link)]}) for link in (there, back)]
+    return [CommentedMap({"from": link.source, "to": link.target, **new[link.pair]}) for link in (there, back)]
 
 
 def _rate(rate_bps: float) -> str:

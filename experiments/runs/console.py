@@ -65,13 +65,9 @@ def check_targets(paths: Iterable[Path | None]) -> None:
         InputError: A path is a folder, its folder is missing, or nothing can be written there.
     """
     for path in paths:
-        if path is not None:
-            _check_target(path)
-
-
-def _check_target(path: Path) -> None:
-    check_place(path)
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise InputError(
-            f"the folder '{path.parent}' may not be written", where=str(path), valid="choose a place that can"
-        )
+        if path is None:
+            continue
+        check_place(path)
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            problem = f"the folder '{path.parent}' may not be written"
+            raise InputError(problem, where=str(path), valid="choose a place that can")

@@ -72,17 +72,6 @@ def write_record(record: RunRecord, folder: Path) -> None:
     Raises:
         RunError: The disk is full, or fails.
     """
-    try:
-        _write_record(record, folder)
-    except OSError as error:
-        raise RunError(f"the run cannot be written into '{folder}': {error.strerror or error}") from error
-
-
-def _write_record(record: RunRecord, folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    write_resolved_scenario(record.scenario, folder / "scenario.json")
-    write_plan(record.plan, folder / "plan.json")
-    write_events(record.events, folder / "events.parquet")
     decisions = [
         {
             "observed_step": decision.observed_step,
@@ -94,11 +83,21 @@ def _write_record(record: RunRecord, folder: Path) -> None:
         }
         for decision in record.decisions
     ]
-    (folder / "decisions.jsonl").write_text("".join(json.dumps(decision) + "\n" for decision in decisions))
-    if record.gradient_norms:
-        lines = "".join(json.dumps(_norms_with_estimates(norms)) + "\n" for norms in record.gradient_norms)
-        (folder / _NORMS).write_text(lines)
-    (folder / "summary.json").write_text(json.dumps(summarise(record), indent=1) + "\n")
+    norms = [
+        {**asdict(each), "estimates": {name: asdict(each.estimate(name)) for name in ESTIMATORS}}
+        for each in record.gradient_norms
+    ]
+    try:
+        folder.mkdir(exist_ok=True)
+        write_resolved_scenario(record.scenario, folder / "scenario.json")
+        write_plan(record.plan, folder / "plan.json")
+        write_events(record.events, folder / "events.parquet")
+        (folder / "decisions.jsonl").write_text("".join(json.dumps(decision) + "\n" for decision in decisions))
+        if norms:
+            (folder / _NORMS).write_text("".join(json.dumps(each) + "\n" for each in norms))
+        (folder / "summary.json").write_text(json.dumps(summarise(record), indent=1) + "\n")
+    except OSError as error:
+        raise RunError(f"the run cannot be written into '{folder}': {error.strerror or error}") from error
 
 
 def read_record(folder: Path) -> RunRecord:
@@ -118,7 +117,8 @@ def read_record(folder: Path) -> RunRecord:
         lines = (folder / "decisions.jsonl").read_text().splitlines()
         decisions = tuple(_decision(json.loads(line)) for line in lines)
         events = tuple(read_events(folder / "events.parquet"))
-        norms = tuple(_norms(json.loads(line)) for line in _lines(folder / _NORMS))
+        measured = (folder / _NORMS).read_text().splitlines() if (folder / _NORMS).exists() else []
+        norms = tuple(_norms(json.loads(line)) for line in measured)
         backend, losses = summary["backend"], tuple(summary["losses"])
         network = _network(summary)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -156,10 +156,6 @@ def _noise_scales(record: RunRecord) -> dict[str, float | None] | None:
     return scales
 
 
-def _norms_with_estimates(norms: GradientNorms) -> dict[str, Any]:
-    return {**asdict(norms), "estimates": {name: asdict(norms.estimate(name)) for name in ESTIMATORS}}
-
-
 def _norms(data: dict[str, Any]) -> GradientNorms:
     local = tuple(data["local_squared_norms"])
     return GradientNorms(data["step"], tuple(data["batch_sizes"]), local, data["global_squared_norm"])
@@ -169,10 +165,6 @@ def _network(summary: dict[str, Any]) -> RealNetwork | None:
     """The network of a run; None of a simulation, and of a run written before it was recorded."""
     emulator = summary.get("emulator")
     return RealNetwork(emulator, summary["tcp"]) if emulator is not None else None
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def _decision(data: dict[str, Any]) -> Decision:

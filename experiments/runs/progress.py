@@ -254,7 +254,15 @@ def showing_sweep(left: int, points: int) -> Iterator[SweepWatch]:
 def showing_rounds(rounds: int, tell: Tell) -> Iterator[Tell]:
     """Give what is called with a line before each of so many rounds: a bar, or else ``tell`` without repetitions."""
     if not sys.stderr.isatty():
-        yield _without_repetitions(tell)
+        last = ""
+
+        def tell_once(line: str) -> None:
+            nonlocal last
+            if line != last:
+                tell(line)
+            last = line
+
+        yield tell_once
         return
     from rich.progress import TextColumn
 
@@ -270,18 +278,6 @@ def showing_rounds(rounds: int, tell: Tell) -> Iterator[Tell]:
 
         yield begin
         bar.update(task, completed=rounds, refresh=True)
-
-
-def _without_repetitions(tell: Tell) -> Tell:
-    last = ""
-
-    def begin(line: str) -> None:
-        nonlocal last
-        if line != last:
-            tell(line)
-        last = line
-
-    return begin
 
 
 def _bar(*columns: Any, **options: Any) -> "Bar":

@@ -97,25 +97,22 @@ def scenario_of(task: PointTask, values: Mapping[str, Any]) -> Scenario:
         InputError: Its values do not make a scenario.
     """
     named = {**task.common, **values}["scenario"]
-    changes = {name: value for name, value in values.items() if _leads_into_scenario(name)}
-    return _scenario(_scenario_path(named, task.folder), canonical(changes))
+    return _scenario(_scenario_path(named, task.folder), canonical(_changes(values, of_plan=False)))
 
 
 def _simulate(task: PointTask, values: Mapping[str, Any]) -> dict[str, Value]:
     settings = {**task.common, **{name: value for name, value in values.items() if name in SETTINGS}}
     scenario = scenario_of(task, values)
-    plan = _plan(scenario, _plan_settings(settings, task.folder), canonical(_plan_changes(values)))
+    plan = _plan(scenario, _plan_settings(settings, task.folder), canonical(_changes(values, of_plan=True)))
     policy = make_policy(_name_or_file(settings, "policy", task.folder) or "none", scenario)
     steps, duration_s = bounded(*run_length(settings))
     return point_metrics(Simulator(duration_s).run(scenario, plan, policy, steps))
 
 
-def _leads_into_scenario(name: str) -> bool:
-    return name not in SETTINGS and _keys(name)[0] != PLAN
-
-
-def _plan_changes(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in SETTINGS and _keys(name)[0] == PLAN}
+def _changes(values: Mapping[str, Any], *, of_plan: bool) -> dict[str, Any]:
+    return {
+        name: value for name, value in values.items() if name not in SETTINGS and (_keys(name)[0] == PLAN) == of_plan
+    }
 
 
 def _plan_settings(settings: Mapping[str, Any], folder: Path) -> tuple[Path | None, str | None, str | None]:

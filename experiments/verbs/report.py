@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
-Writer = Callable[[Sequence[RunRecord], Sequence[str], Path], None]
+_KINDS = (".html", ".png", ".svg", ".json")
 
 
 def report(folders: Sequence[Path], outputs: Sequence[Path]) -> str:
@@ -103,7 +103,7 @@ def report_records(records: Sequence[RunRecord], names: Sequence[str], targets: 
         _check_kind(target)
         check_place(target)
     for target in targets:
-        _WRITERS[target.suffix](records, names, target)
+        _write(records, names, target)
 
 
 def _report_sweep(folders: Sequence[Path], targets: Sequence[Path]) -> None:
@@ -143,29 +143,23 @@ def _write_sweep(points: SweptPoints, path: Path) -> None:
         draw_sweep(points, path)
 
 
-def _page(records: Sequence[RunRecord], names: Sequence[str], path: Path) -> None:
-    from experiments.report.html.run_page import write_run_page
+def _write(records: Sequence[RunRecord], names: Sequence[str], path: Path) -> None:
+    if path.suffix == ".html":
+        from experiments.report.html.run_page import write_run_page
 
-    write_run_page(records, names, path)
+        write_run_page(records, names, path)
+    elif path.suffix == ".json":
+        from experiments.report.perfetto import write_perfetto
 
+        write_perfetto(records, path)
+    else:
+        from experiments.report.figures.run_figure import draw_runs
 
-def _figure(records: Sequence[RunRecord], names: Sequence[str], path: Path) -> None:
-    from experiments.report.figures.run_figure import draw_runs
-
-    draw_runs(records, path, names=names)
-
-
-def _perfetto(records: Sequence[RunRecord], names: Sequence[str], path: Path) -> None:
-    from experiments.report.perfetto import write_perfetto
-
-    write_perfetto(records, path)
-
-
-_WRITERS: Mapping[str, Writer] = {".html": _page, ".png": _figure, ".svg": _figure, ".json": _perfetto}
+        draw_runs(records, path, names=names)
 
 
 def _check_kind(target: Path) -> None:
-    if target.suffix not in _WRITERS:
+    if target.suffix not in _KINDS:
         raise InputError(
             f"'{target}' is of no kind that a report can be",
             where="--output",

@@ -224,13 +224,10 @@ def _stepper(
     modules: Sequence[nn.Module],
     loss: Callable[[Tensor, Tensor], Tensor],
 ) -> Callable[..., Any]:
-    """Return the ``step`` of torch's schedule."""
     cpu = torch.device("cpu")
     stages = [PipelineStage(module, index, count, cpu) for index, module in zip(indices, modules, strict=True)]
     if run.schedule in SINGLE_STAGE:
-        (stage,) = stages
-        single = SINGLE_STAGE[run.schedule](stage, run.microbatches, loss_fn=loss)
-        return single.step
+        return SINGLE_STAGE[run.schedule](stages[0], run.microbatches, loss_fn=loss).step
     return V_SHAPED[run.schedule](list(stages), run.microbatches, loss_fn=loss).step
 
 

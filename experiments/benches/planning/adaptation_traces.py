@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.benches.cases import played
 from traces.formats import read_trace
 from traces.generators.presets import PRESETS, preset
 from traces.trace import LinkTrace
@@ -69,12 +70,8 @@ def _fitted(name: str, first: LinkTrace, second: LinkTrace, nominal_bps: tuple[f
     ratio = (first.mean_bps + second.mean_bps) / sum(nominal_bps)
     if 1 / SCALE_FITS <= ratio <= SCALE_FITS:
         return TracePair(name, (first, second), scaled=False)
-    scaled = (_with_mean(first, nominal_bps[0]), _with_mean(second, nominal_bps[1]))
+    scaled = (played(first, nominal_bps[0]), played(second, nominal_bps[1]))
     return TracePair(name, scaled, scaled=True)
-
-
-def _with_mean(trace: LinkTrace, mean_bps: float) -> LinkTrace:
-    return LinkTrace(trace.times_s, trace.bandwidth_bps * (mean_bps / trace.mean_bps), trace.duration_s)
 
 
 def _wanify(folder: Path) -> Iterator[tuple[str, LinkTrace, LinkTrace]]:

@@ -1,7 +1,7 @@
 """What the planner bench plans for: the published fleets of one zone, and a thousand GPUs of sixteen regions."""
 
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, cycle
 
 import numpy as np
 
@@ -98,8 +98,15 @@ def wide_scenario(name: str, files: MeasuredFiles, seed: int = 0) -> Scenario:
     random = np.random.default_rng(seed)
     regions = [f"region-{number}" for number in range(WIDE_REGIONS)]
     devices = tuple(
-        _wide_device(region, WIDE_KINDS[number % len(WIDE_KINDS)], host, gpu)
-        for number, region in enumerate(regions)
+        Device(
+            f"{region}-host-{host}-gpu-{gpu}",
+            kind.name,
+            region,
+            kind.memory_bytes,
+            host=f"{region}-host-{host}",
+            interface_bps=INTERFACE_BPS,
+        )
+        for region, kind in zip(regions, cycle(map(find_kind, WIDE_KINDS)), strict=False)
         for host in range(WIDE_HOSTS)
         for gpu in range(WIDE_HOST_GPUS)
     )
@@ -115,9 +122,3 @@ def wide_scenario(name: str, files: MeasuredFiles, seed: int = 0) -> Scenario:
         read_sailor(files.times, files.sizes, files.model_name),
         Training(GLOBAL_BATCH, optimizer=Optimizer("adamw")),
     )
-
-
-def _wide_device(region: str, kind: str, host: int, gpu: int) -> Device:
-    name = f"{region}-host-{host}"
-    memory_bytes = find_kind(kind).memory_bytes
-    return Device(f"{name}-gpu-{gpu}", kind, region, memory_bytes, host=name, interface_bps=INTERFACE_BPS)

@@ -70,14 +70,19 @@ def judge(plan: Plan, scenario: Scenario, tables: JudgeTables) -> ClosedFormResu
 
 
 def _pipeline_parts(pipeline: Pipeline, scenario: Scenario, tables: JudgeTables) -> tuple[float, float, float]:
-    """Seconds of compute, of transfers and of the update."""
+    """Seconds of compute, of transfers and of the update; of each stage, those of the slowest replica."""
     stages = pipeline.stages
-    compute_s = [_compute_s(stage, pipeline.microbatches, scenario, tables) for stage in stages]
+    compute_s, updates_s = [], []
+    for stage in stages:
+        nodes = set(_nodes(stage, pipeline.microbatches, scenario, tables))
+        layers = (stage.first_layer, stage.end_layer)
+        compute_s.append(max(tables.compute_s(node, *layers, samples) for node, samples in nodes))
+        updates_s.append(max(tables.update_s(node, stage.first_layer, samples) for node, samples in nodes))
     transfer_s = [_transfer_s(pipeline, index, scenario, tables) for index in range(len(stages))]
     slowest = max(range(len(stages)), key=lambda index: compute_s[index] + transfer_s[index])
     repeats = len(pipeline.microbatches) - 1
-    update_s = max(_update_s(stage, pipeline.microbatches, scenario, tables) for stage in stages)
-    return (repeats * compute_s[slowest] + sum(compute_s), repeats * transfer_s[slowest] + sum(transfer_s), update_s)
+    computed_s, transferred_s = (repeats * each[slowest] + sum(each) for each in (compute_s, transfer_s))
+    return computed_s, transferred_s, max(updates_s)
 
 
 def _nodes(
@@ -90,27 +95,6 @@ def _nodes(
 
 def _node(replica: Replica, scenario: Scenario, tables: JudgeTables) -> Node:
     return tables.node(scenario.cluster.by_name[replica.device].kind, replica.tensor_parallel)
-
-
-def _distinct(
-    stage: Stage, microbatches: Sequence[int], scenario: Scenario, tables: JudgeTables
-) -> list[tuple[Node, int]]:
-    return list(dict.fromkeys(_nodes(stage, microbatches, scenario, tables)))
-
-
-def _compute_s(stage: Stage, microbatches: Sequence[int], scenario: Scenario, tables: JudgeTables) -> float:
-    """Forward and backward of a microbatch, of the slowest replica."""
-    return max(
-        tables.compute_s(node, stage.first_layer, stage.end_layer, samples)
-        for node, samples in _distinct(stage, microbatches, scenario, tables)
-    )
-
-
-def _update_s(stage: Stage, microbatches: Sequence[int], scenario: Scenario, tables: JudgeTables) -> float:
-    return max(
-        tables.update_s(node, stage.first_layer, samples)
-        for node, samples in _distinct(stage, microbatches, scenario, tables)
-    )
 
 
 def _transfer_s(pipeline: Pipeline, index: int, scenario: Scenario, tables: JudgeTables) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.stats import kendalltau
 
 from executor.backend import TorchBackend, choose_emulator
+from experiments.benches.cases import played
 from experiments.benches.result import BenchResult, Row, at_least, at_most
 from experiments.benches.simulation.predicted import ROUNDS, predict_real_compute
 from experiments.runs.scenario import choose_scenario
@@ -149,7 +150,7 @@ def _several_pipelines() -> Iterator[Case]:
 
 def _swaying() -> Iterator[Case]:
     for name, mean_bps in (("lte", 60e6), ("5g", 120e6)):
-        trace = _played(preset(name, duration_s=60.0, seed=5), mean_bps)
+        trace = played(preset(name, duration_s=60.0, seed=5), mean_bps)
         stages = Stages([0.03, 0.02, 0.03], [(trace, 0.02), (200e6, 0.01)])
         yield _case(f"fluctuating-{name}", stages, (1,) * 10, [8, 6, 3], "1f1b", steps=STEPS_ON_TRACES)
         yield _case(
@@ -164,18 +165,12 @@ def _recorded(tell: Callable[[str], None]) -> Iterator[Case]:
         return
     # Fixed broadband of about 1 Mbit/s, a rate every 5 s: played ten times as fast, on a link of 60 Mbit/s.
     for number, path in enumerate(sorted(folder.iterdir())[5:20:5]):
-        trace = _played(read_trace(path), 60e6, speed=10)
+        trace = played(read_trace(path), 60e6, speed=10)
         stages = Stages([0.03, 0.03], [(trace, 0.015 * (number + 1))])
         yield _case(f"recorded-{number}-1f1b", stages, (1,) * 8, [6, 3], "1f1b", steps=STEPS_ON_TRACES)
         yield _case(
             f"recorded-{number}-dynamic", stages, (1,) * 8, [6, 6], "compact-zb", order="dynamic", steps=STEPS_ON_TRACES
         )
-
-
-def _played(trace: LinkTrace, mean_bps: float, speed: float = 1) -> LinkTrace:
-    """A trace with another mean rate, so many times as fast."""
-    rates_bps = trace.bandwidth_bps * (mean_bps / trace.mean_bps)
-    return LinkTrace(trace.times_s / speed, rates_bps, trace.duration_s / speed)
 
 
 def _planned() -> Iterator[Case]:

@@ -46,7 +46,7 @@ def _departure(record: RunRecord, log: EventLog, number: int) -> str:
 
 def _changes(record: RunRecord, seen: Observation, before: Observation | None) -> str:
     rates = _rates_bps(record, seen)
-    earlier = _rates_bps(record, before) if before is not None else _declared_bps(record, seen)
+    earlier = _rates_bps(record, before) if before is not None else _rates_bps(record, seen, declared=True)
     ratios = {pair: rate / earlier[pair] for pair, rate in rates.items() if pair in earlier}
     changed = sorted(
         (pair for pair, ratio in ratios.items() if abs(math.log(ratio)) > math.log(_RATE_RATIO)),
@@ -63,25 +63,16 @@ def _changes(record: RunRecord, seen: Observation, before: Observation | None) -
     return "; ".join(texts) or "nothing new: a plan that fits better what had been seen"
 
 
-def _rates_bps(record: RunRecord, seen: Observation) -> dict[tuple[str, str], float]:
+def _rates_bps(record: RunRecord, seen: Observation, declared: bool = False) -> dict[tuple[str, str], float]:
     """The rate between each pair of regions, by the pair of devices that sent most."""
     by_name = record.scenario.cluster.by_name
     rates: dict[tuple[str, str], float] = {}
     for path in sorted(seen.paths, key=lambda each: each.size_bytes):
         pair = by_name[path.source].region, by_name[path.target].region
         if pair[0] != pair[1]:
-            rates[pair] = path.rate_bps
+            nominal = nominal_path(record.scenario, path.source, path.target)
+            rates[pair] = nominal.rate_bps if declared else path.rate_bps
     return rates
-
-
-def _declared_bps(record: RunRecord, seen: Observation) -> dict[tuple[str, str], float]:
-    by_name = record.scenario.cluster.by_name
-    return {
-        (by_name[path.source].region, by_name[path.target].region): nominal_path(
-            record.scenario, path.source, path.target
-        ).rate_bps
-        for path in sorted(seen.paths, key=lambda each: each.size_bytes)
-    }
 
 
 def _slower(seen: Observation, before: Observation) -> list[str]:

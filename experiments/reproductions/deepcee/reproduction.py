@@ -85,7 +85,7 @@ def reproduce_deepcee(quick: bool, tell: Callable[[str], None]) -> Reproduction:
     # Those in which no region is faster alone, where there is a pipeline to speak of, and that in turn.
     chosen = [setting for setting, row in zip(settings, details, strict=True) if int(row["regions"]) > 1]
     ablations = [_ablation(setting, tell) for setting in chosen]
-    adapted = [] if quick else [_adapter(name, trace, bps, tell) for name, trace, bps in _weather()]
+    adapted = [] if quick else [_adapter(name, trace, tell) for name, trace in _changing_links().items()]
     ratios = [float(row["ratio_to_best"]) for row in details]
     largest = max(float(row["ratio_to_worst"]) for row in details)
     across = [ratio for ratio, row in zip(ratios, details, strict=True) if int(row["regions"]) > 1]
@@ -161,23 +161,18 @@ def _no_ablation() -> Row:
     return {"setting": "", "whole": 0.0, **{f"without {name}": 0.0 for name in MECHANISMS}}
 
 
-def _weather() -> list[tuple[str, LinkTrace, float]]:
-    """Name, trace of the links between the first two regions, and what these declare, bits per second."""
-    whole_bps = LINKS[0][0]
-    drops = [
-        (
-            f"drop to {share:.0%}",
-            LinkTrace(np.array([0.0, DROP_AT_S]), np.array([whole_bps, share * whole_bps]), 1e6),
-            whole_bps,
-        )
-        for share in DROPS
-    ]
-    sways = preset(TRACE_PRESET, duration_s=TRACE_S, seed=0)
-    return [*drops, (f"trace {TRACE_PRESET}", sways, whole_bps)]
+def _changing_links() -> dict[str, LinkTrace]:
+    """What happens to the traces of the links between the first two regions."""
+    whole_bps = FIRST[2]
+    times_s = np.array([0.0, DROP_AT_S])
+    traces = {
+        f"drop to {share:.0%}": LinkTrace(times_s, np.array([whole_bps, share * whole_bps]), 1e6) for share in DROPS
+    }
+    return {**traces, f"trace {TRACE_PRESET}": preset(TRACE_PRESET, duration_s=TRACE_S, seed=0)}
 
 
-def _adapter(name: str, trace: LinkTrace, bandwidth_bps: float, tell: Callable[[str], None]) -> Row:
-    cluster, model, _, latency_s = FIRST
+def _adapter(name: str, trace: LinkTrace, tell: Callable[[str], None]) -> Row:
+    cluster, model, bandwidth_bps, latency_s = FIRST
     tell(f"adapter: {name}")
     scenario = deepcee_scenario(cluster, model, bandwidth_bps, latency_s, trace=trace)
     plan = deepcee_with(Mechanisms(), scenario)

@@ -82,19 +82,6 @@ def _tally(future: Any) -> Tally | None:
     return tally
 
 
-def _reached(address: str) -> Any:
-    from distributed import Client
-
-    try:
-        return Client(address)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"Dask's scheduler at '{address}' is out of reach: {error}",
-            where="DASK_SCHEDULER_ADDRESS",
-            valid="start it, or unset this for a cluster on this machine",
-        ) from error
-
-
 @contextmanager
 def _client(workers: int) -> Iterator[Any]:
     import dask
@@ -102,7 +89,15 @@ def _client(workers: int) -> Iterator[Any]:
 
     address = dask.config.get("scheduler-address", None)
     if address is not None:
-        with _reached(address) as client:
+        try:
+            reached = Client(address)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"Dask's scheduler at '{address}' is out of reach: {error}",
+                where="DASK_SCHEDULER_ADDRESS",
+                valid="start it, or unset this for a cluster on this machine",
+            ) from error
+        with reached as client:
             yield client
         return
     # A task that killed its worker is tried again by the sweep, not by Dask.
