@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from experiments.benches.cases import wide_area_scenario
 from experiments.benches.result import BenchResult, Row, at_least, at_most
 from experiments.report.html.run_page import write_run_page
-from planner.runs.record import RunRecord
 from planner.systems.registry import make_plan
 from sim.simulator import Simulator
 from traces.common.errors import InputError
@@ -119,7 +118,8 @@ def _measure(
     devices: int, steps: int, global_batch: int, page: Path, openings: int, tell: Callable[[str], None]
 ) -> Row:
     tell(f"{devices} devices, {steps} steps of {global_batch} samples")
-    record = _simulated(devices, steps, global_batch)
+    scenario = wide_area_scenario(devices=devices, regions=REGIONS, global_batch=global_batch)
+    record = Simulator().run(scenario, make_plan("megatron", scenario), None, steps)
     start = perf_counter()
     write_run_page([record], ["simulated"], page)
     written_s = perf_counter() - start
@@ -138,11 +138,6 @@ def _measure(
         "whole_run_s": whole_run_s,
         "complaints": complained,
     }
-
-
-def _simulated(devices: int, steps: int, global_batch: int) -> RunRecord:
-    scenario = wide_area_scenario(devices=devices, regions=REGIONS, global_batch=global_batch)
-    return Simulator().run(scenario, make_plan("megatron", scenario), None, steps)
 
 
 _SHOW_EVERYTHING = """

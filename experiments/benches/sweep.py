@@ -103,7 +103,7 @@ def _killed_and_resumed(file: Path, folder: Path, jobs: int, points: int) -> Row
     """Kill the command with the signal that nobody can catch; its workers have to notice by themselves."""
     process = subprocess.Popen(_command(file, folder, jobs), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        while process.poll() is None and _lines(folder / LOGS) < _KILLED_AFTER * points:
+        while process.poll() is None and len(read_outcomes(folder / LOGS)) < _KILLED_AFTER * points:
             sleep(0.05)
     finally:
         process.kill()
@@ -114,10 +114,6 @@ def _killed_and_resumed(file: Path, folder: Path, jobs: int, points: int) -> Row
 
 def _command(file: Path, folder: Path, jobs: int) -> list[str]:
     return [sys.executable, "-m", "experiments", "sweep", str(file), "-o", str(folder), "-j", str(jobs), "--json"]
-
-
-def _lines(logs: Path) -> int:
-    return sum(log.read_bytes().count(b"\n") for log in logs.glob("*.jsonl"))
 
 
 def _differing_rows(one: Path, other: Path) -> int:

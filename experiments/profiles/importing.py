@@ -40,10 +40,8 @@ class ImportConfig:
     layer_output: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Imported:
-    model: ModelLayers
-    notes: tuple[str, ...] = ()
+# A model, and what the reader has to know about it.
+_Imported = tuple[ModelLayers, Sequence[str]]
 
 
 def import_profile(config: ImportConfig, output: Path, as_json: bool) -> str:
@@ -54,13 +52,13 @@ def import_profile(config: ImportConfig, output: Path, as_json: bool) -> str:
     """
     _refuse_idle_options(config)
     check_targets([output])
-    found = _READERS[config.format](config)
-    add_to_model_file(output, found.model)
-    layers = found.model.layers
+    model, notes = _READERS[config.format](config)
+    add_to_model_file(output, model)
+    layers = model.layers
     if as_json:
-        document = {"name": found.model.name, "file": str(output), "notes": found.notes}
+        document = {"name": model.name, "file": str(output), "notes": notes}
         return json.dumps({**document, "layers": list(map(asdict, layers))}, indent=2)
-    return "\n".join([*work_table(layers), *found.notes, f"written to {output}: name it as 'model:' of a scenario"])
+    return "\n".join([*work_table(layers), *notes, f"written to {output}: name it as 'model:' of a scenario"])
 
 
 def _huggingface(config: ImportConfig) -> _Imported:
@@ -75,7 +73,7 @@ def _huggingface(config: ImportConfig) -> _Imported:
         raise error.within("--tokens") from None
     tied = "; head and embedding share a table, and each layer holds a copy" if shape.tied else ""
     note = f"{shape.parameters:,} parameters{tied}; samples of {tokens:,} tokens, numbers of 4 bytes"
-    return _Imported(ModelLayers(config.name or path.resolve().parent.name or "huggingface", layers), (note,))
+    return ModelLayers(config.name or path.resolve().parent.name or "huggingface", layers), (note,)
 
 
 def _metis(config: ImportConfig) -> _Imported:
@@ -93,7 +91,7 @@ def _metis(config: ImportConfig) -> _Imported:
     model = read_metis(config.files, output_bytes, kinds)
     passed_over = [path.name for path in config.files if "_tp1_" not in path.name]
     notes = (f"passed over, with tensor parallelism: {', '.join(passed_over)}",) if passed_over else ()
-    return _Imported(ModelLayers(config.name or model.name, model.layers), notes)
+    return ModelLayers(config.name or model.name, model.layers), notes
 
 
 def _pipedream(config: ImportConfig) -> _Imported:
@@ -107,7 +105,7 @@ def _pipedream(config: ImportConfig) -> _Imported:
             "PipeDream's file does not say on which device", where="--kind", valid="give one kind, such as v100-16"
         )
     model = read_pipedream(path, config.samples, config.kinds[0], config.name or path.resolve().parent.name)
-    return _Imported(ModelLayers(model.name or "pipedream", model.layers))
+    return ModelLayers(model.name or "pipedream", model.layers), ()
 
 
 def _sailor(config: ImportConfig) -> _Imported:
@@ -127,7 +125,7 @@ def _sailor(config: ImportConfig) -> _Imported:
     model = read_sailor(times, sizes, name)
     degrees = ", ".join(map(str, model.sharded))
     notes = (f"passed over: tensor parallelism over {degrees} devices",) if model.sharded else ()
-    return _Imported(ModelLayers(model.name, model.layers), notes)
+    return ModelLayers(model.name, model.layers), notes
 
 
 _READERS = {"huggingface": _huggingface, "metis": _metis, "pipedream": _pipedream, "sailor": _sailor}

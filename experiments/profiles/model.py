@@ -1,8 +1,7 @@
 """``ropebridge profile model``: measure the layers of a model on this machine and write its model file."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -81,12 +80,18 @@ def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
     refuse_another_model(output, config.code.stem, code, len(loaded.sizes))
     if config.device == META:
         return _count(loaded, code, training, output, as_json)
-    with _others(config, code, samples, threads), showing_rounds(profiling_steps(samples), tell) as begin:
+    beside = LoadConfig(
+        str(code.path.resolve()), dict(code.arguments), samples, config.optimizer, config.precision, threads
+    )
+    # The other ranks of this machine will compute at the same time.
+    with background_load(config.ranks - 1, beside), showing_rounds(profiling_steps(samples), tell) as begin:
         costs = profile_model(loaded, samples, training, config.repeats, device, begin)
     layers = [_layer(each, kind, config.split) for each in costs.layers]
     add_to_model_file(output, ModelLayers(config.code.stem, layers, code))
     if as_json:
-        return json.dumps({"kind": kind, "file": str(output), "confidence": CONFIDENCE, **_document(costs)}, indent=2)
+        means = {"launch_overhead_s": costs.launch_overhead_s, "workspace_share": costs.workspace_share}
+        found = {"kind": kind, "file": str(output), "confidence": CONFIDENCE, **asdict(costs), **means}
+        return json.dumps(found, indent=2)
     return "\n".join([*_table(costs, max(samples)), f"written to {output}: name it as 'model:' of a scenario"])
 
 
@@ -97,16 +102,6 @@ def _count(loaded: LoadedModel, code: ModelCode, training: Training, output: Pat
     if as_json:
         return json.dumps({"file": str(output), "layers": list(map(asdict, layers))}, indent=2)
     return "\n".join([*work_table(layers), f"written to {output}: name it as 'model:' of a scenario"])
-
-
-@contextmanager
-def _others(config: ProfileConfig, code: ModelCode, samples: Sequence[int], threads: int) -> Iterator[None]:
-    """Load the machine as its other ranks will."""
-    beside = LoadConfig(
-        str(code.path.resolve()), dict(code.arguments), samples, config.optimizer, config.precision, threads
-    )
-    with background_load(config.ranks - 1, beside):
-        yield
 
 
 def _device(config: ProfileConfig) -> tuple[torch.device, str]:
@@ -142,10 +137,6 @@ def _layer(costs: LayerCosts, kind: str, split: bool) -> LayerProfile:
 
 def _rounded(seconds: float) -> float:
     return float(f"{seconds:.{_DIGITS}g}")
-
-
-def _document(costs: ModelCosts) -> dict[str, object]:
-    return {**asdict(costs), "launch_overhead_s": costs.launch_overhead_s, "workspace_share": costs.workspace_share}
 
 
 def _table(costs: ModelCosts, samples: int) -> list[str]:

@@ -39,6 +39,10 @@ def _effects(path: PathProfile) -> str:
 
 def document_of(path: PathProfile, messages: MessageProfile | None, links: Sequence[MeasuredLink]) -> dict[str, Any]:
     """Return all that was measured, in SI units, for JSON."""
+    timed = None
+    if messages is not None:
+        arrival_s = {str(size): asdict(arrival) for size, arrival in messages.arrival_s.items()}
+        timed = {"arrival_s": arrival_s, "ready_notice_s": asdict(messages.notice_s)}
     return {
         "confidence": CONFIDENCE,
         "round_trip_s": asdict(path.round_trip_s),
@@ -46,7 +50,7 @@ def document_of(path: PathProfile, messages: MessageProfile | None, links: Seque
         "directions": {
             name: _direction_document(found, path.round_trip_s.median) for name, found in path.directions.items()
         },
-        "messages": None if messages is None else _messages_document(messages),
+        "messages": timed,
         "links": [asdict(link) for link in links],
     }
 
@@ -56,13 +60,6 @@ def _direction_document(found: DirectionProfile, round_trip_s: float) -> dict[st
         "payload_bps": {str(count): asdict(rate) for count, rate in found.rates_bps.items()},
         "full_windows_bytes": {str(count): full for count, full in found.full_windows_bytes.items()},
         "window_bytes": found.window_bytes(round_trip_s),
-    }
-
-
-def _messages_document(messages: MessageProfile) -> dict[str, Any]:
-    return {
-        "arrival_s": {str(size): asdict(arrival) for size, arrival in messages.arrival_s.items()},
-        "ready_notice_s": asdict(messages.notice_s),
     }
 
 

@@ -55,7 +55,11 @@ class _RunTrace:
 
     def events(self) -> list[dict[str, Any]]:
         happened = [
-            *(self._complete(event) for event in self._record.events if event.kind in _THREADS),
+            *(
+                self._slice(event, event.start_s, _THREADS[event.kind])
+                for event in self._record.events
+                if event.kind in _THREADS
+            ),
             *self._sends(),
             *self._decisions(),
         ]
@@ -73,9 +77,6 @@ class _RunTrace:
         if self._record.decisions:
             yield _metadata("process_name", self._policy_process, 0, name=f"{self._name}: policy")
             yield _metadata("thread_name", self._policy_process, _COMPUTE_THREAD, name="decisions")
-
-    def _complete(self, event: Event) -> dict[str, Any]:
-        return self._slice(event, event.start_s, _THREADS[event.kind])
 
     def _slice(self, event: Event, start_s: float, thread: int, **more: float) -> dict[str, Any]:
         start_us, end_us = _microseconds(start_s), _microseconds(event.end_s)

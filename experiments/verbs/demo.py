@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ REAL_STEPS = 12
 
 def demo(output: Path | None, as_json: bool, tell: Callable[[str], None]) -> str:
     """Run the demo into a folder, the next free one below ``runs`` by default; return what to print."""
-    target = output if output is not None else _next_free(Path("runs"))
+    free = (folder for number in count(1) if not (folder := Path("runs") / f"demo-{number}").exists())
+    target = output if output is not None else next(free)
     scenario, emulator = choose_scenario(SCENARIO), choose_emulator("auto", tell)
     if emulator == "relay":
         # What will carry the bytes is TCP, on hosts that are set for wide-area links.
@@ -78,10 +80,3 @@ def _describe(folder: Path, result: dict[str, Any]) -> str:
             f"open {folder / 'report.html'} (or report.png); load {folder / 'perfetto.json'} into ui.perfetto.dev",
         ]
     )
-
-
-def _next_free(folder: Path) -> Path:
-    number = 1
-    while (folder / f"demo-{number}").exists():
-        number += 1
-    return folder / f"demo-{number}"

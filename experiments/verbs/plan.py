@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.runs.console import check_targets
 from experiments.runs.scenario import Ordering, choose_plan, choose_scenario, with_ordering
 from planner.check import check_plan
-from planner.explain.explanation import Explanation, explain
+from planner.explain.explanation import explain
 from planner.files.plan import plan_json, write_plan
 from planner.plan.actions import to_torch_csv
 from planner.plan.plan import Plan
@@ -120,25 +120,21 @@ def plan(
     check_targets((output, torch_csv))
     scenario = choose_scenario(scenario_name)
     made = choose_best_plan(scenario, strategy, ordering, objective)
-    for_torch = _torch_csv(made, scenario) if torch_csv is not None else ""
+    for_torch = ""
+    if torch_csv is not None:
+        orders = plan_orders(made, scenario)[0]
+        for_torch = to_torch_csv([orders.actions(worker) for worker in range(orders.worker_count)])
     explanation = explain(made, scenario, objective.robust) if explains else None
     if output is not None:
         write_plan(made, output)
     if torch_csv is not None:
         write_text_atomically(torch_csv, for_torch)
     if as_json:
-        return plan_json(made) if explanation is None else _explained_json(made, explanation)
+        if explanation is None:
+            return plan_json(made)
+        return json.dumps({"plan": json.loads(plan_json(made)), "explanation": explanation.document()}, indent=2)
     lines = [describe_plan(made, scenario), *([explanation.text()] if explanation is not None else [])]
     return "\n".join(lines)
-
-
-def _explained_json(plan: Plan, explanation: Explanation) -> str:
-    return json.dumps({"plan": json.loads(plan_json(plan)), "explanation": explanation.document()}, indent=2)
-
-
-def _torch_csv(plan: Plan, scenario: Scenario) -> str:
-    orders = plan_orders(plan, scenario)[0]
-    return to_torch_csv([orders.actions(worker) for worker in range(orders.worker_count)])
 
 
 def describe_plan(plan: Plan, scenario: Scenario) -> str:

@@ -13,7 +13,7 @@ Two further checks hold the gain that the simulator promises to what a real, pac
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -168,8 +168,11 @@ def run_task(task: AdaptationCase) -> Row:
 
 def wide_area_links(scenario: Scenario) -> list[Link]:
     """Return one direction of each link between two regions, in the scenario's order."""
-    between = [link for link in scenario.cluster.links if link.source != link.target]
-    return [link for link in between if (link.target, link.source) not in _ends(between[: between.index(link)])]
+    by_ends: dict[frozenset[str], Link] = {}
+    for link in scenario.cluster.links:
+        if link.source != link.target:
+            by_ends.setdefault(frozenset((link.source, link.target)), link)
+    return list(by_ends.values())
 
 
 def with_traces(scenario: Scenario, traces: Sequence[LinkTrace]) -> Scenario:
@@ -182,10 +185,6 @@ def with_traces(scenario: Scenario, traces: Sequence[LinkTrace]) -> Scenario:
         replace(link, trace=by_ends.get(frozenset((link.source, link.target)))) for link in scenario.cluster.links
     )
     return replace(scenario, cluster=Cluster(scenario.cluster.devices, links))
-
-
-def _ends(links: Iterable[Link]) -> set[tuple[str, str]]:
-    return {(link.source, link.target) for link in links}
 
 
 def _run(scenario: Scenario, plan: Plan, policy: Policy | None, duration_s: float) -> RunRecord:

@@ -18,7 +18,7 @@ from experiments.report.figures.decisions import draw_marks, marks_over_time
 from experiments.report.figures.picture import legend_columns
 from planner.scenario.cluster import Link
 from traces.common.atomic import write_bytes_atomically
-from traces.trace import FloatArray, LinkTrace
+from traces.trace import LinkTrace
 
 MOST_PAIRS = 4
 _BINS = 150
@@ -48,10 +48,12 @@ def draw_links(figure: SubFigure, links: Sequence[Link], runs: Sequence[RunView]
         axes.set_title(
             f"link {link.source} → {link.target}: {uses} of capacity used", loc="left", pad=3 + 9 * len(decided)
         )
-        _draw_capacity(axes, link, span_s, scale)
+        edges_s, rate_bps = capacity_bps(link, span_s)
+        axes.stairs(rate_bps / scale, edges_s, fill=True, color=LIGHT_GREY, alpha=0.6)
+        axes.stairs(rate_bps / scale, edges_s, baseline=None, color=GREY, linewidth=1)
         for run in runs:
             if link.name in run.traffic:
-                edges_s = _edges_s(run.ends_s[-1], width_s)
+                edges_s = np.linspace(0.0, run.ends_s[-1], max(1, round(run.ends_s[-1] / width_s)) + 1)
                 rate = used_bps(run.traffic[link.name], edges_s) / scale
                 axes.stairs(rate, edges_s, baseline=None, color=run.colour, linestyle=run.line, linewidth=1.3)
         for row, run in enumerate(decided):
@@ -61,16 +63,6 @@ def draw_links(figure: SubFigure, links: Sequence[Link], runs: Sequence[RunView]
     figure.supylabel(f"rate ({unit})", fontsize=8.5)
     figure.supxlabel("time since the start of the run (s)", fontsize=8.5)
     _draw_legend(figure, runs, width_s)
-
-
-def _draw_capacity(axes: Axes, link: Link, span_s: float, scale: float) -> None:
-    edges_s, rate_bps = capacity_bps(link, span_s)
-    axes.stairs(rate_bps / scale, edges_s, fill=True, color=LIGHT_GREY, alpha=0.6)
-    axes.stairs(rate_bps / scale, edges_s, baseline=None, color=GREY, linewidth=1)
-
-
-def _edges_s(end_s: float, width_s: float) -> FloatArray:
-    return np.linspace(0.0, end_s, max(1, round(end_s / width_s)) + 1)
 
 
 def _draw_legend(figure: SubFigure, runs: Sequence[RunView], width_s: float) -> None:
