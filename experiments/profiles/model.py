@@ -89,8 +89,8 @@ def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
     layers = [_layer(each, kind, config.split) for each in costs.layers]
     add_to_model_file(output, ModelLayers(config.code.stem, layers, code))
     if as_json:
-        means = {"launch_overhead_s": costs.launch_overhead_s, "workspace_share": costs.workspace_share}
-        found = {"kind": kind, "file": str(output), "confidence": CONFIDENCE, **asdict(costs), **means}
+        of_all = {"launch_overhead_s": costs.launch_overhead_s, "workspace_share": costs.workspace_share}
+        found = {"kind": kind, "file": str(output), "confidence": CONFIDENCE, **asdict(costs), **of_all}
         return json.dumps(found, indent=2)
     return "\n".join([*_table(costs, max(samples)), f"written to {output}: name it as 'model:' of a scenario"])
 
