@@ -9,7 +9,7 @@ same time, since what a second of a processor is worth changes from one minute t
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -201,10 +201,13 @@ def _real_pairs(rounds: int, tell: Callable[[str], None]) -> list[RealPair]:
             torchs = both.submit(run_torch_pipelining, run, scenario, plan, "none", "as-is")
             record, ranks = own.result(), torchs.result()
             own_s = sum(_cpu_s(Path(folder) / f"resources-{rank}.jsonl") for rank in range(2))
-        losses = zip(record.losses, ranks[-1].losses, strict=True)
-        difference = max(abs(loss - other) / (1 + abs(other)) for loss, other in losses)
+        difference = _largest_difference(record.losses, ranks[-1].losses)
         pairs.append(RealPair(own_s / REAL_STEPS, sum(rank.cpu_s for rank in ranks) / REAL_STEPS, difference))
     return pairs
+
+
+def _largest_difference(losses: Sequence[float], expected: Sequence[float]) -> float:
+    return max(abs(loss - other) / (1 + abs(other)) for loss, other in zip(losses, expected, strict=True))
 
 
 def _cpu_s(path: Path) -> float:

@@ -160,8 +160,9 @@ def measure_planner(quick: bool, tell: Callable[[str], None], files: MeasuredFil
 def _tasks(fleets: Sequence[PublishedFleet], files: MeasuredFiles, quick: bool) -> Iterator[PlannerCase]:
     for fleet in fleets:
         yield from (PlannerCase(strategy, fleet, files) for strategy in STRATEGIES)
-        yield PlannerCase(OURS_BY_CLOSED_FORM, fleet, files)
-    if not quick:
+        if OURS in STRATEGIES:
+            yield PlannerCase(OURS_BY_CLOSED_FORM, fleet, files)
+    if OURS in STRATEGIES and not quick:
         yield PlannerCase(OURS, None, files)
 
 
