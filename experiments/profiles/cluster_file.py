@@ -32,8 +32,6 @@ class MeasuredLink:
     """One direction between two regions, hosts or devices.
 
     Attributes:
-        source: Where it starts.
-        target: Where it ends.
         bandwidth_bps: Bits per second that frames take, of which a part is payload.
         latency_s: One-way latency, seconds; that of the quickest packet where there is a jitter.
         jitter_s: Each packet takes up to so much longer, seconds.

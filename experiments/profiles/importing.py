@@ -22,8 +22,6 @@ class ImportConfig:
     """What to read, as the command line says it.
 
     Attributes:
-        format: Name of the files' format.
-        files: Files to read.
         name: Name for the model; None for the files' own.
         kinds: Kinds of devices, each as KIND or THEIRS=KIND.
         samples: Number of samples in the minibatch that PipeDream measured.

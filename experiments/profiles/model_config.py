@@ -22,16 +22,12 @@ class ProfileConfig:
     """What to measure, as the command line says it.
 
     Attributes:
-        code: Python file of the model.
         arguments: Arguments of its function ``build``, each as KEY=VALUE.
         kind: Name for the kind of device; None for ``cpu`` or the GPU's own name.
         device: ``cpu`` or ``cuda``, or ``meta`` to count operations instead.
         ranks: Ranks of this machine that compute at once, this one included.
         threads: Number of CPU threads; 0 for a rank's share of the cores.
         samples: Microbatch sizes, with commas.
-        repeats: Measurements in each round.
-        optimizer: Name of the update rule.
-        precision: Name of the precision that layers compute in.
         split: Whether the backward times are those of a split backward.
     """
 

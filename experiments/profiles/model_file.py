@@ -24,7 +24,6 @@ class ModelLayers:
     """A model as files have it.
 
     Attributes:
-        name: Name of the model.
         layers: Layers in order: with times of the kinds that were measured, or with the work that a roofline needs.
         code: The model's code; None if there is only what it costs.
     """

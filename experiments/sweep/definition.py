@@ -22,11 +22,9 @@ class Sweep:
     """A sweep that has been checked.
 
     Attributes:
-        path: The sweep file.
         settings: Settings of every run, by the names in `SETTINGS`; a parameter of the same name overrides one.
         parameters: The parameters, in the order of the file.
         draws: Number of draws of the random parameters; 1 without any.
-        seed: Seed of the draws.
         slurm: Settings of Slurm's jobs.
     """
 

@@ -23,11 +23,8 @@ class Result:
     """The result of a sweep.
 
     Attributes:
-        points: Number of all points.
         carried_out: Number of points that were carried out this time.
         failed: Number of points that failed, this time or before.
-        duration_s: Seconds that it took this time.
-        table: Path of the table.
         first_error: Error of the first point that failed; empty if none did.
     """
 

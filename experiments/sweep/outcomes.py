@@ -21,11 +21,9 @@ class Outcome:
     """The outcome of a point.
 
     Attributes:
-        key: Key of the point.
         status: `OK` or `FAILED`.
         error: Why it failed; empty where it did not.
         metrics: Metric name to value; empty if the point failed.
-        wall_s: Seconds that the point took.
         ended_s: Time at which it was done, seconds since 1970.
     """
 

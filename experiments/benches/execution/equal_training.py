@@ -59,8 +59,6 @@ class TrainingCase:
     """A way to train.
 
     Attributes:
-        name: Name of the way in the report.
-        schedule: The plan's schedule.
         precision: What layers compute in.
         recompute: Whether both stages keep only their inputs.
         replicas: Whether the ranks share every layer and sum its gradients; else each has half of the layers.

@@ -79,9 +79,6 @@ class MeasuredRun:
 
     Attributes:
         name: Name of the file without its ending.
-        scenario: Cluster, model and training.
-        plan: The plan that ran.
-        step_s: Seconds of a training step.
         peak_bytes: All that the driver of the fullest GPU counts as used.
     """
 

@@ -43,11 +43,8 @@ class Case:
     """One configuration, run in both backends.
 
     Attributes:
-        name: Unique name of the case.
         scenario: A scenario with the effects of TCP, which the relay's links have.
         plan: The plan of the first step.
-        policy: Name of a policy.
-        steps: Number of training steps.
     """
 
     name: str

@@ -30,10 +30,8 @@ class TrainedCase:
 
     Attributes:
         name: Name of the model in rows.
-        code: The model's code.
-        samples: Samples of a microbatch.
+        samples: Number of samples in a microbatch.
         microbatches: Microbatches of a step.
-        steps: Steps of the run.
         kind: Kind of both devices: ``cpu`` keeps their layers there, others take a GPU where there is one.
         bandwidth_bps: Simulated rate of the links, either way; assumed, since the real ones are this machine's own.
     """

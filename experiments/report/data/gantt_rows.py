@@ -19,7 +19,6 @@ class GanttRows:
 
     Attributes:
         devices: Device to its label, from top to bottom.
-        step_labels: Label of each step.
         starts_s: When each step began, seconds from the start of the first.
         work: Compute and gradient sums.
         waits: Receives that a device stood still for.

@@ -54,7 +54,6 @@ class SweptMetric:
     """A metric that is not the same everywhere.
 
     Attributes:
-        name: Name of its column.
         label: Name with its unit.
         values: Values in this unit, [points]; NaN where a point has none.
         more_is_better: Otherwise less is.
@@ -71,8 +70,6 @@ class SweptPoints:
     """The points of a sweep that were carried out.
 
     Attributes:
-        name: Name of the sweep.
-        numbers: Numbers of the points.
         parameters: Parameters with different values.
         metrics: Metrics that are not the same everywhere, throughput first.
         failures: Number of each point that failed, and why.
