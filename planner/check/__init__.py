@@ -5,9 +5,11 @@ Every ``check_`` function of this package raises an InputError for the first mis
 
 from planner.check.memory import check_memory, check_peaks
 from planner.check.orders import check_orders
-from planner.check.paths import check_paths
+from planner.check.paths import (
+    check_paths,
+    check_synchronisation,
+)
 from planner.check.stages import check_devices, check_layers, check_microbatches, check_placement
-from planner.check.synchronisation import check_synchronisation
 from planner.plan.plan import COMPRESSIONS, EXPLICIT, ORDERS, Plan
 from planner.scenario.faults import LinkOutage, find_overlap, place_of
 from planner.scenario.scenario import Scenario

@@ -1,14 +1,14 @@
-"""Links that a plan needs: every two devices that communicate have a path, and traces last as long as the run."""
+"""What devices exchange: a synchronisation that fits the plan, a path for every two, traces as long as the run."""
 
 from collections.abc import Iterator
 from itertools import combinations
 
 from planner.cost.stage import replica_times
 from planner.cost.synchronisation import gradient_syncs
-from planner.plan.plan import Pipeline, Plan
+from planner.plan.plan import ALGORITHMS, METHODS, Pipeline, Plan
 from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario
-from traces.common.errors import InputError
+from traces.common.errors import InputError, find_by_name
 
 
 def check_paths(plan: Plan, scenario: Scenario) -> None:
@@ -102,3 +102,67 @@ def step_at_least_s(scenario: Scenario, plan: Plan) -> float:
                 pace = factors.get(replica.device, 1.0) / fastest.get(replica.device, 1.0)
                 busy_s[replica.device] = busy_s.get(replica.device, 0.0) + once_s * pace
     return max(busy_s.values())
+
+
+_ALLREDUCE = "allreduce"
+# Methods that exchange in every step.
+_EVERY_STEP = (_ALLREDUCE, "asgd")
+
+_WHERE = "synchronisation"
+
+
+def check_synchronisation(plan: Plan) -> None:
+    """Refuse a synchronisation that does not exist or that this plan cannot have."""
+    how = plan.synchronisation
+    find_by_name(how.method, dict.fromkeys(METHODS), "method", where=f"{_WHERE}.method")
+    find_by_name(how.algorithm, dict.fromkeys(ALGORITHMS), "algorithm", where=f"{_WHERE}.algorithm")
+    if how.interval_steps < 1 or (how.interval_steps > 1 and how.method in _EVERY_STEP):
+        raise InputError(
+            f"{how.interval_steps} steps between exchanges are not allowed with method '{how.method}'",
+            where=f"{_WHERE}.interval_steps",
+            valid=f"give 1 for {' and '.join(_EVERY_STEP)}, which exchange in every step; 1 or more for the others",
+        )
+    if how.method == _ALLREDUCE and how.staleness_bound is not None:
+        raise InputError(
+            f"a staleness bound of {how.staleness_bound} does not fit method '{_ALLREDUCE}': nobody runs ahead",
+            where=f"{_WHERE}.staleness_bound",
+            valid="remove it, or choose a method that does not wait: asgd, asgd-ga or ma",
+        )
+    if how.staleness_bound is not None and how.staleness_bound < 0:
+        raise InputError(
+            f"a staleness bound of {how.staleness_bound} is not allowed",
+            where=f"{_WHERE}.staleness_bound",
+            valid="give a number of steps, 0 or more, or leave it out for no bound",
+        )
+    if how.bucket_bytes:
+        _check_overlap(plan)
+    if how.method != _ALLREDUCE and len(plan.pipelines) == 1:
+        raise InputError(
+            f"method '{how.method}' needs several pipelines: a single pipeline has no other to exchange with",
+            where=f"{_WHERE}.method",
+            valid=f"write '{_ALLREDUCE}', or make a plan of several pipelines",
+        )
+    if plan.connections < 1:
+        raise InputError(f"{plan.connections} connections are not allowed", where="connections", valid="give 1 or more")
+
+
+def _check_overlap(plan: Plan) -> None:
+    how, where = plan.synchronisation, f"{_WHERE}.bucket_bytes"
+    if how.bucket_bytes < 0:
+        raise InputError(
+            f"buckets of {how.bucket_bytes} bytes are not allowed",
+            where=where,
+            valid="give 1 or more, or 0 for sums that begin after the last action",
+        )
+    if how.method != _ALLREDUCE:
+        raise InputError(
+            f"buckets of {how.bucket_bytes} bytes do not fit method '{how.method}', whose exchanges nobody waits for",
+            where=where,
+            valid=f"remove it, or write method '{_ALLREDUCE}'",
+        )
+    if plan.order == "dynamic":
+        raise InputError(
+            f"buckets of {how.bucket_bytes} bytes do not fit order 'dynamic', in which no action is surely the last",
+            where=where,
+            valid="remove it, or write order 'scheduled'",
+        )

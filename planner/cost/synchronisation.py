@@ -10,8 +10,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 
-from planner.cost.collectives import Exchange, ring_exchanges, tree_exchanges
-from planner.cost.hierarchical import hierarchical_exchanges
+from planner.cost.collectives import (
+    Exchange,
+    hierarchical_exchanges,
+    ring_exchanges,
+    tree_exchanges,
+)
 from planner.cost.network import ConstantRatePath
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario

@@ -8,9 +8,14 @@ import numpy as np
 
 from planner.cost.network import payload_bps
 from planner.explain.sensitivity import Sensitivity
-from planner.plan.equivalence import equivalent_pipelines
-from planner.plan.plan import Pipeline
-from planner.scenario.variants import Ends, ends_of
+from planner.plan.plan import (
+    Pipeline,
+    equivalent_pipelines,
+)
+from planner.scenario.scenario import (
+    Ends,
+    ends_of,
+)
 from planner.step.evaluate import message_times, nominal_paths
 from planner.step.graph import Flags
 from planner.step.memory import peak_bytes

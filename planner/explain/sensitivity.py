@@ -11,8 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.plan.plan import EXPLICIT, Pipeline, Plan
-from planner.scenario.scenario import Scenario
-from planner.scenario.variants import Ends, with_better_links, with_unlimited_memory
+from planner.scenario.scenario import (
+    Ends,
+    Scenario,
+    with_better_links,
+    with_unlimited_memory,
+)
 from planner.step.compile import CompiledStep, compile_step
 from planner.step.evaluate import makespan_s, message_times, nominal_paths, step_time_s
 from planner.step.graph import Flags, Floats

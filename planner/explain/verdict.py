@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from planner.explain.loads import PipelineLoads, StageLoad, link_busy_shares, longest_latency_link
 from planner.explain.sensitivity import BETTER, Sensitivity
 from planner.plan.plan import Plan
-from planner.scenario.scenario import Scenario
-from planner.scenario.variants import Ends, with_unlimited_memory
+from planner.scenario.scenario import (
+    Ends,
+    Scenario,
+    with_unlimited_memory,
+)
 from planner.step.memory import peak_bytes
 from traces.common.units import size_text
 

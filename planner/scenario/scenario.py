@@ -1,14 +1,15 @@
 """A scenario: the cluster, the model, how it is trained, and what happens meanwhile."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from planner.scenario.cluster import Cluster
+from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.effects import Effects
 from planner.scenario.faults import Fault
 from planner.scenario.profile import ModelProfile
 from planner.scenario.training import Training
+from traces.trace import LinkTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +48,87 @@ class Scenario:
     effects: Effects = field(default_factory=Effects)
     faults: tuple[Fault, ...] = ()
     data: Mapping[str, int] = field(default_factory=dict)
+
+
+# More than any plan needs.
+_UNLIMITED_BYTES = 2**60
+
+# The rate of a link in a window of nothing but outage: a step must have an end.
+_LEAST_BPS = 1.0
+
+# The ends of a link, whichever way it leads.
+Ends = frozenset[str]
+
+
+def ends_of(link: Link) -> Ends:
+    """Return the ends of a link; a network interface ends at its host and at ``network``."""
+    return frozenset((link.source, link.target))
+
+
+def with_better_links(
+    scenario: Scenario, rate_ratio: float = 1.0, latency_ratio: float = 1.0, only: Collection[Ends] | None = None
+) -> Scenario:
+    """Return the scenario with other links, network interfaces of hosts included; both ways, and without traces.
+
+    Args:
+        scenario: Scenario to start from.
+        rate_ratio: Factor for bandwidths, including those by message size.
+        latency_ratio: Factor for latencies.
+        only: Ends of the links that change; all links if None.
+    """
+
+    def changes(ends: Ends) -> bool:
+        return only is None or ends in only
+
+    def device(each: Device) -> Device:
+        changed = changes(frozenset((each.machine, "network")))
+        return replace(each, interface_bps=rate_ratio * each.interface_bps) if changed else each
+
+    links = (
+        _better(link, rate_ratio, latency_ratio) if changes(ends_of(link)) else link for link in scenario.cluster.links
+    )
+    return replace(scenario, cluster=Cluster(tuple(map(device, scenario.cluster.devices)), tuple(links)))
+
+
+def with_unlimited_memory(scenario: Scenario) -> Scenario:
+    """Return the scenario with devices whose memory holds any plan."""
+    devices = tuple(replace(device, memory_bytes=_UNLIMITED_BYTES) for device in scenario.cluster.devices)
+    return replace(scenario, cluster=Cluster(devices, scenario.cluster.links))
+
+
+def _better(link: Link, rate_ratio: float, latency_ratio: float) -> Link:
+    curve = link.size_curve
+    if curve is not None:
+        curve = replace(
+            curve,
+            quadratic=rate_ratio * curve.quadratic,
+            linear=rate_ratio * curve.linear,
+            constant=rate_ratio * curve.constant,
+            ceiling_bps=rate_ratio * curve.ceiling_bps,
+        )
+    return replace(
+        link,
+        bandwidth_bps=rate_ratio * link.bandwidth_bps,
+        latency_s=latency_ratio * link.latency_s,
+        size_curve=curve,
+        trace=None,
+    )
+
+
+def in_window(scenario: Scenario, start_s: float, end_s: float) -> Scenario:
+    """Return the scenario with constant links: each has its mean rate and latency from ``start_s`` to ``end_s``."""
+    links = tuple(_steady(link, start_s, end_s) for link in scenario.cluster.links)
+    return replace(scenario, cluster=Cluster(scenario.cluster.devices, links))
+
+
+def _steady(link: Link, start_s: float, end_s: float) -> Link:
+    trace = link.trace
+    if trace is None:
+        return link
+    rate_bps = float(trace.bits_between(start_s, end_s)) / (end_s - start_s)
+    latency_s = link.latency_s
+    if trace.latency_s is not None:
+        # The mean of a piecewise constant function is taken in the same way, whatever it counts.
+        as_rate = LinkTrace(trace.times_s, trace.latency_s, trace.duration_s, loops=trace.loops)
+        latency_s = float(as_rate.bits_between(start_s, end_s)) / (end_s - start_s)
+    return replace(link, bandwidth_bps=max(rate_bps, _LEAST_BPS), latency_s=latency_s, trace=None)

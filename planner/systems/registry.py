@@ -15,8 +15,11 @@ from planner.systems.asteroid.policy import AsteroidReplay, HeavyRescheduling
 from planner.systems.asteroid.strategy import asteroid, asteroid_duplex
 from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.strategy import auto
-from planner.systems.baselines.hybrid import dapple, hetpipe
-from planner.systems.baselines.pipedream import pipedream
+from planner.systems.baselines.hybrid import (
+    dapple,
+    hetpipe,
+    pipedream,
+)
 from planner.systems.baselines.uniform import ddp, gpipe, megatron, zb_equal
 from planner.systems.cannikin.policy import CannikinPolicy
 from planner.systems.cannikin.strategy import adaptdl, cannikin, lb_bsp

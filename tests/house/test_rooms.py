@@ -35,7 +35,6 @@ ROOMS = [
     "planner/systems/cannikin",
     "planner/systems/cloudless",
     "planner/systems/auto/candidates",
-    "planner/systems/auto/forecasting",
     "planner/systems/auto",
     "planner/systems",
     "planner/runs",

@@ -33,7 +33,11 @@ from planner.scenario.cluster import Cluster, Link
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_times_s
 from planner.step.graph import Floats
-from planner.systems.auto.forecasting.forecast import LEAST_BPS, LinkSample, forecast_paths
+from planner.systems.auto.forecast import (
+    LEAST_BPS,
+    LinkSample,
+    forecast_paths,
+)
 from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.portfolio import planned
 from planner.systems.deepcee.policy import DeepceePolicy

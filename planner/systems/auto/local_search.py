@@ -3,9 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from planner.plan.equivalence import equivalent_pipelines, replace_pipelines
 from planner.plan.microbatches import even_cut
-from planner.plan.plan import Pipeline, Plan
+from planner.plan.plan import (
+    Pipeline,
+    Plan,
+    equivalent_pipelines,
+    replace_pipelines,
+)
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.build import on_devices, places_of, with_hiding_depths
 from planner.systems.auto.device_moves import FEW_DEVICES, device_moves, stage_moves

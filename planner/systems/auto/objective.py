@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from planner.cost.network import nominal_path
 from planner.cost.synchronisation import gradient_syncs, ring_s
-from planner.plan.equivalence import representatives
-from planner.plan.plan import Plan
+from planner.plan.plan import (
+    Plan,
+    representatives,
+)
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import contended_paths, step_time_s
 from traces.common.errors import InputError

@@ -1,12 +1,12 @@
 """The policy ``auto``, ours: it forecasts links, keeps a portfolio of plans, and moves layers only where that pays.
 
-Every step adds a sample to the forecasts of the links that it used (`planner.systems.auto.forecasting.forecast`). From
+Every step adds a sample to the forecasts of the links that it used (`planner.systems.auto.forecast`). From
 time to time, and at once when a link has changed, the portfolio (`planner.systems.auto.portfolio`) is scored on the
 forecasts' samples; a new plan is searched for only where rates are in a range that no search has covered. Other depths,
 microbatches and orders cost nothing and are adopted as soon as they gain. Layers move only where the gain that is
 expected of the rest of a regime exceeds the cost of the move twice, and where the regime has already lost as much as
 the move costs, which bounds the regret. Links that the plan does not use are probed
-(`planner.systems.auto.forecasting.probing`), for a bounded share of the time.
+(`planner.systems.auto.probing`), for a bounded share of the time.
 
 All thresholds are ours.
 """
@@ -25,16 +25,18 @@ from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_times_s
 from planner.step.graph import Floats
-from planner.systems.auto.forecasting.forecast import (
+from planner.systems.auto.forecast import (
     LEAST_BPS,
     LinkForecast,
     LinkSample,
+    PredictionBias,
     forecast_paths,
     observed_links,
 )
-from planner.systems.auto.forecasting.prediction_error import PredictionBias
-from planner.systems.auto.forecasting.probing import probing_plan
 from planner.systems.auto.portfolio import MOST_STEPS_DOWN, MOST_STEPS_UP, RATE_STEP, Portfolio
+from planner.systems.auto.probing import (
+    probing_plan,
+)
 
 # Seconds between two reviews of the portfolio, and samples of each link on which plans are scored.
 REVIEW_EVERY_S = 20.0

@@ -12,7 +12,9 @@ from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Training
 from planner.systems.auto.objective import Objective
-from planner.systems.auto.search import search
+from planner.systems.auto.strategy import (
+    search,
+)
 from traces.common.errors import InputError
 
 # Rates are rounded to powers of this factor times the declared rate: plans for closer rates differ little.

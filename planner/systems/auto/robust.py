@@ -11,8 +11,10 @@ import numpy as np
 
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster
-from planner.scenario.scenario import Scenario
-from planner.scenario.variants import in_window
+from planner.scenario.scenario import (
+    Scenario,
+    in_window,
+)
 from planner.step.evaluate import nominal_paths, step_times_s
 from planner.step.graph import Floats
 from planner.systems.auto.objective import CostModel

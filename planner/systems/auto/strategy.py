@@ -1,16 +1,159 @@
 """The strategy ``auto``: the best plan that a search over everything a plan can express finds."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
 
+from planner.check import is_possible
+from planner.cost.in_flight import no_split_fits
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
+from planner.step.orders import with_schedule
 from planner.systems.asteroid.strategy import asteroid
-from planner.systems.auto.objective import CostModel, Objective
+from planner.systems.auto.candidates.build import plan_of
+from planner.systems.auto.candidates.device_classes import device_classes_of
+from planner.systems.auto.candidates.mixed import find_mixes
+from planner.systems.auto.candidates.small_cluster import MOST_DEVICES, small_cluster_plans
+from planner.systems.auto.local_search import improve
+from planner.systems.auto.objective import CostModel, Objective, approximate_step_time_s, contended_step_time_s
 from planner.systems.auto.robust import in_bad_windows, robust_cost_model
-from planner.systems.auto.search import search
 from planner.systems.cannikin.strategy import cannikin, lb_bsp
 from planner.systems.deepcee.strategy import deepcee
 from traces.common.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class _Effort:
+    """The effort of the local search.
+
+    Attributes:
+        most_devices: Most devices of a cluster for which it is made.
+        starts: Best candidates that are improved.
+        evaluations: Plans that are scored from each start.
+        finished: Best results whose actions are ordered.
+    """
+
+    most_devices: float
+    starts: int
+    evaluations: int
+    finished: int
+
+
+# Plans of more devices take longer to score. In the smallest clusters, starts that differ in their groups of devices
+# are improved a little first, and then the best of them for longer.
+_SMALL = _Effort(most_devices=12, starts=10, evaluations=120, finished=2)
+_LARGER = (_Effort(64, starts=3, evaluations=60, finished=2), _Effort(inf, starts=2, evaluations=20, finished=1))
+_FIRST_EVALUATIONS = 40
+
+# Numbers of buckets in which gradients are summed while backward goes on, where all devices hold all layers.
+BUCKETS = (1, 2, 4, 8)
+
+_NAME = "auto"
+
+
+def search(
+    scenario: Scenario,
+    objective: Objective,
+    cost_model: CostModel | None = None,
+    without: frozenset[str] = frozenset(),
+    seeds: Iterable[Plan] = (),
+) -> Plan:
+    """Return the best plan that is found. It depends on nothing but the arguments.
+
+    Args:
+        scenario: Scenario to plan for.
+        objective: Quantity to minimise, and its limits.
+        cost_model: Function that returns the time of a plan's step; the compiled evaluator if None.
+        without: Names of devices that may not be used.
+        seeds: Plans that the result is no worse than.
+
+    Raises:
+        InputError: No plan fits into memory, or none keeps within the objective's limits.
+    """
+    quick = cost_model or (lambda plan: approximate_step_time_s(plan, scenario))
+    exact = cost_model or (lambda plan: contended_step_time_s(plan, scenario))
+
+    def score(plan: Plan) -> float:
+        if not without.isdisjoint(plan.devices):
+            return inf
+        return objective.score(plan, quick(plan), scenario)
+
+    def final_score(plan: Plan) -> float:
+        return objective.score(plan, exact(plan), scenario)
+
+    given = [plan for plan in seeds if without.isdisjoint(plan.devices) and is_possible(plan, scenario)]
+    ranked = sorted(dict.fromkeys((*candidates(scenario, without), *given)), key=score)
+    improved = _improved(ranked, scenario, score)
+    finished = dict.fromkeys(ordered for plan in improved for ordered in _ordered(plan, scenario))
+    able = [*(plan for plan in finished if is_possible(plan, scenario)), *given]
+    if not able:
+        devices = [device for device in scenario.cluster.devices if device.name not in without]
+        raise no_split_fits(scenario, _NAME, devices)
+    best = min(able, key=final_score)
+    if final_score(best) == inf:
+        raise InputError(
+            "no plan keeps within the limits of the objective",
+            where=f"strategy '{_NAME}'",
+            valid="a larger budget, a lower rate, or more devices",
+        )
+    return replace(best, strategy=_NAME)
+
+
+def candidates(scenario: Scenario, without: frozenset[str] = frozenset()) -> Iterator[Plan]:
+    """Give the plans of the best pipelines of a small cluster, and of the best pipeline mixes."""
+    devices = [device for device in scenario.cluster.devices if device.name not in without]
+    if len(devices) <= MOST_DEVICES:
+        yield from small_cluster_plans(devices, scenario, _NAME)
+    for mix in find_mixes(device_classes_of(scenario.cluster, without), scenario):
+        plan = plan_of(mix.templates, scenario, _NAME)
+        if plan is not None:
+            yield plan
+
+
+def _improved(ranked: Sequence[Plan], scenario: Scenario, score: Callable[[Plan], float]) -> list[Plan]:
+    """The best plans after the local search, the best first."""
+
+    def best(starts: Sequence[Plan], evaluations: int, most: int) -> list[Plan]:
+        found = [improve(plan, scenario, score, evaluations) for plan in starts]
+        return [plan for plan, _ in sorted(found, key=lambda each: each[1])[:most]]
+
+    devices = len(scenario.cluster.devices)
+    if devices > _SMALL.most_devices:
+        effort = next(each for each in _LARGER if devices <= each.most_devices)
+        return best(ranked[: effort.starts], effort.evaluations, effort.finished)
+    distinct = {_device_sets(plan): plan for plan in reversed(ranked)}
+    starts = [plan for plan in ranked if distinct[_device_sets(plan)] is plan][: _SMALL.starts]
+    first = best(starts, _FIRST_EVALUATIONS, len(starts))
+    # Gradient sums that overlap with backward may make the best data-parallel plan better than all others.
+    rest = first[_SMALL.finished :]
+    data_parallel = [plan for plan in rest if all(len(each.stages) == 1 for each in plan.pipelines)][:1]
+    return best([*first[: _SMALL.finished], *data_parallel], _SMALL.evaluations, _SMALL.finished + 1)
+
+
+def _device_sets(plan: Plan) -> frozenset[frozenset[str]]:
+    """The devices of each pipeline."""
+    return frozenset(
+        frozenset(device for stage in pipeline.stages for replica in stage.replicas for device in replica.devices)
+        for pipeline in plan.pipelines
+    )
+
+
+def _ordered(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
+    """The plan in the order that a search finds; with few devices in others too."""
+    few = len(plan.devices) <= _SMALL.most_devices
+    if any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
+        yield with_schedule(plan, scenario, "compact-zb")
+        if few:
+            yield plan
+        return
+    whole = replace(plan, schedule="1f1b", order="scheduled")
+    yield whole
+    # More, smaller buckets begin sooner while backward goes on, but pay for latency more often.
+    largest = scenario.model.parameter_bytes(0, len(scenario.model.layers))
+    for buckets in BUCKETS if few and len(plan.devices) > 1 else ():
+        size_bytes = max(1, largest // buckets)
+        yield replace(whole, synchronisation=replace(plan.synchronisation, bucket_bytes=size_bytes))
+
 
 # Most devices for which the published planners are asked: the time of Asteroid's grows with the square of their number.
 MOST_SEEDED, MOST_OF_ASTEROID = 32, 12

@@ -11,8 +11,10 @@ from planner.explain.loads import link_busy_shares
 from planner.explain.sensitivity import BETTER, sensitivity_of
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster, Link
-from planner.scenario.scenario import Scenario
-from planner.scenario.variants import with_better_links
+from planner.scenario.scenario import (
+    Scenario,
+    with_better_links,
+)
 from planner.step.evaluate import step_time_s
 from planner.systems.registry import make_plan
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario

@@ -9,7 +9,9 @@ from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import contended_paths, step_time_s
-from planner.systems.auto.search import candidates
+from planner.systems.auto.strategy import (
+    candidates,
+)
 from sim.simulator import Simulator
 from tests.helpers.scenarios.unlike_scenarios import unlike_scenario
 from traces.common.errors import InputError

@@ -9,8 +9,10 @@ from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
-from planner.systems.auto.forecasting.probing import probing_plan
 from planner.systems.auto.portfolio import planned
+from planner.systems.auto.probing import (
+    probing_plan,
+)
 from planner.systems.registry import make_policy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_scenario

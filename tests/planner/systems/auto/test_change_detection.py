@@ -3,7 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.systems.auto.forecasting.forecast import PageHinkley
+from planner.systems.auto.forecast import (
+    PageHinkley,
+)
 from traces.common.errors import InputError
 
 # Multiples of 1/16 are exact in floating point, so that neither side of a comparison is decided by rounding.

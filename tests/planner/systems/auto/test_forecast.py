@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from planner.adapt.policy import Observation, PathObservation
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.step.evaluate import step_time_s
-from planner.systems.auto.forecasting.forecast import (
+from planner.systems.auto.forecast import (
     FIRST_DWELL_S,
     MEMORY_S,
     LinkForecast,

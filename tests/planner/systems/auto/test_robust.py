@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from planner.cost.network import ConstantRatePath
 from planner.scenario.cluster import Cluster
-from planner.scenario.scenario import Scenario
-from planner.scenario.variants import in_window
+from planner.scenario.scenario import (
+    Scenario,
+    in_window,
+)
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.objective import Objective
 from planner.systems.auto.robust import robust_cost_model, robust_rate, trace_windows

@@ -5,8 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.check import check_plan
-from planner.plan.equivalence import equivalent_pipelines, replace_pipelines, representatives
-from planner.plan.plan import Plan
+from planner.plan.plan import (
+    Plan,
+    equivalent_pipelines,
+    replace_pipelines,
+    representatives,
+)
 from planner.scenario.cluster import Cluster, Device
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s

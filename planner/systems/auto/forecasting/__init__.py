@@ -1,1 +1,0 @@
-"""Forecasts of links from what steps have shown."""
