@@ -156,7 +156,8 @@ def _halve_and_double(
 def hierarchical_exchanges(elements: int, regions: Sequence[str], position: int) -> tuple[Exchange, ...]:
     """Return the exchanges that sum inside each region first, so that each sum travels between regions once.
 
-    The elements are cut into as many slices as the smallest region has participants; a slice has an owner in each region.
+    The elements are cut into as many slices as the smallest region has participants; a slice has an owner in each
+    region.
 
     1. Inside each region a ring reduce-scatter leaves each participant with a chunk of the region's sum.
     2. A region with more participants than slices has several chunks in a slice: they go to the slice's owner.
@@ -170,9 +171,9 @@ def hierarchical_exchanges(elements: int, regions: Sequence[str], position: int)
         sent between regions        2(g - 1) times the data in all; each region sends 2(g - 1)/g to the next one
 
     A ring over all participants sends no less between regions: it leaves a region g times at least, with 2(n - 1)/n of
-    the data each time. With one region, or one participant in each, this is the ring over all. Reduce-scatter, all-reduce, all-gather is usual
-    over links of different speeds (BlueConnect: Cho, Finkler, Serrano, Kung and Hunter, 2019); slices for regions of
-    different sizes are our own.
+    the data each time. With one region, or one participant in each, this is the ring over all. Reduce-scatter, all-
+    reduce, all-gather is usual over links of different speeds (BlueConnect: Cho, Finkler, Serrano, Kung and Hunter,
+    2019); slices for regions of different sizes are our own.
 
     Args:
         elements: Number of elements to sum.
