@@ -229,7 +229,8 @@ class PredictionBias:
 
     A prediction assumes that rates are constant during a step. Where they vary, a fixed order waits for each slow
     moment in turn, a dynamic order waits less, and a plan on one device not at all. The factor of a plan is learned
-    from its own steps, and from those of plans of its kind as long as it has few."""
+    from its own steps, and from those of plans of its kind as long as it has few.
+    """
 
     def __init__(self) -> None:
         self._plans: dict[Plan, _Mean] = {}
