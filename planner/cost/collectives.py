@@ -171,8 +171,8 @@ def hierarchical_exchanges(elements: int, regions: Sequence[str], position: int)
         sent between regions        2(g - 1) times the data in all; each region sends 2(g - 1)/g to the next one
 
     A ring over all participants sends no less between regions: it leaves a region g times at least, with 2(n - 1)/n of
-    the data each time. With one region, or one participant in each, this is the ring over all. Reduce-scatter, all-
-    reduce, all-gather is usual over links of different speeds (BlueConnect: Cho, Finkler, Serrano, Kung and Hunter,
+    the data each time. With one region, or one participant in each, this is the ring over all. Reduce-scatter,
+    all-reduce, all-gather is usual over links of different speeds (BlueConnect: Cho, Finkler, Serrano, Kung and Hunter,
     2019); slices for regions of different sizes are our own.
 
     Args:

@@ -12,6 +12,19 @@ Key = TypeVar("Key", str, int)
 Value = TypeVar("Value")
 
 
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        problem = f"the file cannot be read: {error.strerror}"
+        raise InputError(problem, where=str(path), valid="check the path") from None
+
+
 def read_file(path: Path, shape: TypeAdapter[Value], described_in: str) -> Value:
     """Return the content of a JSON file, checked against ``shape``.
 
@@ -24,11 +37,7 @@ def read_file(path: Path, shape: TypeAdapter[Value], described_in: str) -> Value
         InputError: The file cannot be read or has another shape.
     """
     try:
-        return shape.validate_json(path.read_bytes())
-    except OSError as error:
-        raise InputError(
-            f"the file cannot be read: {error.strerror}", where=str(path), valid="check the path"
-        ) from None
+        return shape.validate_json(read_bytes(path))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from planner.files.importers import read_bytes
 from planner.files.importers.transformer import TransformerShape
 from traces.common.errors import InputError, unknown_name
 
@@ -86,11 +87,7 @@ def read_huggingface(path: Path) -> TransformerShape:
         InputError: The file is missing or malformed, its family is unknown, or keys that define the shape are missing.
     """
     try:
-        values = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(
-            f"the file cannot be read: {error.strerror}", where=str(path), valid="check the path"
-        ) from None
+        values = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise InputError(
             f"the file is not JSON: {error}", where=str(path), valid="give a model's config.json"

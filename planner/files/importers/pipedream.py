@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from planner.files.importers import read_bytes
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from traces.common.errors import InputError
 
@@ -89,11 +90,7 @@ def read_pipedream(path: Path, samples: int, kind: str, name: str) -> ModelProfi
 
 def _read(path: Path) -> dict[str, _Node]:
     try:
-        lines = path.read_bytes().decode().splitlines()
-    except OSError as error:
-        raise InputError(
-            f"the file cannot be read: {error.strerror}", where=str(path), valid="check the path"
-        ) from None
+        lines = read_bytes(path).decode().splitlines()
     except UnicodeDecodeError:
         raise InputError("this is a binary file", where=str(path), valid="give PipeDream's graph.txt") from None
     nodes: dict[str, _Node] = {}

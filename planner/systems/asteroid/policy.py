@@ -131,12 +131,11 @@ def _fitted(
     stages: Sequence[Stage], wanted: Sequence[int], scenario: Scenario, microbatches: Sequence[int]
 ) -> tuple[Stage, ...] | None:
     """The stages with the ends nearest to those wanted that fit into memory, at Asteroid's depths or smaller ones."""
-    layers = len(scenario.model.layers)
-    fitted = _with_ends(stages, (*wanted, layers), scenario, microbatches)
-    if fitted is None:
-        ends = _nearest_that_fit(stages, wanted, scenario, microbatches)
-        fitted = _with_ends(stages, ends, scenario, microbatches) if ends is not None else None
-    return fitted
+    fitted = _with_ends(stages, (*wanted, len(scenario.model.layers)), scenario, microbatches)
+    if fitted is not None:
+        return fitted
+    ends = _nearest_that_fit(stages, wanted, scenario, microbatches)
+    return _with_ends(stages, ends, scenario, microbatches) if ends is not None else None
 
 
 def _with_ends(

@@ -20,7 +20,7 @@ the microbatch size, which the paper takes as given, is the scenario's.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from planner.cost.in_flight import fitting_depths, no_split_fits
@@ -129,8 +129,7 @@ def hybrid_pipeline(scenario: Scenario, devices: Sequence[Device], batch: int, r
             stages = tuple(choice.stage for choice in split.stages)
             depths = fitting_depths([stage.in_flight for stage in stages], stages, scenario, microbatches)
             assert depths is not None, "the split was checked against memory"
-            stages = tuple(replace(stage, in_flight=depth) for stage, depth in zip(stages, depths, strict=True))
-            return Pipeline(stages, microbatches)
+            return Pipeline(stages, microbatches).with_depths(depths)
     return None
 
 

@@ -103,22 +103,10 @@ def pipedream(scenario: Scenario) -> Plan:
         replicas = tuple(Replica(name) for name in devices[used : used + width])
         stages.append(Stage(first_layer, end_layer, replicas, in_flight=ceil((len(devices) - used) / width)))
         used += width
-    return Plan(
-        scenario.name,
-        scenario.model.name,
-        "pipedream",
-        "1f1b",
-        (Pipeline(_with_falling_depths(stages), microbatches),),
-    )
-
-
-def _with_falling_depths(stages: list[Stage]) -> tuple[Stage, ...]:
-    """Raise each depth to that of the next stage, as a synchronous flush needs, if not an asynchronous pipeline."""
+    # A synchronous flush needs depths that never grow along the stages, an asynchronous pipeline does not.
     depths = list(accumulate((stage.in_flight for stage in reversed(stages)), max))[::-1]
-    return tuple(
-        Stage(stage.first_layer, stage.end_layer, stage.replicas, depth)
-        for stage, depth in zip(stages, depths, strict=True)
-    )
+    pipeline = Pipeline(tuple(stages), microbatches).with_depths(depths)
+    return Plan(scenario.name, scenario.model.name, "pipedream", "1f1b", (pipeline,))
 
 
 def _split(scenario: Scenario, samples: int) -> list[tuple[int, int, int]]:

@@ -17,7 +17,7 @@ from planner.adapt.policy import Observation
 from planner.cost.in_flight import fitting_depths
 from planner.cost.network import ConstantRatePath, nominal_path
 from planner.plan.microbatches import even_cut
-from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.cannikin.opt_perf import batch_time_s, opt_perf
 from planner.systems.cannikin.speed_learning import NodeTimes, SpeedLearner, SumLearner, samples_per_microbatch
@@ -138,7 +138,7 @@ def _is_data_parallel(plan: Plan) -> bool:
 
 
 def _without(plan: Plan, gone: Sequence[str]) -> Plan:
-    pipeline: Pipeline = plan.pipelines[0]
-    stage: Stage = pipeline.stages[0]
-    left: tuple[Replica, ...] = tuple(replica for replica in stage.replicas if replica.device not in gone)
+    (pipeline,) = plan.pipelines
+    (stage,) = pipeline.stages
+    left = tuple(replica for replica in stage.replicas if replica.device not in gone)
     return replace(plan, pipelines=(replace(pipeline, stages=(replace(stage, replicas=left),)),))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.cost.collectives import Exchange
 from planner.cost.network import ConstantRatePath
 from planner.cost.synchronisation import GradientSync, gradient_syncs
 from planner.plan.plan import Plan
@@ -148,22 +147,10 @@ def sum_time_s(sync: GradientSync, element_bytes: int, path: Callable[[str, str]
     for device in sync.devices:
         for exchange in sync.exchanges(device):
             if exchange.send_to is not None:
-                took_s = _message_s(sync, device, exchange, element_bytes, path)
+                hop = path(device, sync.devices[exchange.send_to])
+                took_s = hop.delivery_s(exchange.send_elements * element_bytes)
                 rounds[exchange.round] = max(rounds.get(exchange.round, 0.0), took_s)
     return sum(rounds.values())
-
-
-def _message_s(
-    sync: GradientSync,
-    device: str,
-    exchange: Exchange,
-    element_bytes: int,
-    path: Callable[[str, str], ConstantRatePath],
-) -> float:
-    assert exchange.send_to is not None
-    hop = path(device, sync.devices[exchange.send_to])
-    size_bytes = exchange.send_elements * element_bytes
-    return hop.delivery_s(size_bytes)
 
 
 def _first_bucket_share(first_layer: int, plan: Plan, scenario: Scenario) -> float:

@@ -106,7 +106,7 @@ def longest_exchange_s(plan: Plan, scenario: Scenario) -> float:
     longest_s = 0.0
     for edge in update_edges(plan, scenario):
         path = nominal_path(scenario, edge.sender, edge.receiver, plan.connections)
-        longest_s = max(longest_s, path.transmission_s(edge.size_bytes) + path.propagation_s(edge.size_bytes))
+        longest_s = max(longest_s, path.delivery_s(edge.size_bytes))
     return longest_s
 
 

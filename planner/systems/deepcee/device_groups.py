@@ -98,9 +98,7 @@ def _packet_s(scenario: Scenario, source: str, target: str) -> float:
         path = nominal_path(scenario, source, target)
     except InputError:
         return LONGEST_OUTAGE_S
-    large_s = path.transmission_s(PACKET_BYTES) + path.propagation_s(PACKET_BYTES)
-    minimal_s = path.transmission_s(1) + path.propagation_s(1)
-    return large_s + minimal_s / PACKET_BYTES
+    return path.delivery_s(PACKET_BYTES) + path.delivery_s(1) / PACKET_BYTES
 
 
 def _groups(devices: Sequence[Device], scenario: Scenario) -> Area:

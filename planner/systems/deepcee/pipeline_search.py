@@ -139,8 +139,7 @@ class PipelineSearch:
         if depths is None:
             return None
         step_s = closed_form_s(compute_s, sync_s, transfer_s, latency_s, depths, len(microbatches))
-        placed = tuple(replace(stage, in_flight=depth) for stage, depth in zip(stages, depths, strict=True))
-        return Candidate(shape, Pipeline(placed, microbatches), step_s)
+        return Candidate(shape, Pipeline(tuple(stages), microbatches).with_depths(depths), step_s)
 
 
 def closed_form_s(
