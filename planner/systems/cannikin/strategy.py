@@ -94,10 +94,23 @@ def even_plan(scenario: Scenario, strategy: str) -> Plan:
     return data_parallel_plan(scenario, strategy, divide_evenly)
 
 
+def balanced_plan(scenario: Scenario, strategy: str, *, with_sums: bool) -> Plan:
+    """Return the plan of balanced shares, by the scenario's profile and the declared bandwidths.
+
+    Args:
+        scenario: Scenario that the plan is for.
+        strategy: Name of the strategy in the plan.
+        with_sums: Whether gradient sums and their overlap count; otherwise compute alone is balanced.
+
+    Raises:
+        InputError: As `data_parallel_plan`.
+    """
+    return data_parallel_plan(scenario, strategy, partial(_balance, scenario, with_sums))
+
+
 def _balance(
     scenario: Scenario, with_sums: bool, batch: int, count: int, devices: Sequence[str], most: Sequence[int]
 ) -> Sequence[int]:
-    """Balance shares by the profile and the declared bandwidths: compute alone, or with sums and their overlap."""
     speeds = [
         profiled_speed(scenario, name, min(batch, limit)).over_step(count, update_s(scenario, name))
         for name, limit in zip(devices, most, strict=True)
@@ -159,7 +172,7 @@ def cannikin(scenario: Scenario) -> Plan:
     Raises:
         InputError: Not even one sample fits into the memory of any device.
     """
-    return data_parallel_plan(scenario, "cannikin", partial(_balance, scenario, True))
+    return balanced_plan(scenario, "cannikin", with_sums=True)
 
 
 def lb_bsp(scenario: Scenario) -> Plan:
@@ -168,7 +181,7 @@ def lb_bsp(scenario: Scenario) -> Plan:
     Raises:
         InputError: Not even one sample fits into the memory of any device.
     """
-    return data_parallel_plan(scenario, "lb-bsp", partial(_balance, scenario, False))
+    return balanced_plan(scenario, "lb-bsp", with_sums=False)
 
 
 def adaptdl(scenario: Scenario) -> Plan:
