@@ -269,14 +269,14 @@ def test_a_file_goes_where_its_kind_and_rank_say(head: Served, tmp_path: Path, m
     monkeypatch.setenv(HEAD_ADDRESS, json.dumps([*head.address, 0.0]))
     far, near = JobFolder(tmp_path), head.server._job
     content = os.urandom(3_000_000)
-    far.parameters(1).write_bytes(content)
+    far.of_rank("parameters", 1).write_bytes(content)
     (tmp_path / "key").write_bytes(near.key.read_bytes())
     client = ControlClient(far, 1, "rank 1", lambda: None)
     client.send_files(far)
     peer, _ = head.server.events.get(timeout=SOON_S)
     assert head.server.events.get(timeout=SOON_S) == (peer, {"kind": "files-sent"})
-    assert near.parameters(1).read_bytes() == content
-    assert not near.resources(1).exists()
+    assert near.of_rank("parameters", 1).read_bytes() == content
+    assert not near.of_rank("resources", 1).exists()
     client._channel.close()
 
 
