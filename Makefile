@@ -17,7 +17,7 @@ demo: $(INSTALLED)
 	$(BIN)/ropebridge demo
 
 test: $(INSTALLED)
-	$(BIN)/pytest -n auto --dist worksteal
+	$(BIN)/pytest -n auto --dist loadgroup
 
 # Longer proofs, kept out of `make test`, and every example of each property.
 test-slow: $(INSTALLED)

@@ -2,18 +2,11 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Generator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
-
-# Tests of these assert how long something takes: while one runs, no other test does.
-_TIMED = (
-    "executor/transport/test_shaper.py",
-    "executor/wan/test_relay.py",
-    "executor/recovery/test_network_cut.py",
-    "experiments/benches/test_executor_bench.py",
-)
 
 # Examples of a property that `make test` draws at most; `make test-slow` draws as many as each test says.
 _FEW_EXAMPLES = 20
@@ -24,32 +17,52 @@ def pytest_xdist_auto_num_workers() -> int:
     return 2 * (os.cpu_count() or 1)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    folder = Path(__file__).parent
-    timed = {folder / part for part in _TIMED}
     every_example = os.environ.get("ROPEBRIDGE_TEST_EXAMPLES") == "all"
     for item in items:
-        if item.path in timed:
-            item.add_marker(pytest.mark.timed)
+        if is_timed(item):
+            # One after the other in one worker: the other workers wait for them once.
+            item.add_marker(pytest.mark.xdist_group("timed"))
         # Hypothesis has no public way to lower what a test itself asks for.
         chosen = getattr(getattr(item, "obj", None), "_hypothesis_internal_use_settings", None)
         if chosen is not None and not every_example and chosen.max_examples > _FEW_EXAMPLES:
             item.obj._hypothesis_internal_use_settings = settings(chosen, max_examples=_FEW_EXAMPLES)
 
 
+def is_timed(item: pytest.Item) -> bool:
+    """Whether the test asserts how long something takes."""
+    return item.get_closest_marker("timed") is not None
+
+
+_LOCKS = pytest.StashKey[ExitStack]()
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Have a timed test wait until the other workers' tests are over, and those that come after it wait for it."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Have timed tests wait until the other workers' tests are over, and those that come after them wait for them."""
+    run, stash = os.environ.get("PYTEST_XDIST_TESTRUNUID"), item.config.stash
     if run is None:
         return (yield)
-    path = Path(tempfile.gettempdir()) / f"ropebridge-tests-{run}"
-    # Every test passes the door; a timed one holds it while it waits, else others would overtake it for ever.
-    with path.with_suffix(".door").open("w") as door, path.with_suffix(".room").open("w") as room:
-        fcntl.flock(door, fcntl.LOCK_EX)
-        fcntl.flock(room, fcntl.LOCK_EX if item.get_closest_marker("timed") else fcntl.LOCK_SH)
-        fcntl.flock(door, fcntl.LOCK_UN)
+    if stash.get(_LOCKS, None) is None:
+        stash[_LOCKS] = entered(Path(tempfile.gettempdir()) / f"ropebridge-tests-{run}", alone=is_timed(item))
+    try:
         return (yield)
+    finally:
+        if not (is_timed(item) and nextitem is not None and is_timed(nextitem)):
+            stash[_LOCKS].close()
+            del stash[_LOCKS]
+
+
+def entered(path: Path, *, alone: bool) -> ExitStack:
+    """Wait for the room in which tests run, with others or alone; closing the result leaves it."""
+    with ExitStack() as stack:
+        room = stack.enter_context(path.with_suffix(".room").open("w"))
+        # Every test passes the door; a timed one holds it while it waits, else others would overtake it for ever.
+        with path.with_suffix(".door").open("w") as door:
+            fcntl.flock(door, fcntl.LOCK_EX)
+            fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        return stack.pop_all()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

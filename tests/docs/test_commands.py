@@ -72,7 +72,14 @@ def shell(commands: list[str], folder: Path) -> "subprocess.CompletedProcess[str
     )
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
+# Guides whose commands train or compute for long; tests of the same commands are quicker.
+LONG = ("deploy", "model")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in LONG else []) for page in RUNNABLE],
+)
 def test_guides_do_what_they_say(page: Path, tmp_path: Path) -> None:
     done = shell(re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL), tmp_path)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

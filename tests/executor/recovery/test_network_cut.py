@@ -21,6 +21,7 @@ BEGINS_S = 1.0
 MOST_S = 2 * CUT_S + 2
 
 
+@pytest.mark.timed
 @pytest.mark.slow
 @pytest.mark.parametrize("adapts", [False, True])
 def test_a_cut_of_ten_seconds(adapts: bool, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_rank_that_is_lost_is_replaced(
 @pytest.mark.parametrize(
     ("rank", "sign"),
     [
-        pytest.param(3, "beat-3", id="while it loads"),
+        pytest.param(3, "beat-3", id="while it loads", marks=pytest.mark.slow),
         # It has built its model, and is about to connect.
         pytest.param(0, "resources-0.jsonl", id="when it is ready"),
     ],

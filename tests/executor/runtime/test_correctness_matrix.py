@@ -28,6 +28,9 @@ from tests.helpers.processes.training import (
 )
 from traces.common.errors import RunError
 
+# Its costly fixtures are made once.
+pytestmark = pytest.mark.xdist_group("matrix")
+
 STEPS = 5
 TOLERANCE = 1e-6
 LAYERS = 6

@@ -71,6 +71,7 @@ def test_two_threads_share_a_link_and_directions_do_not(tmp_path: Path) -> None:
     shaper.close()
 
 
+@pytest.mark.timed
 def test_a_path_of_two_links_leaves_the_fast_one_to_others(tmp_path: Path) -> None:
     devices = (Device("a", "cpu", "east", 1), Device("b", "cpu", "middle", 1), Device("c", "cpu", "west", 1))
     links = (Link("east", "middle", 100e6, 0.0), Link("middle", "west", 10e6, 0.0))
@@ -125,6 +126,7 @@ print(shaper.transmit(cluster.path("a", "b"), 20e6, 0.0))
 """
 
 
+@pytest.mark.timed
 def test_processes_share_a_link(tmp_path: Path) -> None:
     cluster = make_cluster()
     create_ledger(tmp_path / "ledger", cluster)

@@ -302,20 +302,24 @@ def assert_follows(arrivals: list[list[float]], trace: LinkTrace) -> None:
     assert wire_bits(arrivals, 0.3, DURATION_S) >= 0.5 * float(trace.bits_between(0.3, DURATION_S))
 
 
+@pytest.mark.timed
 def test_tcp_follows_a_steady_link(traffic: dict[str, Any]) -> None:
     assert_follows(traffic["steady"]["arrivals"], LinkTrace([0.0], [100e6], 10.0))
 
 
+@pytest.mark.timed
 def test_tcp_follows_a_stepped_trace(traffic: dict[str, Any]) -> None:
     assert_follows(traffic["stepped"]["arrivals"], STEPS)
 
 
+@pytest.mark.timed
 def test_a_round_trip_is_two_latencies(traffic: dict[str, Any]) -> None:
     round_trip_s = min(traffic["ping"]["round_trips_s"])
     # The quickest of many: late by no more than a turn of another process.
     assert 2 * LATENCY_S <= round_trip_s <= 2 * LATENCY_S + 0.01
 
 
+@pytest.mark.timed
 def test_an_outage_lets_nothing_through_and_everything_arrives(traffic: dict[str, Any]) -> None:
     flow = traffic["outage"]
     start_s, end_s = OUTAGE_S
@@ -326,6 +330,7 @@ def test_an_outage_lets_nothing_through_and_everything_arrives(traffic: dict[str
     assert flow["right"]
 
 
+@pytest.mark.timed
 def test_what_is_lost_on_the_way_is_sent_again(traffic: dict[str, Any]) -> None:
     flow = traffic["lossy"]
     assert flow["right"]
@@ -342,6 +347,7 @@ class Scripted:
         return plan.with_microbatches(0, (2,) * 4, (2, 1)) if observation.step == 1 else None
 
 
+@pytest.mark.timed
 def test_a_run_over_emulated_links() -> None:
     if lack() is not None:
         pytest.skip(str(lack()))

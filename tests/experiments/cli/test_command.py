@@ -22,6 +22,7 @@ from traces.formats import FORMATS
 
 LOADED = """
 import sys
+from experiments.verbs import demo
 from experiments.cli.app import main
 sys.argv = ["ropebridge", *sys.argv[1:]]
 try:
@@ -170,7 +171,9 @@ def test_training_writes_the_parameters(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "parameters.safetensors").stat().st_size > 6_000_000
 
 
-def test_the_demo(tmp_path: Path) -> None:
+def test_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fewer of its steps, which take a second each."""
+    monkeypatch.setattr(demo, "PACED_STEPS", 10)
     done = ropebridge("demo", "--json", "-o", tmp_path / "demo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

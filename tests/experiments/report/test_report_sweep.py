@@ -18,6 +18,9 @@ from experiments.report.html.sweep_page import write_sweep_page
 from tests.helpers.processes.command import ropebridge
 from traces.common.errors import InputError
 
+# Its costly fixtures are made once.
+pytestmark = pytest.mark.xdist_group("report of a sweep")
+
 if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
 

@@ -33,7 +33,6 @@ def test_bars_are_as_high_as_their_values() -> None:
     assert sparkline([0.0]) == " "
 
 
-@pytest.mark.timed
 def test_a_run_is_shown_in_a_terminal() -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen([*COMMAND, *RUN, "--steps", "4", "--live"], stdout=subprocess.DEVNULL, stderr=theirs)
