@@ -13,6 +13,7 @@ import typer
 from executor.deploy.target import TARGETS
 from experiments.cli import app, options
 from experiments.runs.scenario import DEFAULT_STRATEGY
+from experiments.verbs import demo
 from experiments.verbs.bench import BENCHES, REPRODUCTIONS
 from planner.plan.actions import from_torch_csv
 from planner.schedules import SCHEDULES
@@ -22,7 +23,6 @@ from traces.formats import FORMATS
 
 LOADED = """
 import sys
-from experiments.verbs import demo
 from experiments.cli.app import main
 sys.argv = ["ropebridge", *sys.argv[1:]]
 try:

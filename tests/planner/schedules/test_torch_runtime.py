@@ -28,7 +28,7 @@ def load_script() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["zb-h1", "compact-zb"])
+@pytest.mark.parametrize("name", [pytest.param("zb-h1", marks=pytest.mark.slow), "compact-zb"])
 def test_torch_trains_by_our_orders_as_one_process_does(name: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     orders = SCHEDULES[name](problem_of([Times(latency_s=1)] * RANKS, [1] * MICROBATCHES, 3))
