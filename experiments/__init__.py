@@ -1,1 +1,1 @@
-"""What a person runs: the command, ready scenarios, comparison, reports, benchmarks."""
+"""The command `ropebridge` and what stands behind it: ready scenarios, comparison, reports, sweeps, benchmarks."""

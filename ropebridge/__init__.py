@@ -1,8 +1,8 @@
 """The verbs of the command `ropebridge` as functions, for scripts and notebooks.
 
-Every function takes a scenario as an object, as the path of a file or a run folder, or by the name of a ready one
-(``"two-regions"``), and a plan as an object, as the path of a ``.json`` file or by the name of the strategy that makes
-it. ``import ropebridge`` is quick: what a function needs is loaded when it is called.
+A scenario can be given as an object, as the path of a file or a run folder, or by the name of a ready scenario
+(``"two-regions"``); a plan as an object, as the path of a ``.json`` file, or by the name of the strategy that makes it.
+``import ropebridge`` is quick: functions load the modules that they need when they are called.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ AnyPath = str | PathLike[str]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a class when it is first asked for."""
+    """Load a class at its first use."""
     if name not in _CLASSES:
         raise AttributeError(f"module 'ropebridge' has no attribute '{name}'; it has {', '.join(__all__)}")
     return getattr(import_module(_CLASSES[name]), name)
@@ -71,12 +71,11 @@ def read_scenario(name: AnyPath, *, network: Literal["ideal", "tcp", "tcp-wide-a
 
     Args:
         name: A path or a ready scenario's name.
-        network: What TCP does to transfers in a simulation, in place of what the scenario says of its network:
-            nothing, what hosts do as they come, or what hosts do that are set for wide-area links, as those that
-            `run` emulates are.
+        network: Effects of TCP in a simulation, in place of those in the scenario: none, those of hosts with default
+            settings, or those of hosts that are set for wide-area links, as in the networks that `run` emulates.
 
     Raises:
-        RopebridgeError: There is no such scenario, or it is wrong; the message says where and what would be valid.
+        RopebridgeError: There is no such scenario, or it is wrong; the message names the place and what would be valid.
 
     >>> scenario = rb.read_scenario("two-regions")
     >>> [device.name for device in scenario.cluster.devices]
@@ -100,7 +99,7 @@ def read_trace(path: AnyPath, *, loops: bool = True) -> "LinkTrace":
 
     Args:
         path: A file in any of these formats.
-        loops: Whether the trace starts again after its end; else its last rate holds.
+        loops: Whether the trace repeats after its end; otherwise its last rate holds.
 
     Raises:
         RopebridgeError: The file is no trace; the message names file and line.
@@ -138,7 +137,7 @@ def make_policy(name: str, scenario: "Scenario | AnyPath") -> "Policy | None":
 
     Args:
         name: A policy's name, such as ``"depth"``, or a Python file with a function or class ``policy(scenario)``.
-        scenario: What the run trains, and where.
+        scenario: The scenario of the run.
 
     Raises:
         RopebridgeError: There is no such policy.
@@ -180,11 +179,11 @@ def write_plan(plan: "Plan", path: AnyPath) -> None:
 
 
 def explain(plan: "Plan | AnyPath", scenario: "Scenario | AnyPath") -> "Explanation":
-    """Return what binds a plan and what would help: an object that prints as a few lines.
+    """Explain what limits a plan and what would help; the returned object prints as a few lines.
 
     Args:
         plan: A plan, its file, or the name of the strategy that makes it.
-        scenario: What the plan is for.
+        scenario: The scenario of the plan.
 
     Raises:
         RopebridgeError: The plan does not fit the scenario.
@@ -211,11 +210,11 @@ def simulate(
     """Run a plan in the model of its cluster, over the links' traces.
 
     Args:
-        scenario: What is trained, and where.
+        scenario: The scenario, with model, training and cluster.
         plan: A plan, its file, or the name of the strategy that makes it.
         policy: An adaptation policy or its name; None keeps the plan.
         steps: Number of training steps.
-        duration: Simulated time after which no step starts, with its unit: ``"60 min"``.
+        duration: Simulated time after which no step starts, with its unit, such as ``"60 min"``.
         folder: A new run folder to write, which `read_run` and the command read; None writes nothing.
 
     Raises:
@@ -245,16 +244,16 @@ def run(
     emulate_wan: bool = False,
     folder: AnyPath | None = None,
 ) -> "RunRecord":
-    """Run a plan for real on this machine, a process per device.
+    """Run a plan for real on this machine, with a process per device.
 
     Args:
-        scenario: What is trained, and where.
+        scenario: The scenario, with model, training and cluster.
         plan: A plan, its file, or the name of the strategy that makes it.
         policy: An adaptation policy or its name; None keeps the plan.
         steps: Number of training steps.
         compute: ``"real"`` trains the model whose code the scenario names; ``"paced"`` moves tensors of the true sizes
             and takes the profiled times.
-        emulate_wan: Whether this machine's network behaves as the links and their traces say.
+        emulate_wan: Whether to emulate the links and their traces between the processes.
         folder: A new run folder to write, which `read_run` and the command read; None writes nothing.
 
     Raises:
@@ -289,7 +288,7 @@ def read_run(folder: AnyPath) -> "RunRecord":
 
 
 def compare(*records: "RunRecord") -> "pd.DataFrame":
-    """Return a table of runs: a row per run; the ratios are against the first.
+    """Return a table with a row per run; ratios are relative to the first run.
 
     >>> plain, adapted = (rb.simulate("two-regions", "megatron", policy, steps=6) for policy in (None, "depth"))
     >>> rb.compare(plain, adapted)[["step_s", "step_ratio"]].round(2)
@@ -324,15 +323,15 @@ def report(records: "RunRecord | Sequence[RunRecord]", path: AnyPath) -> None:
 
 
 def sweep(path: AnyPath, *, folder: AnyPath | None = None, jobs: int | None = None) -> "pd.DataFrame":
-    r"""Simulate over the parameters in a sweep file; return a row per point, with its parameters and metrics.
+    r"""Simulate all points of a sweep file; return a table with a row per point: its parameters and metrics.
 
-    What is done is kept in the folder: a sweep that was interrupted goes on from there. The points run in processes of
-    their own, so that a script must call this below ``if __name__ == "__main__":``; a notebook need not.
+    Finished points are kept in the folder, and an interrupted sweep goes on from there. The points run in other
+    processes, so that a script must call this below ``if __name__ == "__main__":``; a notebook need not.
 
     Args:
-        path: A YAML file: a scenario, and what differs.
-        folder: Where table and logs go; ``sweeps/NAME`` if absent.
-        jobs: Points at a time; as many as this machine has cores if absent.
+        path: The sweep file, in YAML: a scenario and parameters.
+        folder: The folder for table and logs; ``sweeps/NAME`` if absent.
+        jobs: Number of points at a time; the number of this machine's cores if absent.
 
     Raises:
         RopebridgeError: The sweep is wrong, or every point failed.

@@ -1,1 +1,1 @@
-"""One bench a file: each measures, and says which bars its figures must meet."""
+"""Benches: each file measures one aspect of ropebridge and holds its figures to fixed limits ("bars")."""

@@ -46,7 +46,7 @@ def two_stage_scenario(
 
 
 def trained_scenario(model: ModelProfile, code: ModelCode, samples: int, rule: Optimizer) -> Scenario:
-    """Return a scenario that trains a model on two devices over links that nobody emulates.
+    """Return a scenario that trains a model on two devices over links without emulation.
 
     A step has ``samples`` samples; ``rule`` updates the parameters.
     """
@@ -74,7 +74,7 @@ def _cluster(bandwidth_bps: float, latency_s: float) -> Cluster:
     return Cluster(devices, links)
 
 
-# Each device of the plan, and what kind of rank it is.
+# Device of the plan to its kind of rank.
 KINDS = {
     "first": "the first stage",
     "middle": "a middle stage",
@@ -101,7 +101,7 @@ def recovery_case() -> tuple[Scenario, Plan]:
 
     code = ModelCode(_MODEL_FILE, MODEL)
     sizes = load_with_sizes(code, seed=0).sizes
-    # By what it plans with when a device is gone; all devices are alike.
+    # Planning figures for the replay after a device has left; all devices are alike.
     table = TimeTable((1,), (0.002,), (0.002,), (0.002,))
     layers = tuple(
         LayerProfile(f"layer-{index}", size.parameter_bytes, size.output.size_bytes, 1000, {"cpu": table})
@@ -123,7 +123,7 @@ DEVICES = 1024
 LAYERS = 32
 TRACE_S = 3600
 
-# Of a transformer layer of 4096 units at 2048 tokens a sample in fp32, and of two kinds of device.
+# Sizes and times of a transformer layer of width 4096 at 2048 tokens a sample in fp32, on two kinds of device.
 PARAMETER_BYTES = 12 * 4096**2 * 4
 OUTPUT_BYTES = 2048 * 4096 * 4
 FORWARD_S = {"fast": 0.08, "slow": 0.11}
@@ -134,8 +134,8 @@ def wide_area_scenario(
 ) -> Scenario:
     """Return the scenario; devices are listed region by region in turn, so that uniform pipelines cross all regions.
 
-    Between any two regions 2 to 10 Gbit/s that vary by a quarter from second to second, 5 to 60 ms one way; inside
-    a region 400 Gbit/s for all together.
+    Links between two regions carry 2 to 10 Gbit/s, which vary by a quarter from second to second, with a one-way
+    latency of 5 to 60 ms; the network inside a region carries 400 Gbit/s in total.
     """
     random = np.random.default_rng(seed)
     gpus = tuple(

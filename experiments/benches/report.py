@@ -1,4 +1,4 @@
-"""How soon the page of a large run is there, in a real browser."""
+"""Measures how soon a real browser shows the page of a large run."""
 
 import shutil
 import tempfile
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _DRIVER = "chromedriver"
 
-# What a page of ours sets when it has drawn everything; the answer is when that was, in ms since the page was opened.
+# Attribute that a page sets when everything is drawn: milliseconds from the opening of the page.
 _WHEN_READY = """
 const answer = arguments[0];
 (function look() {
@@ -35,7 +35,7 @@ _TIMEOUT_S = 60
 
 
 def missing() -> str:
-    """Return what is missing for `browser`, in words; nothing if all is there."""
+    """Return the name of what `browser` needs and does not find; empty if nothing is missing."""
     try:
         import selenium  # noqa: F401
     except ModuleNotFoundError:
@@ -47,7 +47,7 @@ def missing() -> str:
 
 @contextmanager
 def browser(width_pixels: int = 1400, height_pixels: int = 1000) -> Iterator["WebDriver"]:
-    """Give a browser with a window of this size, which is closed at the end.
+    """Open a browser with a window of this size, as a context manager that closes it.
 
     Raises:
         InputError: Something that it needs is missing.
@@ -59,7 +59,7 @@ def browser(width_pixels: int = 1400, height_pixels: int = 1000) -> Iterator["We
 
     options = ChromeOptions()
     options.binary_location = str(next(filter(None, map(shutil.which, _CHROMIUM))))
-    # Its own sandbox does not work in containers; it opens nothing but our own files.
+    # Chromium's sandbox does not work in containers; the browser opens nothing but our own files.
     arguments = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars")
     for argument in (*arguments, f"--window-size={width_pixels},{height_pixels}"):
         options.add_argument(argument)
@@ -79,12 +79,12 @@ def open_page(driver: "WebDriver", page: Path) -> float:
 
 
 def complaints(driver: "WebDriver") -> list[str]:
-    """Return what the page has complained about since this was asked last."""
+    """Return the errors that the page has logged since the last call."""
     entries = driver.get_log("browser")  # type: ignore[no-untyped-call]
     return [str(entry["message"]) for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
 
 
-# Devices, steps, samples a step: eight and thirty-two microbatches a pipeline.
+# Numbers of devices, steps, and samples a step: eight and thirty-two microbatches a pipeline.
 CASES = ((64, 100, 16), (64, 100, 64))
 REGIONS = 4
 OPENINGS, QUICK_OPENINGS = 5, 2
@@ -95,7 +95,7 @@ MOST_MB = 10
 
 
 def measure_report(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Simulate, write the page, open it some times, look at another part of the run."""
+    """Simulate, write the page, open it several times, and move to another part of the run."""
     openings = QUICK_OPENINGS if quick else OPENINGS
     cases = CASES[:1] if quick else CASES
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What a bench or a reproduction returns: the rows it measured, and the checks that hold them to bars."""
+"""Results of benches and reproductions: the measured rows, and checks that hold figures to fixed limits ("bars")."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,8 +15,8 @@ class Check:
     Attributes:
         name: What is measured, with its unit.
         value: The figure that was measured.
-        bar: What it is held to.
-        at_most: Whether the bar is an upper one; otherwise it is a lower one.
+        bar: The limit that the figure must meet.
+        at_most: Whether the bar is an upper limit; otherwise it is a lower one.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Check:
         return self.value <= self.bar if self.at_most else self.value >= self.bar
 
     def row(self) -> dict[str, Any]:
-        """Return the check as JSON has it."""
+        """Return the check as a row for JSON."""
         return {**asdict(self), "holds": self.holds}
 
     def text(self) -> str:
@@ -40,18 +40,18 @@ class Check:
 
 
 def at_least(name: str, value: float, bar: float) -> Check:
-    """Return the check that a value is not below its bar."""
+    """Return a check that a value is not below its bar."""
     return Check(name, value, bar, at_most=False)
 
 
 def at_most(name: str, value: float, bar: float) -> Check:
-    """Return the check that a value is not above its bar."""
+    """Return a check that a value is not above its bar."""
     return Check(name, value, bar, at_most=True)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """Rows, of which one that lacks a column is empty there, and checks."""
+    """Measured rows and checks; a column that a row lacks is empty in the table."""
 
     rows: Sequence[Row]
     checks: Sequence[Check]
@@ -60,7 +60,7 @@ class BenchResult:
         object.__setattr__(self, "rows", same_columns(self.rows))
 
     def document(self) -> dict[str, Any]:
-        """Return rows and checks as JSON has them."""
+        """Return rows and checks for JSON."""
         return {"rows": self.rows, "checks": [check.row() for check in self.checks]}
 
     def text(self) -> str:
@@ -73,10 +73,10 @@ class Claim:
     """One headline claim of a published system.
 
     Attributes:
-        claim: What is claimed, in our words.
+        claim: The claim in our words.
         paper: The paper's figure, with its unit: ``up to 12.2x``.
-        measured: Ours, in the same unit.
-        setting: What it was measured on; every figure in it that the paper does not give is called assumed.
+        measured: Our figure, in the same unit.
+        setting: The setting of our measurement; figures that the paper does not give are marked as assumed.
     """
 
     claim: str
@@ -90,11 +90,11 @@ class Reproduction:
     """A published system, measured by us.
 
     Attributes:
-        claims: One for each headline claim.
-        ablations: The system with one mechanism off at a time, and what that loses.
-        details: Every setting measured, also those that show nothing.
+        claims: The headline claims.
+        ablations: Rows of the system with one mechanism off at a time, and what that loses.
+        details: Rows of every measured setting.
         checks: The claims held to their bars.
-        remarks: Sentences for the reader: what is assumed, and where a claim does not appear.
+        remarks: Sentences for the reader on assumptions, and on settings in which a claim does not hold.
         draw: Draws the figure into a PNG file.
     """
 
@@ -106,13 +106,13 @@ class Reproduction:
     draw: Callable[[Path], None]
 
     def text(self) -> str:
-        """Return all of it for people."""
+        """Return the whole reproduction as text for people."""
         tables = [_table(rows) for rows in (list(map(asdict, self.claims)), self.ablations, self.details) if rows]
         lines = [*(check.text() for check in self.checks), *self.remarks]
         return "\n\n".join([*tables, "\n".join(lines)])
 
     def document(self) -> dict[str, Any]:
-        """Return all of it but the figure, as JSON has it; the claims are the rows."""
+        """Return everything but the figure for JSON; the claims are the rows."""
         return {
             "rows": list(map(asdict, self.claims)),
             "ablations": list(self.ablations),
@@ -123,7 +123,7 @@ class Reproduction:
 
 
 def same_columns(rows: Sequence[Row]) -> list[Row]:
-    """Return rows of equal keys, in the order in which these come up; what a row lacks is empty."""
+    """Return the rows with the union of their keys, in order of first appearance; missing values are empty."""
     columns = dict.fromkeys(key for row in rows for key in row)
     return [{key: row.get(key, "") for key in columns} for row in rows]
 

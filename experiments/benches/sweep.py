@@ -1,6 +1,6 @@
-"""Points per second of a sweep on all cores against one process, and what is left of one that is killed and resumed.
+"""Measures a sweep's points per second on all cores and in one process, and checks one that is killed and resumed.
 
-One process and all of them take turns, since what a second core of a shared machine is worth comes and goes.
+Sweeps with one process and with one for each core take turns, since the load of a shared machine changes.
 """
 
 import json
@@ -20,14 +20,14 @@ from experiments.sweep.outcomes import read_outcomes
 from experiments.sweep.table import WALL, read_table
 from traces.common.errors import RunError
 
-# For each of the 40 combinations: 2,000 points.
+# Number of random draws for each of the 40 combinations: 2,000 points.
 DRAWS, QUICK_DRAWS = 50, 2
 
 LEAST_EFFICIENCY = 0.9
 
 UNDISTURBED = "undisturbed"
 
-# A grid, lists and draws over the scenario, the plan and the policy, as a study of fluctuating links would have them.
+# A grid, lists and draws over the scenario, the plan and the policy, as in a study of fluctuating links.
 SWEEP = """
 scenario: two-regions
 steps: 20
@@ -46,7 +46,7 @@ _KILLED_AFTER = 0.4
 
 
 def measure_sweep(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Carry out the same sweep with one process, with one for each core, and killed in the middle."""
+    """Carry out the same sweep with one process, with one for each core, and with a kill in the middle."""
     cores = usable_cores()
     with TemporaryDirectory(prefix="ropebridge-bench-") as scratch:
         folder = Path(scratch)
@@ -69,7 +69,7 @@ def measure_sweep(quick: bool, tell: Callable[[str], None]) -> BenchResult:
         at_most("points that failed", sum(int(row["failed"]) for row in rows), 0),
     ]
     if not quick:
-        # A short sweep is little more than the start of its processes.
+        # In a short sweep the start of the processes dominates.
         checks.append(at_least(f"efficiency of {cores} processes", efficiency, LEAST_EFFICIENCY))
     return BenchResult(rows, checks)
 
@@ -79,7 +79,7 @@ def _seconds(rows: Sequence[Row], processes: int) -> float:
 
 
 def _carry_out(file: Path, folder: Path, jobs: int, case: str = UNDISTURBED) -> Row:
-    """Carry out a sweep with the command; seconds are those of the whole command."""
+    """Carry out a sweep with the command; return its row, whose seconds are those of the whole command."""
     start_s = perf_counter()
     done = subprocess.run(_command(file, folder, jobs), capture_output=True, text=True, check=False)
     seconds = perf_counter() - start_s
@@ -94,13 +94,13 @@ def _carry_out(file: Path, folder: Path, jobs: int, case: str = UNDISTURBED) -> 
         "failed": summary["failed"],
         "seconds": seconds,
         "points_per_s": summary["carried_out"] / seconds,
-        # Of a worker: where it grows with the processes, they hinder each other, or the machine has less to give.
+        # A worker's time per point: if it grows with the number of processes, they slow each other down.
         "worker_s_per_point": fmean(read_table(folder / TABLE).column(WALL).to_pylist()),
     }
 
 
 def _killed_and_resumed(file: Path, folder: Path, jobs: int, points: int) -> Row:
-    """Kill the command with the signal that nobody can catch; its workers have to notice by themselves."""
+    """Kill the command with SIGKILL and resume it; its workers have to notice by themselves that it is gone."""
     process = subprocess.Popen(_command(file, folder, jobs), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while process.poll() is None and len(read_outcomes(folder / LOGS)) < _KILLED_AFTER * points:
@@ -117,7 +117,7 @@ def _command(file: Path, folder: Path, jobs: int) -> list[str]:
 
 
 def _differing_rows(one: Path, other: Path) -> int:
-    """Rows of two tables that are not equal to the last bit, what points took aside."""
+    """Count the rows of two tables that are not equal to the last bit, apart from the points' wall times."""
     tables = [read_table(folder / TABLE).drop_columns([WALL]).to_pylist() for folder in (one, other)]
     missing = abs(len(tables[0]) - len(tables[1]))
     return missing + sum(bool(first != second) for first, second in zip(*tables, strict=False))

@@ -13,7 +13,7 @@ from experiments.cli.options import JsonOption, one_of
 from experiments.runs.console import CommandInterruptedError, raise_when_interrupted, say, tell
 from traces.common.errors import InputError, RopebridgeError
 
-# The groups of verbs that `--help` shows, in the order in which somebody new needs them.
+# The groups of verbs in `--help`, in the order in which a new user needs them.
 START, PLAN, RUN, DATA, MEASURE = "Start here", "Plan and simulate", "Run and deploy", "Data", "Measure"
 
 BENCHES = (
@@ -63,7 +63,7 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Take the options that stand before the verb."""
+    """Handle the options that stand before the verb."""
 
 
 def bench(

@@ -1,4 +1,4 @@
-"""The verbs that make data: `traces ...`, which rates links had, and `profile ...`, what plans are made from."""
+"""The verbs that make data: `traces ...` for link rates over time, `profile ...` for costs of models and networks."""
 
 from enum import StrEnum
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Arguments and options that several verbs share, and the names that shells complete.
 
-The names stand here again because the modules that define them take a second to load; a test compares them.
+Names are repeated here because the modules that define them take a second to load; a test compares them.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ import typer
 
 from experiments.scenarios import ready_scenarios
 
-# The first one is the default.
+# The first engine is the default.
 STRATEGIES = (
     *("auto", "asteroid", "asteroid-duplex", "cannikin", "cloudless", "deepcee"),
     *("adaptdl", "dapple", "ddp", "gpipe", "greedy", "hetpipe", "lb-bsp", "megatron", "pipedream", "zb-h1-equal"),
@@ -23,7 +23,7 @@ TARGETS = ("torchrun", "ssh", "slurm", "kubernetes", "skypilot")
 
 
 def one_of(names: Iterable[str]) -> Callable[[str], list[str]]:
-    """Return what completes a word on the command line to one of these names."""
+    """Return a shell completion function that offers these names."""
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in names if name.startswith(incomplete)]
@@ -36,7 +36,7 @@ def _complete_scenario(incomplete: str) -> list[str]:
 
 
 class EmulatorOption(StrEnum):
-    """What `ropebridge run` emulates links with."""
+    """Program that emulates links in `ropebridge run`."""
 
     AUTO = "auto"
     RELAY = "relay"
@@ -44,7 +44,7 @@ class EmulatorOption(StrEnum):
 
 
 class ComputeChoice(StrEnum):
-    """What `ropebridge run` computes."""
+    """Kind of compute in `ropebridge run`."""
 
     PACED = "paced"
     REAL = "real"

@@ -1,4 +1,4 @@
-"""The verbs that need no hosts: `demo`, `plan`, `simulate`, `compare`, `report`, `sweep`."""
+"""The verbs `demo`, `plan`, `simulate`, `compare`, `report` and `sweep`."""
 
 from pathlib import Path
 from typing import Annotated

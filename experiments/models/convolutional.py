@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 COLOURS = 3
-# Of channels that are normalised together.
+# Number of groups of channels that are normalised together.
 GROUPS = 8
 # Each class is a pattern of this many squares a side, hidden in noise as strong as the pattern.
 SQUARES = 2
@@ -57,7 +57,7 @@ class Convolutional:
         self._patterns = _patterns(classes, side)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the class."""
+        """Return the mean cross-entropy of the class numbers."""
         return functional.cross_entropy(outputs, targets)
 
     def samples(self, first: int, count: int) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ def build(*, width: int = 32, scales: int = 3, side: int = 32, classes: int = 10
     Args:
         width: Channels of the first scale, a multiple of 8; each further scale has twice as many.
         scales: Sizes of the image that the network works on, each half the one before.
-        side: Of the square input images in pixels, a multiple of ``2 ** scales``.
+        side: Side of the square input images in pixels, a multiple of ``2 ** scales``.
         classes: Number of different classes.
     """
     if width % GROUPS:

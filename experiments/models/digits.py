@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 PIXELS, CLASSES = 64, 10
-# Pixels count from 0 to this.
+# Largest value of a pixel; the smallest is 0.
 BRIGHTEST = 16
-# Of the images, held out to measure the accuracy; drawn once, the same in every process.
+# Number of images that are held out to measure the accuracy; drawn once, the same in every process.
 HELD_OUT_SHARE = 0.2
 SPLIT_SEED = 0
 
@@ -68,7 +68,7 @@ def build(*, width: int = 128, depth: int = 4) -> Digits:
 
 
 class _Images:
-    """Images and their classes, as arrays: memory of their own also where a model is built without any."""
+    """Images and their classes as NumPy arrays, which hold data even where torch builds the model on ``meta``."""
 
     def __init__(self, images: NDArray[np.float64], classes: NDArray[np.int64]) -> None:
         self._pixels = (images / BRIGHTEST).astype(np.float32)
@@ -80,6 +80,6 @@ class _Images:
 
 def _layer(width_in: int, width_out: int) -> nn.Sequential:
     linear = nn.Linear(width_in, width_out)
-    # Keeps the spread of the numbers from layer to layer, so that plain gradient descent trains from the first step.
+    # Keeps the variance from layer to layer, so that plain gradient descent trains from the first step.
     nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
     return nn.Sequential(linear, nn.ReLU())

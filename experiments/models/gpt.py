@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Each token is followed by one of these many, the first ones the more likely.
+# Number of tokens that can follow a token, the first ones more likely than the others.
 SUCCESSORS = 4
 # Separate random streams for the chain itself and for the sequences drawn from it.
 CHAIN_KEY, SEQUENCE_KEY = 1, 2
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
     def _attend(self, hidden: Tensor) -> Tensor:
         samples, tokens, _ = hidden.shape
-        # B x T x 3W -> 3 of B x H x T x D; head by head, so that a part of the outputs is some of the heads.
+        # B x T x 3W -> 3 of B x H x T x D; outputs are grouped by head, so that a slice of them holds whole heads.
         joint = self.query_key_value(hidden).view(samples, tokens, -1, 3, self.head_width)
         query, key, value = joint.permute(3, 0, 2, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -85,7 +85,7 @@ class Gpt:
         return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
     def parallel_layout(self, index: int) -> Mapping[str, str]:
-        """Return how devices can share layer ``index``: of a block, attention by heads and the MLP."""
+        """Return how devices can share layer ``index``: a block's attention is divided by heads, its MLP by width."""
         if not isinstance(self.layers[index], Block):
             return {}
         return {"query_key_value": "column", "projection": "row", "mlp.1": "column", "mlp.3": "row"}
@@ -109,7 +109,7 @@ def build(*, vocabulary: int = 256, width: int = 128, heads: int = 4, blocks: in
         vocabulary: Number of different tokens.
         width: Numbers per token between layers, a multiple of ``heads``.
         heads: Number of attention heads.
-        blocks: Number of transformer blocks; the model has two layers more.
+        blocks: Number of transformer blocks; the model's further layers are the embedding and the head.
         length: Tokens in a sequence.
     """
     if width % heads:
@@ -119,7 +119,7 @@ def build(*, vocabulary: int = 256, width: int = 128, heads: int = 4, blocks: in
 
 def _markov_chain(vocabulary: int) -> NDArray[np.int64]:
     """Return the tokens that may follow each token, vocabulary x SUCCESSORS."""
-    # Powers lean towards 0: low tokens are common, which a model learns within a few steps.
+    # Powers of uniform numbers are close to 0: low tokens are common, which a model learns within a few steps.
     return (_random_rows(CHAIN_KEY, 0, vocabulary, SUCCESSORS) ** 3 * vocabulary).astype(np.int64)
 
 

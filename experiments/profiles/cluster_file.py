@@ -1,4 +1,4 @@
-"""Cluster files, completed with links that were measured; what a person wrote in them stays as it is."""
+"""Adds measured links to cluster files; hand-written content stays as it is."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ from planner.scenario.size_curve import SizeCurve
 from traces.common.atomic import check_place, write_text_atomically
 from traces.common.errors import InputError, unknown_name
 
-# What a measurement says of a link; everything else in its entry is a person's.
+# Keys of a link that a measurement sets; all others in its entry are hand-written.
 _MEASURED = ("bandwidth", "latency", "jitter", "size_curve")
 _ENDS = ("between", "from", "to", "inside")
 
-# Two directions that differ by less are one link.
+# Relative difference below which both directions become one link.
 _ALIKE = 0.05
 
 _MOST_WIDTH = 10_000
@@ -32,10 +32,10 @@ class MeasuredLink:
     """One direction between two regions, hosts or devices.
 
     Attributes:
-        bandwidth_bps: Bits per second that frames take, of which a part is payload.
-        latency_s: One-way latency, seconds; that of the quickest packet where there is a jitter.
-        jitter_s: Each packet takes up to so much longer, seconds.
-        size_curve: The rate that one message of a size reaches; None where latency and bandwidth tell it.
+        bandwidth_bps: Rate of frames, headers included, bits per second.
+        latency_s: One-way latency, seconds; with jitter, that of the quickest packet.
+        jitter_s: Largest additional delay of a packet, seconds.
+        size_curve: Rate of a message by its size; None where latency and bandwidth determine it.
     """
 
     source: str
@@ -47,15 +47,15 @@ class MeasuredLink:
 
     @property
     def pair(self) -> tuple[str, str]:
-        """Both ends."""
+        """Return both ends."""
         return self.source, self.target
 
 
 def check_cluster_file(path: Path, ends: Sequence[str]) -> None:
-    """Refuse what `add_links` would refuse for links between these ends, before anything is measured.
+    """Check, before anything is measured, that `add_links` can write links between these ends.
 
     Raises:
-        InputError: There is something else in the file, it does not know the ends, or it cannot be written.
+        InputError: The file is no cluster file, it does not contain the ends, or it cannot be written.
     """
     if path.suffix == ".json":
         raise InputError("cluster files are written by hand, in YAML", str(path), "let its name end in .yaml")
@@ -77,13 +77,13 @@ def check_cluster_file(path: Path, ends: Sequence[str]) -> None:
 
 
 def add_links(path: Path, there: MeasuredLink, back: MeasuredLink) -> list[str]:
-    """Write the two measured directions of a link into a cluster file, in place of what it had of them.
+    """Write the two measured directions of a link into a cluster file; they replace the file's entries for the link.
 
-    Prices and losses in the file stay, and so does a trace, which says more of a bandwidth than one measurement. A file
-    without devices is begun if there is none.
+    Prices and losses in the file stay, and so do traces, which describe a bandwidth better than one measurement. If
+    there is no file, one without devices is created.
 
     Returns:
-        What was left as it was, a sentence for each.
+        A sentence for each value that was kept in place of a measured one.
 
     Raises:
         InputError: See `check_cluster_file`.
@@ -108,7 +108,7 @@ def add_links(path: Path, there: MeasuredLink, back: MeasuredLink) -> list[str]:
 
 
 def _replace(links: list[Any], there: MeasuredLink, back: MeasuredLink) -> list[str]:
-    """Put the new entries where the first of the old ones was, or at the end."""
+    """Replace the old entries of a link by the new ones, at the place of the first old one or at the end."""
     old = [index for index, entry in enumerate(links) if _pairs(entry) & {there.pair, back.pair}]
     place = old[0] if old else len(links)
     before = {pair: links[index] for index in old for pair in _pairs(links[index])}
@@ -127,7 +127,7 @@ def _replace(links: list[Any], there: MeasuredLink, back: MeasuredLink) -> list[
 
 
 def _pairs(entry: Any) -> set[tuple[str, str]]:
-    """The directions that an entry of the file stands for."""
+    """Return the directions that an entry of the file stands for."""
     if "between" in entry:
         first, second = entry["between"]
         return {(first, second), (second, first)}
@@ -135,7 +135,7 @@ def _pairs(entry: Any) -> set[tuple[str, str]]:
 
 
 def _entry(link: MeasuredLink, before: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a link beside its ends."""
+    """Return the keys of a link's entry without its ends."""
     entry: dict[str, Any] = {}
     if "trace" not in before:
         entry["bandwidth"] = _rate(link.bandwidth_bps)
@@ -152,12 +152,12 @@ def _entry(link: MeasuredLink, before: Mapping[str, Any]) -> dict[str, Any]:
 def _joined(
     new: Mapping[tuple[str, str], dict[str, Any]], there: MeasuredLink, back: MeasuredLink
 ) -> list[CommentedMap]:
-    """One entry for both directions if they are alike, else one for each."""
+    """Return one entry for both directions if they are alike, else one for each."""
     first, second = new[there.pair], new[back.pair]
     rates = sorted((there.bandwidth_bps, back.bandwidth_bps))
     without = [{key: value for key, value in each.items() if key not in _MEASURED} for each in (first, second)]
     if rates[0] >= (1 - _ALIKE) * rates[1] and without[0] == without[1]:
-        # The slower one, on which a plan can count both ways.
+        # The slower direction: a plan can count on its rate both ways.
         slower = first if there.bandwidth_bps <= back.bandwidth_bps else second
         return [CommentedMap({"between": [there.source, there.target], **slower})]
     return [CommentedMap({"from": link.source, "to": link.target, **new[link.pair]}) for link in (there, back)]

@@ -19,14 +19,14 @@ from traces.common.units import parse_bytes
 
 @dataclass(frozen=True, slots=True)
 class ImportConfig:
-    """What to read, as the command line says it.
+    """Options of an import, as given on the command line.
 
     Attributes:
         name: Name for the model; None for the files' own.
-        kinds: Kinds of devices, each as KIND or THEIRS=KIND.
+        kinds: Kinds of devices to import, each as KIND, or as THEIRS=KIND to rename it.
         samples: Number of samples in the minibatch that PipeDream measured.
         tokens: Number of tokens in a sample of a language model.
-        layer_output: Bytes that pass between two layers for a sample, with their unit.
+        layer_output: Bytes that pass between two layers for a sample, as text with a unit.
     """
 
     format: str
@@ -38,7 +38,7 @@ class ImportConfig:
     layer_output: str | None
 
 
-# A model, and what the reader has to know about it.
+# A model, and notes for the reader about it.
 _Imported = tuple[ModelLayers, Sequence[str]]
 
 
@@ -46,7 +46,8 @@ def import_profile(config: ImportConfig, output: Path, as_json: bool) -> str:
     """Read a published profile, write or complete the model file, and return the text to print.
 
     Raises:
-        InputError: A file is missing or damaged, an option is missing or idle, or the model file is of another model.
+        InputError: A file is missing or damaged, an option is missing or not used by this format, or the model file
+            is of another model.
     """
     _refuse_idle_options(config)
     check_targets([output])

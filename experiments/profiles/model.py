@@ -25,7 +25,7 @@ from traces.statistics import CONFIDENCE, Interval
 
 
 def work_table(layers: Sequence[LayerProfile | LayerWork]) -> list[str]:
-    """Return a line for each layer, one for equal ones that follow each other: bytes, and work or times."""
+    """Return a table of bytes, and work or times: a line for each layer, or for each run of equal layers."""
     width = max(len(layer.name) for layer in layers) + 6
     lines = [f"{'layer':{width}} {'parameters':>12} {'output':>12} {'kept a sample':>14}  forward"]
     for _, group in groupby(layers, key=_content):
@@ -51,7 +51,7 @@ def _forward(layer: LayerProfile | LayerWork) -> str:
     return ", ".join(rows)
 
 
-# Significant digits of a time in the model file; further ones differ from run to run.
+# Significant digits of a time in the model file; further digits differ from run to run.
 _DIGITS = 5
 
 
@@ -62,13 +62,13 @@ def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
         config: What to measure, checked by `check_config`.
         output: The model file to write or complete.
         as_json: Whether to return JSON, in SI units, instead of a table.
-        tell: Called with lines about the progress where there is no terminal for a bar.
+        tell: Called with lines about the progress if there is no terminal for a progress bar.
 
     Raises:
         InputError: The model cannot be built, or the file is of another model.
-        RunError: A process that loads the machine meanwhile has ended.
+        RunError: A process that loads the machine during the measurement has ended.
     """
-    # As the ranks do whose times are predicted.
+    # As many threads as the ranks use whose times are predicted.
     keep_freed_memory()
     samples = sample_counts(config)
     device, kind = _device(config)
@@ -83,7 +83,7 @@ def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
     beside = LoadConfig(
         str(code.path.resolve()), dict(code.arguments), samples, config.optimizer, config.precision, threads
     )
-    # The other ranks of this machine will compute at the same time.
+    # Load of the other ranks, which will compute on this machine at the same time.
     with background_load(config.ranks - 1, beside), showing_rounds(profiling_steps(samples), tell) as begin:
         costs = profile_model(loaded, samples, training, config.repeats, device, begin)
     layers = [_layer(each, kind, config.split) for each in costs.layers]
@@ -96,7 +96,7 @@ def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
 
 
 def _count(loaded: LoadedModel, code: ModelCode, training: Training, output: Path, as_json: bool) -> str:
-    """Write what a roofline needs, instead of times."""
+    """Write the operations and bytes that a roofline needs, instead of times."""
     layers = count_work(loaded, code, training)
     add_to_model_file(output, ModelLayers(code.path.stem, layers, code))
     if as_json:
@@ -117,7 +117,7 @@ def _layer(costs: LayerCosts, kind: str, split: bool) -> LayerProfile:
     inputs_s = [each.backward_input_s.median for each in times]
     weights_s = [each.backward_weight_s.median for each in times]
     if not split:
-        # A whole backward takes less than its two parts.
+        # An unsplit backward takes less time than its two parts.
         scale = [
             each.backward_s.median / whole if (whole := one + other) else 1.0
             for each, one, other in zip(times, inputs_s, weights_s, strict=True)

@@ -13,22 +13,22 @@ from planner.scenario.training import ELEMENT_BYTES, OPTIMIZER_STATES
 from traces.common.errors import InputError, find_by_name
 from traces.common.text import key_and_value
 
-# Where torch only works out shapes.
+# Torch's device on which tensors have shapes but no data.
 META = "meta"
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileConfig:
-    """What to measure, as the command line says it.
+    """Options of a measurement, as given on the command line.
 
     Attributes:
-        arguments: Arguments of its function ``build``, each as KEY=VALUE.
+        arguments: Arguments of the model's function ``build``, each as KEY=VALUE.
         kind: Name for the kind of device; None for ``cpu`` or the GPU's own name.
         device: ``cpu`` or ``cuda``, or ``meta`` to count operations instead.
-        ranks: Ranks of this machine that compute at once, this one included.
+        ranks: Number of ranks of this machine that compute at once, this one included.
         threads: Number of CPU threads; 0 for a rank's share of the cores.
-        samples: Microbatch sizes, with commas.
-        split: Whether the backward times are those of a split backward.
+        samples: Microbatch sizes, separated by commas.
+        split: Whether to measure the two parts of a split backward.
     """
 
     code: Path
@@ -45,10 +45,10 @@ class ProfileConfig:
 
 
 def check_config(config: ProfileConfig, output: Path) -> None:
-    """Refuse options that nothing can be measured with, or no model file written.
+    """Check that a model can be measured with these options and its model file written.
 
     Raises:
-        InputError: The first thing that is wrong.
+        InputError: An option is wrong; the message names the first such option.
     """
     path = config.code
     if path.suffix == ".json":
@@ -84,7 +84,7 @@ def sample_counts(config: ProfileConfig) -> list[int]:
 
 
 def rising_numbers(text: str) -> list[int]:
-    """Return rising whole numbers from 1 on, which are separated by commas; none if they are no such numbers."""
+    """Parse rising whole numbers from 1 on, separated by commas; return an empty result for any other text."""
     try:
         found = [int(each) for each in text.split(",")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""Model files: what each layer costs on each kind of device, written and read back to add another kind."""
+"""Writes model files (each layer's costs on each kind of device), and completes them with further kinds."""
 
 import json
 import os
@@ -21,11 +21,11 @@ from traces.common.units import parse_duration_s, parse_flop
 
 @dataclass(frozen=True, slots=True)
 class ModelLayers:
-    """A model as files have it.
+    """A model as it is written to files.
 
     Attributes:
-        layers: Layers in order: with times of the kinds that were measured, or with the work that a roofline needs.
-        code: The model's code; None if there is only what it costs.
+        layers: Layers in order, with times on the measured kinds, or with the operations and bytes for a roofline.
+        code: The model's code; None if only its costs are known.
     """
 
     name: str
@@ -34,13 +34,13 @@ class ModelLayers:
 
 
 def refuse_another_model(path: Path, name: str, code: ModelCode | None = None, layers: int | None = None) -> None:
-    """Refuse a file that cannot be completed, before the work that completes it.
+    """Check, before anything is measured, that a file can be completed with this model.
 
     Args:
         path: The file, which need not exist.
         name: Name of the model.
-        code: The model's code, and what it is built with.
-        layers: Number of its layers; None where nobody knows yet.
+        code: The model's code and arguments.
+        layers: Number of its layers; None if it is not known yet.
 
     Raises:
         InputError: The file is damaged, or of a model of another name, other code or another number of layers.
@@ -56,7 +56,7 @@ def refuse_another_model(path: Path, name: str, code: ModelCode | None = None, l
 
 
 def add_to_model_file(path: Path, model: ModelLayers) -> None:
-    """Write what layers cost into a YAML or .json file; what it has of other kinds of devices stays.
+    """Write the costs of layers into a YAML or .json file; costs on other kinds of devices in it stay.
 
     Raises:
         InputError: The file is of another model, or cannot be written.
@@ -72,7 +72,7 @@ def add_to_model_file(path: Path, model: ModelLayers) -> None:
 
 
 def _head(path: Path, name: str, code: ModelCode | None) -> dict[str, Any]:
-    """What a file says of the model before its layers."""
+    """Return the keys of a file that describe the model, without its layers."""
     if code is None:
         return {"name": name}
     place = os.path.relpath(code.path.resolve(), path.resolve().parent)
@@ -80,14 +80,14 @@ def _head(path: Path, name: str, code: ModelCode | None) -> dict[str, Any]:
 
 
 def _count(entries: list[Any]) -> int:
-    """How many layers a file has: an entry can stand for several."""
+    """Return the number of layers in a file; an entry can stand for several."""
     repeats = [entry.get("repeat", 1) if isinstance(entry, Mapping) else 1 for entry in entries]
     return sum(repeat if isinstance(repeat, int) else 1 for repeat in repeats)
 
 
 def _document(path: Path, model: ModelLayers) -> dict[str, Any]:
     document = _head(path, model.name, model.code)
-    # Equal layers that follow each other are one entry: each is read with its number after the name.
+    # Consecutive equal layers are one entry; when the file is read, each layer gets its number after the name.
     runs = [list(layers) for _, layers in groupby(model.layers, key=lambda layer: (layer.name, _layer(layer)))]
     return document | {"layers": [_layer(layers[0], repeat=len(layers)) for layers in runs]}
 
@@ -115,7 +115,7 @@ def _duration(seconds: float) -> str:
 
 
 def _exact(value: float, units: Mapping[str, float], parse: Callable[[object], float]) -> str:
-    """The value in the first unit in which six digits say it exactly, else with all its digits in the last one."""
+    """Format a value in the first unit in which six digits are exact, else with all its digits in the last unit."""
     for unit, scale in units.items():
         text = f"{value / scale:.6g} {unit}"
         if parse(text) == value:
@@ -124,7 +124,7 @@ def _exact(value: float, units: Mapping[str, float], parse: Callable[[object], f
 
 
 def _take_over(old: Any, new: dict[str, Any], path: Path) -> None:
-    """Add the times of other kinds from what was in the file, if that is of the same layers."""
+    """Copy the times on other kinds from the old file into the new one, if both have the same layers."""
     if not isinstance(old, Mapping) or _without_times(old) != _without_times(new):
         raise _another_model(path)
     for before, layer in zip(old["layers"], new["layers"], strict=True):
@@ -133,7 +133,7 @@ def _take_over(old: Any, new: dict[str, Any], path: Path) -> None:
 
 
 def _without_times(document: Mapping[str, Any]) -> Any:
-    """The document, with nothing of times but whether there are any."""
+    """Return the document with the times of each layer replaced by whether it has any."""
     layers = document.get("layers")
     if not isinstance(layers, list) or not all(isinstance(layer, Mapping) for layer in layers):
         return None

@@ -28,22 +28,22 @@ from traces.probe.path_profile import PathProfile, profile_path
 from traces.probe.peer import Peer, await_listener
 from traces.probe.responder import Responder
 
-# A polynomial with three terms, through fewer points, says nothing about those between them.
+# Least number of points for a polynomial with three terms: fewer would not determine it in between.
 _LEAST_POINTS = 4
 
-# A curve that is further from what was measured than this is none.
+# Largest relative error of a fitted curve at a measured rate.
 _WITHIN = 1.25
 
 
 def fit_size_curve(rates_bps: Mapping[float, float], ceiling_bps: float) -> SizeCurve | None:
-    """Return the curve whose relative errors are least, by their squares.
+    """Fit a size curve to measured rates by least squares of the relative errors.
 
     Args:
-        rates_bps: Bytes of a message to the rate that such messages reached, bits per second.
-        ceiling_bps: The most that larger ones reach, bits per second.
+        rates_bps: Size of a message in bytes to its measured rate, bits per second.
+        ceiling_bps: Rate limit of larger messages, bits per second.
 
     Returns:
-        None where no curve of this form comes within a quarter of every rate.
+        The curve; None if no curve of this form is within a quarter of every rate.
     """
     if len(rates_bps) < _LEAST_POINTS:
         return None
@@ -58,33 +58,33 @@ def fit_size_curve(rates_bps: Mapping[float, float], ceiling_bps: float) -> Size
     return curve
 
 
-# Sizes of the messages that are timed: those that take at most so long, and at most such a share of the traffic.
+# Timed messages take at most so many seconds, and at most this share of the traffic.
 _SIZES_BYTES = (1, 1_000, 4_000, 16_000, 64_000, 250_000, 1_000_000, 4_000_000, 16_000_000)
 _LONGEST_S = 0.5
 _TRAFFIC_SHARE = 0.01
-# Round trips that timing a message takes beside its own time, and the time of a round of one size.
+# Round trips that timing a message takes beside its own time, and seconds for all messages of one size.
 _ROUND_TRIPS = 2
 _ROUND_S = 0.1
 _MOST_REPEATS = 5
 
-# Of the latency: less is what hosts do, not the network.
+# Jitter below this share of the latency is ascribed to the hosts, not to the network.
 _JITTER_SHARE = 0.05
 _JITTER_S = 2e-4
 
-# A message that takes so much longer than latency and bandwidth say has a size curve.
+# A path gets a size curve if a message takes so many times longer than latency and bandwidth predict.
 _SLOWER = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    """What to measure, as the command line says it.
+    """Options of a measurement, as given on the command line.
 
     Attributes:
         address: Address of the responder; None if none was given.
-        names: Names of this end and the other one, with a comma; None where no file is written.
-        connections: Numbers of connections, with commas.
+        names: Names of this end and the other one, separated by a comma; None if no file is written.
+        connections: Numbers of connections, separated by commas.
         traffic_bytes: Most bytes of all bursts together.
-        output: The cluster file to write or complete; None for none.
+        output: The cluster file to write or complete; None writes none.
     """
 
     address: str | None
@@ -95,12 +95,12 @@ class NetworkConfig:
 
 
 def listen_at(address: str, other: str | None, tell: Callable[[str], None]) -> None:
-    """Serve measurements until the command is interrupted, which is no failure.
+    """Serve measurements until the command is interrupted, which counts as success.
 
-    With ``other``, an address to measure, it is refused: an end either listens or measures.
+    ``other``, the address of a responder, must be None: an end either listens or measures.
 
     Raises:
-        InputError: It cannot listen there.
+        InputError: The address cannot be listened at, or ``other`` is given too.
     """
     if other is not None:
         raise InputError(
@@ -121,8 +121,8 @@ def profile_network(config: NetworkConfig, as_json: bool, tell: Callable[[str], 
     """Measure the path to another host, write or complete the cluster file, and return the text to print.
 
     Raises:
-        InputError: Nobody answers, an option makes no sense, or the file holds something else.
-        RunError: The other end was lost.
+        InputError: The address does not answer, an option is wrong, or the file is no cluster file.
+        RunError: The connection to the other end was lost.
     """
     if config.address is None:
         raise InputError(
@@ -206,7 +206,7 @@ def _messages(peer: Peer, path: PathProfile, traffic_bytes: int, tell: Callable[
 def _links(
     path: PathProfile, messages: MessageProfile | None, names: tuple[str, str]
 ) -> tuple[MeasuredLink, MeasuredLink]:
-    """Return the links of both directions; a simulation of their messages takes the measured times."""
+    """Return links for both directions with which simulated messages take the measured times."""
     jitter_s, latency_s = path.jitter_s, path.latency_s
     if jitter_s > max(_JITTER_S, _JITTER_SHARE * latency_s):
         latency_s = path.least_round_trip_s / 2
@@ -222,12 +222,12 @@ def _links(
 
 
 def _message_overhead_s(path: PathProfile, messages: MessageProfile | None) -> float:
-    """What the smallest message takes beyond a packet, since two processes have to pass it on."""
+    """Return the seconds that the smallest message takes longer than a packet, as two processes handle it."""
     return 0.0 if messages is None else max(0.0, messages.arrival_s[1].median - path.latency_s)
 
 
 def _size_curve(path: PathProfile, messages: MessageProfile | None) -> SizeCurve | None:
-    """Return a size curve if messages take longer than latency and bandwidth explain."""
+    """Return a size curve if messages take longer than latency and bandwidth predict."""
     if messages is None:
         return None
     there, round_trip_s = path.directions["there"], path.round_trip_s.median

@@ -1,1 +1,1 @@
-"""What a run or sweep looks like: pages, figures and traces for Perfetto."""
+"""Reports of runs and sweeps: pages, figures and traces for Perfetto."""

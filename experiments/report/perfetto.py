@@ -1,4 +1,4 @@
-"""Runs as Chrome trace events, which ui.perfetto.dev shows: a process per device, arrows from sends to their use."""
+"""Writes runs as Chrome trace events for ui.perfetto.dev: a process per device, arrows from sends to their use."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ _FIRST_SEND_THREAD = 3
 
 
 def write_perfetto(records: Sequence[RunRecord], path: Path) -> None:
-    """Write runs, each with processes of its own, into a JSON file for ui.perfetto.dev.
+    """Write runs, each with its own processes, into a JSON file for ui.perfetto.dev.
 
     Raises:
         InputError: The file cannot be written.
@@ -27,11 +27,11 @@ def write_perfetto(records: Sequence[RunRecord], path: Path) -> None:
 
 
 def trace_events(records: Sequence[RunRecord]) -> dict[str, Any]:
-    """Return runs in the Chrome trace-event format.
+    """Convert runs to the Chrome trace-event format.
 
     Times are microseconds from the start of each run. A process is a device of a run, or the run's policy; its
-    threads are compute (with the gradient sums), waiting for data, and one for each device it sends to. A send lasts
-    while its bytes leave: those between two devices leave one after the other, whenever they were given to the sender.
+    threads are compute (with all-reduces), waiting for data, and one for each device it sends to. A send lasts
+    while its bytes leave; messages between two devices leave one after the other.
     """
     processes, flows = count(1), count(1)
     events: list[dict[str, Any]] = []
@@ -41,7 +41,7 @@ def trace_events(records: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 class _RunTrace:
-    """The trace events of one run; process and flow numbers are taken from counters that all runs share."""
+    """The trace events of one run; all runs share the counters of process and flow numbers."""
 
     def __init__(self, record: RunRecord, name: str, processes: Iterator[int], flows: Iterator[int]) -> None:
         self._record = record
@@ -132,7 +132,7 @@ _THREADS = {EventKind.COMPUTE: _COMPUTE_THREAD, EventKind.SYNC: _COMPUTE_THREAD,
 
 
 def _name(event: Event) -> str:
-    """``2F0`` for a compute, ``wait for 2F0`` and ``send 2F0`` for its inputs and outputs."""
+    """Return ``2F0`` for a compute, ``wait for 2F0`` and ``send 2F0`` for its inputs and outputs."""
     if event.kind is EventKind.MIGRATE:
         return "send layers"
     if event.kind is EventKind.SYNC or event.microbatch < 0:
@@ -150,5 +150,5 @@ def _metadata(kind: str, process: int, thread: int, **arguments: object) -> dict
 
 
 def _microseconds(time_s: float) -> float:
-    """To the nanosecond, so that what follows on another ends exactly where it starts."""
+    """Round to the nanosecond, so that an event ends exactly where the next one starts."""
     return round(time_s * 1e6, 3)

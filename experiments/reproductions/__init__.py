@@ -1,1 +1,1 @@
-"""The published systems' headline claims against what we measure: one file each, behind `claims.Reproduction`."""
+"""Reproductions of the published systems' headline claims, a folder for each system."""

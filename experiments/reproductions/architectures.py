@@ -1,7 +1,7 @@
-"""The models that the reproductions train, as layers, from the arithmetic of their published architectures.
+"""The models of the reproductions as layers, computed from their published architectures.
 
-Numbers are 32-bit. A convolution of weights W on an output of h x w does 2 * W * h * w operations for a sample. What is
-kept for backward is the input of every convolution and of every batch normalisation; ReLU works in place.
+Numbers are 32-bit. A convolution of weights W on an output of h x w takes 2 * W * h * w operations for a sample. The
+inputs of every convolution and batch normalisation are saved for the backward; ReLU works in place.
 
 Sources: Deep Residual Learning (He et al., 2016; a bottleneck has its stride in the 3 x 3 convolution, as torchvision
 does it); BERT (Devlin et al., 2019); GPT-3 (Brown et al., 2020); ViT (Dosovitskiy et al., 2021); activations of a
@@ -31,7 +31,7 @@ class _Image:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Multiplications, parameters and kept numbers of one sample, without the layer's name."""
+    """Work of unnamed layers: multiplications and saved numbers of one sample, and parameters."""
 
     multiplications: int = 0
     parameters: int = 0
@@ -48,14 +48,14 @@ class _Work:
 
 
 def _convolution(image: _Image, channels: int, kernel: int, stride: int, groups: int = 1) -> tuple[_Work, _Image]:
-    """A convolution without bias and its batch normalisation, with the output image."""
+    """Return the work of a convolution without bias and its batch normalisation, and the output image."""
     output = _Image(channels, ceil(image.pixels / stride))
     weights = kernel**2 * image.channels // groups * channels
     return _Work(weights * output.pixels**2, weights + 2 * channels, 2 * output.numbers), output
 
 
 def _classifier(image: _Image, classes: int) -> _Work:
-    """The mean over the image and a linear layer."""
+    """Return the work of the mean over the image and a linear layer."""
     weights = image.channels * classes
     return _Work(weights, weights + classes, image.channels)
 
@@ -84,7 +84,7 @@ def efficientnet_b1(pixels: int, classes: int) -> tuple[LayerWork, ...]:
 def _mobile_network(
     rows: Sequence[tuple[int, int, int, int, int]], pixels: int, classes: int, excitation: bool
 ) -> tuple[LayerWork, ...]:
-    """Rows are expansion, width, blocks, stride of the first, and kernel."""
+    """Return a mobile network; a row is expansion, width, number of blocks, stride of the first block, and kernel."""
     work, image = _convolution(_Image(3, pixels), 32, 3, 2)
     layers = [work.layer("stem", image.numbers)]
     for expansion, width, count, first_stride, kernel in rows:
@@ -109,7 +109,7 @@ def _excitation(image: _Image, squeezed: int) -> _Work:
 
 @dataclass(frozen=True, slots=True)
 class _ResidualBlock:
-    """A block of a ResNet: its place, the work of both its paths, and its output."""
+    """A block of a ResNet: its position, the work of both its paths, and its output."""
 
     group: int
     index: int
@@ -119,7 +119,7 @@ class _ResidualBlock:
 
 
 def _residual_blocks(image: _Image, depths: Sequence[int], bottleneck: bool) -> Iterator[_ResidualBlock]:
-    """Four groups of blocks; each group but the first halves the image and doubles the channels."""
+    """Return four groups of blocks; each group but the first halves the image and doubles the channels."""
     for group, depth in enumerate(depths):
         width = 64 * 2**group
         for index in range(depth):
@@ -161,7 +161,7 @@ def bert_small(tokens: int, classes: int) -> tuple[LayerWork, ...]:
 
 
 def _bert_embedding(tokens: int, width: int) -> _Work:
-    """Embeddings of tokens, positions and two segments, and a normalisation; looking up multiplies nothing."""
+    """Return the embedding of tokens, positions and two segments with normalisation; look-ups multiply nothing."""
     return _Work(0, (BERT_VOCABULARY + BERT_POSITIONS + 2 + 2) * width, 2 * tokens * width)
 
 
@@ -174,12 +174,12 @@ def _attention(tokens: int, width: int, heads: int) -> _Work:
 
 
 def _feed_forward(tokens: int, width: int) -> _Work:
-    """Two linear layers with four times the width between them."""
+    """Return two linear layers with four times the width between them."""
     return _Work(8 * tokens * width**2, 8 * width**2 + 7 * width, 10 * tokens * width)
 
 
-# What a block of GPT or ViT keeps for backward, in values per token and unit of width: 34 half-precision bytes of
-# Korthikanti et al., of which 17 values; the attention matrices are computed again, as FlashAttention does.
+# Values that a block of GPT or ViT saves for the backward, per token and unit of width: 17, from the 34 bytes of
+# Korthikanti et al. in half precision; the attention matrices are recomputed, as FlashAttention does.
 KEPT_VALUES = 17
 
 
@@ -205,7 +205,7 @@ def vit_huge() -> list[LayerWork]:
 
 
 def _plain_blocks(width: int, blocks: int, tokens: int) -> list[LayerWork]:
-    """Attention and a feed-forward part, without biases and normalisations: 24 T d^2 + 4 T^2 d operations forward."""
+    """Return blocks without biases and normalisations, each of 24 T d^2 + 4 T^2 d operations forward."""
     multiplications = 12 * tokens * width**2 + 2 * tokens**2 * width
     work = _Work(multiplications, 12 * width**2, KEPT_VALUES * tokens * width)
     return [work.layer(f"block-{index}", tokens * width) for index in range(blocks)]
@@ -213,13 +213,13 @@ def _plain_blocks(width: int, blocks: int, tokens: int) -> list[LayerWork]:
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A model, and how it is trained.
+    """A model and its training.
 
     Attributes:
-        name: Name of the model with its data.
+        name: Name of the model with its data set.
         layers: The model's layers in order.
         optimizer: One of `planner.scenario.training.OPTIMIZER_STATES`.
-        first_batch: B_0, which is the batch of the paper that published the model.
+        first_batch: Initial batch B_0, that of the paper that published the model.
     """
 
     name: str
@@ -231,12 +231,12 @@ class TrainedModel:
 def _trained_resnet(
     picture: _Image, stem_kernel: int, depths: Sequence[int], classes: int, imagenet: bool
 ) -> tuple[LayerWork, ...]:
-    """A ResNet that keeps its input, and of each shortcut the output alone; on ImageNet, of bottlenecks and pooled."""
+    """Return a ResNet that saves its input, and of shortcuts their outputs; ImageNet's has bottlenecks and pooling."""
     stem, image = _convolution(picture, 64, stem_kernel, 2 if imagenet else 1)
     if imagenet:
         image = _Image(64, image.pixels // 2)
         stem += _Work(kept=image.numbers)
-    # Nobody asks for the gradient of a picture.
+    # The gradient of the input picture is not computed.
     layers = [(stem + _Work(kept=picture.numbers)).layer("stem", image.numbers, 0.0)]
     for block in _residual_blocks(image, depths, bottleneck=imagenet):
         work = block.main + replace(block.shortcut, kept=block.shortcut.kept // 2)

@@ -36,12 +36,12 @@ _ASTEROID_LOOKS = {
 def draw_asteroid(
     speeds: Sequence[Row], losses: Sequence[Row], claimed: tuple[float, float, float], path: Path
 ) -> None:
-    """Draw how much faster Asteroid is in each setting, and how much faster it recovers.
+    """Draw Asteroid's speed-up in each setting, and that of its recovery.
 
     Args:
         speeds: Rows with ``model``, ``cluster``, ``batch``, ``strategy`` and ``asteroid_ratio``.
         losses: Rows with ``ratio`` and ``ratio_once_known``.
-        claimed: The published ratios to data and pipeline parallelism, to hybrid pipelines, and of recovery times.
+        claimed: The published speed-ups over data and pipeline parallelism, over hybrid pipelines, and of recovery.
         path: A PNG file to write.
     """
     parallel, hybrid, recovery = claimed
@@ -96,7 +96,7 @@ def _asteroid_setting(row: Row) -> str:
     return f"{row['model']}, {row['cluster']}, {row['batch']}"
 
 
-# Panels of batches side by side.
+# Number of panels of batches side by side.
 _COLUMNS = 3
 
 _TRAINED_COLOURS = {"ddp": GREY, "lb-bsp": SKY, "adaptdl": ORANGE, "cannikin": BLUE}
@@ -104,12 +104,12 @@ _TRAINED_COLOURS = {"ddp": GREY, "lb-bsp": SKY, "adaptdl": ORANGE, "cannikin": B
 
 @dataclass(frozen=True, slots=True)
 class TrainingPanel:
-    """How each system trained in one setting.
+    """The training of each system in one setting.
 
     Attributes:
-        name: Title that people read.
-        times_s: System to its seconds per sample of progress; the others are drawn relative to the first.
-        batches: System to the samples of a step in each part of the run.
+        name: Title of the panel.
+        times_s: System to its seconds per unit of progress; times are drawn relative to that of the first system.
+        batches: System to its number of samples of a step in each part of the run.
     """
 
     name: str
@@ -118,7 +118,7 @@ class TrainingPanel:
 
 
 def draw_cannikin(panels: Sequence[TrainingPanel], path: Path) -> None:
-    """Draw the times of all systems and the batches of the two that change them into a PNG file."""
+    """Draw the times of all systems, and the batches of the two adaptive ones, into a PNG file."""
     rows = ceil(len(panels) / _COLUMNS)
     with picture(path, 3.0 + 2.4 * rows) as figure:
         grid = figure.add_gridspec(1 + rows, _COLUMNS)
@@ -156,7 +156,7 @@ def _draw_batches(axes: Axes, panel: TrainingPanel) -> None:
 def draw_cloudless(
     rental: Sequence[Row], exchange: Sequence[Row], claimed: tuple[tuple[float, float], float], path: Path
 ) -> None:
-    """Draw the cost that each setting saves, and the speed-up of each model over the steps between exchanges.
+    """Draw the saved cost in each setting, and each model's speed-up over the number of steps between exchanges.
 
     Args:
         rental: Rows with ``generations``, ``units``, ``data`` and ``saving``.

@@ -1,1 +1,1 @@
-"""What all verbs share: run folders, scenarios by name, console and progress."""
+"""Shared by all verbs: run folders, scenarios by name, console and progress."""

@@ -1,4 +1,4 @@
-"""``ropebridge simulate`` and ``ropebridge run``: the same scenario, plan and policy in either backend."""
+"""``ropebridge simulate`` and ``ropebridge run``: carries out a scenario, plan and policy in either backend."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from planner.systems.registry import make_policy
 from traces.common.errors import InputError
 from traces.common.units import number_text, parse_duration_s, size_text
 
-# Training steps of a run for which neither steps nor a duration is given.
+# Number of training steps of a run if neither steps nor a duration is given.
 DEFAULT_STEPS = 20
 
 
@@ -29,15 +29,15 @@ def carry_out(
     output: Path | None,
     make_backend: Callable[[Path | None], Backend],
 ) -> RunRecord:
-    """Run a scenario in a backend and write the run folder if one is asked for.
+    """Run a scenario in a backend, and write the run folder if one is given.
 
     Args:
         scenario: The scenario to run.
         plan: The plan of the first step.
         policy: An adaptation policy or its name; None keeps the plan.
         steps: Number of training steps.
-        output: The run folder, or None.
-        make_backend: Makes the backend, given the folder that is being filled.
+        output: The run folder; None writes none.
+        make_backend: Returns the backend for a folder into which the run is being written.
     """
     chosen_policy = make_policy(policy, scenario) if isinstance(policy, str) else policy
     with new_folder(output) if output is not None else nullcontext() as folder:
@@ -48,7 +48,7 @@ def carry_out(
 
 
 def bounded(steps: int | None, duration: str | None) -> tuple[int, float]:
-    """Return the limits of a simulation, steps and seconds, of which the user gives one at most.
+    """Return the limits of a simulation, steps and seconds, of which at most one may be given.
 
     Raises:
         InputError: Both are given, or the duration is not above zero.

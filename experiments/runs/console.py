@@ -1,4 +1,4 @@
-"""The command's output, results on the standard output and all else on the standard error; and its interrupts."""
+"""The command's output (results on the standard output, all else on the standard error) and its interrupts."""
 
 import os
 import signal
@@ -23,13 +23,13 @@ def say(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # Else the interpreter would try again when it ends, and complain.
+        # Otherwise the interpreter would try to write again at its end, and report another error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise RunError(f"the results cannot be written to the standard output: {error.strerror}") from error
 
 
 def tell(line: str) -> None:
-    """Print a line about the progress, or about what went wrong."""
+    """Print a line about progress or errors on the standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -38,13 +38,13 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class CommandInterruptedError(BaseException):
-    """A signal asks the command to end. It is no `Exception`, so that no handler of errors takes it for one."""
+    """A signal asks the command to end. It derives from `BaseException`, so that no error handler catches it."""
 
 
 def raise_when_interrupted() -> None:
-    """Let the signals that ask the command to end raise `CommandInterruptedError`.
+    """Make the signals that ask the command to end raise `CommandInterruptedError`.
 
-    Those that it inherited as ignored stay so: ``nohup`` asks for that, and shells do where a job is in the background.
+    Signals that were inherited as ignored stay ignored, as set by ``nohup`` and by shells for background jobs.
     """
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -52,14 +52,14 @@ def raise_when_interrupted() -> None:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> Never:
-    """Unwind the stack, so that everything that was started is ended on the way, and not interrupted in that."""
+    """Unwind the stack, so that everything that was started is ended; further signals do not interrupt that."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     raise CommandInterruptedError
 
 
 def check_targets(paths: Iterable[Path | None]) -> None:
-    """Refuse files that cannot be written; None stands for one that nobody asks for.
+    """Check that files can be written; None stands for no file.
 
     Raises:
         InputError: A path is a folder, its folder is missing, or nothing can be written there.

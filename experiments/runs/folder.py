@@ -1,4 +1,4 @@
-"""Run folders: the resolved scenario, plan, events, decisions and summary of a run, written whole or not at all."""
+"""Run folders: scenario, plan, events, decisions and summary of a run, written completely or not at all."""
 
 import json
 import math
@@ -21,22 +21,22 @@ from planner.runs.metrics import measure
 from planner.runs.record import RealNetwork, RunRecord
 from traces.common.errors import InputError, RunError
 
-# Squared gradient norms of each step, where they were measured.
+# File of the squared gradient norms of each step, if they were measured.
 _NORMS = "gradient-noise.jsonl"
 
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Give a folder to fill beside ``target``; it is renamed to ``target`` at the end, and removed on failure.
+    """Create a temporary folder beside ``target``, which is renamed to ``target`` at the end and removed on failure.
 
     Raises:
-        InputError: There is something at ``target`` already, or no folder can be made there.
-        RunError: The name has been taken meanwhile; the message says where everything is.
+        InputError: ``target`` exists already, or no folder can be made there.
+        RunError: ``target`` was created by another process in the meantime; the message names the temporary folder.
     """
     target = target.resolve()
     try:
         taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
-        # Folders above the target are made when it is complete, not for a run that fails.
+        # Folders above the target are made only when it is complete, so that a failed run leaves none.
         ground = next(parent for parent in target.parents if parent.is_dir())
         beside = ground / f".{target.name[:100]}.{secrets.token_hex(4)}.part"
         if taken:
@@ -56,21 +56,21 @@ def new_folder(target: Path) -> Iterator[Path]:
             target.rmdir()
         beside.rename(target)
     except OSError as error:
-        # It may have taken hours.
+        # The folder is kept, since its content may have taken hours.
         raise RunError(f"'{target}' cannot be made: {error.strerror}; everything is in '{beside}'") from error
 
 
 def no_folder(place: Path, error: OSError) -> InputError:
-    """Return the refusal of a place at which no folder can be made."""
+    """Return the error for a path at which no folder can be made."""
     problem = f"no folder can be made here: {error.strerror}"
     return InputError(problem, where=str(place), valid="choose a place that can be written")
 
 
 def write_record(record: RunRecord, folder: Path) -> None:
-    """Write a run into an empty folder that `read_record` reads.
+    """Write a run into an empty folder, from which `read_record` reads it.
 
     Raises:
-        RunError: The disk is full, or fails.
+        RunError: The disk is full or fails.
     """
     decisions = [
         {
@@ -128,7 +128,7 @@ def read_record(folder: Path) -> RunRecord:
 
 
 def summarise(record: RunRecord) -> dict[str, Any]:
-    """Return the summary of a run as plain values for JSON; units end the names."""
+    """Return the summary of a run as plain values for JSON; the names end in their units."""
     return {
         "backend": record.backend,
         "emulator": record.network.emulator if record.network is not None else None,
@@ -145,7 +145,7 @@ def summarise(record: RunRecord) -> dict[str, Any]:
 
 
 def _noise_scales(record: RunRecord) -> dict[str, float | None] | None:
-    """The noise scale by estimator, in samples; None where the gradient cannot be told from the noise."""
+    """Return each estimator's noise scale in samples, None if the gradient cannot be told from the noise."""
     if not record.gradient_norms:
         return None
     scales = {}
@@ -162,13 +162,13 @@ def _norms(data: dict[str, Any]) -> GradientNorms:
 
 
 def _network(summary: dict[str, Any]) -> RealNetwork | None:
-    """The network of a run; None of a simulation, and of a run written before it was recorded."""
+    """Return the network of a run; None for a simulation, and for a run of a version that did not record it."""
     emulator = summary.get("emulator")
     return RealNetwork(emulator, summary["tcp"]) if emulator is not None else None
 
 
 def _decision(data: dict[str, Any]) -> Decision:
     plan = parse_plan(json.dumps(data["plan"]))
-    # Runs of before layers could change devices do not say that none did.
+    # Runs of versions without migration lack this entry.
     migration = Migration(tuple(LayerTransfer(**move) for move in data.get("moves", ())))
     return Decision(data["observed_step"], data["first_step"], plan, data["change"], migration)

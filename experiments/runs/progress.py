@@ -1,4 +1,4 @@
-"""How far a run, a sweep or a measurement is: views and bars in a terminal (rich), lines elsewhere, and other tools."""
+"""Shows the progress of runs, sweeps and measurements: in a terminal (rich), as lines, and in other tools."""
 
 import sys
 import time
@@ -23,15 +23,15 @@ _SHOWN_DECISIONS = 6
 _SHOWN_STEPS = 60
 _BARS = " ▁▂▃▄▅▆▇█"
 
-# Seconds between two lines about a sweep where there is no terminal.
+# Seconds between two lines about a sweep if there is no terminal.
 SWEEP_LINE_EVERY_S = 10.0
 
-# A bar that is drawn more often takes time from the workers.
+# Redraws of a progress bar per second; more would take time from the workers.
 _REFRESHES_PER_S = 2
 
 
 def run_lines(tell: Tell) -> ProgressCallback:
-    """Return what tells a line for the last step of each second, and for each step at which the policy decides."""
+    """Return a callback that reports the last step of each second, and each step at which the policy decides."""
     told_s = -_RUN_LINE_EVERY_S
 
     def watch(progress: Progress) -> None:
@@ -48,13 +48,13 @@ def run_lines(tell: Tell) -> ProgressCallback:
 def showing_run(
     *, live: bool, tensorboard: Path | None, prometheus: str | None, tell: Tell
 ) -> Iterator[ProgressCallback | None]:
-    """Give what shows the steps of a run wherever they are asked for; None if nowhere.
+    """Return a callback that shows the steps of a run in all requested places; None if there is none.
 
     Args:
-        live: Whether to show them in the terminal; as lines where the standard error is none.
-        tensorboard: Folder for TensorBoard's scalars, or None.
-        prometheus: ADDRESS:PORT at which to be scraped, or None.
-        tell: Called with a line for people.
+        live: Whether to show them in the terminal, or as lines if the standard error is no terminal.
+        tensorboard: Folder for TensorBoard's scalars; None for none.
+        prometheus: ADDRESS:PORT at which Prometheus can scrape metrics; None for none.
+        tell: Called with each line.
 
     Raises:
         InputError: A package is missing, the folder cannot be written, or the address cannot be bound.
@@ -65,7 +65,7 @@ def showing_run(
             sinks.append(stack.enter_context(_tensorboard(tensorboard)))
         if prometheus is not None:
             sinks.append(stack.enter_context(_prometheus(prometheus)))
-        # Last, so that whoever reads of a step finds it everywhere else too.
+        # Last, so that a step that is shown as a line is already in all other places.
         if live:
             sinks.append(stack.enter_context(_terminal_view()) if sys.stderr.isatty() else run_lines(tell))
 
@@ -74,7 +74,7 @@ def showing_run(
                 try:
                     sink(progress)
                 except Exception as error:
-                    # The training is worth more than a look at it.
+                    # A failing display must not end the training.
                     sinks.remove(sink)
                     tell(f"no longer shown: {type(error).__name__}: {error}")
 
@@ -158,7 +158,7 @@ def _prometheus(address: str) -> Iterator[ProgressCallback]:
             "prometheus_client is not installed", where="--prometheus", valid="pip install 'ropebridge[live]'"
         ) from None
     host, _, port = address.rpartition(":")
-    # IPv6 has its own colons.
+    # IPv6 addresses contain colons.
     host = host.removeprefix("[").removesuffix("]")
     registry = CollectorRegistry()
     try:
@@ -192,18 +192,18 @@ def _prometheus(address: str) -> Iterator[ProgressCallback]:
         thread.join()
 
 
-# Takes account of more points of a sweep that are done, of which some have failed.
+# Called when points of a sweep are done, with the number of further ones and of the failed ones among them.
 SweepWatch = Callable[[int, int], None]
 
 
 def sweep_lines(
     left: int, before: int, tell: Tell = tell_on_stderr, clock_s: Callable[[], float] = time.monotonic
 ) -> SweepWatch:
-    """Return what tells a line about a sweep now and then.
+    """Return a callback that reports the progress of a sweep as a line now and then.
 
     Args:
-        left: Number of points that are to be carried out.
-        before: Number of points that were done before.
+        left: Number of points to carry out.
+        before: Number of points that were already done.
         tell: Called with each line.
         clock_s: Returns the time in seconds.
     """
@@ -215,7 +215,7 @@ def sweep_lines(
         done += more
         failed += more_failed
         now_s = clock_s()
-        # Before the first point is done nobody knows how long they take.
+        # Before the first point is done, the time of a point is unknown.
         if now_s - told_s >= SWEEP_LINE_EVERY_S and 0 < done < left:
             told_s, per_s = now_s, done / (now_s - start_s)
             problem = f", {failed} failed" if failed else ""
@@ -229,7 +229,7 @@ def sweep_lines(
 
 @contextmanager
 def showing_sweep(left: int, points: int) -> Iterator[SweepWatch]:
-    """Give what shows on the standard error how many of ``points`` are done, of which so many are ``left`` to do."""
+    """Give a callback that shows a sweep's progress on the standard error; ``left`` of all ``points`` are to do."""
     before = points - left
     tell_on_stderr(f"{points} points" + (f", {before} of them done already" if before else ""))
     if not sys.stderr.isatty() or not left:
@@ -252,7 +252,7 @@ def showing_sweep(left: int, points: int) -> Iterator[SweepWatch]:
 
 @contextmanager
 def showing_rounds(rounds: int, tell: Tell) -> Iterator[Tell]:
-    """Give what is called with a line before each of so many rounds: a bar, or else ``tell`` without repetitions."""
+    """Give a callback to call with a line before each round, which moves a bar or calls ``tell`` once for each text."""
     if not sys.stderr.isatty():
         last = ""
 
@@ -266,7 +266,7 @@ def showing_rounds(rounds: int, tell: Tell) -> Iterator[Tell]:
         return
     from rich.progress import TextColumn
 
-    # Drawn when something is done, not by a thread of its own, which would take time from what is measured.
+    # Drawn at each call, not by a thread of its own, which would take time from what is measured.
     with _bar(TextColumn("{task.description}"), auto_refresh=False) as bar:
         task = bar.add_task("", total=rounds)
         begun = 0
@@ -289,7 +289,7 @@ def _bar(*columns: Any, **options: Any) -> "Bar":
 
 
 def duration_text(seconds: float) -> str:
-    """Return seconds as people say them: ``45 s``, ``12 min``, ``3 h 20 min``."""
+    """Format seconds in common units: ``45 s``, ``12 min``, ``3 h 20 min``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

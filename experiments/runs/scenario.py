@@ -1,4 +1,4 @@
-"""Scenarios and plans as a person names them on the command line."""
+"""Resolves scenarios and plans that are named on the command line."""
 
 import os.path
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ DEFAULT_STRATEGY = "auto"
 
 
 def choose_scenario(name: str) -> Scenario:
-    """Return the scenario in the file ``name``, that of the run in the folder ``name``, or the ready one of that name.
+    """Return the scenario in the file ``name``, of the run in the folder ``name``, or the ready one of that name.
 
     Raises:
         InputError: There is no such scenario, or the file is wrong.
@@ -30,7 +30,7 @@ def choose_scenario(name: str) -> Scenario:
     path = Path(name)
     if path.suffix == ".json":
         return read_resolved_scenario(path)
-    # os.path answers no, where pathlib raises, for a name that no file can have.
+    # For a name that no file can have, os.path returns False where pathlib raises.
     if os.path.isfile(path / "scenario.json"):
         return read_resolved_scenario(path / "scenario.json")
     if os.path.isfile(path) or path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
@@ -40,11 +40,11 @@ def choose_scenario(name: str) -> Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Ordering:
-    """Another order of a plan's actions than its strategy's.
+    """An order of a plan's actions that replaces the strategy's order.
 
     Attributes:
         schedule: Name of a schedule, or None.
-        dynamic: Whether devices choose among what is ready.
+        dynamic: Whether devices choose among ready actions at run time.
         orders: A CSV file of torch.distributed.pipelining with the actions of each worker, or None.
     """
 
@@ -54,10 +54,10 @@ class Ordering:
 
 
 def choose_plan(scenario: Scenario, plan: Path | None, strategy: str | None, ordering: Ordering = Ordering()) -> Plan:
-    """Return the checked plan from a file, or the one that a strategy makes, with the order that is asked for.
+    """Return the checked plan from a file, or the one that a strategy makes, with the given order.
 
     Raises:
-        InputError: Both are given, or the plan does not fit the scenario.
+        InputError: Both a plan and a strategy are given, or the plan does not fit the scenario.
     """
     if plan is None:
         return with_ordering(make_plan(strategy or DEFAULT_STRATEGY, scenario), scenario, ordering)
@@ -74,10 +74,10 @@ def choose_plan(scenario: Scenario, plan: Path | None, strategy: str | None, ord
 
 
 def with_ordering(plan: Plan, scenario: Scenario, ordering: Ordering) -> Plan:
-    """Return the plan with the order that is asked for, checked where it is another one.
+    """Return the plan with the given order, and check it if the order replaces the plan's own.
 
     Raises:
-        InputError: The order is asked for in two ways, or does not fit the plan.
+        InputError: The order is given in two ways, or does not fit the plan.
     """
     if ordering.orders is not None:
         if ordering.schedule is not None or ordering.dynamic:

@@ -1,1 +1,1 @@
-"""Sweeps: one scenario, plan and policy simulated over and over with other values, into one table."""
+"""Sweeps: a scenario, plan and policy simulated for many values of parameters, with one table of results."""

@@ -1,4 +1,4 @@
-"""What a sweep is, once its file has been read and checked."""
+"""A sweep as it is after its file has been read and checked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from planner.schedules import SCHEDULES
 from planner.systems.registry import POLICIES, STRATEGIES
 from traces.common.errors import InputError, find_by_name
 
-# The first key of a path that leads into the plan.
+# First key of the paths into the plan.
 PLAN = "plan"
 
 
@@ -22,7 +22,7 @@ class Sweep:
     """A sweep that has been checked.
 
     Attributes:
-        settings: Settings of every run, by the names in `SETTINGS`; a parameter of the same name overrides one.
+        settings: Settings of every run, by the names in `SETTINGS`; a parameter of the same name overrides a setting.
         parameters: The parameters, in the order of the file.
         draws: Number of draws of the random parameters; 1 without any.
         slurm: Settings of Slurm's jobs.
@@ -37,27 +37,27 @@ class Sweep:
 
     @property
     def folder(self) -> Path:
-        """The folder that paths in the file are relative to."""
+        """Return the folder to which paths in the file are relative."""
         return self.path.parent
 
     @property
     def common(self) -> dict[str, Any]:
-        """The settings that no parameter changes."""
+        """Return the settings that no parameter changes."""
         changed = {parameter.name for parameter in self.parameters}
         return {name: value for name, value in self.settings.items() if name not in changed}
 
     def values_of(self, setting: str) -> tuple[Any, ...]:
-        """Return what a setting is in any of the points; nothing where it is not given."""
+        """Return all values of a setting over the points; none if it is not given."""
         for parameter in self.parameters:
             if parameter.name == setting:
                 return parameter.values
         return (self.settings[setting],) if setting in self.settings else ()
 
 
-# The settings of a run; each can be swept by this name.
+# Settings of a run; each can be swept by its name.
 SETTINGS = ("scenario", "plan", "strategy", "schedule", "policy", "steps", "duration")
 
-# Settings that may name a Python file of the user's.
+# Settings whose value may be a Python file of the user.
 USER_CODE = ("strategy", "policy")
 
 
@@ -87,7 +87,7 @@ class SettingsEntry:
 
 
 def check_names(settings: Mapping[str, Any], folder: Path, where: str) -> None:
-    """Refuse unknown names of strategies, schedules and policies in the settings of a file.
+    """Check the names of strategies, schedules and policies in the settings of a file.
 
     Raises:
         InputError: A name is unknown; suggests the nearest.
@@ -103,16 +103,16 @@ def check_names(settings: Mapping[str, Any], folder: Path, where: str) -> None:
 
 
 def user_file(setting: str, value: object, folder: Path) -> Path | None:
-    """Return the Python file beside the sweep's that a setting's value names; None where it names none."""
+    """Return the Python file, relative to the sweep's folder, that a setting names; None if it names none."""
     is_code = setting in USER_CODE and isinstance(value, str) and value.endswith(".py")
     return folder / str(value) if is_code else None
 
 
 def scenario_path(name: object, folder: Path) -> Path:
-    """Return the file of a scenario as a sweep in a folder names it: a YAML file, or a ready scenario.
+    """Return the file of a scenario that a sweep in a folder names: a YAML file, or a ready scenario.
 
     Raises:
-        InputError: It is neither.
+        InputError: The name is neither.
     """
     text = _text(name, "scenario", "a YAML file or a ready scenario's name")
     path = folder / text
@@ -122,10 +122,10 @@ def scenario_path(name: object, folder: Path) -> Path:
 
 
 def run_length(settings: Mapping[str, Any]) -> tuple[int | None, str | None]:
-    """Return steps and duration, of which a simulation takes one.
+    """Return the limits of a simulation, steps and duration, of which one is given.
 
     Raises:
-        InputError: Both are given, or one is no such thing.
+        InputError: Both are given, or one is not valid.
     """
     steps, duration = settings.get("steps"), settings.get("duration")
     if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
@@ -136,10 +136,10 @@ def run_length(settings: Mapping[str, Any]) -> tuple[int | None, str | None]:
 
 
 def setting_text(settings: Mapping[str, Any], name: str) -> str | None:
-    """Return a setting that is a name, None where it is not given.
+    """Return a setting that is text; None if it is not given.
 
     Raises:
-        InputError: It is given, and no text.
+        InputError: The value is no text.
     """
     value = settings.get(name)
     return None if value is None else _text(value, name, "a name")

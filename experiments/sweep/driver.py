@@ -1,4 +1,4 @@
-"""Carries out a sweep: skips points that are done, carries out the rest, and writes the table."""
+"""Carries out a sweep: skips finished points, carries out the rest, and writes the table."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,9 @@ class Result:
     """The result of a sweep.
 
     Attributes:
-        carried_out: Number of points that were carried out this time.
-        failed: Number of points that failed, this time or before.
-        first_error: Error of the first point that failed; empty if none did.
+        carried_out: Number of points that were carried out by this call.
+        failed: Number of points that failed, in this call or before.
+        first_error: Error of the first failed point; empty if none failed.
     """
 
     points: int
@@ -45,21 +45,21 @@ def carry_out_sweep(
     *,
     failed_again: bool,
 ) -> Result:
-    """Carry out the points of a sweep that are not done yet, and write the table.
+    """Carry out the unfinished points of a sweep, and write the table.
 
-    What is done when this is interrupted stays done, and is in the table.
+    After an interruption the table has all points that were finished by then.
 
     Args:
         sweep: The sweep to carry out.
-        points: All of its points.
-        folder: The folder of its table and logs.
-        engine: What carries out points.
-        showing: Gives what shows the progress, called with the numbers of points that are left and of all points.
-        failed_again: Whether points that have failed are carried out again.
+        points: All points of the sweep.
+        folder: The folder for table and logs.
+        engine: The engine that carries out points.
+        showing: Context manager of the callback for progress; takes the numbers of unfinished and of all points.
+        failed_again: Whether to carry out failed points again.
 
     Raises:
-        InputError: The folder holds something else.
-        RunError: There are no workers, or what they wrote cannot be seen yet.
+        InputError: The folder holds anything but this sweep.
+        RunError: No worker could be started, or the workers' logs are not visible yet.
     """
     start_s = time.perf_counter()
     with claimed(folder, sweep):
@@ -67,7 +67,7 @@ def carry_out_sweep(
         before = read_outcomes(logs)
         write_sweep_json(folder, sweep, len(points), RUN_METRICS)
         done = {key for key, outcome in before.items() if not (failed_again and outcome.status == FAILED)}
-        # What is drawn twice is carried out once.
+        # Points with equal values are carried out once.
         left = list({point.key: point for point in points if point.key not in done}.values())
         try:
             with showing(len(left), len(left) + len({point.key for point in points} & done)) as watch:
@@ -77,7 +77,7 @@ def carry_out_sweep(
             metrics = write_table(folder / TABLE, sweep, points, outcomes)
             write_sweep_json(folder, sweep, len(points), metrics)
     if missing := sum(point.key not in outcomes for point in points):
-        # Folders of a network show what other machines wrote with a delay.
+        # Network folders show the writes of other machines with a delay.
         raise RunError(
             f"what came out of {missing} points is not to be seen yet in {logs}; call the same command again"
         )
@@ -89,7 +89,7 @@ def carry_out_sweep(
 def _carry_out(
     task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepWatch, before: Mapping[str, Outcome]
 ) -> None:
-    """Carry out points; a point during which a worker died is carried out again by a worker of its own."""
+    """Carry out points; points whose worker died are carried out again, each in its own worker."""
     suspects: list[Point] = []
     queue = list(points)
     while queue:
@@ -109,7 +109,7 @@ def _carry_out(
 def _portions_lost(
     task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepWatch
 ) -> list[Sequence[Point]]:
-    """Carry out points; return the portions whose worker has died."""
+    """Carry out points; return the portions whose worker died."""
     lost = []
     with closing(engine.carry_out(task, points, alone=False)) as portions:
         for portion in portions:
@@ -121,7 +121,7 @@ def _portions_lost(
 
 
 def _carry_out_alone(task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepWatch) -> None:
-    """Carry out points whose workers died; those whose workers die again have failed."""
+    """Carry out points whose workers died, each in its own worker; points whose worker dies again have failed."""
     with closing(OutcomeLog(task.log)) as log, closing(engine.carry_out(task, points, alone=True)) as portions:
         for portion in portions:
             if portion.tally is None:

@@ -1,4 +1,4 @@
-"""The folder of a sweep: what is swept, a log of every worker, and the table."""
+"""The folder of a sweep: its description, a log of every worker, and the table."""
 
 import fcntl
 import json
@@ -26,15 +26,15 @@ _VERSION = 1
 
 
 def default_folder(sweep: Path) -> Path:
-    """Return the folder of a sweep for which none is given: one of its name."""
+    """Return the default folder of a sweep, which has the sweep's name."""
     return Path("sweeps") / sweep.stem
 
 
 def check_folder(folder: Path, sweep: Sweep) -> None:
-    """Refuse a folder that holds something else than this sweep.
+    """Check that a folder is empty, missing, or holds this sweep.
 
     Raises:
-        InputError: It holds another sweep, or what is no sweep.
+        InputError: The folder holds another sweep or other files.
     """
     if not folder.exists():
         return
@@ -54,7 +54,7 @@ def check_folder(folder: Path, sweep: Sweep) -> None:
             raise InputError(f"another sweep is there: {advice}", where=str(folder), valid="name a new folder")
 
 
-# Checked in this order; the digest says no more than that something differs.
+# Checked in this order: a different digest would only show that anything differs.
 _DIFFERENCES = {
     "ropebridge": "another version of ropebridge made it",
     "names": "it has other parameters",
@@ -65,10 +65,10 @@ _DIFFERENCES = {
 
 @contextmanager
 def claimed(folder: Path, sweep: Sweep) -> Iterator[Path]:
-    """Give the folder to this process alone, made if it is not there; its `LOGS` are there.
+    """Lock the folder for this process; the folder and its `LOGS` are created if they are missing.
 
     Raises:
-        InputError: It holds something else, another process has it, or it cannot be made.
+        InputError: The folder holds anything but this sweep, another process has locked it, or it cannot be made.
     """
     check_folder(folder, sweep)
     try:
@@ -81,7 +81,7 @@ def claimed(folder: Path, sweep: Sweep) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError("this sweep is under way already", where=str(folder), valid="wait for its end") from None
-        # Between the first look and the lock somebody else may have begun.
+        # Checked again, since another process may have begun before the lock was taken.
         check_folder(folder, sweep)
         yield folder
     finally:
@@ -89,7 +89,7 @@ def claimed(folder: Path, sweep: Sweep) -> Iterator[Path]:
 
 
 def write_sweep_json(folder: Path, sweep: Sweep, points: int, metrics: Sequence[str]) -> None:
-    """Write what is swept, in how many points, with the names of the metrics' columns, for readers of the table."""
+    """Write the description of a sweep for readers of its table: parameters, number of points, metrics' columns."""
     document = {
         "version": _VERSION,
         **_owner(sweep),
@@ -104,7 +104,7 @@ def write_sweep_json(folder: Path, sweep: Sweep, points: int, metrics: Sequence[
 
 
 def read_sweep_json(folder: Path) -> dict[str, Any]:
-    """Return what is swept in a folder.
+    """Return the description of the sweep in a folder.
 
     Raises:
         InputError: The folder holds no sweep, or a damaged one.
@@ -121,7 +121,7 @@ def read_sweep_json(folder: Path) -> dict[str, Any]:
 
 
 def _owner(sweep: Sweep) -> dict[str, Any]:
-    """Return what all sweeps that can share a folder have in common."""
+    """Return the values that are equal for all sweeps that can share a folder."""
     return {
         "ropebridge": version("ropebridge"),
         "settings": sweep.common,

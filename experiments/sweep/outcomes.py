@@ -1,4 +1,4 @@
-"""Outcomes of points, and the logs that workers write them into, line by line."""
+"""Outcomes of points, and the logs into which workers write them line by line."""
 
 import json
 import os
@@ -22,9 +22,9 @@ class Outcome:
 
     Attributes:
         status: `OK` or `FAILED`.
-        error: Why it failed; empty where it did not.
+        error: The error of a failed point; empty if it succeeded.
         metrics: Metric name to value; empty if the point failed.
-        ended_s: Time at which it was done, seconds since 1970.
+        ended_s: Time of the point's end, seconds since 1970.
     """
 
     key: str
@@ -36,7 +36,7 @@ class Outcome:
 
 
 class OutcomeLog:
-    """A file of one process, a line for each outcome: what is in it outlives the process, whatever ends it."""
+    """A log file of one process with a line for each outcome; lines are kept even if the process is killed."""
 
     def __init__(self, folder: Path) -> None:
         name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
@@ -47,7 +47,7 @@ class OutcomeLog:
             raise RunError(f"{folder / name}: cannot be written: {error.strerror}") from error
 
     def write(self, outcome: Outcome) -> None:
-        """Add an outcome; raise RunError where the disk is full, or gone."""
+        """Append an outcome; raise RunError if the disk is full or gone."""
         line = json.dumps(asdict(outcome)).encode() + b"\n"
         try:
             whole = self._file.write(line) == len(line)
@@ -57,7 +57,7 @@ class OutcomeLog:
             raise self._refusal("a line was cut off")
 
     def keep(self) -> None:
-        """Force what has been added to the disk; raise RunError where that is full, or gone."""
+        """Flush appended outcomes to the disk; raise RunError if it is full or gone."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -74,8 +74,8 @@ class OutcomeLog:
 def read_outcomes(folder: Path) -> dict[str, Outcome]:
     """Return the outcomes in all logs by the key of their point.
 
-    Of several of a point the latest counts, and one that went well before one that failed. A last line that was cut
-    off, when its process was killed, is none.
+    If a point has several outcomes, the latest success counts, or else the latest failure. An incomplete last line,
+    whose process was killed, is ignored.
 
     Raises:
         InputError: A log is damaged.

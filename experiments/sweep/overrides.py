@@ -1,4 +1,4 @@
-"""Other values at some places of a scenario or a plan: paths, their checks, and the altered documents."""
+"""Replaces values in scenarios and plans: paths, their checks, and the altered documents."""
 
 import json
 import re
@@ -33,10 +33,10 @@ _KEY = re.compile(r"\[([^\[\]]+)\]|([^.\[\]]+)")
 
 
 def parse_path(text: str, where: str) -> Keys:
-    """Return the keys along a path; numbers and names in brackets are keys too.
+    """Parse a path into its keys; numbers and names in brackets are keys too.
 
     Raises:
-        InputError: It is no path.
+        InputError: The text is no path.
     """
     if not _PATH.fullmatch(text):
         raise InputError(f"'{text}' is no path", where=where, valid="write one as cluster.links[0].bandwidth")
@@ -44,7 +44,7 @@ def parse_path(text: str, where: str) -> Keys:
 
 
 def with_value(tree: Any, keys: Keys, value: Any, done: Keys = ()) -> Any:
-    """Return a tree of plain values with another one at a place; unchanged parts are shared.
+    """Return a copy of a tree of plain values with one value replaced; unchanged parts are shared.
 
     Raises:
         InputError: A list along the path has no such element, or the path leads through a value without parts.
@@ -52,7 +52,7 @@ def with_value(tree: Any, keys: Keys, value: Any, done: Keys = ()) -> Any:
     if not keys:
         return value
     if isinstance(tree, str) and tree in BASES and done[-1] == "network":
-        # The name of a base alone stands for the entry that only names it.
+        # A plain name stands for an entry that only names its base.
         tree = {"base": tree}
     first, rest, here = keys[0], keys[1:], (*done, keys[0])
     if isinstance(tree, list):
@@ -66,10 +66,10 @@ def with_value(tree: Any, keys: Keys, value: Any, done: Keys = ()) -> Any:
 
 
 def index_in(elements: list[Any], key: str, where: str) -> int:
-    """Return the place of an element of a list, by its number or by a name of it.
+    """Return the index of a list's element that is given by its number or one of its names.
 
     Raises:
-        InputError: There is none, or several have the name.
+        InputError: No element, or more than one, has the name.
     """
     if key.isdecimal():
         if int(key) < len(elements):
@@ -86,7 +86,7 @@ def index_in(elements: list[Any], key: str, where: str) -> int:
 
 
 def names_of(element: Any) -> Iterator[str]:
-    """Yield what an element of a list can be called by: a name, a device, a link's ends."""
+    """Yield the names of a list's element: its name, its device, or a link's ends."""
     if not isinstance(element, Mapping):
         return
     yield from (element[key] for key in ("name", "device", "link", "inside") if isinstance(element.get(key), str))
@@ -98,7 +98,7 @@ def names_of(element: Any) -> Iterator[str]:
         yield f"{element['from']}->{element['to']}"
 
 
-# Endings of a column's name that say its unit, for the types whose values are text with one.
+# Types whose values are text with a unit, to the ending with the SI unit of a column's name.
 UNIT_ENDINGS: tuple[tuple[Any, str], ...] = (
     (Seconds, "_s"),
     (BitsPerSecond, "_bps"),
@@ -111,16 +111,16 @@ UNIT_ENDINGS: tuple[tuple[Any, str], ...] = (
 
 
 def check_path(kind: Any, tree: Any, keys: Keys, where: str) -> None:
-    """Refuse a path that leads nowhere.
+    """Check that a path leads to a value of a document.
 
     Args:
         kind: Type of the document.
-        tree: Content of the document; of what it leaves out only the type is known.
+        tree: Content of the document; absent parts are checked by their type alone.
         keys: Keys along the path.
         where: File and place of the path, for the message.
 
     Raises:
-        InputError: A key is unknown; names the first one, and suggests the nearest.
+        InputError: A key is unknown; the message names the first one, and suggests the nearest.
     """
     for depth, key in enumerate(keys):
         names, container = keys_at(kind, ()), _container(kind)
@@ -148,7 +148,7 @@ def check_path(kind: Any, tree: Any, keys: Keys, where: str) -> None:
 
 
 def quantity_at(kind: Any, keys: Keys) -> tuple[Any, str] | None:
-    """Return the type of a quantity and the ending that says its unit, None where no quantity stands."""
+    """Return the type of a quantity and the ending with its unit; None if the value is no quantity."""
     for key in keys:
         kind = type_at(kind, key)
     candidates = list(_alternatives(kind))
@@ -156,13 +156,13 @@ def quantity_at(kind: Any, keys: Keys) -> tuple[Any, str] | None:
 
 
 def _container(kind: Any) -> type | None:
-    """Dict or tuple where that is what stands there, alone or beside something else."""
+    """Return ``dict`` or ``tuple`` if a type is one or a union with one."""
     origins = (get_origin(each) for each in _alternatives(kind))
     return next((origin for origin in origins if origin in (dict, tuple)), None)
 
 
 def _alternatives(kind: Any) -> list[Any]:
-    """A type, or the members of a union; both what an annotation wraps and the whole."""
+    """Return a type, or the members of a union; for an annotated type, both it and the type in it."""
     if get_origin(kind) in (dict, tuple, None):
         return [kind]
     inner = get_args(kind)[:1] if get_origin(kind) is Annotated else get_args(kind)
@@ -170,15 +170,15 @@ def _alternatives(kind: Any) -> list[Any]:
 
 
 class AlteredDocument(Document):
-    """A document that says something else at some places; its lines are those of the file.
+    """A document with some values replaced; line numbers refer to the file.
 
     Args:
-        original: The document as the file has it.
-        changes: Path to value. A path behind a key that names another file alters what is in that file.
-        read: Reads a document that this one names.
+        original: The document in the file.
+        changes: Path to the new value. A path that continues behind the name of a file leads into that file.
+        read: Reads a document that this document names.
 
     Raises:
-        InputError: A path leads nowhere.
+        InputError: A path leads to no value.
     """
 
     def __init__(self, original: Document, changes: Mapping[Keys, Any], read: Callable[[Path], Document]) -> None:
@@ -187,7 +187,7 @@ class AlteredDocument(Document):
         self._original = original
         self._read = read
         self._of_parts: dict[str, dict[Keys, Any]] = {}
-        # What replaces a whole comes before what replaces a part of it.
+        # Shorter paths first: a whole is replaced before a part of it.
         for keys, value in sorted(changes.items(), key=lambda change: len(change[0])):
             if len(keys) > 1 and isinstance(self.value, Mapping) and isinstance(self.value.get(keys[0]), str):
                 self._of_parts.setdefault(keys[0], {})[keys[1:]] = value
@@ -198,14 +198,14 @@ class AlteredDocument(Document):
                     raise error.within(str(self.path)) from None
 
     def where(self, location: Location) -> str:
-        """Return file, line and key path of a place in the original."""
+        """Return file, line and key path of a location in the original."""
         return self._original.where(location)
 
     def part(self, key: str) -> Document:
-        """Return the document in the file that a key names, altered likewise.
+        """Return the document in the file that a key names, with the changes in it.
 
         Raises:
-            InputError: There is none, or a path leads nowhere in it.
+            InputError: There is no such file, or a path leads to no value in it.
         """
         document = self._read(self.path.parent / self.value[key])
         changes = self._of_parts.get(key)
@@ -213,14 +213,14 @@ class AlteredDocument(Document):
 
 
 def altered_plan(plan: Plan, changes: Mapping[Keys, Any], scenario: Scenario) -> Plan:
-    """Return the checked plan that says something else at some paths into its file.
+    """Return the plan with the values at some paths of its file replaced, checked.
 
     Raises:
-        InputError: A path leads nowhere, or the plan does not fit the scenario any more.
+        InputError: A path leads to no value, or the altered plan does not fit the scenario.
     """
     tree = json.loads(plan_json(plan))
     try:
-        # What replaces a whole comes before what replaces a part of it.
+        # Shorter paths first: a whole is replaced before a part of it.
         for keys in sorted(changes, key=len):
             tree = with_value(tree, keys, changes[keys])
         altered = parse(Plan, _PlanInMemory(tree), tree)

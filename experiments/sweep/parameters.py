@@ -1,4 +1,4 @@
-"""The values of a sweep's parameters: those of a grid, those of a list, or random draws."""
+"""The parameters of a sweep: values of a grid or a list, or random draws."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from pydantic import Field
 from planner.files.parsing import STRICT
 from traces.common.errors import InputError
 
-# What a random parameter is drawn from.
+# Kinds of random parameters.
 RANDOM = ("uniform", "loguniform", "integers", "choice")
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*\Z")
@@ -25,11 +25,11 @@ class ParameterEntry:
 
     Attributes:
         grid: Values that are combined with every value of every other parameter.
-        together: Values of a list, ``list`` in the file; all lists advance together.
-        uniform: Two numbers, or two quantities of the same unit, between which values are drawn.
-        loguniform: Two bounds between which values are drawn whose logarithm is uniform.
-        integers: Two whole numbers between which whole numbers are drawn, both included.
-        choice: Values of which one is drawn.
+        together: Values of a list (``list`` in the file); all lists advance together.
+        uniform: Two numbers, or two quantities with the same unit, between which values are drawn uniformly.
+        loguniform: Two bounds, likewise, between which the logarithm of the values is drawn uniformly.
+        integers: The smallest and the largest whole number that can be drawn.
+        choice: Values of which one is drawn with equal probability.
     """
 
     grid: tuple[Any, ...] | None = None
@@ -49,8 +49,8 @@ class Parameter:
     Attributes:
         name: A path into the scenario or the plan, or a setting of the run.
         kind: ``grid``, ``list``, or one of `RANDOM`.
-        values: The values as the file has them; for a range, both bounds.
-        draw: Turns a number from 0 up to 1 into a value; None for a parameter that is not random.
+        values: The values as written in the file; for a range, both bounds.
+        draw: Turns a number in [0, 1) into a value; None for a parameter that is not random.
     """
 
     name: str
@@ -59,22 +59,22 @@ class Parameter:
     draw: Callable[[float], Any] | None = field(default=None, compare=False)
 
     def drawn(self, seed: int, number: int) -> Any:
-        """Return the value of a draw.
+        """Return the value of the draw with a number.
 
         It depends on the seed, the parameter's name and the draw's number alone: every combination of the other
-        parameters meets the same draws, and more draws leave the first ones as they were.
+        parameters gets the same draws, and further draws do not change earlier ones.
         """
         assert self.draw is not None
         digest = hashlib.sha256(json.dumps([seed, self.name, number]).encode()).digest()
-        # 53 bits: as many as a float holds, so that the share stays below 1.
+        # 53 bits, the precision of a float, so that the share stays below 1.
         return self.draw((int.from_bytes(digest[:8]) >> 11) / 2**53)
 
 
 def checked_parameter(name: str, entry: ParameterEntry, where: str) -> Parameter:
-    """Return the parameter that an entry stands for.
+    """Check an entry of the file, and return its parameter.
 
     Raises:
-        InputError: The entry gives several kinds of values or none, or there is none to take.
+        InputError: The entry has several kinds of values or none, or the values are not valid.
     """
     fields: Mapping[str, Sequence[Any] | None] = {
         "grid": entry.grid,
@@ -97,7 +97,7 @@ def checked_parameter(name: str, entry: ParameterEntry, where: str) -> Parameter
 
 
 def canonical(value: Any) -> str:
-    """Return the JSON text that equal values have in common."""
+    """Return the canonical JSON text of a value, which is the same for equal values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
@@ -142,6 +142,6 @@ def _quantity(value: float | str, where: str) -> tuple[float, str]:
 
 
 def _text(number: float, unit: str) -> float | str:
-    # The last digits of a logarithm are not the same on every machine.
+    # Rounded, since the last digits of a logarithm differ between machines.
     rounded = float(f"{number:.12g}")
     return f"{rounded!r} {unit}" if unit else rounded

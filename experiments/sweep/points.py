@@ -1,4 +1,4 @@
-"""The points of a sweep: every combination of its values, each with a key that says what it is."""
+"""The points of a sweep: all combinations of its values, each with a key that identifies it."""
 
 import hashlib
 import os.path
@@ -15,14 +15,14 @@ from traces.common.errors import InputError
 
 _DOCUMENTS = (".yaml", ".yml")
 
-# A model's code is not run in a simulation.
+# Keys of files that do not affect a simulation: the model's code is not run.
 _CODE = ".py"
 
 
 def named_files(value: Any, folder: Path) -> list[Path]:
-    """Return the files that some text in a value names, and those that these name in turn, each once.
+    """Return the files that texts in a value name, and the files named in these files, each once.
 
-    Names are relative to the folder; text that is no file's name stands for nothing.
+    Names are relative to the folder; text that names no file is ignored.
     """
     found: dict[Path, None] = {}
     queue = list(_files_in(value, folder))
@@ -36,7 +36,7 @@ def named_files(value: Any, folder: Path) -> list[Path]:
 
 
 def digests(paths: Iterable[Path]) -> list[list[str]]:
-    """Return the name and the digest of each file, sorted."""
+    """Return the name and the SHA-256 digest of each file, sorted."""
     return sorted([path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in paths)
 
 
@@ -45,7 +45,7 @@ def _files_in(value: Any, folder: Path) -> Iterator[Path]:
 
 
 def _content(path: Path) -> Any:
-    """Return what a document holds; None if it is damaged, which the points that use it report."""
+    """Return the content of a document; None if it is damaged, since the points that use it report that."""
     try:
         return Document(path).value
     except InputError:
@@ -79,7 +79,7 @@ class Point:
 
 
 def points_of(sweep: Sweep) -> list[Point]:
-    """Return all points in their order."""
+    """Return all points of a sweep in order."""
     folders = _scenario_folders(sweep)
     files: dict[str, list[list[str]]] = {}
     points = []
@@ -95,10 +95,10 @@ def points_of(sweep: Sweep) -> list[Point]:
 
 
 def combinations(sweep: Sweep) -> Iterator[dict[str, Any]]:
-    """Yield the values of all parameters of each point; what the first parameter takes changes slowest.
+    """Yield the values of all parameters of each point; the first parameter changes slowest.
 
-    Every value of a grid meets every one of each other grid, every place of the lists, and every draw. The lists are
-    one factor of this product, at the place of the first of them; the draws are its last.
+    The points are the Cartesian product of all grids, the lists and the draws. The lists advance together as one
+    factor of this product, at the position of the first list; the draws are its last factor.
     """
     lists = [parameter for parameter in sweep.parameters if parameter.kind == "list"]
     drawn = [parameter for parameter in sweep.parameters if parameter.kind in RANDOM]
@@ -118,7 +118,7 @@ def combinations(sweep: Sweep) -> Iterator[dict[str, Any]]:
 
 
 def ground_of(sweep: Sweep) -> str:
-    """Return what sweeps that share a folder have in common: settings, names of parameters, and what files hold."""
+    """Return what sweeps must have in common to share a folder: settings, names of parameters, and digests of files."""
     names = sorted(parameter.name for parameter in sweep.parameters)
     named = [name for name in ("scenario", PLAN, *USER_CODE) if name in sweep.common]
     files = [_files_of(name, sweep.common[name], sweep, ()) for name in named]
@@ -130,7 +130,7 @@ def _digest(value: Any) -> str:
 
 
 def _files_of(name: str, value: Any, sweep: Sweep, folders: Sequence[Path]) -> list[Path]:
-    """Return the files that a value names, and those that these name."""
+    """Return the files that a value names, and the files named in these."""
     if name == "scenario":
         path = scenario_path(value, sweep.folder)
         return named_files(path.name, path.parent)
@@ -142,6 +142,6 @@ def _files_of(name: str, value: Any, sweep: Sweep, folders: Sequence[Path]) -> l
 
 
 def _scenario_folders(sweep: Sweep) -> list[Path]:
-    """Return the folders that paths in the scenarios, and in their parts in other files, are relative to."""
+    """Return the folders to which paths in the scenarios, and in the files that they name, are relative."""
     files = [path for name in sweep.values_of("scenario") for path in _files_of("scenario", name, sweep, ())]
     return list(dict.fromkeys(path.parent for path in files))

@@ -1,4 +1,4 @@
-"""Reads sweep files, which people write in YAML."""
+"""Reads and checks sweep files, which are written in YAML."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ MOST_POINTS = 1_000_000
 
 
 def _check_lengths(sweep: Sweep, document: Document) -> None:
-    """Refuse lists of unequal lengths, which cannot go together."""
+    """Check that all lists have the same length, since they advance together."""
     lists = [parameter for parameter in sweep.parameters if parameter.kind == "list"]
     for parameter in lists[1:]:
         if len(parameter.values) != len(lists[0].values):
@@ -35,7 +35,7 @@ def _check_lengths(sweep: Sweep, document: Document) -> None:
 
 
 def _check_size(sweep: Sweep) -> None:
-    """Refuse a sweep of more points than anybody waits for."""
+    """Check that the sweep has no more than `MOST_POINTS` points."""
     lists = [parameter for parameter in sweep.parameters if parameter.kind == "list"]
     factors = [parameter for parameter in sweep.parameters if parameter.kind == "grid"] + lists[:1]
     count = sweep.draws * math.prod(len(parameter.values) for parameter in factors)
@@ -44,7 +44,7 @@ def _check_size(sweep: Sweep) -> None:
 
 
 def _check_draws(sweep: Sweep, draws: int | None, document: Document) -> None:
-    """Refuse random parameters without a number of draws, and draws of nothing."""
+    """Check that a number of draws is given if and only if there are random parameters."""
     drawn = [parameter.name for parameter in sweep.parameters if parameter.kind in RANDOM]
     if drawn and draws is None:
         where = document.where(("parameters", drawn[0]))
@@ -55,12 +55,12 @@ def _check_draws(sweep: Sweep, draws: int | None, document: Document) -> None:
 
 
 def _check_settings(sweep: Sweep, document: Document) -> None:
-    """Refuse settings that no point could be run with."""
+    """Check the settings that all points have in common."""
     given = {name: sweep.values_of(name) for name in SETTINGS}
     if not given["scenario"]:
         raise InputError("the key 'scenario' is missing", where=str(sweep.path), valid="add 'scenario: two-regions'")
     for one, other in (("plan", "strategy"), ("steps", "duration")):
-        # A null among the values of a parameter says that this point is without.
+        # A null among the values of a parameter leaves the setting out for that point.
         if given[one] and given[other] and None not in (*given[one], *given[other]):
             raise InputError(f"both '{one}' and '{other}' are given", where=str(sweep.path), valid="give one of them")
     check_names(sweep.common, sweep.folder, str(sweep.path))
@@ -74,7 +74,7 @@ def _check_settings(sweep: Sweep, document: Document) -> None:
 
 
 def _check_paths(sweep: Sweep, document: Document) -> None:
-    """Refuse paths that lead nowhere in one of the scenarios, or in one of the plans that are files."""
+    """Check that all paths lead to values in every scenario and in every plan file."""
     trees = [_whole(scenario_path(name, sweep.folder)) for name in sweep.values_of("scenario")]
     plans = [Document(sweep.folder / str(name)).value for name in sweep.values_of(PLAN) if name is not None]
     known = dict.fromkeys([*keys_at(ScenarioEntry, ()), PLAN, *SETTINGS])
@@ -93,7 +93,7 @@ def _check_paths(sweep: Sweep, document: Document) -> None:
 
 
 def _check_plan_path(plans: list[Any], keys: Keys, where: str) -> None:
-    """Of a plan that a strategy makes nobody knows the parts yet: the first key alone is checked."""
+    """Check a path into plans; if a strategy makes the plan, only the path's first key can be checked."""
     if keys[0] not in keys_at(Plan, ()):
         raise unknown_name("key", keys[0], keys_at(Plan, ()), where=where)
     for plan in plans:
@@ -101,7 +101,7 @@ def _check_plan_path(plans: list[Any], keys: Keys, where: str) -> None:
 
 
 def _whole(path: Path) -> Any:
-    """What is written in a scenario, with the parts that stand in files of their own."""
+    """Return the content of a scenario, with the parts that are in other files."""
     document = Document(path)
     if not isinstance(document.value, Mapping):
         return document.value
@@ -111,11 +111,11 @@ def _whole(path: Path) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepEntry(SettingsEntry):
-    """A sweep: what its points have in common, and what differs.
+    """A sweep file: the settings of all points, and the parameters that differ between them.
 
     Attributes:
-        parameters: What differs, by name: a path into the scenario or the plan, or a setting of the run.
-        draws: Number of draws of the random parameters for every combination of the others.
+        parameters: Parameters by name: a path into the scenario or the plan, or a setting of the run.
+        draws: Number of draws of the random parameters for every combination of the other parameters.
         seed: Seed of the draws.
         slurm: Settings of Slurm's jobs as submitit takes them, without ``slurm_``: ``partition``, ``time``.
     """
@@ -132,7 +132,7 @@ def read_sweep(path: Path) -> Sweep:
     """Return the sweep in a YAML file.
 
     Raises:
-        InputError: The first thing that is wrong, with file, line, key, value and what would be valid.
+        InputError: The sweep is wrong; the message has file, line, key and value of the first error, and what is valid.
     """
     document = Document(path)
     if not isinstance(document.value, dict):

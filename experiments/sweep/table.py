@@ -1,4 +1,4 @@
-"""The table of a sweep: a row for each point, a column for each parameter and metric."""
+"""The table of a sweep: a row for each finished point, a column for each parameter and metric."""
 
 import io
 import json
@@ -27,7 +27,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 def described(sweep: Sweep) -> list[dict[str, Any]]:
-    """Return the parameters for readers of the table: name, kind, values, and the column to draw with."""
+    """Return a description of each parameter for readers of the table: name, kind, values, and the column to plot."""
     return [
         {
             "name": parameter.name,
@@ -40,7 +40,7 @@ def described(sweep: Sweep) -> list[dict[str, Any]]:
 
 
 def _quantity_column(name: str) -> tuple[str, Any] | None:
-    """The column of a parameter's values in SI units, and their type; None where they are no quantities."""
+    """Return a parameter's column in SI units and the type of its values; None if they are no quantities."""
     if name in SETTINGS:
         return ("duration_s", Seconds) if name == "duration" else None
     keys = parse_path(name, "")
@@ -49,7 +49,7 @@ def _quantity_column(name: str) -> tuple[str, Any] | None:
 
 
 def _number(unit: Any, value: Any) -> float | None:
-    """A value in SI units, None where it is no quantity."""
+    """Convert a value to SI units; None if it is no quantity."""
     try:
         return float(TypeAdapter(unit).validate_python(value))
     except ValidationError:
@@ -58,7 +58,7 @@ def _number(unit: Any, value: Any) -> float | None:
 
 Value = float | int | str
 
-# Metrics of a whole run, in the order of the table's columns; those of single devices follow.
+# Metrics of a whole run, in the order of the table's columns; metrics of single devices follow.
 RUN_METRICS = (
     "step_s",
     "samples_per_s",
@@ -78,11 +78,11 @@ RUN_METRICS = (
 
 
 def point_metrics(record: RunRecord) -> dict[str, Value]:
-    """Return the metrics of a run as a table has them: a number each, those of single devices as ``utilisation[NAME]``.
+    """Return the metrics of a run as numbers by column; metrics of single devices are named ``utilisation[NAME]``.
 
-    ``utilisation`` is the mean over the devices, ``peak_memory_bytes`` that of the fullest one, and what begins with
-    ``plan_`` is of the first plan: its devices, pipelines, the stages of its longest pipeline, and all microbatches
-    of a step.
+    ``utilisation`` is the mean over the devices, ``peak_memory_bytes`` that of the fullest device. Columns with the
+    prefix ``plan_`` describe the first plan: its numbers of devices and of pipelines, of stages in its longest
+    pipeline, and of all microbatches of a step.
     """
     metrics, memory_bytes = measure(record), peak_memory_bytes(record)
     pipelines = record.plan.pipelines
@@ -107,21 +107,21 @@ def point_metrics(record: RunRecord) -> dict[str, Value]:
     return {name: value for name, value in values.items() if not isinstance(value, float) or math.isfinite(value)}
 
 
-# Beside parameters and metrics. What a point took is the only column that differs from one time to the next.
+# Further columns. The seconds of a point are the only values that a repeated sweep does not reproduce.
 POINT, STATUS, ERROR, WALL = "point", "status", "error", "wall_s"
 
 
 def write_table(path: Path, sweep: Sweep, points: Sequence[Point], outcomes: Mapping[str, Outcome]) -> list[str]:
-    """Write the rows of the points that are done, in their order; return the names of the metrics' columns.
+    """Write the rows of the finished points in order; return the names of the metrics' columns.
 
-    Columns: `POINT`, the parameters, `STATUS`, `ERROR` (null where all went well), the metrics (null where it did not),
-    `WALL`. A parameter whose values are quantities has two: as written, and in SI units with the unit in its name.
+    Columns: `POINT`, the parameters, `STATUS`, `ERROR` (null for successful points), the metrics (null for failed
+    points), `WALL`. A parameter of quantities has two columns: as written, and in SI units with the unit in its name.
     """
     done = [(point, outcomes[point.key]) for point in points if point.key in outcomes]
     numbers = pa.array([point.number for point, _ in done], pa.int64())
     columns: dict[str, Any] = {POINT: numbers}
     for parameter in sweep.parameters:
-        # Types are those of all points: they are the same however many of them are done.
+        # Types are derived from all points, so that they do not depend on which points are done.
         values = [point.values[parameter.name] for point in points]
         columns[parameter.name] = _array(values).take(numbers)
         if (quantity := _quantity_column(parameter.name)) is not None:
@@ -140,14 +140,15 @@ def write_table(path: Path, sweep: Sweep, points: Sequence[Point], outcomes: Map
 
 
 def read_table(path: Path) -> pa.Table:
-    """Return a table that `write_table` wrote."""
+    """Read a table that `write_table` wrote."""
     return pq.read_table(path)
 
 
 def _array(values: Sequence[Any]) -> pa.Array:
-    """Values of a column as one type: whole numbers, numbers, truth or text; mixed ones as JSON text.
+    """Return the values of a column as an array of one type: integers, floats, booleans or text.
 
-    So are whole numbers of more than 64 bits. None stays None; a column without any value is one of numbers.
+    Mixed types and integers of more than 64 bits become JSON text. None stays null; a column without values is one of
+    floats.
     """
     kinds = {type(value) for value in values if value is not None}
     fit = all(value in _INT64 for value in values if isinstance(value, int))
@@ -159,6 +160,6 @@ def _array(values: Sequence[Any]) -> pa.Array:
 
 
 def _metric_names(outcomes: Sequence[Outcome]) -> list[str]:
-    """Those of runs first, then those of devices, as they come up."""
+    """Return the names of metrics: those of runs first, then those of devices in order of appearance."""
     found = dict.fromkeys(name for outcome in outcomes for name in outcome.metrics)
     return [*RUN_METRICS, *(name for name in found if name not in RUN_METRICS)]

@@ -1,4 +1,4 @@
-"""Carries out points: from their values to a scenario, a plan, a simulated run and its metrics."""
+"""Carries out points: makes scenario and plan from their values, simulates the run, and returns its metrics."""
 
 import json
 import os
@@ -34,7 +34,7 @@ _VARIABLES: Mapping[str, str] = dict.fromkeys(
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Have the processes that are started in here compute with one thread."""
+    """Limit processes that are started in this block to one compute thread."""
     before = {name: os.environ.get(name) for name in _VARIABLES}
     os.environ.update(_VARIABLES)
     try:
@@ -49,7 +49,7 @@ def one_thread_each() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class PointTask:
-    """What all points share: the folder of the sweep file, common settings, and the folder of the outcomes' logs."""
+    """Data common to all points: the folder of the sweep file, common settings, and the folder of the logs."""
 
     folder: Path
     common: Mapping[str, Any]
@@ -58,7 +58,7 @@ class PointTask:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The number of points done, the number of these that failed, and the seconds that they took together."""
+    """The number of finished points, the number of failed ones among them, and their total time in seconds."""
 
     done: int
     failed: int
@@ -66,7 +66,7 @@ class Tally:
 
 
 def carry_out_points(task: PointTask, points: Sequence[Point]) -> Tally:
-    """Carry out points one after the other, and log the outcome of each."""
+    """Carry out points one after the other, and write each outcome to the log."""
     log, failed, start_s = _log_of_this_process(task.log), 0, time.perf_counter()
     for point in points:
         outcome = carry_out(task, point)
@@ -77,14 +77,14 @@ def carry_out_points(task: PointTask, points: Sequence[Point]) -> Tally:
 
 
 def carry_out(task: PointTask, point: Point) -> Outcome:
-    """Return the outcome of a point, which may be an error."""
+    """Carry out a point; return its outcome, which may be an error."""
     start_s, error, metrics = time.perf_counter(), "", dict[str, Value]()
     try:
         metrics = _simulate(task, point.values)
     except RopebridgeError as wrong:
         error = str(wrong)
     except Exception:
-        # A defect that one combination of values shows leaves all others worth having.
+        # A defect that one combination of values triggers must not end the sweep.
         error = f"this is a defect of ropebridge: {traceback.format_exc()}"
     wall_s = time.perf_counter() - start_s
     return Outcome(point.key, FAILED if error else OK, error, metrics, wall_s, time.time())
@@ -94,7 +94,7 @@ def scenario_of(task: PointTask, values: Mapping[str, Any]) -> Scenario:
     """Return the scenario of a point.
 
     Raises:
-        InputError: Its values do not make a scenario.
+        InputError: The point's values do not make a valid scenario.
     """
     named = {**task.common, **values}["scenario"]
     return _scenario(_scenario_path(named, task.folder), canonical(_changes(values, of_plan=False)))
@@ -144,11 +144,11 @@ def _scenario_path(name: object, folder: Path) -> Path:
 
 @lru_cache(maxsize=256)
 def _document(path: Path) -> Document:
-    """Read each file once, since the points of a sweep differ in little."""
+    """Read a document; cached, since the points of a sweep share most files."""
     return Document(path)
 
 
-# Neighbours in a sweep often have scenario and plan in common.
+# Cached, since neighbouring points often share scenario and plan.
 @lru_cache(maxsize=32)
 def _scenario(path: Path, changes: str) -> Scenario:
     by_keys = {_keys(name): value for name, value in json.loads(changes).items()}
@@ -163,41 +163,42 @@ def _plan(scenario: Scenario, settings: tuple[Path | None, str | None, str | Non
     return altered_plan(plan, by_keys, scenario) if by_keys else plan
 
 
-# Work given to a worker at a time: enough that giving it costs little, so little that all workers end together.
+# Seconds of work in a portion: enough to make the cost of handing it over negligible, but little enough that all
+# workers end at about the same time.
 PORTION_S = 0.5
 MOST_IN_PORTION = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Points that one worker was given together, and what it reports; None if it died."""
+    """Points that were given to one worker together, and the worker's report; None if it died."""
 
     points: Sequence[Point]
     tally: Tally | None
 
 
 class Engine(Protocol):
-    """Carries out points in worker processes, which write outcomes into logs of their own."""
+    """Carries out points in worker processes, each of which writes outcomes into its own log."""
 
     def carry_out(self, task: PointTask, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
-        """Carry out all points; yield each portion when it has come to its end.
+        """Carry out all points; yield each portion when it has ended.
 
         Closing the iterator ends everything that is under way.
 
         Args:
-            task: What all points share.
+            task: Data common to all points.
             points: The points, in the order in which they are begun.
-            alone: Whether each point has a process to itself, so that it is to blame if the process dies.
+            alone: Whether each point has its own process, so that the death of a process is due to its point.
 
         Raises:
-            RunError: No worker can be started, or all are lost.
+            RunError: No worker can be started, or all workers are lost.
         """
 
 
 class Portioner:
-    """Cuts points into portions that take `PORTION_S`, by what the portion before has taken for each point.
+    """Cuts points into portions of about `PORTION_S` seconds, by the time per point of earlier portions.
 
-    The last portions are small, so that all workers end together.
+    The last portions are small, so that all workers end at about the same time.
     """
 
     def __init__(self, points: Sequence[Point], workers: int) -> None:
@@ -208,11 +209,11 @@ class Portioner:
 
     @property
     def has_more(self) -> bool:
-        """Whether points are left that are in no portion yet."""
+        """Return whether there are points that are in no portion yet."""
         return self._next < len(self._points)
 
     def learn(self, tally: Tally) -> None:
-        """Take account of the time that a portion took."""
+        """Update the estimated time per point by a finished portion."""
         self._point_s = tally.wall_s / tally.done
 
     def __iter__(self) -> Iterator[Sequence[Point]]:

@@ -1,4 +1,4 @@
-"""Writes what the documentation takes from the code: ``python -m experiments.tools.documentation reference FOLDER``.
+"""Generates documentation from the code: ``python -m experiments.tools.documentation reference FOLDER``.
 
 Likewise ``schemas FOLDER`` writes the JSON Schemas of scenario, plan and sweep files.
 """
@@ -19,7 +19,7 @@ from planner.files.plan import plan_schema
 from planner.files.scenario import scenario_schema
 from traces.common.atomic import write_text_atomically
 
-# What people who write strategies, policies or tools import; everything else is a detail of ours.
+# The public interface for authors of strategies, policies and tools; everything else is internal.
 PUBLIC = (
     "ropebridge/__init__.py",
     "traces/trace.py",
@@ -40,18 +40,18 @@ _ROOT = Path(__file__).parents[2]
 
 
 def reference_texts() -> Mapping[str, str]:
-    """Return the text of each page of the reference by its name."""
+    """Return the text of each page of the reference by the page's name."""
     return {"commands.md": _commands(), "python.md": _python()}
 
 
 def schema_texts() -> Mapping[str, str]:
-    """Return the text of each schema file by its name."""
+    """Return the text of each schema file by the file's name."""
     schemas = {"scenario.json": scenario_schema(), "plan.json": plan_schema(), "sweep.json": sweep_schema()}
     return {name: json.dumps(schema, indent=1) + "\n" for name, schema in schemas.items()}
 
 
 def verbs() -> Iterator[tuple[str, TyperCommand]]:
-    """Yield every verb by its full name, as it is typed."""
+    """Yield every verb with its full name as it is typed."""
     found = typer.main.get_command(app)
     assert isinstance(found, TyperGroup)
     for name, command in found.commands.items():

@@ -1,1 +1,1 @@
-"""What each verb of the command does, as plain functions."""
+"""The verbs of the command as plain functions."""

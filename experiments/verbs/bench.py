@@ -62,10 +62,10 @@ def bench(
         quick: Whether to measure fewer cases and steps.
         as_json: Whether to print JSON.
         tell: Called with lines about the progress.
-        files: Runs, times, sizes, network and the model's name, as `find_measured_files` takes them; for ``accuracy``.
+        files: Arguments of `find_measured_files`: runs, times, sizes, network and model's name; for ``accuracy``.
 
     Raises:
-        InputError: There is no such bench, or it takes no files.
+        InputError: There is no such bench, or it takes no files but some are given.
     """
     chosen = find_by_name(name, BENCHES, "bench")
     if files is None:
@@ -140,13 +140,13 @@ def _all_hold(checks: Sequence[Check]) -> bool:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what a reader of measurements asks about the machine."""
+    """Return the properties of this machine that readers of measurements need."""
     return {
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": version("torch"),
-        # The settings of links that are emulated with TCP "as-is".
+        # TCP settings of this machine, which links that are emulated with TCP "as-is" have.
         **read_tcp(),
     }

@@ -34,7 +34,7 @@ def demo(output: Path | None, as_json: bool, tell: Callable[[str], None]) -> str
     target = output if output is not None else next(free)
     scenario, emulator = choose_scenario(SCENARIO), choose_emulator("auto", tell)
     if emulator == "relay":
-        # What will carry the bytes is TCP, on hosts that are set for wide-area links.
+        # In the real run TCP carries the bytes, on hosts that are set for wide-area links.
         scenario = replace(scenario, effects=Effects(network=WIDE_AREA_TCP))
     with new_folder(target) as folder:
         plan = make_plan(STRATEGY, scenario)

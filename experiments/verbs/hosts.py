@@ -29,7 +29,7 @@ from traces.common.errors import InputError, find_by_name
 
 Part = TypeVar("Part")
 
-# As Slurm, Kubernetes and clouds want names.
+# Names that Slurm, Kubernetes and clouds accept.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
@@ -43,13 +43,13 @@ class DeployConfig:
 
 
 def deploy(scenario: Scenario, plan: Plan, config: DeployConfig, output: Path, submits: bool) -> str:
-    """Write what the target needs into a new folder, and carry it out if asked to; return what to print.
+    """Write the files for the target into a new folder, and submit the job if ``submits``; return what to print.
 
-    The job is named as the folder is.
+    The job has the name of the folder.
 
     Raises:
         InputError: The job cannot run on these hosts, or the target lacks something.
-        RunError: What carries it out failed; the folder stays, to see why.
+        RunError: The submission failed; the folder is kept for inspection.
     """
     target = find_target(config.target)
     name = output.resolve().name
@@ -116,7 +116,7 @@ def _described(
 
 
 def status(folder: Path) -> str:
-    """Return how each host's part stands."""
+    """Return the state of each host's part as text."""
     deployment, target = _submitted(folder)
     found = _able(target.status, target)(deployment, folder)
     width = max(map(len, found))
@@ -124,7 +124,7 @@ def status(folder: Path) -> str:
 
 
 def logs(folder: Path, host: str | None, lines: int, follows: bool) -> int:
-    """Show what a host has printed, the head if none is named; return the exit status of what shows it."""
+    """Show the output of a host, by default the head; return the exit status of the program that shows it."""
     deployment, target = _submitted(folder)
     chosen = host or deployment.hosts.head
     find_by_name(chosen, deployment.entries, "host", where="--host")
@@ -135,7 +135,7 @@ def logs(folder: Path, host: str | None, lines: int, follows: bool) -> int:
 
 
 def stop(folder: Path) -> str:
-    """End the job on all hosts; return what was done."""
+    """End the job on all hosts; return what to print."""
     deployment, target = _submitted(folder)
     return _able(target.stop, target)(deployment, folder)
 
@@ -159,12 +159,12 @@ def host(folder: Path, name: str, address: str | None, resume: bool, tell: Calla
     Args:
         folder: The job's folder on this host.
         name: Name of this host.
-        address: Address of the head, where that was not known before.
-        resume: Whether to go on from the newest checkpoint, which concerns the head alone.
+        address: Address of the head, if the job does not contain it.
+        resume: Whether to go on from the newest checkpoint; only the head uses this.
         tell: Called with lines about the progress.
 
     Raises:
-        InputError: The folder is not that of a job, or has no such host.
+        InputError: The folder holds no job, or the job has no such host.
         RunError: The run failed.
     """
     bundle = read_bundle(folder)

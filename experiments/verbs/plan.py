@@ -27,13 +27,14 @@ _STRATEGY = "auto"
 
 @dataclass(frozen=True, slots=True)
 class PlanObjective:
-    """The options that say what strategy `auto` optimises; None where one is not given.
+    """The options for the objective of strategy `auto`; None if one is not given.
 
     Attributes:
         name: One of `planner.systems.auto.objective.OBJECTIVES`.
-        budget_per_hour: Most US dollars per hour that the plan may cost.
-        rate_samples_per_s: Least throughput that it must reach.
-        robust: Share of the windows of the links' traces in which the plan may be slower than it is judged by.
+        budget_per_hour: Largest cost of the plan, US dollars per hour.
+        rate_samples_per_s: Least throughput of the plan, samples/s.
+        robust: Share of the windows of the links' traces in which the plan may be slower than the rate by which it is
+            judged.
     """
 
     name: str | None = None
@@ -43,7 +44,7 @@ class PlanObjective:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options that were given."""
+        """Return the given options by name, with their values."""
         named = {
             "--objective": self.name,
             "--budget": self.budget_per_hour,
@@ -54,10 +55,10 @@ class PlanObjective:
 
 
 def choose_best_plan(scenario: Scenario, strategy: str | None, ordering: Ordering, objective: PlanObjective) -> Plan:
-    """Return the checked plan that a strategy makes, the best one for the objective if there is one.
+    """Return the checked plan that a strategy makes, the best one for the objective if one is given.
 
     Raises:
-        InputError: An objective is given with another strategy than `auto`, it is unknown, or no plan meets it.
+        InputError: An objective is given with a strategy other than `auto`, it is unknown, or no plan meets it.
     """
     if not objective.options:
         return choose_plan(scenario, None, strategy, ordering)
@@ -102,20 +103,21 @@ def plan(
     objective: PlanObjective,
     explains: bool,
 ) -> str:
-    """Make a plan, write it if asked to, and return what to print: the plan, or a description of it.
+    """Make a plan, write it to the given files, and return what to print: the plan, or a description of it.
 
     Args:
         scenario_name: A file, or the name of a ready scenario.
-        strategy: Name of a strategy, or None.
-        ordering: Another order of actions than the strategy's.
-        output: File for the plan, or None.
-        torch_csv: File for the schedule of its first pipeline as torch.distributed.pipelining reads it, or None.
-        as_json: Whether to return the plan itself; with its explanation, if that is asked for, as an object of both.
-        objective: What strategy `auto` optimises.
-        explains: Whether to say what binds the plan.
+        strategy: Name of a strategy; None for the default one.
+        ordering: An order of actions that replaces the strategy's order.
+        output: File for the plan; None writes none.
+        torch_csv: File for the schedule of the first pipeline in the format of torch.distributed.pipelining; None
+            writes none.
+        as_json: Whether to return the plan as JSON; with ``explains``, an object with plan and explanation.
+        objective: The objective of strategy `auto`.
+        explains: Whether to add what limits the plan, and what would help.
 
     Raises:
-        InputError: An option or the scenario is wrong; then neither file is written.
+        InputError: An option or the scenario is wrong; no file is written.
     """
     check_targets((output, torch_csv))
     scenario = choose_scenario(scenario_name)
@@ -138,7 +140,7 @@ def plan(
 
 
 def describe_plan(plan: Plan, scenario: Scenario) -> str:
-    """Return a plan as a few lines for people."""
+    """Describe a plan in a few lines for people."""
     lines = [f"{plan.strategy} plan for {plan.scenario}: {plan.schedule}, {plan.global_batch} samples a step"]
     for number, pipeline in enumerate(plan.pipelines):
         sizes = sorted(set(pipeline.microbatches), reverse=True)

@@ -1,4 +1,4 @@
-"""``ropebridge report``: runs or a sweep as a page, as figures for a paper, or as a file for Perfetto."""
+"""``ropebridge report`` and ``compare``: runs or a sweep as page, figure, file for Perfetto, or table."""
 
 import json
 from collections import Counter
@@ -21,7 +21,7 @@ def compare(folders: Sequence[Path], as_json: bool) -> str:
 
 
 def compare_records(records: Sequence[RunRecord], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row for each run, named by ``names``; ratios are against the first run."""
+    """Return a row for each run, named by ``names``; ratios are relative to the first run."""
     summaries = list(map(summarise, records))
     first = summaries[0]
     return [
@@ -42,7 +42,7 @@ def compare_records(records: Sequence[RunRecord], names: Sequence[str]) -> list[
     ]
 
 
-# Column of a row to its heading, and how many of its unit are one of the column's.
+# Key of a row to the table's heading, and the heading's unit in the key's unit.
 _COLUMNS: Mapping[str, tuple[str, float]] = {
     "run": ("run", 1),
     "backend": ("backend", 1),
@@ -73,14 +73,14 @@ _KINDS = (".html", ".png", ".svg", ".json")
 
 
 def report(folders: Sequence[Path], outputs: Sequence[Path]) -> str:
-    """Write what is in ``folders`` into each of ``outputs``; return where these are, a line each.
+    """Write the runs or the sweep in ``folders`` into each of ``outputs``; return their paths, a line each.
 
     Args:
-        folders: Run folders, where a folder of several runs stands for all of them; or the folder of one sweep.
-        outputs: Files, of the kind that their suffixes say; ``report.html`` in the first folder if there are none.
+        folders: Run folders, and folders that contain several runs; or the folder of one sweep.
+        outputs: Files to write, whose suffixes determine their kinds; if empty, ``report.html`` in the first folder.
 
     Raises:
-        InputError: A folder holds no run, an output is of no known kind, or it cannot be written.
+        InputError: A folder holds no run, an output has an unknown suffix, or it cannot be written.
     """
     targets = list(outputs) or [folders[0] / "report.html"]
     for target in targets:
@@ -94,10 +94,10 @@ def report(folders: Sequence[Path], outputs: Sequence[Path]) -> str:
 
 
 def report_records(records: Sequence[RunRecord], names: Sequence[str], targets: Sequence[Path]) -> None:
-    """Write runs into each of ``targets``, of the kind that its suffix says.
+    """Write runs into each of ``targets``, whose suffixes determine their kinds.
 
     Raises:
-        InputError: A target is of no known kind, or cannot be written; then nothing is written.
+        InputError: A target has an unknown suffix or cannot be written; then nothing is written.
     """
     for target in targets:
         _check_kind(target)
@@ -120,7 +120,7 @@ def _report_sweep(folders: Sequence[Path], targets: Sequence[Path]) -> None:
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """Return a different name for each run: its folder's, with the folder around it where that is not unique."""
+    """Return a unique name for each run: its folder's name, with the parent folder where that is not unique."""
     short = [folder.resolve().name for folder in folders]
     long = ["/".join(folder.resolve().parts[-2:]) for folder in folders]
     count = Counter(short)
@@ -128,7 +128,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def numbered(names: Sequence[str]) -> list[str]:
-    """Return the names, each one that occurs more than once with its place among all: ``real (2)``."""
+    """Return the names; those that occur more than once get their position among all names: ``real (2)``."""
     count = Counter(names)
     return [name if count[name] == 1 else f"{name} ({number})" for number, name in enumerate(names, start=1)]
 
@@ -168,7 +168,7 @@ def _check_kind(target: Path) -> None:
 
 
 def _runs(folder: Path) -> list[Path]:
-    """The folder itself if it is a run, else the runs in it."""
+    """Return the folder itself if it is a run, else the runs in it."""
     if (folder / "summary.json").is_file() or not folder.is_dir():
         return [folder]
     return sorted(summary.parent for summary in folder.glob("*/summary.json")) or [folder]

@@ -1,4 +1,4 @@
-"""``ropebridge run``: the backend of a real run, and what the run does about checkpoints."""
+"""``ropebridge run``: the backend of a real run, and its checkpoints."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +13,12 @@ from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError
 
-# Steps from one checkpoint to the next where nobody says.
+# Default number of steps from one checkpoint to the next.
 CHECKPOINT_EVERY = 10
 
 
 def real_backend(compute: ComputeMode, **options: Any) -> Callable[[Path | None], TorchBackend]:
-    """Return what makes the backend of a real run, given its run folder, where trained parameters go.
+    """Return a function that makes the backend of a real run for the run folder, which gets the trained parameters.
 
     ``options`` are further arguments of `executor.backend.TorchBackend`.
     """
@@ -33,18 +33,18 @@ def real_backend(compute: ComputeMode, **options: Any) -> Callable[[Path | None]
 def checkpoint_config(
     folder: Path | None, every: int | None, resume: bool, scenario: Scenario, steps: int, tell: Callable[[str], None]
 ) -> tuple[CheckpointConfig | None, Plan | None]:
-    """Return where and when a run writes checkpoints, and the plan of the checkpoint from which it goes on.
+    """Return a run's folder and interval of checkpoints, and the plan of the checkpoint from which it resumes.
 
     Args:
         folder: The folder of the checkpoints; None writes none.
-        every: Steps from one checkpoint to the next; None for the usual number.
+        every: Number of steps from one checkpoint to the next; None for the default.
         resume: Whether to go on from the newest checkpoint.
         scenario: The scenario that is trained.
-        steps: Training steps of the whole run, those before the checkpoint included.
-        tell: Called with lines for people.
+        steps: Number of training steps of the whole run, those before the checkpoint included.
+        tell: Called with lines about the progress.
 
     Raises:
-        InputError: An option lacks another one, or there is no checkpoint to go on from.
+        InputError: An option is given without another one that it needs, or there is no checkpoint to resume from.
     """
     if folder is None:
         for given, option in ((every is not None, "--checkpoint-every"), (resume, "--resume")):
@@ -61,7 +61,7 @@ def checkpoint_config(
 
 
 def resumed_plan(plan: Plan, scenario: Scenario, ordering: Ordering) -> Plan:
-    """Return the plan of a checkpoint, for a run that is given no other plan.
+    """Return the plan of a checkpoint for a run that resumes from it.
 
     Raises:
         InputError: The scenario has changed since, and the plan no longer fits.

@@ -26,7 +26,7 @@ def sweep(
     failed_again: bool,
     tell: Callable[[str], None],
 ) -> str:
-    """Carry out the sweep in a file as `carry_out` does; return what to print."""
+    """Carry out the sweep in a file by `carry_out`; return what to print."""
     result = carry_out(path, folder, engine, jobs, failed_again, tell)
     return json.dumps(_summary(result)) if as_json else _describe(result)
 
@@ -34,18 +34,18 @@ def sweep(
 def carry_out(
     path: Path, folder: Path | None, engine: str, jobs: int | None, failed_again: bool, tell: Callable[[str], None]
 ) -> Result:
-    """Carry out the sweep in a file, or what is left of it.
+    """Carry out the sweep in a file, or the part of it that is not done yet.
 
     Args:
         path: The sweep file.
         folder: The folder for table and logs; None for the default one.
         engine: Name of the engine that carries out points.
-        jobs: Points at a time; None for as many as this machine has cores.
-        failed_again: Whether points that have failed are carried out again.
-        tell: Called with lines for people.
+        jobs: Number of points at a time; None for the number of this machine's cores.
+        failed_again: Whether to carry out failed points again.
+        tell: Called with lines about the progress.
 
     Raises:
-        InputError: The sweep is wrong, or the folder holds something else.
+        InputError: The sweep is wrong, or the folder holds anything but this sweep.
         RunError: Every point failed.
     """
     chosen = read_sweep(path)
@@ -65,9 +65,10 @@ def carry_out(
 
 
 def _refuse_wrong_scenario(sweep: Sweep, points: Sequence[Point]) -> None:
-    """Refuse a scenario that is wrong by itself and in the first point: most likely no value is to blame.
+    """Raise an error early if the scenario is wrong both by itself and with the values of the first point.
 
-    A scenario may lack what a parameter gives it, and a value of the first point may be wrong.
+    Either alone is no error of the sweep: the scenario may lack a value that a parameter provides, and a single
+    point may have a wrong value.
     """
     task, first = PointTask(sweep.folder, sweep.common, Path()), points[0].values
     try:

@@ -1,4 +1,4 @@
-"""``ropebridge traces show | convert | generate | record``: what they do; each returns the text to print."""
+"""``ropebridge traces show | convert | generate | record`` as functions, which return the text to print."""
 
 import json
 import math
@@ -37,21 +37,21 @@ def record(
     as_json: bool,
     tell: Callable[[str], None],
 ) -> str:
-    """Record until the time is over; without one until the command is interrupted, which is then no failure.
+    """Record a path's rates for a duration, or else until the command is interrupted, which then counts as success.
 
     Args:
         address: Address of the responder.
-        output: The trace's file; one that is there goes on.
+        output: The file of the trace; samples are appended to an existing one.
         every: Time from one sample to the next, with its unit.
         traffic: Bytes of each sample, with their unit.
         connections: Number of connections of a sample.
-        reverse: Whether to record the way from there to here.
-        duration: How long, with its unit; None for no end.
+        reverse: Whether to record the direction from the other host to this one.
+        duration: Duration of the recording, with its unit; None for no end.
         as_json: Whether to return JSON, in SI units, instead of text.
         tell: Called with a line for each sample.
 
     Raises:
-        InputError: Nobody answers, an option makes no sense, or the file cannot be written.
+        InputError: The address does not answer, an option is wrong, or the file cannot be written.
     """
     direction: Direction = "back" if reverse else "there"
     duration_s = math.inf if duration is None else parse_duration_s(duration)
@@ -92,13 +92,13 @@ _NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
 
 
 def show(path: Path, *, loops: bool = True, as_json: bool = False, plot: Path | None = None) -> str:
-    """Describe the trace of a link or of pre-emptions, in any format, and draw the rates into ``plot``, a PNG file.
+    """Describe the trace of a link or of pre-emptions, in any format, and draw its rates into a PNG file.
 
     Args:
         path: The file to describe.
         loops: Whether the trace of a link starts again after its end.
         as_json: Whether to return JSON, in SI units, instead of text.
-        plot: The picture's file; None for no picture.
+        plot: The PNG file; None draws none.
 
     Raises:
         InputError: The file is no trace, or the picture cannot be written.
@@ -111,7 +111,7 @@ def show(path: Path, *, loops: bool = True, as_json: bool = False, plot: Path | 
         return _show_preemption(path, as_json)
     trace = read_trace(path, loops=loops)
     if plot is not None:
-        # Here and not above: matplotlib takes longer to load than everything else that the command does.
+        # Imported here, since loading matplotlib takes longer than the rest of the command.
         from experiments.report.figures.links import plot_rates
 
         plot_rates({path.name: trace}, plot)
@@ -140,7 +140,7 @@ def _show_preemption(path: Path, as_json: bool) -> str:
 def convert(source: Path, target: Path, *, to: str | None = None, step_s: float | None = None) -> str:
     """Write a trace file in another format, by default that of the target's suffix.
 
-    With ``step_s`` the trace gets the mean rates over windows of so many seconds.
+    With ``step_s`` the trace has mean rates over windows of this many seconds.
 
     Raises:
         InputError: The source is no trace, the format is unknown or cannot hold it, or the target cannot be written.
@@ -162,16 +162,16 @@ def generate(
     format_name: str | None = None,
     parameters: Mapping[str, str] = _NO_PARAMETERS,
 ) -> str:
-    """Write a made-up trace, by default in the format of the file's suffix.
+    """Generate a trace and write it, by default in the format of the file's suffix.
 
     Args:
-        name: A preset or a generator.
+        name: Name of a preset or a generator.
         output: The file to write.
         duration_s: Length of the trace, seconds.
-        seed: The same seed makes the same trace.
-        step_s: Length of a piece, seconds.
-        format_name: Another format than that of the suffix.
-        parameters: The generator's parameters, with units in the values; presets have none.
+        seed: Seed of the random numbers; equal seeds give equal traces.
+        step_s: Time from one rate to the next, seconds.
+        format_name: Format that replaces that of the suffix.
+        parameters: Parameters of the generator, whose values have units; presets have none.
 
     Raises:
         InputError: There is no such name, a parameter is wrong, or the file cannot be written.

@@ -1,1 +1,1 @@
-"""Benches of the executor, beside what users would take instead."""
+"""Benches of the executor, beside the programs of torch that users would take instead."""

@@ -1,4 +1,4 @@
-"""Training by two ranks held against training in one process on the same kind of device, case by case."""
+"""Compares training by two ranks with training in one process on the same kind of device, case by case."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from planner.scenario.training import Optimizer
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What training leaves: ``losses`` of all steps, and ``parameters`` by name, on the CPU."""
+    """Result of a training: ``losses`` of all steps, and final ``parameters`` by name, on the CPU."""
 
     losses: tuple[float, ...]
     parameters: Mapping[str, torch.Tensor]
@@ -48,20 +48,20 @@ def train_in_one_process(scenario: Scenario, steps: int, device: torch.device) -
     return Trained(tuple(losses), {name: value.detach().cpu() for name, value in layers.named_parameters()})
 
 
-# Both in float32: what is left is the order of sums, over microbatches and inside a GPU's own kernels.
+# Tolerance where both train in float32: sums over microbatches and inside GPU kernels differ in their order.
 MOST_FLOAT32 = 1e-5
-# bfloat16 has 8 bits: a number is rounded by up to 0.4 %.
+# Tolerance where layers compute in bfloat16, whose 8 significant bits round a number by up to 0.4 %.
 MOST_BFLOAT16 = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingCase:
-    """A way to train.
+    """A variant of training that must give the same result as one process.
 
     Attributes:
-        precision: What layers compute in.
-        recompute: Whether both stages keep only their inputs.
-        replicas: Whether the ranks share every layer and sum its gradients; else each has half of the layers.
+        precision: Number format in which layers compute.
+        recompute: Whether both stages keep only their inputs and recompute the rest in the backward.
+        replicas: Whether both ranks hold all layers and sum gradients; otherwise each holds half of the layers.
     """
 
     name: str
@@ -84,9 +84,9 @@ WAYS = (
 def check_training(
     case: TrainedCase, device: torch.device, ways: Sequence[TrainingCase], tell: Callable[[str], None]
 ) -> list[Check]:
-    """Return for each way the largest difference from one process, over 1 + the value: of losses and parameters.
+    """Return each variant's largest difference of losses and parameters from one process, relative to 1 + the value.
 
-    Where layers compute in bfloat16 it is that of the losses, to training in float32.
+    Where layers compute in bfloat16, only losses are compared, with those of training in float32.
     """
     scenario = replace(
         case.scenario, training=replace(case.scenario.training, optimizer=Optimizer("momentum", learning_rate=0.05))
@@ -111,13 +111,13 @@ def check_training(
 def largest_difference(trained: Trained, expected: Trained) -> float:
     """Return the largest difference of a loss or a parameter, over 1 + the expected one.
 
-    It is infinite for what is no number, and for a parameter that only one of them has.
+    The difference is infinite for NaN, and for a parameter that only one of the two has.
     """
     return max(_of_losses(trained, expected), parameter_difference(trained.parameters, expected.parameters))
 
 
 def parameter_difference(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
-    """Return the largest difference of a parameter alone, likewise."""
+    """Return the largest difference of a parameter, relative to 1 + the expected value."""
     if found.keys() != expected.keys():
         return float("inf")
     return max(_largest(found[name], value) for name, value in expected.items())

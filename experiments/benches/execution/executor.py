@@ -35,7 +35,7 @@ from planner.scenario.training import Optimizer
 def run_torch_pipelining(
     run: PipeliningRun, scenario: Scenario, plan: Plan, emulator: Emulator, tcp: Tcp
 ) -> list[Measured]:
-    """Return what each rank of torch.distributed.pipelining measured, which makes its own schedule.
+    """Run torch.distributed.pipelining with its own schedule; return what each rank measured.
 
     The scenario gives the links, the plan the devices; ``tcp`` is how the hosts of emulator ``relay`` are set.
     """
@@ -51,7 +51,7 @@ TRANSFER_BYTES = 1_000_000
 BANDWIDTH_BPS = 400e6
 ACTION_S = 0.02
 FLOOR_S = 3 * MICROBATCHES * ACTION_S
-# One-way latency, and how the hosts' TCP is set: as on this machine, and once more as for wide-area links.
+# One-way latency, seconds, and the TCP settings of the hosts: this machine's own, and those for wide-area links.
 SETTINGS: tuple[tuple[float, Tcp], ...] = (
     (0.0, "as-is"),
     (0.010, "as-is"),
@@ -64,7 +64,7 @@ STEPS, ROUNDS = 6, 2
 
 TORCH: tuple[Literal["gpipe", "1f1b", "zb-v"], ...] = ("gpipe", "1f1b", "zb-v")
 BASELINE = "torch 1f1b"
-# Name to schedule, order and the stages' depths; those of 1F1B are its own.
+# Name to schedule, order and the stages' depths; 1F1B computes its own depths.
 OURS = {
     "ropebridge 1f1b": ("1f1b", "scheduled", (2, 1)),
     "ropebridge compact-zb": ("compact-zb", "scheduled", (MICROBATCHES, MICROBATCHES)),
@@ -72,27 +72,27 @@ OURS = {
 }
 BEST = "ropebridge dynamic"
 
-# Bars.
+# Limits that the figures must meet.
 SPEEDUP_AT_S, LEAST_SPEEDUP = 0.050, 3.5
 MOST_OF_FLOOR = {0.025: 1.2, 0.050: 1.25}
 MOST_CPU = 1.02
-# Of losses in float32, over 1 + torch's: what is left is the order of sums.
+# Tolerance of losses in float32, relative to 1 + torch's: sums differ in their order.
 MOST_LOSS_DIFFERENCE = 1e-5
 
 REAL_MODEL = {"vocabulary": 256, "width": 128, "heads": 4, "blocks": 6, "length": 64}
 REAL_SAMPLES = 4
 REAL_STEPS, REAL_WARMUP, REAL_ROUNDS = 40, 4, 5
-# Of both.
+# Settings of both programs.
 REAL_RULE = Optimizer("adamw", learning_rate=0.001, weight_decay=0.01)
 
 
 @dataclass(frozen=True, slots=True)
 class RealPair:
-    """A run of ours and one of torch's at the same time, of real compute.
+    """A ropebridge run and a torch run with real compute, carried out at the same time.
 
     Attributes:
-        own_cpu_s: Processor time of a step on all our ranks.
-        torch_cpu_s: Processor time of a step on all of torch's ranks.
+        own_cpu_s: Processor time of a step on all ranks of ropebridge, seconds.
+        torch_cpu_s: Processor time of a step on all of torch's ranks, seconds.
         loss_difference: Largest difference of the losses of a step, over 1 + torch's.
     """
 
@@ -102,7 +102,7 @@ class RealPair:
 
 
 def measure_executor(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Measure both, round after round."""
+    """Measure ropebridge and torch in alternating rounds."""
     rows: list[Row] = []
     checks: list[Check] = []
     emulator = choose_emulator("relay", tell)
@@ -130,7 +130,7 @@ def measure_executor(quick: bool, tell: Callable[[str], None]) -> BenchResult:
             checks.append(at_most(f"dynamic / compute floor {at}", median(times_s) / FLOOR_S, MOST_OF_FLOOR[latency_s]))
     pairs = _real_pairs(2 if quick else REAL_ROUNDS, tell)
     cpu_ratios = [pair.torch_cpu_s / pair.own_cpu_s for pair in pairs]
-    # Only processor time: a step lasts as long as the two ranks' share of the cores makes it.
+    # Only processor time is compared: how long a step lasts depends on the ranks' share of the cores.
     rows += [
         {"what": "real GPT, loopback", "way": way, "cpu_s_per_step": cpu_s, "torch_cpu_over_this": ratio}
         for way, cpu_s, ratio in (
@@ -177,7 +177,7 @@ def _paced_rounds(latency_s: float, tcp: Tcp, rounds: int, tell: Callable[[str],
 def _real_pairs(rounds: int, tell: Callable[[str], None]) -> list[RealPair]:
     code = ModelCode(Path(gpt.__file__), REAL_MODEL)
     samples = MICROBATCHES * REAL_SAMPLES
-    # Times that nobody uses: torch's order of actions and ours are the same.
+    # The times are never used: torch and ropebridge run the same order of actions.
     unused = TimeTable((1,), (0.01,), (0.01,), (0.01,))
     scenario = trained_scenario(profile_of(code, dict.fromkeys(TWO_DEVICES, unused)), code, samples, REAL_RULE)
     plan = two_stage_plan(scenario, "1f1b", (REAL_SAMPLES,) * MICROBATCHES, (2, 1), "scheduled")

@@ -1,4 +1,4 @@
-"""``make gpu``: what the executor does on CUDA, checked and measured; the page that it writes names the hardware.
+"""``make gpu``: checks and measures the executor on CUDA, and writes a page that names the hardware.
 
 Two ranks train by several ways and must equal one process; each layer of the example models is timed; and the step that
 a simulation of those times predicts is compared with the measured one. Where a machine has one GPU the ranks share it,
@@ -29,27 +29,27 @@ from planner.scenario.scenario import ModelCode
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError, RopebridgeError
 
-# Else convolutions, and in some containers products of matrices, would round their inputs to 10 bits. It comes before
-# any program's own settings, and must be there when NVIDIA's libraries are loaded (NVIDIA, "Accelerating AI Training
-# with NVIDIA TF32 Tensor Cores").
+# Without this, convolutions, and in some containers matrix products, would round their inputs to 10 bits. It overrides
+# the settings of programs, and must be set before NVIDIA's libraries are loaded (NVIDIA, "Accelerating AI Training with
+# NVIDIA TF32 Tensor Cores").
 _NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}
 
 _GPT, _CONVOLUTIONAL = Path(gpt.__file__), Path(convolutional.__file__)
 _GPU = "this-gpu"
-# Assumed, and said on the page: memory to memory through a connection of this machine with itself.
+# Assumed, and stated on the page: rate from memory to memory over this machine's loopback, bits per second.
 _LOOPBACK_BPS = 20e9
 
 
 @dataclass(frozen=True, slots=True)
 class GpuCheck:
-    """What is done.
+    """The cases that a check trains, times and predicts.
 
     Attributes:
-        equal: Cases that two ranks and one process train, by each of ``ways``.
-        ways: The ways to train.
+        equal: Cases that two ranks and one process train, in each variant of ``ways``.
+        ways: The variants of training.
         timed: Cases whose layers are timed, and whose steps are predicted and measured.
         schedules: Schedules of the predicted steps.
-        repeats: How often the time of a layer is taken; the median counts.
+        repeats: Number of measurements of each layer's time, of which the median is taken.
     """
 
     equal: Sequence[TrainedCase]
@@ -130,7 +130,7 @@ def _driver() -> str:
 
 
 def _layer_rows(case: TrainedCase, check: GpuCheck, device: torch.device) -> list[Row]:
-    """Each layer by itself, with nobody else at the GPU; the median of its times."""
+    """Time each layer by itself, while no other process uses the GPU."""
     training = case.scenario.training
     loaded = load_with_sizes(case.code, training.seed)
     layers = range(len(loaded.sizes))
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str]) -> int:
             command = [sys.executable, "-m", "experiments.benches.execution.gpu_check", *arguments]
             os.execve(sys.executable, command, {**os.environ, **_NO_TF32})
         page, equal = run_gpu_check(FULL, torch.device("cuda", 0), lambda line: print(line, file=sys.stderr))
-        # Minutes of measuring: whatever becomes of the file, somebody has seen them.
+        # Printed before it is written: if the file cannot be written, minutes of measuring are not lost.
         print(page, flush=True)
         write_text_atomically(output, page)
     except RopebridgeError as error:

@@ -1,6 +1,6 @@
-"""The launcher killed, which holds the controller: all processes end with it, and the run goes on from its checkpoint.
+"""Kills the launcher, which holds the policy: all processes end with it, and the run resumes from its checkpoint.
 
-Whoever looks after the command starts it again at once, as ``--resume`` does. What is started here is
+A supervisor of the command is assumed to start it again at once with ``--resume``. The program that is started is
 ``python -m experiments.benches.execution.lost_launcher FOLDER STEPS``.
 """
 
@@ -26,7 +26,7 @@ _LIMIT_S = 120.0
 
 
 def main(folder: str, steps: str) -> None:
-    """Train from the newest checkpoint in a folder, or from the beginning, and leave losses and parameters there."""
+    """Train from the newest checkpoint in a folder, or from the beginning; write losses and parameters there."""
     place = Path(folder)
     scenario, plan = recovery_case()
     first = 0
@@ -43,7 +43,7 @@ def main(folder: str, steps: str) -> None:
 
 
 def resumption_s(chance: random.Random, steps: int) -> tuple[float, dict[int, float], dict[str, torch.Tensor]]:
-    """Kill a launcher at a random instant of a run of so many steps, and start it again.
+    """Kill a launcher at a random instant of a run of ``steps`` steps, and start it again.
 
     Returns:
         Seconds from the kill to the checkpoint of the next step that had not been finished before; the losses of the
@@ -62,7 +62,7 @@ def resumption_s(chance: random.Random, steps: int) -> tuple[float, dict[int, fl
         before = _newest(place)
         second = _start(place, steps)
         try:
-            # Ranks outlive their launcher by a moment, and may yet leave their part of the one that was under way.
+            # Ranks outlive their launcher by a moment, and may still finish their part of a checkpoint.
             _await(place, before + 2)
             took_s = time.monotonic() - killed_s
             if second.wait(_LIMIT_S):
@@ -80,7 +80,7 @@ def _start(place: Path, steps: int) -> "subprocess.Popen[bytes]":
 
 
 def _newest(place: Path) -> int:
-    """The step before which every stage has left its state, -1 if there is none."""
+    """Return the latest step before which every stage has written its state, -1 if there is none."""
     folder = CheckpointFolder(place / "checkpoints")
     return max((step for step in folder.steps if len(folder.parts(step)) == STAGES), default=-1)
 

@@ -1,6 +1,6 @@
-"""Ranks that are killed or stopped at random instants: how soon the next step is finished, and what is lost.
+"""Kills or stops ranks at random instants: how soon the next step is finished, and how many steps are lost.
 
-The policy `asteroid-replay` goes on with those that are left. With the launcher, which holds the policy, the whole job
+The policy `asteroid-replay` goes on with the remaining ranks. With the launcher, which holds the policy, the whole job
 ends, and it is resumed from a checkpoint. Beside it, in the same run: torchrun, which starts all ranks again from a
 checkpoint of every step.
 """
@@ -31,16 +31,16 @@ from planner.systems.registry import make_policy
 
 TRIALS, QUICK_TRIALS = 50, 5
 LAUNCHERS, QUICK_LAUNCHERS = 5, 1
-# Of torchrun; killed ranks, and stopped ones, of which it hears only when the others give up.
+# Numbers of torchrun's ranks that are killed, and that are stopped: it notices these only when the others time out.
 RESTARTS, QUICK_RESTARTS = (7, 3), (1, 0)
 SEED = 0
 
 STEPS = 80
 POLICY = "asteroid-replay"
-# Every step is copied: what torchrun is given too.
+# Every step is backed up, as torchrun too has a checkpoint of every step.
 BACKUP_EVERY = 1
 
-# Seconds of the run between which ranks are hit: after the first steps, and long before the last.
+# Ranks are killed or stopped between these seconds of the run: after the first steps, and long before the last.
 _EARLIEST_S, _LATEST_S = 0.5, 2.0
 
 LEAST_SPEED_UP = 14.0
@@ -48,7 +48,7 @@ MOST_DIFFERENCE = 1e-6
 
 
 def measure_recovery(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Hit ranks of ours, and kill ranks of torchrun's."""
+    """Kill and stop ranks of ropebridge and of torchrun."""
     chance = random.Random(SEED)
     scenario, plan = recovery_case()
     undisturbed, expected = _train(scenario, plan, policy="none")
@@ -114,14 +114,14 @@ def _launcher_row(chance: random.Random, undisturbed: RunRecord, expected: Mappi
 
 
 def _is_wrong(loss: float, undisturbed: float) -> bool:
-    """Also true of what is no number."""
+    """Return whether a loss differs from the undisturbed one, or is NaN."""
     return not abs(loss - undisturbed) <= MOST_DIFFERENCE * (1 + abs(undisturbed))
 
 
 def _row(fault: Fault, record: RunRecord, undisturbed: RunRecord, difference: float) -> Row:
     assert isinstance(fault, Absence | Hang)
     (decision,) = record.decisions
-    # The first one that had not been finished before, not those that are done again.
+    # The first step that had not been finished before the failure; repeated steps do not count.
     next_s = step_ends_s(record.events)[decision.first_step]
     wrong = sum(map(_is_wrong, record.losses, undisturbed.losses))
     return {

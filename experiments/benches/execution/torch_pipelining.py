@@ -1,7 +1,7 @@
-"""One rank of torch.distributed.pipelining: what a user would take instead, measured beside ropebridge's executor.
+"""One rank of torch.distributed.pipelining, which is measured as the alternative to ropebridge's executor.
 
 Started by torchrun as ``python -m experiments.benches.execution.torch_pipelining AGENT_PID FOLDER``. The folder's
-`parameters.json` holds a `PipeliningRun`; each rank leaves its `Measured` in `rank-N.json` there.
+`parameters.json` holds a `PipeliningRun`; each rank writes its `Measured` to `rank-N.json` there.
 
 Paced stages sleep where torch calls them, and nothing of torch is overridden: backward is two autograd functions, of
 which torch's split runs the one for the input at I and the one for the weights at W. On the pipeline's first stage
@@ -33,25 +33,25 @@ from traces.common.atomic import write_text_atomically
 SINGLE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 V_SHAPED = {"zb-v": ScheduleZBVZeroBubble}
 FLOAT_BYTES = 4
-# A rank that has lost its peer gives up after this.
+# Time after which a rank that has lost its peer gives up.
 TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipeliningRun:
-    """What is run: paced, sleeping for the times below, or real, training the example GPT with AdamW.
+    """Parameters of a run: paced compute sleeps for the times below, real compute trains the example GPT with AdamW.
 
     Attributes:
-        schedule: ``gpipe``, ``1f1b`` or ``zb-v``; the last puts two stages on each rank.
+        schedule: ``gpipe``, ``1f1b`` or ``zb-v``; ``zb-v`` puts two stages on each rank.
         compute: ``paced`` or ``real``.
-        steps: Steps that are measured.
-        warmup_steps: Steps before them, one or more: in its first step torch finds out the shapes.
+        steps: Number of measured steps.
+        warmup_steps: Number of steps before the measured ones, 1 or more: torch infers shapes in its first step.
         microbatches: Microbatches in a step.
-        activation_bytes: Size of one microbatch between two stages; only paced.
-        action_s: Time of forward, and of each of the two gradients, of one microbatch on one rank, all its stages
-            together; only paced.
-        microbatch_samples: Sequences in a microbatch; only real.
-        model: Arguments of the example GPT; only real.
+        activation_bytes: Size of one microbatch between two stages; for paced compute.
+        action_s: Seconds that one rank takes for the forward of one microbatch through all its stages, and as long for
+            each of the two gradients; for paced compute.
+        microbatch_samples: Number of sequences in a microbatch; for real compute.
+        model: Arguments of the example GPT; for real compute.
         learning_rate: AdamW's learning rate.
         weight_decay: AdamW's weight decay.
     """
@@ -71,13 +71,14 @@ class PipeliningRun:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one rank measured.
+    """The measurements of one rank.
 
     Attributes:
-        step_s: From the start of each measured step to that of the next, or to the end; there is no barrier between.
-        cpu_s: Processor time of this process over these steps.
-        losses: Means over the batches of all steps, those before the measured ones too, on the rank that holds the
-            last stage; empty on the others. Those of paced stages mean nothing.
+        step_s: Seconds from the start of each measured step to the start of the next one, or to the end of the run;
+            there is no barrier between steps.
+        cpu_s: Processor time of this process over these steps, seconds.
+        losses: Mean loss of each step, warm-up steps included, on the rank that holds the last stage; empty on the
+            others. With paced compute the values have no meaning.
     """
 
     step_s: list[float]
@@ -86,7 +87,7 @@ class Measured:
 
 
 class _Work(Protocol):
-    """What the stages compute."""
+    """A model that is cut into stages, with its loss and data."""
 
     def stage(self, index: int, stages: int) -> nn.Module:
         """Return the module of one of ``stages`` stages."""
@@ -127,10 +128,10 @@ class _SleepForWeight(torch.autograd.Function):
 
 
 class _PacedStage(nn.Module):
-    """Passes its input on, with a weight of one number added, and takes ``action_s`` for each action of a microbatch.
+    """Stage that adds its only weight, a single number, to its input and takes ``action_s`` seconds for each action.
 
-    On the first stage, whose input comes from the data, autograd asks for no gradient of it, though the layers of a
-    real stage would still have gradients to pass on among themselves: a parameter asks instead.
+    The first stage's input comes from the data, of which autograd computes no gradient, although the layers of a real
+    stage would still propagate gradients among themselves. A parameter that requires a gradient stands for them.
     """
 
     def __init__(self, action_s: float, *, is_first: bool) -> None:
@@ -165,7 +166,7 @@ class _Paced:
 
 
 class _Real:
-    """The example GPT, cut into stages of as many layers each."""
+    """The example GPT, cut into stages of equally many layers."""
 
     def __init__(self, run: PipeliningRun) -> None:
         torch.manual_seed(0)
@@ -173,7 +174,7 @@ class _Real:
         self._samples = run.microbatches * run.microbatch_samples
 
     def stage(self, index: int, stages: int) -> nn.Module:
-        """Return layers in a row; the first stages get what is left over."""
+        """Return consecutive layers; if the layers do not divide evenly, the first stages get one more."""
         each, left_over = divmod(len(self._model.layers), stages)
         first = index * each + min(index, left_over)
         return nn.Sequential(*self._model.layers[first : first + each + (index < left_over)])
@@ -211,7 +212,7 @@ def train(run: PipeliningRun, rank: int, ranks: int) -> Measured:
             losses.append(torch.stack(parts).mean().item())
     starts_s.append(time.monotonic())
     cpu_s = _cpu_s() - cpu_s
-    # Nobody leaves while its peer still waits for what it sent.
+    # A rank must not leave while its peer still waits for a message from it.
     distributed.barrier()
     step_s = [end - start for start, end in pairwise(starts_s[run.warmup_steps :])]
     return Measured(step_s, cpu_s, losses)
@@ -237,10 +238,10 @@ def _cpu_s() -> float:
 
 
 def main(agent: str, job: str) -> None:
-    """Run this rank: its number and the others' addresses are in the environment, as torchrun sets it."""
+    """Run this rank; torchrun puts its number and the others' addresses into the environment."""
     client = join_job(agent, job)
     folder = Path(job)
-    # As ropebridge's ranks do; torchrun alone leaves each with one.
+    # As many threads as ropebridge's ranks use; torchrun sets one for each rank.
     torch.set_num_threads(threads_of_a_rank(int(os.environ["WORLD_SIZE"])))
     run = PipeliningRun(**json.loads((folder / "parameters.json").read_text()))
     store, ranks = ControlStore(client), int(os.environ["WORLD_SIZE"])

@@ -1,9 +1,9 @@
-"""What a user would take instead: torchrun starts all ranks again, from the last checkpoint, after one is hit.
+"""The alternative to ropebridge's recovery: torchrun restarts all ranks from the last checkpoint after one fails.
 
 `restart_s` has torchrun start its ranks as ``python -m experiments.benches.execution.torch_restart FOLDER STEPS``. They
-train the example GPT of the bench of recovery by torch's own 1F1B, and each writes its checkpoint after every step,
-which is the best case: no step is done twice but the one that was under way. Each rank leaves its process's number in
-``pid-RANK``, and a line with the time (the machine's monotonic clock) for every finished step in ``steps-RANK``.
+train the example GPT of the recovery bench by torch's own 1F1B, and each writes its checkpoint after every step,
+which is the best case: only the step that was under way is repeated. Each rank writes its process id into ``pid-RANK``,
+and for every finished step a line with the time (the machine's monotonic clock) into ``steps-RANK``.
 """
 
 import os
@@ -53,7 +53,7 @@ def restart_s(chance: random.Random, number: signal.Signals) -> float:
             before = _finished(place)
             killed_s = time.monotonic()
             os.kill(victim, number)
-            # What was under way may yet be finished by those whose part does not need the victim: not by all.
+            # Ranks that need nothing from the failed one may still finish the step under way, but never all ranks.
             return _await(place, before + 2) - killed_s
         finally:
             os.killpg(process.pid, signal.SIGTERM)
@@ -65,12 +65,12 @@ def restart_s(chance: random.Random, number: signal.Signals) -> float:
 
 
 def _finished(place: Path) -> int:
-    """The latest step that all ranks have finished, -1 if there is none."""
+    """Return the latest step that all ranks have finished, -1 if there is none."""
     return min(max((step for step, _ in _lines(place, rank)), default=-1) for rank in range(RANKS))
 
 
 def _await(place: Path, step: int) -> float:
-    """Return when all had finished a step, by the machine's monotonic clock."""
+    """Wait until all ranks have finished a step; return when that was, by the machine's monotonic clock."""
     limit_s = time.monotonic() + _LIMIT_S
     while _finished(place) < step:
         if time.monotonic() > limit_s:
@@ -88,15 +88,15 @@ def _lines(place: Path, rank: int) -> list[tuple[int, float]]:
 
 _MOMENTUM = 0.9
 
-# Who waits for a rank that stands still gives up after this; torch's own default is half an hour.
+# Time after which a rank that waits for a stopped rank gives up; torch's own default is half an hour.
 _TIMEOUT = timedelta(seconds=30)
 
 
 def main(folder: str, steps: str) -> None:
-    """Train this rank's stage from the last step that all ranks have."""
+    """Train this rank's stage from the last step that all ranks have finished."""
     place, rank, ranks = Path(folder), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(threads_of_a_rank(ranks))
-    # A store of its own for each attempt: in torchrun's, gloo finds the addresses of processes that are gone.
+    # Each attempt has its own store: in torchrun's, gloo would find the addresses of processes that have ended.
     store = distributed.FileStore(  # type: ignore[attr-defined]
         str(place / f"store-{os.environ['TORCHELASTIC_RESTART_COUNT']}"), ranks
     )
@@ -133,12 +133,12 @@ def _save(place: Path, rank: int, step: int, stage: nn.Module, optimizer: torch.
     beside = place / f"saving-{rank}"
     save_file(state, beside)
     beside.rename(_checkpoint(place, rank, step))
-    # The one before stays, for ranks that are not as far.
+    # The previous checkpoint stays, for ranks that are one step behind.
     _checkpoint(place, rank, step - 2).unlink(missing_ok=True)
 
 
 def _load(place: Path, rank: int, stage: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Take the newest state that all ranks have; return the step that comes next."""
+    """Load the newest state that all ranks have written; return the step to train next."""
     own = [int(path.name.split("-")[1]) for path in place.glob(f"checkpoint-*-{rank}.safetensors")]
     newest = torch.tensor(max(own, default=0))
     distributed.all_reduce(newest, op=distributed.ReduceOp.MIN)

@@ -1,4 +1,4 @@
-"""What adaptation gains on real traces: policies `auto` and `deepcee` against none, from the same starting plan.
+"""Measures what adaptation gains on real traces: policies `auto` and `deepcee` against none, from the same first plan.
 
 Each pair of traces plays on the two links between regions of `cloud-edge-end`. The starting plan is the one that `auto`
 makes for the mean rates and latencies of the first minute. Beside it stands the best plan in hindsight: of all that
@@ -47,7 +47,8 @@ from traces.trace import LinkTrace
 
 REAL_SCENARIO = "two-regions"
 
-# Strategy of the first plan, and policy. What `depth` can gain from the first two is known; the others move layers too.
+# Strategy of the first plan, and policy. `depth` changes only how many microbatches are in flight; the others also move
+# layers.
 GAINING = (("megatron", "depth"), ("pipedream", "depth"))
 MOVING = (("deepcee", "deepcee"), ("megatron", "auto"))
 
@@ -89,16 +90,16 @@ FIRST_MINUTE_S = 60.0
 QUICK_TRACES = ("preset lte", "preset rail-lte", "preset satellite")
 QUICK_DURATION_S = 600.0
 
-# Latencies of a time are looked at so often, seconds.
+# Interval at which the latencies of a trace are sampled, seconds.
 SAMPLE_EVERY_S = 1.0
 
-# Plans in hindsight are judged on windows this long, seconds.
+# Length of the windows on which plans are judged in hindsight, seconds.
 WINDOW_S = 10.0
 
 LEAST_MEAN_GAIN = 1.25
 LEAST_GAIN = 0.98
 
-# More than any run has: its duration ends it.
+# More steps than any run has: runs end by their duration.
 _ENDLESS = 10**9
 
 
@@ -130,7 +131,7 @@ def measure_adaptation(quick: bool, tell: Callable[[str], None]) -> BenchResult:
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
-    """Return what the gains are held to."""
+    """Return the checks of the gains."""
     gains = [float(row["auto_gain"]) for row in rows]
     mean = math.exp(sum(map(math.log, gains)) / len(gains))
     return [
@@ -196,7 +197,7 @@ def _run(scenario: Scenario, plan: Plan, policy: Policy | None, duration_s: floa
 
 
 def _at_means(scenario: Scenario, start_s: float, end_s: float) -> Scenario:
-    """The scenario with steady links, at the mean rate and latency of their traces in that time."""
+    """Return the scenario with constant links, at the means of their traces from ``start_s`` to ``end_s``."""
     links = []
     for link in scenario.cluster.links:
         if link.trace is not None:
@@ -217,8 +218,8 @@ def _latency_s(link: Link, moment_s: float) -> float:
 def _hindsight(scenario: Scenario, plans: Sequence[Plan], start_per_s: float, duration_s: float) -> tuple[float, float]:
     """Judge plans on the whole trace; the first one, the starting plan, was simulated already.
 
-    Return the simulated rate with the best of them all the time, and that with the best of them in each window, which
-    is as many times more as is judged without simulation; samples per second.
+    Return two rates in samples per second: the simulated one of the plan that is best over the whole trace; and that
+    of the best plan in each window, which is the first rate times the gain that the evaluator predicts.
     """
     windows = [_window(scenario, WINDOW_S * number) for number in range(int(duration_s / WINDOW_S))]
 

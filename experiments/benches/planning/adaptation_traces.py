@@ -1,4 +1,4 @@
-"""The traces that adaptation is measured on: what was recorded, and the presets, as each set would play on two links.
+"""The traces on which adaptation is measured, recorded ones and presets, as each set is played on two links.
 
 Sets of recorded data, in the folder that ``ROPEBRIDGE_TRACES`` names:
 
@@ -34,13 +34,13 @@ WANIFY_INTERVAL_S = 6.0
 SEATTLE_INTERVAL_S = 3 * 3600 / 688
 SEEDS = (11, 12)
 
-# A set's own scale stands where its mean is within this factor of the link's nominal rate.
+# A set's traces are not scaled where their mean is within this factor of the link's nominal rate.
 SCALE_FITS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class TracePair:
-    """What two links carry during one run, both directions alike.
+    """The traces of two links during one run; both directions of a link have the same trace.
 
     Attributes:
         name: Name of set and trace.
@@ -54,7 +54,7 @@ class TracePair:
 
 
 def trace_pairs(folder: Path | None, nominal_bps: tuple[float, float]) -> Iterator[TracePair]:
-    """Give all pairs of traces: presets, and what is recorded in the folder, if there is one."""
+    """Yield all pairs of traces: presets, and the recorded ones in the folder, if there is one."""
     for name in PRESETS:
         first, second = (preset(name, duration_s=DURATION_S, seed=seed) for seed in SEEDS)
         yield _fitted(f"preset {name}", first, second, nominal_bps)
@@ -66,7 +66,7 @@ def trace_pairs(folder: Path | None, nominal_bps: tuple[float, float]) -> Iterat
 
 
 def _fitted(name: str, first: LinkTrace, second: LinkTrace, nominal_bps: tuple[float, float]) -> TracePair:
-    """The pair; where the scale of its set does not fit, each trace is scaled to its link."""
+    """Return the pair; where the rates of the set do not fit the links, each trace is scaled to its link's rate."""
     ratio = (first.mean_bps + second.mean_bps) / sum(nominal_bps)
     if 1 / SCALE_FITS <= ratio <= SCALE_FITS:
         return TracePair(name, (first, second), scaled=False)

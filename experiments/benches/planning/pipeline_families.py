@@ -1,7 +1,7 @@
 """Families of pipelines to schedule: uniform and unlike stages, slow hops, memory that differs, unequal microbatches.
 
-Their unit of time is about a tenth of an action, their unit of memory a microbatch of size 1. Every size of an instance
-has a seed of its own.
+The unit of time is about a tenth of an action, the unit of memory a microbatch of size 1. Every size of an instance has
+its own seed.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,8 +29,8 @@ def problem_of(stages: Sequence[Times], sizes: Sequence[float], memory: Sequence
 
     Args:
         stages: Times of each stage.
-        sizes: Size of each microbatch: it takes and holds this many times what one of size 1 does.
-        memory: Microbatches of size 1 that each worker holds between the start of F and the end of W.
+        sizes: Size of each microbatch: its time and memory are this many times those of a microbatch of size 1.
+        memory: Most microbatches of size 1 that each worker can hold between the start of F and the end of W.
     """
 
     def scaled(name: str, count: int) -> Floats:
@@ -56,9 +56,9 @@ def problem_of(stages: Sequence[Times], sizes: Sequence[float], memory: Sequence
 
 
 def family(name: str, stages: int, microbatches: int, memory: int, seed: int = 0) -> SchedulingProblem:
-    """Return an instance of one of `FAMILIES` with one stage a worker; each seed gives another one.
+    """Return the instance of one of `FAMILIES` for a seed, with one stage a worker.
 
-    A worker holds ``memory`` microbatches.
+    A worker can hold ``memory`` microbatches.
     """
     random = Random(seed + 100 * stages + microbatches)
     times, memories, sizes = FAMILIES[name](random, stages), [memory] * stages, [1] * microbatches

@@ -1,12 +1,12 @@
-"""Every strategy on the fleets of the published planners: how long it searches, and how good its plan is.
+"""Runs every strategy on the fleets of the published planners: how long it searches, and how good its plan is.
 
-Plans are scored by a published closed form (experiments/benches/sailor/closed_form.py), on whose terms planners were
-compared, and by our own evaluator. A strategy works in a process of its own, in which it has planned for a few nodes
-before, so that nothing is compiled while the clock runs; what the strategy makes is checked within its time, as by
+Plans are scored by the closed form by which planners were compared in publications
+(experiments/benches/sailor/closed_form.py), and by our own evaluator. Each strategy runs in its own process, which has
+planned for a few nodes before, so that nothing is compiled while time is taken; the time includes the checks of
 `make_plan`.
 
-The published planners searched by the closed form. So that ours is held to their figures on equal terms it searches two
-times: by its own evaluator, as users get it, and by the closed form.
+The published planners searched by the closed form. For a fair comparison with their figures, ours searches twice: by
+its own evaluator, as users get it, and by the closed form.
 """
 
 import multiprocessing
@@ -44,15 +44,15 @@ from traces.common.errors import InputError
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# Nothing is inherited: a forked process would hold locks of threads that it does not have.
+# Spawned, not forked: a forked process would inherit locks of threads that it does not have.
 _CONTEXT = multiprocessing.get_context("spawn")
 
 
 class LimitedProcess(Generic[Task, Result]):
-    """Carries out tasks one after the other in another process, as a context manager.
+    """Context manager that carries out tasks one after the other in another process.
 
     Args:
-        work: From a task to its result; a function of a module, as tasks and results travel between processes.
+        work: Turns a task into its result; a module-level function. Tasks and results are pickled.
     """
 
     def __init__(self, work: Callable[[Task], Result]) -> None:
@@ -68,11 +68,11 @@ class LimitedProcess(Generic[Task, Result]):
         self._stop()
 
     def result(self, task: Task, limit_s: float) -> Result:
-        """Return what the work makes of a task; the first task's limit also pays for the start of the process.
+        """Return the result of a task; the first task's limit includes the start of the process.
 
         Raises:
             TimeoutError: It takes longer than the limit, seconds.
-            ChildProcessError: The process ended before it was done; what it wrote says why.
+            ChildProcessError: The process ended before it was done; the message has its output.
         """
         self._ours.send(task)
         try:
@@ -111,20 +111,21 @@ OURS = "auto"
 OURS_BY_CLOSED_FORM = "auto, by the closed form"
 WIDE = "1,024 GPUs in 16 regions"
 
-# Of a strategy on a fleet: its search, and scoring its plan. Some recurrences grow with the square of the devices.
+# Time limit of a strategy on a fleet, for its search and for scoring its plan. Some recurrences grow with the square of
+# the number of devices.
 LIMIT_S, QUICK_LIMIT_S = 120.0, 20.0
 
-# A search over 1,024 devices may take so long.
+# Time limit of a search over 1,024 devices.
 WIDE_SEARCH_S = 30.0
 
-# The fleet on which a strategy plans before the clock runs.
+# The fleet on which a strategy plans before its time is taken.
 WARM_UP = PublishedFleet(4, 12, 0.0, 0.0, 0.0, 0.0)
 WARM_UP_BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerCase:
-    """A strategy on a fleet; on the wide area if there is none."""
+    """A strategy on a fleet; without a fleet, on a thousand devices over wide-area links."""
 
     strategy: str
     fleet: PublishedFleet | None
@@ -167,7 +168,7 @@ def _tasks(fleets: Sequence[PublishedFleet], files: MeasuredFiles, quick: bool) 
 
 
 def plan_and_score(task: PlannerCase) -> Row:
-    """Return the row of a strategy on a fleet; a refusal is one too."""
+    """Return the row of a strategy on a fleet; if the strategy finds no plan, the row says why."""
     scenario = _scenario(task.fleet, task.files)
     _warm_up(task.strategy, task.files)
     start_s = perf_counter()
@@ -215,9 +216,9 @@ def _scenario(fleet: PublishedFleet | None, files: MeasuredFiles) -> Scenario:
 
 @cache
 def _warm_up(strategy: str, files: MeasuredFiles) -> None:
-    """Compile what the strategy and the evaluator need, on a model of its own, as times are remembered by model."""
+    """Compile what the strategy and the evaluator need, on another model, since times are cached by model."""
     scenario = fleet_scenario("warm-up", WARM_UP.a100, WARM_UP.v100, WARM_UP_BATCH, files)
-    # A strategy that refuses the few nodes has compiled what it could.
+    # A strategy that finds no plan for the few nodes has compiled what it could.
     with suppress(InputError):
         step_time_s(make_plan(OURS if strategy == OURS_BY_CLOSED_FORM else strategy, scenario), scenario)
 
@@ -278,5 +279,5 @@ def _checks(rows: Sequence[Row], fleets: Sequence[PublishedFleet]) -> Iterator[C
 
 
 def _search_s(row: Row) -> float:
-    """Seconds of a search that found a plan; a search without one never ends."""
+    """Return the seconds of a search that found a plan, and infinity for one that found none."""
     return float(row["search_s"]) if row["ours_per_s"] else inf

@@ -1,4 +1,4 @@
-"""What the planner bench plans for: the published fleets of one zone, and a thousand GPUs of sixteen regions."""
+"""The fleets of the planner bench: the published ones of one zone, and a thousand GPUs of sixteen regions."""
 
 from dataclasses import dataclass
 from itertools import combinations, cycle
@@ -17,15 +17,15 @@ from planner.scenario.training import Optimizer, Training
 
 ZONE = "us-central1-a"
 
-# Assumed: GPUs of a node. The source's tables of nodes have 1, 2 and 4.
+# Assumed: number of GPUs of a node. The source's tables have nodes of 1, 2 and 4.
 NODE_GPUS = 4
 
 GLOBAL_BATCH = 1024
 
-# Kinds of the regions in turn, from the data centre to the desk.
+# GPU kinds, which the regions have in turn, from data centre to workstation.
 WIDE_KINDS = ("a100-40", "v100-16", "rtx-3090", "titan-rtx")
 WIDE_REGIONS, WIDE_HOSTS, WIDE_HOST_GPUS = 16, 8, 8
-# Assumed: inside a host 200 Gbit/s, PCIe 4.0 or the like; a host's interface 25 Gbit/s, and a fabric with room for all.
+# Assumed: 200 Gbit/s inside a host (PCIe 4.0), 25 Gbit/s for a host's interface, and a fabric that never limits.
 INSIDE_HOST_BPS, INTERFACE_BPS = 200e9, 25e9
 WIDE_BPS = (0.1e9, 1e9)
 WIDE_LATENCY_S = (0.010, 0.100)
@@ -34,15 +34,15 @@ LOCAL_LATENCY_S = 50e-6
 
 @dataclass(frozen=True, slots=True)
 class PublishedFleet:
-    """A fleet on which planners were compared side by side; all figures are carried over.
+    """A fleet on which planners were compared side by side; all figures are the published ones.
 
     Attributes:
         a100: Number of GPUs of kind A100-40.
         v100: Number of GPUs of kind V100-16.
         published_per_s: Iterations per second of the best published planner's plan, by the closed-form judge.
-        published_search_s: Seconds that it searched.
+        published_search_s: Seconds that this planner searched.
         bar_per_s: Iterations per second of the best plan known: splits of unequal layers by brute force.
-        bar_search_s: Seconds that a search may take.
+        bar_search_s: Most seconds that a search may take.
     """
 
     a100: int
@@ -54,7 +54,7 @@ class PublishedFleet:
 
     @property
     def name(self) -> str:
-        """The fleet in words."""
+        """Describe the fleet in words."""
         return f"{self.a100} A100-40 + {self.v100} V100-16"
 
 
@@ -68,8 +68,8 @@ PUBLISHED_FLEETS = (
 def fleet_scenario(name: str, a100: int, v100: int, global_batch: int, files: MeasuredFiles) -> Scenario:
     """Return the training of the measured model on whole nodes of two kinds, in fp32 with Adam.
 
-    One stream carries compute and transfers, and each device has the framework's bytes, both as the judge counts. It
-    counts more of a parameter's copies than training needs; a plan can fit here and not there.
+    As in the closed form, compute and transfers share one stream, and each device holds the framework's bytes. The
+    closed form counts more copies of a parameter than training needs, so a plan can fit here but not there.
 
     Raises:
         InputError: A file is missing or malformed.

@@ -1,7 +1,7 @@
-"""How good the schedules are: against each other, against lower bounds, and against the proved optimum.
+"""Compares the schedules with each other, with lower bounds, and with the proved optimum.
 
-The optimum is proved by CP-SAT where its time suffices; ratios are to what is proved. Where microbatches are unequal
-their order is free too, which only small instances allow to prove.
+CP-SAT proves the optimum where its time limit suffices, and otherwise a bound; ratios are to what is proved. Where
+microbatches are unequal their order is free too, so that only small instances can be proved.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ from planner.schedules.one_f_one_b import one_f_one_b
 from planner.schedules.optimal import solve
 from planner.schedules.zero_bubble import zb_h1, zb_h2
 
-# Stages, microbatches, and how many microbatches a stage's memory holds.
+# Number of stages, number of microbatches, and how many microbatches a stage's memory holds.
 SHAPES = (
     (4, 8, 4),
     (4, 8, 6),
@@ -41,10 +41,11 @@ QUICK_SHAPES = ((4, 8, 4), (4, 16, 6), (8, 16, 8))
 SMALL_SHAPES = ((2, 6, 3), (3, 5, 3))
 LIMIT_S, QUICK_LIMIT_S = 10.0, 2.0
 
-# Share of the ideal throughput of 4 equal stages and 32 microbatches, F = I = W = 1, by one-way latency: 1F1B with
-# depths P - s and 2(P - s) - 1, then I and W apart with depths P - s and what hides the round trip. Measured with
-# events in an order in which some arrivals were not seen by a worker that became free at the same moment; seeing them
-# gives 0.970, 0.970 at latency 0 and 0.780, 0.897 at latency 1 in the last two columns.
+# One-way latency to the share of the ideal throughput, for 4 equal stages and 32 microbatches, F = I = W = 1. The first
+# two columns are 1F1B with depths P - s and 2(P - s) - 1; the last two split the backward into I and W, with depths
+# P - s and depths that hide the round trip. In the runs that gave these figures, a worker that became free at the very
+# moment of an arrival did not see that arrival; if it does, the last two columns are 0.970, 0.970 at latency 0 and
+# 0.780, 0.897 at latency 1.
 LATENCY_SHARES = {
     0: (0.914, 0.914, 0.950, 0.950),
     1: (0.611, 0.865, 0.750, 0.889),
@@ -64,7 +65,7 @@ WORST_SHARE_DIFFERENCE = 0.01
 
 
 def latency_problems(latency_s: float) -> tuple[SchedulingProblem, SchedulingProblem, SchedulingProblem]:
-    """Return 4 equal stages with F = I = W = 1 s at depths P - s, 2(P - s) - 1, and what hides the round trip."""
+    """Return 4 equal stages with F = I = W = 1 s at depths P - s, 2(P - s) - 1, and depths that hide the round trip."""
     stages = range(LATENCY_STAGES)
     problem = problem_of([Times(latency_s=latency_s)] * len(stages), [1] * LATENCY_MICROBATCHES, np.inf)
     shallow = [len(stages) - stage for stage in stages]
@@ -135,7 +136,7 @@ def _checks(rows: Sequence[Row], gains: Floats) -> list[Check]:
 
 
 def _warm_up() -> None:
-    """Load or compile the compiled parts, for alike and for unequal microbatches."""
+    """Load or compile the compiled schedulers, for equal and for unequal microbatches."""
     portfolio(family("unequal microbatches", 3, 6, 3))
 
 
@@ -168,7 +169,7 @@ def _depth(problem: SchedulingProblem, stage: int, factor: int) -> int:
 
 
 def _timed(schedule: Callable[[SchedulingProblem], Orders], problem: SchedulingProblem) -> tuple[float, float]:
-    """Return the makespan of a schedule and what making it took, the least of three times; seconds."""
+    """Return the makespan of a schedule, and the least of three times that making it took; seconds."""
     taken_s = []
     for _ in range(3):
         began_s = perf_counter()

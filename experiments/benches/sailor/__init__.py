@@ -1,1 +1,1 @@
-"""Measured runs that eth-easl/sailor publishes, and the simulator's error on them."""
+"""The measured runs published in eth-easl/sailor, and the simulator's error on them."""

@@ -1,7 +1,7 @@
-"""The simulator against measured training runs: step time and peak memory, with constants fitted to half of them.
+"""Compares simulated step times and peak memory with measured runs, after constants are fitted to half of them.
 
-The constants (experiments/benches/sailor/accuracy.py) are fitted to every other run and held to the rest; since a
-split can be lucky, they are fitted to many random halves as well.
+The constants of `Calibration` are fitted to every other run and checked on the rest; since a split can be lucky, they
+are fitted to many random halves as well.
 """
 
 import random
@@ -28,17 +28,17 @@ class Calibration:
 
     The defaults are the least mean absolute relative error on half of eth-easl/sailor's 15 measured runs of OPT-350M
     on GH200 nodes of 4 GPUs (DeepSpeed's pipeline engine, fp32, Adam); `ropebridge bench accuracy` fits them anew and
-    holds them to the other half.
+    checks them on the other half.
 
     Attributes:
-        network_share: Share of the rate that a benchmark of an idle network measured between two nodes which training
-            gets, in transfers between stages and in sums of gradients: four GPUs of a node send at once, next to other
-            jobs, in ranks that are never quite in step.
+        network_share: Rate that training gets between two nodes, for activations and all-reduces, as a share of the
+            rate that a benchmark measured on the idle network: four GPUs of a node send at once, next to other jobs,
+            in ranks that are never quite in step.
         framework_bytes: Memory of a GPU that belongs to no tensor of training: the CUDA context, the buffers of
             NCCL's communicators (3 to 4 GB together, as another framework reported on the same machines), the
             allocator's reserve.
-        workspace_share: What the backward of one layer holds while it runs, relative to what the layer keeps for it:
-            a gradient for each kept activation, and temporaries of softmax, dropout and loss of the same size.
+        workspace_share: Memory that the backward of one layer takes while it runs, relative to the layer's saved
+            activations: a gradient for each of them, and temporaries of softmax, dropout and loss of the same size.
     """
 
     network_share: float = 0.77
@@ -47,11 +47,11 @@ class Calibration:
 
     @property
     def memory(self) -> MemoryEffects:
-        """The constants of memory as effects."""
+        """Return the constants of memory as effects of a scenario."""
         return MemoryEffects(self.framework_bytes, self.workspace_share)
 
     def effects(self) -> Effects:
-        """Return the constants as effects of a scenario."""
+        """Return all constants as effects of a scenario."""
         network, compute = NetworkEffects(share=self.network_share), ComputeEffects(transfers_block=True)
         return Effects(network, compute, self.memory)
 
@@ -59,23 +59,24 @@ class Calibration:
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Where constants are sought.
+# Values of the constants that are tried.
 SHARES = np.linspace(0.3, 1.0, 141).round(3)
 WORKSPACE_SHARES = np.linspace(0.0, 5.0, 51).round(1)
 
-# Shares that are simulated; in between step times are nearly linear in 1/share, as the time of a transfer is.
+# Network shares that are simulated; in between, step times are nearly linear in 1/share, as transfer times are.
 SIMULATED_SHARES = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Evidence:
-    """What was measured, and what the model says for each value of a constant.
+    """Measured step times and memory of the runs, and the simulator's for several values of the constants.
 
     Attributes:
-        measured_s: Step time, [runs].
-        simulated_s: Step time at each of `SIMULATED_SHARES`, [runs, shares].
-        measured_bytes: Memory of the fullest device, [runs].
-        tensors_bytes: The same for each of `WORKSPACE_SHARES`, without the framework, [runs, workspaces].
+        measured_s: Measured step time, seconds, [runs].
+        simulated_s: Simulated step time at each of `SIMULATED_SHARES`, seconds, [runs, shares].
+        measured_bytes: Measured memory of the fullest device, [runs].
+        tensors_bytes: Computed memory of the fullest device at each of `WORKSPACE_SHARES`, without the framework's
+            bytes, [runs, workspaces].
     """
 
     measured_s: Floats
@@ -85,7 +86,7 @@ class Evidence:
 
     @property
     def runs(self) -> int:
-        """Number of runs."""
+        """Return the number of runs."""
         return len(self.measured_s)
 
     def step_errors(self, calibration: Calibration) -> Floats:
@@ -99,7 +100,7 @@ class Evidence:
 
 
 def fit(evidence: Evidence, runs: Sequence[int] | Ints) -> Calibration:
-    """Return the constants with the least mean absolute relative error on some of the runs."""
+    """Return the constants with the least mean absolute relative error on the given runs."""
     chosen = np.asarray(runs)
     share = SHARES[np.abs(_step_errors(evidence, SHARES)[chosen]).mean(axis=0).argmin()]
     measured, tensors = evidence.measured_bytes[chosen], evidence.tensors_bytes[chosen]
@@ -110,7 +111,7 @@ def fit(evidence: Evidence, runs: Sequence[int] | Ints) -> Calibration:
 
 
 def _step_errors(evidence: Evidence, shares: Floats) -> Floats:
-    """Errors of the step time, [runs, shares]."""
+    """Return the relative errors of the step time, [runs, shares]."""
     known = 1 / np.array(SIMULATED_SHARES)
     times_s = np.array([np.interp(1 / shares, known, row) for row in evidence.simulated_s])
     return times_s / evidence.measured_s[:, None] - 1
@@ -123,7 +124,7 @@ def _weighted_median(values: Floats, weights: Floats) -> float:
     return float(values[order][np.searchsorted(cumulated, cumulated[-1] / 2)])
 
 
-# Bars: mean absolute relative errors of runs that were not fitted.
+# Largest allowed mean absolute relative errors of runs that were not fitted.
 WORST_STEP_ERROR = 0.06
 WORST_MEMORY_ERROR = 0.06
 MOST_CONSTANTS = 3
@@ -131,15 +132,15 @@ MOST_CONSTANTS = 3
 RANDOM_HALVES = 200
 LEAST_RUNS = 4
 
-# The first step fills the pipeline from nothing, as every step does that ends with an update; one more shows it.
+# Every step fills an empty pipeline, since the step before ended with an update; a second step shows that.
 STEPS = 2
 
 
 def measure_accuracy(quick: bool, tell: Callable[[str], None], files: MeasuredFiles | None = None) -> BenchResult:
-    """Simulate every measured run and compare; all of it takes seconds, quick or not.
+    """Simulate every measured run and compare; this takes seconds, and ``quick`` changes nothing.
 
     Raises:
-        InputError: Nothing names the measured files, there are too few runs, or a file is malformed.
+        InputError: No option or variable names the measured files, there are too few runs, or a file is malformed.
     """
     found = files or find_measured_files()
     model = read_sailor(found.times, found.sizes, found.model_name)
@@ -200,7 +201,7 @@ def _constants(calibration: Calibration) -> dict[str, float]:
 
 
 def _random_halves(evidence: Evidence) -> list[Row]:
-    """Rows of quantiles over random halves: of mean absolute errors of the other halves, and of the constants."""
+    """Fit to random halves of the runs; return quantiles of the constants and of the errors on the other halves."""
     rng = random.Random(0)
     columns = []
     for _ in range(RANDOM_HALVES):

@@ -1,18 +1,18 @@
 """A published closed-form judge of plans: the iteration time that eth-easl/sailor's simulator gives, restated.
 
-With c and t the seconds that a stage computes, and transfers, for a microbatch, of which a pipeline has m::
+With m microbatches in a pipeline, and c and t the seconds that a stage computes and transfers for each of them::
 
     iteration = worst pipeline of (m - 1) * max over stages (c + t) + sum of t + sum of c + update
               + worst stage's ring all-reduce
 
-It scores plans on the terms of the planners that were compared with it: all tensors in 32 bits, Adam, one zone, and no
-overlap. Its quirks are kept: the last stage's transfer is twice its gradient, the first's one activation, or two with
+It assumes what the planners that were compared by it assume: all tensors in 32 bits, Adam, one zone, and no overlap.
+Its quirks are kept: the last stage's transfer is twice its gradient, the first's one activation, or two with
 more than three stages; a stage's update is its first layer's.
 
-What it cannot express is taken at its worst: the largest microbatch of a pipeline stands for all, and the replica with
-the most samples, or the slowest kind, for its stage. Pipelines of unequal samples have microbatches of their own; the
-published form gives each the same number. Pipelines that are cut differently sum each run of layers that the same
-stages hold in a ring of its own, one after the other.
+Features of a plan that it cannot express are taken at their worst: the largest microbatch of a pipeline stands for all,
+and the replica with the most samples, or of the slowest kind, for its stage. Each pipeline has the plan's number of
+microbatches, where the published form has one number for all. Where pipelines are cut differently, each range of layers
+that the same stages hold is summed in its own ring, one ring after the other.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 
 BYTES_PER_VALUE = 4
-# Of a parameter with its gradient, Adam's two moments and two copies more, as the published rule counts.
+# Bytes of a parameter with its gradient, Adam's two moments and two further copies, by the published rule.
 STATE_BYTES_PER_PARAMETER = 24
 FRAMEWORK_BYTES = 2_000_000_000
 SHARDED_FRAMEWORK_BYTES = 3_000_000_000
@@ -35,14 +35,14 @@ BUCKET_BYTES = 500_000_000
 
 @dataclass(frozen=True, slots=True)
 class ClosedFormResult:
-    """The parts of an iteration in seconds, and whether every replica fits into memory.
+    """The parts of an iteration, and whether every replica fits into memory.
 
     Attributes:
-        compute_s: Compute of the slowest pipeline, its bubbles among them.
-        transfer_s: Transfers of the slowest pipeline.
-        update_s: Update of the slowest pipeline.
-        sync_s: Sums of gradients.
-        fits: Whether it fits by the published rule, which is not ours.
+        compute_s: Compute and bubbles of the slowest pipeline, seconds.
+        transfer_s: Transfers of the slowest pipeline, seconds.
+        update_s: Update of the slowest pipeline, seconds.
+        sync_s: All-reduces of the gradients, seconds.
+        fits: Whether every replica fits into memory by the published rule, which differs from ours.
     """
 
     compute_s: float
@@ -53,12 +53,12 @@ class ClosedFormResult:
 
     @property
     def iteration_s(self) -> float:
-        """Seconds of one training step."""
+        """Return the seconds of one training step."""
         return self.compute_s + self.transfer_s + self.update_s + self.sync_s
 
 
 def judge(plan: Plan, scenario: Scenario, tables: JudgeTables) -> ClosedFormResult:
-    """Return what the closed form says of a plan.
+    """Evaluate a plan by the closed form.
 
     Raises:
         InputError: The tables have nothing on a device kind, a degree of tensor parallelism or a pair of nodes.
@@ -70,7 +70,7 @@ def judge(plan: Plan, scenario: Scenario, tables: JudgeTables) -> ClosedFormResu
 
 
 def _pipeline_parts(pipeline: Pipeline, scenario: Scenario, tables: JudgeTables) -> tuple[float, float, float]:
-    """Seconds of compute, of transfers and of the update; of each stage, those of the slowest replica."""
+    """Return the seconds of compute, of transfers and of the update, with the slowest replica of each stage."""
     stages = pipeline.stages
     compute_s, updates_s = [], []
     for stage in stages:
@@ -88,7 +88,7 @@ def _pipeline_parts(pipeline: Pipeline, scenario: Scenario, tables: JudgeTables)
 def _nodes(
     stage: Stage, microbatches: Sequence[int], scenario: Scenario, tables: JudgeTables
 ) -> Iterator[tuple[Node, int]]:
-    """Each replica as the tables name it, with the most samples of a microbatch that it takes."""
+    """Return each replica as a node of the tables, with the most samples that it takes of a microbatch."""
     for replica, samples in zip(stage.replicas, stage.most_samples(set(microbatches)), strict=True):
         yield _node(replica, scenario, tables), samples
 
@@ -98,7 +98,7 @@ def _node(replica: Replica, scenario: Scenario, tables: JudgeTables) -> Node:
 
 
 def _transfer_s(pipeline: Pipeline, index: int, scenario: Scenario, tables: JudgeTables) -> float:
-    """What a stage sends for a microbatch, by the published rule."""
+    """Return the seconds of a stage's transfers for a microbatch, by the published rule."""
     stages = pipeline.stages
     if len(stages) == 1:
         return 0.0
@@ -116,7 +116,7 @@ def _transfer_s(pipeline: Pipeline, index: int, scenario: Scenario, tables: Judg
 def _send_s(
     pipeline: Pipeline, sender: int, receiver: int, layer: int, scenario: Scenario, tables: JudgeTables
 ) -> float:
-    """Seconds in which every replica of a stage sends a layer's output, or its gradient, to its counterpart."""
+    """Return the seconds in which all replicas of a stage send a layer's output, or its gradient."""
     senders = list(_nodes(pipeline.stages[sender], pipeline.microbatches, scenario, tables))
     receivers = [_node(replica, scenario, tables) for replica in pipeline.stages[receiver].replicas]
     flows = {(node, receivers[number % len(receivers)], samples) for number, (node, samples) in enumerate(senders)}
@@ -125,7 +125,7 @@ def _send_s(
 
 
 def _sync_s(plan: Plan, scenario: Scenario, tables: JudgeTables) -> float:
-    """The worst stage's ring all-reduces, over the replicas of all pipelines that hold its layers."""
+    """Return the seconds of the worst stage's ring all-reduces over all replicas that hold its layers."""
     cuts = sorted({stage.first_layer for pipeline in plan.pipelines for stage in pipeline.stages})
     cuts.append(plan.pipelines[0].stages[-1].end_layer)
     ring_s = {first: _ring_s(plan, first, end, scenario, tables) for first, end in pairwise(cuts)}
@@ -137,7 +137,7 @@ def _sync_s(plan: Plan, scenario: Scenario, tables: JudgeTables) -> float:
 
 
 def _ring_s(plan: Plan, first: int, end: int, scenario: Scenario, tables: JudgeTables) -> float:
-    """Seconds of summing the gradients of layers ``first`` to ``end - 1`` between neighbouring replicas."""
+    """Return the seconds of a ring all-reduce of the gradients of layers ``first`` to ``end - 1``."""
     replicas = [
         replica
         for pipeline in plan.pipelines
@@ -163,7 +163,7 @@ def _buckets(size_bytes: float) -> Iterable[float]:
 
 
 def _message_s(source: Node, target: Node, size_bytes: float, tables: JudgeTables) -> float:
-    """Seconds of a message at the polynomial's rate, at any size; for ever where that is below zero."""
+    """Return the seconds of a message at the polynomial's rate for its size; infinity where that rate is negative."""
     if not size_bytes:
         return 0.0
     curve = tables.network.curve(source, target)
@@ -183,7 +183,7 @@ def _fits(pipeline: Pipeline, scenario: Scenario, tables: JudgeTables) -> bool:
 
 
 def _needed_bytes(stage: Stage, replica: Replica, samples: int, tables: JudgeTables) -> float:
-    """Bytes on each device of a replica that keeps ``samples`` between forward and backward."""
+    """Return the bytes on each device of a replica that saves activations of ``samples`` samples."""
     degree = replica.tensor_parallel
     states = STATE_BYTES_PER_PARAMETER * tables.parameters(degree, stage.first_layer, stage.end_layer)
     kept = BYTES_PER_VALUE * samples * tables.activation_values(degree, stage.first_layer, stage.end_layer)

@@ -1,7 +1,8 @@
-"""What the published closed-form judge looks up: the raw rows of the files, not our reading of them.
+"""The tables of the published closed form: the raw rows of the files, without the importer's corrections.
 
-The importer (planner/files/importers/sailor.py) lowers rows that were measured cold and splits backward; the judge does
-not. Published plans have measured microbatch sizes only. Assumed for others: times are as a `TimeTable` gives them.
+The importer (planner/files/importers/sailor.py) lowers rows that were measured before warm-up and splits the backward;
+the closed form does not. Published plans use measured microbatch sizes only. Assumed for other sizes: times as a
+`TimeTable` gives them.
 """
 
 from collections.abc import Mapping
@@ -49,11 +50,11 @@ class JudgeTables:
     ) -> None:
         self.network = network
         self._times, self._sizes, self._zone = times, sizes, zone
-        # By layers and replica: a plan of hundreds of pipelines asks for the same few again and again.
+        # Cached by layers and replica: a plan of hundreds of pipelines needs the same few again and again.
         self._table = cache(self._measured)
 
     def node(self, kind: str, degree: int) -> Node:
-        """Return a replica of our name of a GPU kind, and a degree of tensor parallelism, as the files name it.
+        """Return the files' node for our name of a GPU kind and a degree of tensor parallelism.
 
         Raises:
             InputError: The files know no such kind.
@@ -69,7 +70,7 @@ class JudgeTables:
         return self._table(node, first_layer, end_layer).at(samples).total_s
 
     def update_s(self, node: Node, layer: int, samples: int) -> float:
-        """Return the seconds of a layer's update, as measured with the most samples up to ``samples``.
+        """Return the seconds of a layer's update, from the row with the most samples up to ``samples``.
 
         Raises:
             InputError: Nobody measured such a node.
@@ -84,7 +85,7 @@ class JudgeTables:
         return sum(sizes[layer].params_floats for layer in range(first_layer, end_layer))
 
     def activation_values(self, degree: int, first_layer: int, end_layer: int) -> int:
-        """Return how many numbers layers keep on each device of a replica for a sample."""
+        """Return how many numbers layers save for the backward on each device of a replica, for a sample."""
         sizes = pick(self._sizes, degree, "tensor parallelism", where="layer sizes")
         return sum(sizes[layer].act_mem_floats for layer in range(first_layer, end_layer))
 
@@ -105,19 +106,19 @@ class JudgeTables:
         forward_s, backward_s = (
             tuple(sum(row[layer][column] for layer in layers) for row in rows.values()) for column in (0, 1)
         )
-        # Whose gradient takes what part of backward makes no difference here.
+        # How the backward's time is split between the two gradients makes no difference here.
         return TimeTable(tuple(rows), forward_s, backward_s, (0.0,) * len(rows))
 
 
 def read_judge_tables(
     times_path: Path, sizes_path: Path, network_path: Path, model_name: str, zone: str
 ) -> JudgeTables:
-    """Return what the judge looks up.
+    """Read the tables of the closed form from the files.
 
     Args:
-        times_path: Such as ``layer_times.json``.
-        sizes_path: Such as ``layer_sizes.json``.
-        network_path: Such as ``multizone_bandwidths_het.json``.
+        times_path: File of layer times, such as ``layer_times.json``.
+        sizes_path: File of layer sizes, such as ``layer_sizes.json``.
+        network_path: File of rates between nodes, such as ``multizone_bandwidths_het.json``.
         model_name: Name of the model as in the files, ``OPT-350``.
         zone: Name of the zone of all nodes, as in the file of the network.
 

@@ -1,11 +1,11 @@
-"""A fleet of one zone as eth-easl/sailor measured it: nodes of a few kinds, each node's GPUs, and the rates between.
+"""A fleet of one zone as eth-easl/sailor measured it: nodes of a few kinds, their GPUs, and the rates between them.
 
-The rates depend on the kinds at both ends, so the nodes of each kind are a region of their own of the same zone, and
-four curves say all that there is, however many nodes there are; traffic between kinds therefore counts as traffic
-between regions, at no price and no latency. Between nodes the fabric never blocks: a link inside or between the regions
-has room for all interfaces at once, a message goes at the rate of one GPU at each end, and a node's interface carries
-what all GPUs of two such nodes were measured to exchange together. Inside a node a pair of GPUs goes at its own rate,
-and all together at most at the rate of all.
+The rates depend on the kinds at both ends. So the nodes of each kind form a region of the same zone, and for two kinds
+four rate curves describe the network, however many nodes there are. Traffic between kinds therefore counts as traffic
+between regions, at no price and no latency. Between nodes the fabric never blocks: a link inside or between regions has
+room for all interfaces at once, a message has the measured rate of one GPU at each end, and a node's interface has the
+measured rate of all GPUs of two such nodes together. Inside a node, two GPUs exchange at the rate measured for two, and
+all GPUs together at most at the rate measured for all.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from planner.scenario.size_curve import SizeCurve
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Equal nodes of a fleet, with so many GPUs each; the kind is as in the files: ``A100-40``."""
+    """Equal nodes of a fleet, with their number of GPUs each; the kind is as in the files: ``A100-40``."""
 
     kind: str
     nodes: int
@@ -31,21 +31,21 @@ class NodeGroup:
 
     @property
     def name(self) -> str:
-        """Our name of the kind, of which devices and hosts get theirs."""
+        """Return our name of the kind, from which the names of devices and hosts are made."""
         return KINDS[self.kind]
 
 
 def fleet_of(groups: tuple[NodeGroup, ...], zone: str, network: SailorNetwork, inside_path: Path) -> Cluster:
-    """Return the cluster of a fleet, each group of another kind, with memory as vendors give it.
+    """Return the cluster of a fleet of groups of different kinds; memory sizes are the vendors'.
 
     Args:
-        groups: Equal nodes each.
-        zone: Name of the zone as in the files, ``us-central1-a``.
+        groups: Groups of equal nodes.
+        zone: Name of the zone as in the files, such as ``us-central1-a``.
         network: Rates between nodes.
-        inside_path: Rates inside nodes, such as ``intra_node_bandwidths.json``.
+        inside_path: File of rates inside nodes, such as ``intra_node_bandwidths.json``.
 
     Raises:
-        InputError: Nobody measured such nodes, or the file is missing or malformed.
+        InputError: There is no measurement of such nodes, or the file is missing or malformed.
     """
     for group in groups:
         pick(KINDS, group.kind, "GPU kind", where="fleet")
@@ -58,7 +58,7 @@ def fleet_of(groups: tuple[NodeGroup, ...], zone: str, network: SailorNetwork, i
             _region(source, zone),
             _region(target, zone),
             fabric_bps,
-            latency_s=0.0,  # The time of small messages is in the curve.
+            latency_s=0.0,  # The rate curve includes the latency, as the time of small messages.
             size_curve=_between(source, target, 1, zone, network),
         )
         for source, target in product(groups, repeat=2)

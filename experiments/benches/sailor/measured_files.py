@@ -1,4 +1,4 @@
-"""Where measured training runs are, and the profiles of their model and network: outside of the project."""
+"""Finds and reads the published measurements, which are not part of this project: runs, model and network."""
 
 import os
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _Inside = dict[str, dict[int, _Curve]]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """GPUs of one machine that send or receive at once; zone and kind as in the file: ``us-central1-a``, ``GH-96``."""
+    """GPUs of one machine that send or receive together; zone and kind as in the file: ``us-central1-a``, ``GH-96``."""
 
     zone: str
     kind: str
@@ -41,10 +41,10 @@ class SailorNetwork:
         )
 
     def curve(self, source: Node, target: Node) -> SizeCurve:
-        """Return the rate from one node to another, of all GPUs together.
+        """Return the rate from one node to another, all their GPUs together, by message size.
 
         Raises:
-            InputError: Nobody measured between such nodes.
+            InputError: There is no measurement between such nodes.
         """
         ends = _find(self._between, source, str(self._path))
         where = f"{self._path}: {source.zone}.{source.kind}.{source.gpus}"
@@ -102,12 +102,12 @@ def find_measured_files(
     network: Path | None = None,
     model_name: str = "",
 ) -> MeasuredFiles:
-    """Return the files, those that are not given from the folder of environment variable `VARIABLE`.
+    """Return the given files, completed from the folder that the environment variable `VARIABLE` names.
 
     Without a model's name, the folder of runs names it: ``measured-opt-350m-gh200`` for model OPT-350.
 
     Raises:
-        InputError: There is no such folder, of all files or of runs, or nothing names the model.
+        InputError: There is no such folder or no folder of runs in it, or the model's name is neither given nor found.
     """
     if runs is None or times is None or sizes is None or network is None:
         folder = _folder()

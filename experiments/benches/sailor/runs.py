@@ -1,4 +1,4 @@
-"""The cluster of a measured run: a host for each replica, and a link for each pair of hosts."""
+"""Reads measured runs. Their clusters have a host for each replica and a link for each pair of hosts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer, Training
 from traces.common.errors import InputError
 
-# What ran did fit, whatever a model of memory says.
+# Large enough for any run: what ran did fit, even if our memory model disagrees.
 UNLIMITED_BYTES = 2**60
 
 
@@ -31,12 +31,12 @@ def gpus_of(host: str, node: Node) -> tuple[str, ...]:
 def cluster_of(nodes: Mapping[str, Node], network: SailorNetwork) -> Cluster:
     """Return the cluster of hosts, by name, each with the GPUs of one tensor-parallel group.
 
-    The GPUs of a group send at once, each to its counterpart: a flow goes at the measured rate of one GPU, and at most
-    at its part of what all of them get together. What they exchange inside their host is in the layers' times; its link
-    is given the rate between two such hosts, which nothing depends on.
+    The GPUs of a group send at once, each to its counterpart. The rate of a flow is that measured for one GPU, and at
+    most its share of the rate measured for all of them together. The layers' times include the traffic inside a host,
+    so that no result depends on the rate of a host's own link, which is that between two such hosts.
 
     Raises:
-        InputError: Nobody measured the rate between two of the nodes.
+        InputError: There is no measured rate between two of the nodes.
     """
     devices = tuple(
         Device(gpu, KINDS[node.kind], node.zone, UNLIMITED_BYTES, host=host)
@@ -50,7 +50,7 @@ def cluster_of(nodes: Mapping[str, Node], network: SailorNetwork) -> Cluster:
 def _link(source: str, sender: Node, target: str, receiver: Node, network: SailorNetwork) -> Link:
     together_bps = network.curve(sender, receiver).ceiling_bps
     alone = network.curve(Node(sender.zone, sender.kind, 1), Node(receiver.zone, receiver.kind, 1))
-    # The time of small messages is in the curve.
+    # The rate curve includes the latency, as the time of small messages.
     return Link(source, target, together_bps / max(sender.gpus, receiver.gpus), latency_s=0.0, size_curve=alone)
 
 
@@ -75,11 +75,11 @@ class _RunEntry:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRun:
-    """A plan, what it ran on, and what was measured.
+    """A measured run: its plan, its cluster, and its measurements.
 
     Attributes:
         name: Name of the file without its ending.
-        peak_bytes: All that the driver of the fullest GPU counts as used.
+        peak_bytes: Used memory of the fullest GPU as its driver reports it.
     """
 
     name: str
@@ -90,10 +90,10 @@ class MeasuredRun:
 
 
 def read_sailor_runs(folder: Path, model: ModelProfile, network: SailorNetwork) -> list[MeasuredRun]:
-    """Return the runs of a folder and the folders in it, in the order of their paths.
+    """Return the runs in a folder and its subfolders, in the order of their paths.
 
     Raises:
-        InputError: There is none, or one is malformed.
+        InputError: There is no run, or one is malformed.
     """
     paths = sorted(folder.rglob("*.json"))
     if not paths:
@@ -104,7 +104,7 @@ def read_sailor_runs(folder: Path, model: ModelProfile, network: SailorNetwork) 
 def read_sailor_run(path: Path, model: ModelProfile, network: SailorNetwork) -> MeasuredRun:
     """Return one run; each replica gets a host of its own.
 
-    The model's profile has the degrees of tensor parallelism of the run.
+    The model's profile covers the run's degrees of tensor parallelism.
 
     Raises:
         InputError: The file is missing or malformed, or names what the network does not have.
@@ -138,7 +138,7 @@ def _check_stages(pipeline: _PipelineEntry, where: str) -> None:
 def _stages(
     pipeline: _PipelineEntry, index: int, microbatches: int, nodes: dict[str, Node], where: str
 ) -> tuple[Stage, ...]:
-    """Stages of a pipeline, whose hosts are added to ``nodes``."""
+    """Return the stages of a pipeline, and add their hosts to ``nodes``."""
     stages = []
     for number, (layers, groups) in enumerate(zip(pipeline.layers_per_stage, pipeline.tmp_per_stage, strict=True)):
         replicas = []

@@ -27,11 +27,11 @@ from traces.formats import read_trace
 from traces.generators.presets import preset
 from traces.trace import LinkTrace
 
-# Recorded traces lie outside of the project, in the folder that this environment variable names.
+# Environment variable that names the folder of recorded traces, which are not part of the project.
 VARIABLE = "ROPEBRIDGE_TRACES"
 BROADBAND = "fcc_mba_2016/traces"
 
-# As the hosts of the test bed are set, see executor/wan/linux.py.
+# TCP settings of the test bed's hosts, see executor/wan/linux.py.
 EFFECTS = Effects(network=WIDE_AREA_TCP)
 STEPS = 12
 STEPS_ON_TRACES = 20
@@ -43,8 +43,8 @@ class Case:
     """One configuration, run in both backends.
 
     Attributes:
-        scenario: A scenario with the effects of TCP, which the relay's links have.
-        plan: The plan of the first step.
+        scenario: The scenario, with the effects of TCP, since the emulated links carry real TCP.
+        plan: The initial plan.
     """
 
     name: str
@@ -56,15 +56,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """A hand-made pipeline, a region for each stage.
+    """A hand-made pipeline with each stage in its own region.
 
     Attributes:
-        forward_s: Time of one sample in each stage, seconds; the input gradient takes as long, the weights' 0.8 of it.
-        links: Bits per second, or a trace, and seconds one way, between neighbouring stages.
-        shares: Shares of each stage's replicas; none for one replica each.
-        output_bytes: Size of one sample between two stages.
-        parameter_bytes: Size of each stage's parameters.
-        slower: Each further replica of a stage takes so many times as long.
+        forward_s: Forward time of one sample in each stage, seconds; the input gradient takes as long, the weight
+            gradient 0.8 times as long.
+        links: Rate in bits per second, or a trace, and one-way latency in seconds, between neighbouring stages.
+        shares: Shares of each stage's replicas; empty for one replica each.
+        output_bytes: Bytes of one sample between two stages.
+        parameter_bytes: Bytes of each stage's parameters.
+        slower: Factor by which each further replica of a stage is slower than the one before it.
     """
 
     forward_s: Sequence[float]
@@ -76,12 +77,12 @@ class Stages:
 
     @property
     def all_shares(self) -> Sequence[Sequence[float]]:
-        """The shares of each stage's replicas; one replica each if none are given."""
+        """Return the shares of each stage's replicas; one replica each if none are given."""
         return self.shares or [[1.0]] * len(self.forward_s)
 
 
 def fidelity_cases(tell: Callable[[str], None]) -> list[Case]:
-    """Return all cases; those of recorded traces only where these are, and else ``tell`` is called with what to do."""
+    """Return all cases; if the recorded traces are missing, leave theirs out and tell how to get them."""
     return [
         *_latencies(),
         *_unlike_stages(),
@@ -117,7 +118,7 @@ def _unlike_stages() -> Iterator[Case]:
     yield _case("four-unlike-uneven", stages, (3, 1, 2, 2, 1, 3), [4, 3, 2, 1], "1f1b")
     uneasy = Stages([0.02, 0.03, 0.025], [(100e6, 0.02), (100e6, 0.02)])
     yield _on_links(_case("three-jitter", uneasy, (1,) * 8, [6, 4, 2], "1f1b"), jitter_s=0.004)
-    # One of a thousand packets: TCP comes to a tenth of the link's rate.
+    # Loss of one packet in a thousand: TCP reaches a tenth of the link's rate.
     torn = Stages([0.02, 0.02], [(100e6, 0.02)], output_bytes=200_000)
     yield _on_links(_case("two-loss", torn, (1,) * 8, [6, 4], "1f1b", steps=STEPS_ON_TRACES), loss=0.001)
     narrow = Stages([0.02, 0.025], [(60e6, 0.02)], output_bytes=600_000)
@@ -160,7 +161,7 @@ def _recorded(tell: Callable[[str], None]) -> Iterator[Case]:
     if VARIABLE not in os.environ or not folder.is_dir():
         tell(f"cases recorded-* are skipped: {BROADBAND} is in no folder that {VARIABLE} names")
         return
-    # Fixed broadband of about 1 Mbit/s, a rate every 5 s: played ten times as fast, on a link of 60 Mbit/s.
+    # Fixed broadband of about 1 Mbit/s, a rate every 5 s: played ten times as fast, scaled to 60 Mbit/s.
     for number, path in enumerate(sorted(folder.iterdir())[5:20:5]):
         trace = played(read_trace(path), 60e6, speed=10)
         stages = Stages([0.03, 0.03], [(trace, 0.015 * (number + 1))])
@@ -171,7 +172,7 @@ def _recorded(tell: Callable[[str], None]) -> Iterator[Case]:
 
 
 def _planned() -> Iterator[Case]:
-    """Every strategy and every policy; those that answer departures see none here (``ropebridge bench recovery``)."""
+    """Return a case for every strategy and policy; departures are left to ``ropebridge bench recovery``."""
     starts = {"depth": "megatron", "cannikin": "ddp", "deepcee": "deepcee", "auto": "auto", "cloudless": "cloudless"}
     for scenario_name, strategy, policy in (
         ("two-regions", "megatron", "none"),
@@ -195,7 +196,7 @@ def _case(
     steps: int = STEPS,
     **options: Any,
 ) -> Case:
-    """A case whose plan has further ``options``, such as its order."""
+    """Return a case whose plan has further ``options``, such as its order."""
     scenario = _scenario(name, stages, sum(microbatches))
     built = tuple(
         Stage(index, index + 1, tuple(Replica(f"device-{index}-{n}", share) for n, share in enumerate(each)), depth)
@@ -206,7 +207,7 @@ def _case(
 
 
 def _on_links(case: Case, jitter_s: float = 0.0, loss: float = 0.0) -> Case:
-    """The case with links that delay packets or lose them, between regions only."""
+    """Return the case with packet jitter and loss on the links between regions."""
     links = tuple(
         link if link.source == link.target else replace(link, jitter_s=jitter_s, loss=loss)
         for link in case.scenario.cluster.links
@@ -247,10 +248,7 @@ def _table(forward_s: float) -> TimeTable:
 
 
 def _pipelines(name: str, stages: Stages, how: Synchronisation, regions: int = 2, layers: int = 1) -> Case:
-    """Four devices in two regions, or one in each: a pipeline of one stage on every device, of unequal batches.
-
-    The stage is of equal ``layers``.
-    """
+    """Return a case of two or four one-stage pipelines with unequal batches; the stage has ``layers`` equal layers."""
     per_region = 2 if how.method == "allreduce" else 1
     (forward_s,) = stages.forward_s
     devices, times = [], {}
@@ -276,16 +274,16 @@ def _pipelines(name: str, stages: Stages, how: Synchronisation, regions: int = 2
     return Case(name, scenario, Plan(name, name, "by hand", "1f1b", built, synchronisation=how))
 
 
-# Of all cases, every so many-th with --quick.
+# With --quick, one of so many cases is run.
 QUICK_EVERY = 6
 
-# Bars; the step of a run is the median over its steps.
+# Largest allowed errors; a run's step time is the median over its steps.
 MEDIAN_ERROR = 0.03
 ERROR_OF_95 = 0.10
 RANK_CORRELATION = 0.95
 ERROR_OF_REAL = 0.10
 
-# Policies under which a step has the same bytes whatever they decide.
+# Policies whose decisions do not change the bytes of a step.
 _UNMOVED = ("none", "depth")
 
 REAL_SCHEDULES = ("1f1b", "zb-h1")
@@ -293,7 +291,7 @@ REAL_SCHEDULES = ("1f1b", "zb-h1")
 
 def measure_fidelity(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     """Run every case in both backends and compare steps and bytes."""
-    # The bars are for real TCP.
+    # The largest allowed errors are for real TCP.
     backend = TorchBackend("paced", emulator=choose_emulator("relay", tell), tell=tell)
     cases = fidelity_cases(tell)
     rows: list[Row] = []
@@ -304,7 +302,7 @@ def measure_fidelity(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     errors = np.abs([float(row["step_error"]) for row in rows])
     simulated, real = ([float(row[side]) for row in rows] for side in ("simulated_step_s", "real_step_s"))
     real_error = max(abs(float(row["step_error"])) for row in predicted)
-    # A policy that moves layers may do so a step earlier or later, with links as they are then.
+    # In the two backends a policy may move layers a step earlier or later, when links have other rates.
     unmoved = [row for row in rows if row["policy"] in _UNMOVED]
     byte_difference = max(abs(int(row["wan_byte_difference"])) for row in (*unmoved, *predicted))
     return BenchResult(

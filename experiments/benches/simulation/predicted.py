@@ -1,4 +1,4 @@
-"""Real compute predicted: the layers of a model are measured first, then a run is simulated, then it runs."""
+"""Predicts real compute: measures the layers of a model, simulates a run with these times, and then runs it."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -26,14 +26,14 @@ ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class TrainedCase:
-    """What two ranks train.
+    """A model that two ranks train.
 
     Attributes:
-        name: Name of the model in rows.
+        name: Name of the model in the bench's rows.
         samples: Number of samples in a microbatch.
-        microbatches: Microbatches of a step.
-        kind: Kind of both devices: ``cpu`` keeps their layers there, others take a GPU where there is one.
-        bandwidth_bps: Simulated rate of the links, either way; assumed, since the real ones are this machine's own.
+        microbatches: Number of microbatches in a step.
+        kind: Kind of both devices: ``cpu`` computes on the CPU, other kinds on a GPU where there is one.
+        bandwidth_bps: Assumed rate of this machine's loopback in the simulation, each way, bits per second.
     """
 
     name: str
@@ -46,7 +46,7 @@ class TrainedCase:
 
     @property
     def scenario(self) -> Scenario:
-        """Two devices, and the model with times that nobody has measured."""
+        """Return a scenario of two devices, and the model with placeholder times."""
         blank = TimeTable((self.samples,), (1.0,), (1.0,), (1.0,))
         profile = profile_of(self.code, {self.kind: blank})
         scenario = trained_scenario(profile, self.code, self.samples * self.microbatches, Optimizer())
@@ -75,8 +75,8 @@ def predict_real_compute(
 ) -> Row:
     """Profile two ranks that train a model on this machine, simulate them, run them, and compare the medians.
 
-    It is done several times, since two processes get more or less of this machine from one moment to the next. The
-    links are this machine's own, which take no time that counts.
+    This is repeated in several rounds, since the share of the machine that two processes get changes from moment to
+    moment. Messages pass through this machine's loopback, whose time is negligible.
     """
     unmeasured = case.scenario
     plan = case.plan(unmeasured, schedule)
@@ -100,7 +100,7 @@ def predict_real_compute(
 
 
 def profile_of(code: ModelCode, times: Mapping[str, TimeTable]) -> ModelProfile:
-    """Return the model's true sizes, with the same times for every layer."""
+    """Return the model's profile with true sizes, and with the same given times for every layer."""
     sizes = load_with_sizes(code, seed=0).sizes
     layers = tuple(
         LayerProfile(f"layer-{n}", size.parameter_bytes, size.output.size_bytes, 0, times)
@@ -110,7 +110,7 @@ def profile_of(code: ModelCode, times: Mapping[str, TimeTable]) -> ModelProfile:
 
 
 def measured_profile(scenario: Scenario, plan: Plan) -> ModelProfile:
-    """Return the scenario's model with the times that the plan's ranks measure, all at once, on this machine."""
+    """Return the scenario's model with times that the plan's ranks measure on this machine at the same time."""
     with prepared_job(scenario, plan, RunConfig("real", 1, "none", adapts=False)) as job:
         run_job(job, plan.devices, module="executor.profiling.layer_times")
         layers = list(scenario.model.layers)
@@ -129,7 +129,7 @@ def measured_profile(scenario: Scenario, plan: Plan) -> ModelProfile:
 def _table(times: LayerTimes, split: bool) -> TimeTable:
     input_s, weight_s = times.backward_input_s, times.backward_weight_s
     if not split:
-        # A whole backward takes less than its two parts.
+        # An unsplit backward takes less time than its two parts.
         scale = times.backward_s / (input_s + weight_s)
         input_s, weight_s = scale * input_s, scale * weight_s
     return TimeTable((times.samples,), (times.forward_s,), (input_s,), (weight_s,))

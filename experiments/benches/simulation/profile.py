@@ -1,9 +1,9 @@
-"""A profile of this machine against a run on it: what `profile model` says of the example models, and what steps take.
+"""Compares predictions from profiles of this machine (`profile model`, `profile network`) with real runs on it.
 
-Each example is profiled by the real command while a second process computes, as the second rank will, and so is the way
-between two processes; two stages on two devices of this machine are planned and simulated from the files that they
-write; then two ranks train it. Several times in turn, since two processes get more or less of a machine from one moment
-to the next; medians count.
+The commands profile each example model while a second process computes, as the second rank will, and the path between
+two processes. From the files that they write, two stages on two devices of this machine are planned and simulated; then
+two ranks train the model. This is repeated in several rounds, since the share of the machine that two processes get
+changes from moment to moment; medians are compared.
 """
 
 import json
@@ -38,10 +38,10 @@ CLUSTER, MODEL, SCENARIO = "cluster.yaml", "model.yaml", "scenario.yaml"
 
 _COMMAND = (sys.executable, "-m", "experiments")
 
-# Bar: of the median over the rounds.
+# Largest allowed error of the median over the rounds.
 STEP_ERROR = 0.10
 
-# As wide as the examples need to be for their steps to be compute, not messages between two processes.
+# Wide enough that the steps of the examples consist of compute, not of messages between two processes.
 _wide = partial(TrainedCase, microbatches=8, kind="cpu")
 CASES = (
     replace(EXAMPLE, steps=30, kind="cpu"),
@@ -56,7 +56,7 @@ CASES = (
 
 
 def measure_profile(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Profile, simulate and run each example; quickly, once only."""
+    """Profile, simulate and run each example, with ``quick`` in a single round."""
     rows = [_case(case, 1 if quick else ROUNDS, tell) for case in CASES]
     checks = [at_most(f"step error of {row['case']}", abs(float(row["step_error"])), STEP_ERROR) for row in rows]
     return BenchResult(rows, checks)
@@ -85,7 +85,7 @@ def _case(case: TrainedCase, rounds: int, tell: Callable[[str], None]) -> Row:
 
 
 def _profiled(case: TrainedCase, folder: Path) -> Scenario:
-    """The scenario of a file that names the files of model and links, as the commands write them."""
+    """Profile a model and the path with the commands, and return the scenario that names the files they write."""
     settings = [each for key, value in case.code.arguments.items() for each in ("--set", f"{key}={value}")]
     sizes = ["--samples", str(case.samples), "--ranks", str(RANKS), "--kind", case.kind]
     costs = _ropebridge(["profile", "model", str(case.code.path), *settings, *sizes, "-o", str(folder / MODEL)])
@@ -107,7 +107,7 @@ def _ropebridge(command: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def _listening() -> Iterator[str]:
-    """Give the address of a process of this machine that answers who measures the network."""
+    """Start a responder for network measurements on this machine, as a context manager that gives its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     listen = [*_COMMAND, "profile", "network", "--listen", address]

@@ -1,4 +1,4 @@
-"""How fast the simulator and the compiled evaluator are, against SimPy as a textbook uses it."""
+"""Compares the speed of the simulator and of the compiled evaluator with a textbook SimPy model."""
 
 import resource
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from sim.simulator import Simulator
 from sim.step_gate import StopCondition
 
 SIZES = ((16, 64), (32, 256))
-# The same pipeline with more and more microbatches: the cost must not grow faster than the actions.
+# The same pipeline with more and more microbatches: the time must not grow faster than the number of actions.
 GROWTH = ((16, 64), (16, 256), (16, 1024))
 REPEATS, QUICK_REPEATS = 9, 3
 TURN_S = 0.1
@@ -47,7 +47,7 @@ MOST_GROWTH = 1.05
 
 
 def measure_simulator(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Time one step of pipelines in all three ways, and an hour of a thousand devices."""
+    """Time one step of several pipelines in all three programs, and an hour of a thousand devices."""
     repeats = QUICK_REPEATS if quick else REPEATS
     rows: list[Row] = []
     checks = []
@@ -76,7 +76,7 @@ def measure_simulator(quick: bool, tell: Callable[[str], None]) -> BenchResult:
 
 
 def chain(stages: int, microbatches: int, seed: int = 0) -> tuple[Scenario, Plan]:
-    """Return a pipeline of unlike stages and links of their own, with split backward, and its plan."""
+    """Return a scenario and its plan: one pipeline of unequal stages and links, with split backward."""
     random = np.random.default_rng(seed)
     seconds = random.uniform(0.008, 0.012, stages)
     kinds = [f"kind-{stage}" for stage in range(stages)]
@@ -109,7 +109,7 @@ def chain(stages: int, microbatches: int, seed: int = 0) -> tuple[Scenario, Plan
 
 
 def _split_order(stage: int, depth: int, microbatches: int) -> tuple[Action, ...]:
-    """1F1B with each weight gradient right after its input gradient."""
+    """Return 1F1B with each weight gradient right after its input gradient."""
     order = [Action(stage, Kind.FORWARD, microbatch) for microbatch in range(depth)]
     for microbatch in range(microbatches):
         order += [Action(stage, Kind.BACKWARD_INPUT, microbatch), Action(stage, Kind.BACKWARD_WEIGHT, microbatch)]
@@ -158,9 +158,9 @@ def _compare(stages: int, microbatches: int, repeats: int) -> Row:
 
 
 def _timings(repeats: int, *ways: Callable[[], object]) -> list[float]:
-    """Median seconds of each way.
+    """Return the median seconds of each program for one step.
 
-    They take turns, so that a slow moment of the machine hits all of them, and each is called for a while in a turn.
+    The programs take turns, so that a slow moment of the machine affects all of them; a turn has many calls.
     """
     counts = [max(1, ceil(TURN_S / _seconds(way, 1))) for way in ways]
     seconds: list[list[float]] = [[] for _ in ways]
@@ -171,7 +171,7 @@ def _timings(repeats: int, *ways: Callable[[], object]) -> list[float]:
 
 
 def _seconds(way: Callable[[], object], count: int) -> float:
-    """Seconds of one call, the mean of so many after one that does not count."""
+    """Return the seconds of one call: the mean of ``count`` calls after an uncounted first one."""
     way()
     start = perf_counter()
     for _ in range(count):
@@ -180,7 +180,7 @@ def _seconds(way: Callable[[], object], count: int) -> float:
 
 
 def _simulate(scenario: Scenario, plan: Plan) -> None:
-    """Simulate one step, with all that is recorded; the plan is compiled already."""
+    """Simulate one step with its full record; the plan is compiled already."""
     _epoch_run(scenario, plan).run()
 
 
@@ -189,12 +189,12 @@ def _epoch_run(scenario: Scenario, plan: Plan) -> EpochRun:
 
 
 def _compile_anew(scenario: Scenario, plan: Plan) -> None:
-    # Another name is another plan to the compiler's memory.
+    # Another name makes another plan, which the compiler has not cached.
     compile_step.__wrapped__(plan, scenario)
 
 
 def _growth(repeats: int) -> float:
-    """The exponent of the simulator's cost over the number of actions."""
+    """Return the exponent with which the simulator's time grows over the number of actions."""
     cases = [chain(stages, microbatches) for stages, microbatches in GROWTH]
     seconds = _timings(repeats, *(lambda case=case: _simulate(*case) for case in cases))
     actions = [compile_step(plan, scenario).graph.actions for scenario, plan in cases]
@@ -202,11 +202,11 @@ def _growth(repeats: int) -> float:
 
 
 def _wide_area(quick: bool) -> Row:
-    """Simulate at least an hour of a thousand devices, each action of which jitters."""
+    """Simulate at least an hour of a thousand devices with jitter on each action."""
     scenario = replace(wide_area_scenario(), effects=Effects(compute=ComputeEffects(jitter=WIDE_AREA_JITTER)))
     plan = make_plan("megatron", scenario)
     compile_step(plan, scenario)
-    # The evaluator does not know that pipelines share links: one step in the simulator says how many make an hour.
+    # The evaluator ignores that pipelines share links; so one simulated step tells how many steps make an hour.
     first_s = step_ends_s(Simulator().run(scenario, plan, None, 1).events)[-1]
     steps = 1 if quick else int(TRACE_S / first_s) + 1
     start = perf_counter()
@@ -225,5 +225,5 @@ def _wide_area(quick: bool) -> Row:
 
 
 def _memory_mib() -> float:
-    """The most memory that this process has had."""
+    """Return the peak memory of this process, MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

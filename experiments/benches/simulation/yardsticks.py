@@ -1,6 +1,6 @@
-"""What the simulator is measured against: orders of actions as longest paths, and SimPy as a textbook uses it.
+"""Programs that the simulator is compared with: longest paths over orders of actions, and a textbook SimPy model.
 
-In the latter a process and a resource stand for everything.
+In the SimPy model every worker and every transfer is a process, and every processor and channel a resource.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from planner.step.graph import Flags, Floats, Ints, StepGraph, longest_path, wal
 
 
 class PreparedOrders(NamedTuple):
-    """Orders whose graph is built: scored again and again with other times.
+    """Orders with their graph, which is built once and scored repeatedly with other times.
 
     Attributes:
         graph: The graph of one pipeline, an actor per worker.
-        origins: Where its parts come from.
-        sequence: The actions, each after what it waits for.
-        acting: The actors of these actions.
+        origins: Maps the graph's actions and messages to those of the problem.
+        sequence: Actions in topological order.
+        acting: The actor of each action in ``sequence``.
     """
 
     graph: StepGraph
@@ -43,7 +43,7 @@ def prepare(problem: SchedulingProblem, orders: Orders) -> PreparedOrders:
 def times_of(
     problem: SchedulingProblem, orders: Orders, prepared: PreparedOrders
 ) -> tuple[Floats, Floats, Floats, Flags]:
-    """Return duration [actions], occupancy and latency [messages], in seconds, and that no message blocks."""
+    """Return durations [actions], occupancies and latencies [messages] in seconds, and blocking flags, all False."""
     kind, stage = orders.kind[prepared.origins.ordered], orders.stage[prepared.origins.ordered]
     microbatch = orders.microbatch[prepared.origins.ordered]
     whole_s = problem.backward_input_s + problem.backward_weight_s
@@ -68,7 +68,7 @@ def makespan_s(problem: SchedulingProblem, orders: Orders) -> float:
 
 
 def _workers(problem: SchedulingProblem, orders: Orders) -> Workers:
-    """The problem's workers with one replica each, which takes every microbatch whole."""
+    """Return the problem's workers with one replica each, which takes whole microbatches."""
     stages, microbatches = problem.stages, problem.microbatches
     is_last = np.zeros(stages, np.bool_)
     is_last[-1] = True
@@ -90,7 +90,7 @@ Waiting = simpy.events.ProcessGenerator
 
 
 class PlainPipeline:
-    """One step: a process per worker that claims its processor, a process per transfer that claims its channel."""
+    """One step in SimPy: a process per worker requests its processor, a process per transfer its channel."""
 
     def __init__(self, problem: SchedulingProblem, orders: Sequence[Sequence[Action]]) -> None:
         self._problem = problem

@@ -1,1 +1,1 @@
-"""What pages and figures show, computed from runs; nothing here draws."""
+"""The contents of pages and figures, computed from runs; nothing here draws."""

@@ -23,8 +23,8 @@ class BarKind:
         label: Name of the kind, for people.
         colour: Colour of the bar.
         text_colour: Colour of the text on it.
-        offset: Distance of its middle from the middle of the device's row, downwards, in rows.
-        height: Height in rows of the Gantt.
+        offset: Distance of the bar's middle below the middle of the device's row, as a share of the row's height.
+        height: Height of the bar as a share of the row's height.
     """
 
     label: str
@@ -48,7 +48,7 @@ def _work(action: str) -> BarKind:
 
 WAIT, ABSENT, SYNC, FORWARD, BACKWARD, INPUT, WEIGHT, OPTIMIZER, SEND, WAN_SEND, MOVE, STALE = range(12)
 
-# By their numbers above: a later one is drawn over an earlier one.
+# Indexed by the numbers above; later kinds are drawn over earlier ones.
 BAR_KINDS = (
     BarKind("waiting for data", "#C6CDD5", "black", *_HELD_UP),
     BarKind("device away or hanging", "#6B7280", "white", *_WHOLE_ROW),
@@ -83,18 +83,18 @@ class Bars:
 
     Attributes:
         kind: Number of the bar's kind.
-        row: The device's row, from 0 at the top.
-        start_s: Seconds from the start of the run; of a send, when its bytes began to leave.
-        end_s: Seconds from the start of the run.
-        step: -1 where none applies.
-        stage: -1 where none applies.
-        microbatch: -1 where none applies.
-        peer: Number of the other device in `peers`.
-        action: Number of the event's action in `actions`.
-        size: Number of how many bytes went over the wire, in `sizes_bytes`.
-        peers: Names of devices; the empty one where there is no other device.
-        actions: As events have them.
-        sizes_bytes: The sizes that there are.
+        row: Index of the device's row, from 0 at the top.
+        start_s: Start, seconds from the start of the run; for a send, when its bytes began to leave.
+        end_s: End, seconds from the start of the run.
+        step: Training step, -1 where none applies.
+        stage: Pipeline stage, -1 where none applies.
+        microbatch: Microbatch, -1 where none applies.
+        peer: Index of the other device's name in `peers`.
+        action: Index of the event's action in `actions`.
+        size: Index of the number of bytes on the wire in `sizes_bytes`.
+        peers: Names of devices; the empty name stands for no other device.
+        actions: Names of actions, as in events.
+        sizes_bytes: All occurring sizes in bytes.
     """
 
     kind: NDArray[np.uint8]
@@ -113,9 +113,9 @@ class Bars:
 
 
 def bars_of(record: RunRecord, devices: Mapping[str, str]) -> Bars:
-    """Return what happened as bars: all events but decisions and outages of links.
+    """Return a run's events as bars, without decisions and outages of links.
 
-    ``devices`` are those of the rows, from top to bottom, with their labels.
+    ``devices`` gives the rows' devices from top to bottom, with their labels.
     """
     log = as_log(record.events)
     kind, row = _kinds(log, record.scenario.cluster), _numbers(log, {name: place for place, name in enumerate(devices)})
@@ -148,12 +148,12 @@ def bars_of(record: RunRecord, devices: Mapping[str, str]) -> Bars:
 
 
 def _numbers(log: EventLog, wanted: Mapping[str, int]) -> NDArray[np.int64]:
-    """The number of each of the log's texts; -1 of those that have none, [texts]."""
+    """Return the index in ``wanted`` of each of the log's texts, -1 for those not in it, [texts]."""
     return np.array([wanted.get(name, -1) for name in log.names], np.int64)
 
 
 def _kinds(log: EventLog, cluster: Cluster) -> NDArray[np.int64]:
-    """Each event's kind of bar; -1 where it has none."""
+    """Return the number of each event's kind of bar, -1 for events without a bar."""
     columns = log.columns
     of_event = _numbers(log, {str(kind): number for kind, number in _KIND_OF_EVENT.items()})
     of_action = _numbers(log, _COMPUTE_OF_ACTION)

@@ -1,4 +1,4 @@
-"""Which events of a run a Gantt panel shows."""
+"""Selects the steps and events of a run that a Gantt panel shows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class GanttRows:
     """The events of one run that a Gantt panel shows.
 
     Attributes:
-        devices: Device to its label, from top to bottom.
-        starts_s: When each step began, seconds from the start of the first.
-        work: Compute and gradient sums.
-        waits: Receives that a device stood still for.
+        devices: Maps each device to its label, from top to bottom.
+        starts_s: Start of each step, seconds from the start of the first one.
+        work: Events of compute and of all-reduces.
+        waits: Receives for which a device was idle.
         origin_s: Start of the first step, seconds from the start of the run.
     """
 
@@ -34,12 +34,12 @@ class GanttRows:
 
     @property
     def span_s(self) -> float:
-        """Seconds from the start of the first step to the end of the last work."""
+        """Return the seconds from the start of the first step to the end of the last work."""
         return max(event.end_s for event in self.work) - self.origin_s
 
 
 def gantt_rows(run: RunView, steps: tuple[int, int]) -> GanttRows:
-    """Return what a Gantt panel of these steps shows; the steps are the first and the one after the last."""
+    """Return the events that a Gantt panel shows; ``steps`` are the first step and the one after the last."""
     first, end = steps
     record, starts_s = run.record, run.starts_s[first - run.first_step : end - run.first_step]
     shown = [event for event in record.events if first <= event.step < end]
@@ -54,24 +54,24 @@ def gantt_rows(run: RunView, steps: tuple[int, int]) -> GanttRows:
 
 
 def _step_label(record: RunRecord, step: int) -> str:
-    """Name a step, and the decision that it is the first to follow."""
+    """Name a step, with the decision that took effect in it."""
     numbers = [number for number, each in enumerate(record.decisions, start=1) if each.first_step == step]
     return f"step {step}" + "".join(f", decision {number}" for number in numbers)
 
 
-# Bars in a row whose numbers can be read at the width of a page, and the most steps worth showing.
+# Most bars in a row whose numbers are legible at the width of a page, and the most steps to show.
 _BARS = 48
 _STEPS = 3
 
 
 def choose_steps(runs: Sequence[RunView]) -> tuple[int, int]:
-    """Return the steps to show, the first and the one after the last.
+    """Choose the steps to show; return the first one and the one after the last.
 
-    The last step before the first change of plan and the first one after it, side by side; if the plan never
-    changes, as many in the middle of the run as can be read.
+        These are the last step before the first change of plan and the first step after it. If the plan never
+    changes, they are as many steps in the middle of the run as are legible.
 
     Raises:
-        InputError: There is no step that all runs have.
+        InputError: The runs have no step in common.
     """
     common = common_steps(runs)
     if not common:
@@ -90,7 +90,7 @@ def check_steps(runs: Sequence[RunView], steps: tuple[int, int]) -> None:
     """Check that every run has the steps.
 
     Raises:
-        InputError: Some run does not have them all, or there are none between the two.
+        InputError: A run does not have all of these steps, or the range is empty.
     """
     common = common_steps(runs)
     first, end = steps
@@ -104,7 +104,7 @@ def check_steps(runs: Sequence[RunView], steps: tuple[int, int]) -> None:
 
 
 def common_steps(runs: Sequence[RunView]) -> range:
-    """Return the steps that all runs have; a run that went on from a checkpoint does not begin with step 0."""
+    """Return the steps that all runs have; a run that was resumed from a checkpoint does not begin with step 0."""
     return range(max(run.first_step for run in runs), min(run.end_step for run in runs))
 
 

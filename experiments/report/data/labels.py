@@ -1,4 +1,4 @@
-"""How pictures of runs look: colours and line styles, and names and numbers as people read them."""
+"""Colours, line styles, names and formatted numbers in pictures of runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ LIGHT_GREY = "#D9D9D9"
 
 @dataclass(frozen=True, slots=True)
 class WorkStyle:
-    """How one kind of work is drawn: its name in the legend, its colour, and that of text on it."""
+    """Style of one kind of work: its name in the legend, its colour, and the colour of text on it."""
 
     label: str
     colour: str
     text_colour: str
 
 
-# By the action of an event.
+# Keyed by the action of an event.
 WORK_STYLES = {
     "F": WorkStyle("forward", BLUE, "white"),
     "B": WorkStyle("backward", ORANGE, "black"),
@@ -34,7 +34,7 @@ WORK_STYLES = {
     "S": WorkStyle("gradient sync", PURPLE, "black"),
 }
 
-# Colours that no bar has, then some of theirs: more than three runs in one picture are rare.
+# Colours that no bar has, then some that bars have: more than three runs in one picture are rare.
 _RUN_COLOURS = (BLACK, VERMILLION, GREY, BLUE, GREEN, PURPLE, ORANGE, SKY)
 
 
@@ -48,7 +48,7 @@ def run_line(index: int) -> tuple[str, Line]:
 
 
 def run_names(records: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Return a name for each run: its backend, with the strategy or a number where that is not unique."""
+    """Return a name for each run: its backend, with the strategy or a number where the backend is not unique."""
     choices = (
         tuple(record.backend for record in records),
         tuple(f"{record.backend} {record.plan.strategy}" for record in records),
@@ -58,7 +58,7 @@ def run_names(records: Sequence[RunRecord]) -> tuple[str, ...]:
 
 
 def plan_at(record: RunRecord, step: int) -> Plan:
-    """Return the plan that a step ran."""
+    """Return the plan that was in use in a step."""
     decided = (decision.plan for decision in reversed(record.decisions) if decision.first_step <= step)
     return next(decided, record.plan)
 
@@ -67,8 +67,8 @@ def device_names(record: RunRecord, first_step: int, end_step: int) -> Mapping[s
     """Return the devices that work in the steps from ``first_step`` to before ``end_step``, in plan order.
 
     Returns:
-        Device to ``device (stage k, region)``, by the first plan that has it; the pipeline is named where
-        there are several.
+        Device to its label ``device (stage k, region)``, by the first plan that has the device; the label also names
+        the pipeline if there are several.
     """
     names: dict[str, str] = {}
     for plan in dict.fromkeys(plan_at(record, step) for step in range(first_step, end_step)):
@@ -112,7 +112,7 @@ def cost_text(cost_usd: float) -> str:
 
 
 def rate_unit(largest_bps: float) -> tuple[str, float]:
-    """Return the unit for an axis up to this rate, and how many bits per second it is."""
+    """Return the unit for an axis up to this rate, and the number of bits per second in the unit."""
     return next(((unit, scale) for unit, scale in _RATES if largest_bps >= 2 * scale), _RATES[-1])
 
 

@@ -1,4 +1,4 @@
-"""What a link could carry and what it did carry, over time; loads no matplotlib."""
+"""Capacity and traffic of links over time; loads no matplotlib."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,10 +14,10 @@ from planner.runs.record import RunRecord
 from planner.scenario.cluster import Link
 from traces.trace import FloatArray
 
-# More pieces than a picture has pixels are drawn as means.
+# Most intervals in a picture, about its pixels; finer rates are averaged.
 _PIECES = 1000
 
-# A message that left at once still needs some time for its rate to be finite, seconds.
+# Least duration of a message, seconds, so that the rate of one that left instantly is finite.
 _LEAST_S = 1e-6
 
 
@@ -26,8 +26,8 @@ class Traffic:
     """The messages of one run over one link, in the order in which they ended.
 
     Attributes:
-        starts_s: When each began to leave, seconds, shape (n,).
-        ends_s: When its last byte had left, seconds, shape (n,).
+        starts_s: When the first byte of each message left, seconds from the start of the run, shape (n,).
+        ends_s: When the last byte of each message left, likewise, shape (n,).
         size_bits: Bits of each message, shape (n,).
     """
 
@@ -37,7 +37,7 @@ class Traffic:
 
 
 def wan_traffic(record: RunRecord) -> Mapping[str, Traffic]:
-    """Return what each link between regions carried, by the link's name; those that carried nothing are absent."""
+    """Return the traffic of each link between regions, by the link's name, without links that carried nothing."""
     cluster, log = record.scenario.cluster, as_log(record.events)
     rows, starts_s = departing(log)
     columns = {name: log.columns[name][rows] for name in ("device", "peer", "end_s", "size_bytes")}
@@ -63,7 +63,7 @@ def used_bps(traffic: Traffic, edges_s: FloatArray) -> FloatArray:
 
 
 def mean_between(start_s: FloatArray, end_s: FloatArray, height: FloatArray, edges_s: FloatArray) -> FloatArray:
-    """Return the mean, between neighbouring edges, of the sum of boxes from ``start_s`` to ``end_s``.
+    """Return the mean between neighbouring edges of a sum of boxes, each of which lasts from ``start_s`` to ``end_s``.
 
     Args:
         start_s: Start of each box, seconds, shape (n,).
@@ -80,7 +80,7 @@ def mean_between(start_s: FloatArray, end_s: FloatArray, height: FloatArray, edg
 
 
 def capacity_bps(link: Link, span_s: float) -> tuple[FloatArray, FloatArray]:
-    """Return (edges in seconds, shape (n + 1,); the link's rate between them, bits per second, shape (n,))."""
+    """Return edges in seconds, shape (n + 1,), and the link's rate between them, bits per second, shape (n,)."""
     if link.trace is None:
         return np.array([0.0, span_s]), np.array([link.bandwidth_bps])
     edges_s = _changes_s(link, span_s)
@@ -88,7 +88,7 @@ def capacity_bps(link: Link, span_s: float) -> tuple[FloatArray, FloatArray]:
 
 
 def mean_use(link: Link, traffic: Traffic, end_s: float) -> float:
-    """Return the share of what the link could carry until ``end_s`` (seconds) that it did carry."""
+    """Return the share of the link's capacity until ``end_s`` (seconds) that its traffic used."""
     edges_s, rate_bps = capacity_bps(link, end_s)
     return float(traffic.size_bits.sum() / (rate_bps * np.diff(edges_s)).sum())
 
@@ -104,7 +104,7 @@ def _changes_s(link: Link, span_s: float) -> FloatArray:
 
 
 def busiest(links: Iterable[Link], traffics: Sequence[Mapping[str, Traffic]], count: int) -> tuple[Link, ...]:
-    """Return the links of the ``count`` pairs of ends that carried most over all runs, pair by pair in their order."""
+    """Return the links of the ``count`` pairs of ends with the most traffic over all runs, in their given order."""
     carried: Counter[str] = Counter()
     for traffic in traffics:
         carried.update({name: int(messages.size_bits.sum()) for name, messages in traffic.items()})
@@ -117,9 +117,9 @@ def busiest(links: Iterable[Link], traffics: Sequence[Mapping[str, Traffic]], co
 
 
 def departures(events: Sequence[Event]) -> Iterator[tuple[Event, float]]:
-    """Yield each send, layers that change devices included, with the time from which its bytes left, seconds.
+    """Yield each send, migrated layers included, with the time at which its bytes began to leave, seconds.
 
-    They come in the order in which they ended.
+    Sends are in the order in which they ended.
     """
     log = as_log(events)
     rows, starts_s = departing(log)
@@ -127,13 +127,14 @@ def departures(events: Sequence[Event]) -> Iterator[tuple[Event, float]]:
 
 
 def departing(log: EventLog) -> tuple[NDArray[np.intp], FloatArray]:
-    """Return the sends, layers that change devices included, in the order in which they ended, and when bytes left.
+    """Return the sends, migrated layers included, in the order in which they ended, and when their bytes left.
 
-    A send event starts when the bytes are given to the sender. Those between two devices leave in order, one at a
-    time: what is given to it while another message leaves waits for its end.
+    A send event starts when the bytes are given to the sender. Messages between two devices leave in order, one at a
+    time: a message that is given to the sender while another one leaves waits for its end.
 
     Returns:
-        Their rows in the log, and from when their bytes left, seconds from the start of the run; both [sends].
+        Rows of the sends in the log, and when their bytes began to leave, seconds from the start of the run; both
+        [sends].
     """
     sends = np.flatnonzero(log.is_a(EventKind.SEND, EventKind.MIGRATE))
     start_s, end_s = log.columns["start_s"][sends], log.columns["end_s"][sends]
@@ -146,16 +147,16 @@ def departing(log: EventLog) -> tuple[NDArray[np.intp], FloatArray]:
 
 
 def fed_stage(send: Event) -> int:
-    """Return the stage that a send feeds: activations go to the next one, gradients to the one before."""
+    """Return the stage that a send feeds: activations go to the next stage, gradients to the previous one."""
     return send.stage + 1 if send.action == Kind.FORWARD else send.stage - 1
 
 
 def input_of(compute: Event) -> tuple[object, ...]:
-    """Return what a compute takes from another device, by the key of `input_from`; weight gradients take nothing."""
+    """Return the key of the message that a compute needs (see `input_from`); None for weight gradients."""
     action = Kind.BACKWARD if compute.action == Kind.BACKWARD_INPUT else compute.action
     return compute.device, compute.pipeline, compute.stage, compute.step, action, compute.microbatch
 
 
 def input_from(send: Event) -> tuple[object, ...]:
-    """Return what a send feeds, by the key of `input_of`."""
+    """Return the key of the compute that a send feeds (see `input_of`)."""
     return send.peer, send.pipeline, fed_stage(send), send.step, send.action, send.microbatch

@@ -1,4 +1,4 @@
-"""One run of a picture or a page, with what several of its parts need worked out once; loads no Bokeh."""
+"""One run of a picture or a page, with cached results that several of its parts use; loads no Bokeh."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ from planner.scenario.cluster import Link
 
 @dataclass(frozen=True, eq=False)
 class RunView:
-    """One run of a picture, with what follows from its record.
+    """One run of a picture, with values derived from its record.
 
     Attributes:
-        index: Place among the runs of the picture.
+        index: Index among the runs of the picture.
         record: The run to show.
-        name: Unique in the picture.
+        name: Name of the run, unique in the picture.
     """
 
     index: int
@@ -33,12 +33,12 @@ class RunView:
 
     @property
     def colour(self) -> str:
-        """Colour of its lines and texts in panels that hold all runs."""
+        """Colour of the run's lines and texts in panels with all runs."""
         return run_line(self.index)[0]
 
     @property
     def line(self) -> Line:
-        """Style of its lines there."""
+        """Style of the run's lines in panels with all runs."""
         return run_line(self.index)[1]
 
     @cached_property
@@ -57,70 +57,70 @@ class RunView:
 
     @property
     def first_step(self) -> int:
-        """Index of its first step, which is not 0 where it went on from a checkpoint."""
+        """Index of the first step, which is not 0 for a run that was resumed from a checkpoint."""
         return min(self._start_of_step_s)
 
     @property
     def end_step(self) -> int:
-        """Index after the last step."""
+        """Index of the last step, plus 1."""
         return self.first_step + len(self._start_of_step_s)
 
     @cached_property
     def starts_s(self) -> tuple[float, ...]:
-        """When each step's first compute began, seconds from the start of the run."""
+        """Start of each step's first compute, seconds from the start of the run."""
         return tuple(self._start_of_step_s.values())
 
     @cached_property
     def ends_s(self) -> tuple[float, ...]:
-        """When each step ended, seconds from the start of the run."""
+        """End of each step, seconds from the start of the run."""
         return tuple(step_ends_s(self.record.events))
 
     @property
     def end_s(self) -> float:
-        """When the last step ended, seconds from the start of the run."""
+        """End of the last step, seconds from the start of the run."""
         return max(self.ends_s)
 
     @cached_property
     def step_times_s(self) -> tuple[float, ...]:
-        """Time from the end of one step to the end of the next, seconds; the first from its start."""
+        """Time from the end of one step to the end of the next, seconds; for the first step, from its start."""
         befores_s = (self.starts_s[0], *self.ends_s)
         return tuple(end_s - before_s for before_s, end_s in zip(befores_s, self.ends_s, strict=False))
 
     @cached_property
     def decisions_s(self) -> Mapping[int, float]:
-        """Observed step of each decision to when it was made, seconds from the start of the run."""
+        """Maps the observed step of each decision to the time of the decision, seconds from the start of the run."""
         log = as_log(self.record.events)
         decided = log.is_a(EventKind.DECISION)
         return dict(zip(log.columns["step"][decided].tolist(), log.columns["end_s"][decided].tolist(), strict=True))
 
     @cached_property
     def traffic(self) -> Mapping[str, Traffic]:
-        """What each link between regions carried, by the link's name."""
+        """Traffic of each link between regions, by the link's name."""
         return wan_traffic(self.record)
 
     @cached_property
     def devices(self) -> Mapping[str, str]:
-        """Device to its label, from top to bottom."""
+        """Maps each device to its label, from top to bottom."""
         return device_names(self.record, self.first_step, self.end_step)
 
     @cached_property
     def bars(self) -> Bars:
-        """The bars of the run's Gantt."""
+        """Bars of the run's Gantt."""
         return bars_of(self.record, self.devices)
 
     @cached_property
     def memory(self) -> Mapping[str, MemoryTimeline]:
-        """What each device held over the run."""
+        """Memory of each device over the run."""
         return memory_timelines(self.record)
 
     @property
     def peak_bytes(self) -> Mapping[str, float]:
-        """The most that each device held."""
+        """Peak memory of each device."""
         return {device: float(timeline.held_bytes.max()) for device, timeline in self.memory.items()}
 
 
 def run_views(records: Sequence[RunRecord], names: Sequence[str] | None = None) -> tuple[RunView, ...]:
-    """Return the runs of a picture in order, with these names or those of `run_names`."""
+    """Return the runs of a picture in order, with the given names or those of `run_names`."""
     named = zip(records, names or run_names(records), strict=True)
     return tuple(RunView(index, record, name) for index, (record, name) in enumerate(named))
 
@@ -131,6 +131,6 @@ def page_runs(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[RunVi
 
 
 def shown_links(runs: Sequence[RunView], most_pairs: int) -> tuple[Link, ...]:
-    """Return the links that get a panel: both directions of the pairs of regions that carried most."""
+    """Return the links that get a panel: both directions of the pairs of regions with the most traffic."""
     links = {link.name: link for run in runs for link in run.record.scenario.cluster.links}
     return busiest(links.values(), [run.traffic for run in runs], most_pairs)

@@ -1,4 +1,4 @@
-"""The points of a sweep, as its folder has them, ready to be drawn; loads no Bokeh."""
+"""The points of a sweep, read from its folder and prepared for drawing; loads no Bokeh."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from experiments.sweep.folder import SWEEP, TABLE
 from traces.common.errors import InputError
 from traces.trace import FloatArray
 
-# More different numbers than these are drawn in so many pieces.
+# Most different numbers of a parameter that are drawn one by one, and the number of intervals for more.
 _MOST_LABELS = 24
 _PIECES = 10
 
-# Column of a metric to what it is called, how many of its unit are one of the picture's, and whether more is better.
+# Column of a metric to its name with the picture's unit, that unit in the column's unit, and whether more is better.
 _METRICS: Mapping[str, tuple[str, float, bool]] = {
     "samples_per_s": ("throughput (samples/s)", 1.0, True),
     "step_s": ("step time (s)", 1.0, False),
@@ -34,11 +34,11 @@ _METRICS: Mapping[str, tuple[str, float, bool]] = {
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SweptParameter:
-    """A parameter with different values.
+    """A parameter that differs between points.
 
     Attributes:
-        name: As the sweep has it; that of its column in SI units where the labels are in these.
-        labels: Its values, or pieces of its range, in order.
+        name: Name in the sweep, or of the column in SI units if the labels are in SI units.
+        labels: The parameter's values, or intervals of its range, in order.
         code: Index of each point's label, [points].
         texts: The exact value of each point, [points].
     """
@@ -51,12 +51,12 @@ class SweptParameter:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SweptMetric:
-    """A metric that is not the same everywhere.
+    """A metric that differs between points.
 
     Attributes:
-        label: Name with its unit.
-        values: Values in this unit, [points]; NaN where a point has none.
-        more_is_better: Otherwise less is.
+        label: Name with the unit.
+        values: Values in this unit, [points]; NaN for points without a value.
+        more_is_better: Whether larger values are better than smaller ones.
     """
 
     name: str
@@ -70,9 +70,9 @@ class SweptPoints:
     """The points of a sweep that were carried out.
 
     Attributes:
-        parameters: Parameters with different values.
-        metrics: Metrics that are not the same everywhere, throughput first.
-        failures: Number of each point that failed, and why.
+        parameters: Parameters that differ between points.
+        metrics: Metrics that differ between points, throughput first.
+        failures: Number and error of each point that failed.
         settings: Settings that all points have in common, for people.
     """
 
@@ -130,7 +130,7 @@ def _parameter(described: Mapping[str, Any], table: pd.DataFrame) -> SweptParame
     texts = tuple(str(value) for value in table[name])
     if not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
         labels = tuple(dict.fromkeys(texts))
-        # As the file of the sweep has them, where it names them.
+        # In the order of the sweep's file, if it lists the values.
         written = {str(value): place for place, value in enumerate(described["values"])}
         labels = tuple(sorted(labels, key=lambda label: written.get(label, len(written))))
         code = np.array([labels.index(text) for text in texts], np.int64)
@@ -144,7 +144,7 @@ def _parameter(described: Mapping[str, Any], table: pd.DataFrame) -> SweptParame
 
 
 def _in_pieces(name: str, values: FloatArray, texts: tuple[str, ...], logarithmic: bool) -> SweptParameter:
-    """The parameter in pieces of its range, of equal width or of equal ratio of their ends."""
+    """Return the parameter in intervals of equal width, or logarithmic ones of equal ratio."""
     spread = np.geomspace if logarithmic and values.min() > 0 else np.linspace
     edges = spread(values.min(), values.max(), _PIECES + 1)
     code = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, _PIECES - 1)
@@ -153,7 +153,7 @@ def _in_pieces(name: str, values: FloatArray, texts: tuple[str, ...], logarithmi
 
 
 def _metric(column: str, table: pd.DataFrame) -> SweptMetric | None:
-    """None of one that is the same everywhere, or of single devices."""
+    """Return a metric; None if it is the same for all points, or belongs to a single device."""
     if column not in table or "[" in column:
         return None
     label, scale, more_is_better = _METRICS.get(column, (column.replace("_", " "), 1.0, False))
@@ -164,7 +164,7 @@ def _metric(column: str, table: pd.DataFrame) -> SweptMetric | None:
 
 
 def usual_choice(points: SweptPoints) -> tuple[SweptMetric, SweptMetric]:
-    """Return the two metrics of a trade-off to show first: what is paid for, and what one gets."""
+    """Choose the two metrics of the trade-off to show first: a cost and a benefit."""
     by_name = {metric.name: metric for metric in points.metrics}
     got = next((by_name[name] for name in ("samples_per_s", "step_s") if name in by_name), points.metrics[0])
     paid = ("cost_usd", "wan_bytes", "peak_memory_bytes", "bubble_ratio")
@@ -175,7 +175,7 @@ def heat(points: SweptPoints, x: SweptParameter | None, y: SweptParameter | None
     """Return the median of a metric over all points with the same values of two parameters.
 
     Returns:
-        NaN where there is no point, [labels of ``y``, labels of ``x``].
+        The medians, [labels of ``y``, labels of ``x``]; NaN for combinations without a point.
     """
     count = len(points.numbers)
     columns = x.code if x is not None else np.zeros(count, np.int64)
@@ -190,7 +190,7 @@ def heat(points: SweptPoints, x: SweptParameter | None, y: SweptParameter | None
 
 
 def pareto_front(first: SweptMetric, second: SweptMetric) -> list[int]:
-    """Return the points than which no other is at least as good in both metrics and better in one, by the first."""
+    """Return the Pareto-optimal points of two metrics, sorted by the first metric."""
     worth = [metric.values * (1 if metric.more_is_better else -1) for metric in (first, second)]
     order = [
         point
@@ -203,12 +203,12 @@ def pareto_front(first: SweptMetric, second: SweptMetric) -> list[int]:
         if best is None or worth[1][point] > worth[1][best]:
             front.append(point)
         elif worth[1][point] == worth[1][best] and worth[0][point] == worth[0][best]:
-            # As good as the last one in both.
+            # As good as the last point in both metrics.
             front.append(point)
     return front
 
 
 def varied(points: SweptPoints) -> Sequence[SweptParameter | None]:
-    """Return the two parameters of a heat map to show first, those with the most values; None for none."""
+    """Choose the two parameters of the heat map to show first, those with the most values; None for a missing one."""
     by_count = sorted(points.parameters, key=lambda parameter: -len(parameter.labels))
     return (*by_count[:2], None, None)[:2]

@@ -1,4 +1,4 @@
-"""Decisions as numbered vertical lines, with a list that says what each one changed."""
+"""Draws decisions as numbered vertical lines, with a list of what each one changed."""
 
 import textwrap
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from matplotlib.lines import Line2D
 
 from experiments.report.data.run_view import RunView
 
-# Numbers closer together than this share of the panel's width would overlap.
+# Least distance between numbers that do not overlap, as a share of the panel's width.
 _LEAST_GAP = 0.025
 _LISTED = 6
 
-# What fits side by side across the picture.
+# Most characters that fit side by side across the picture.
 _CHARACTERS = 150
 
 
@@ -27,7 +27,7 @@ class Mark:
 
 
 def marks_over_time(run: RunView) -> list[Mark]:
-    """Return the decisions by the seconds from the start of the run at which they were made."""
+    """Return marks at the times of the decisions, seconds from the start of the run."""
     return [
         Mark(number, run.decisions_s[decision.observed_step])
         for number, decision in enumerate(run.record.decisions, start=1)
@@ -36,14 +36,14 @@ def marks_over_time(run: RunView) -> list[Mark]:
 
 
 def marks_over_steps(run: RunView) -> list[Mark]:
-    """Return the decisions by the first step that runs the new plan."""
+    """Return marks at the first steps that run the decisions' new plans."""
     return [Mark(number, decision.first_step) for number, decision in enumerate(run.record.decisions, start=1)]
 
 
 def draw_marks(axes: Axes, marks: Sequence[Mark], run: RunView, row: int) -> None:
-    """Draw a line for each decision, with its number above the panel where it has room.
+    """Draw a line for each decision, with its number above the panel if there is room.
 
-    The horizontal limits are set already; each run has another ``row`` of numbers above the panel.
+    The horizontal limits must be set already; ``row`` is the run's row of numbers above the panel.
     """
     left, right = axes.get_xlim()
     taken = float("-inf")
@@ -73,7 +73,7 @@ def listed_inches(runs: Sequence[RunView]) -> float:
 
 
 def list_decisions(figure: SubFigure, runs: Sequence[RunView]) -> None:
-    """Write under the panels what the numbered decisions changed, a column for each run."""
+    """Write a list of the changes by each numbered decision under the panels, a column for each run."""
     decided = [run for run in runs if run.record.decisions]
     if not decided:
         return

@@ -1,4 +1,4 @@
-"""What each device did over time: a row per device, a bar per action."""
+"""A Gantt chart of what each device did over time: a row per device, a bar per action."""
 
 import math
 from collections import defaultdict
@@ -13,7 +13,7 @@ from experiments.report.data.labels import GREY, LIGHT_GREY, WORK_STYLES
 from planner.events.event import Event
 from traces.trace import FloatArray
 
-# About the width of a panel, points.
+# Approximate width of a panel, points.
 _PANEL_POINTS = 580.0
 
 _BAR_HEIGHT = 0.8
@@ -24,7 +24,7 @@ _GAP_POINTS = 0.8
 
 
 def draw_gantt(axes: Axes, rows: GanttRows, span_s: float) -> None:
-    """Draw bars, waits and step starts over ``span_s`` seconds; `number_bars` comes after the layout."""
+    """Draw bars, waits and step starts over ``span_s`` seconds; call `number_bars` after the layout."""
     axes.set_xlim(0, 1.005 * span_s)
     axes.set_ylim(len(rows.devices) - 0.5, -0.5)
     axes.set_yticks(range(len(rows.devices)), list(rows.devices.values()))
@@ -46,9 +46,9 @@ def draw_gantt(axes: Axes, rows: GanttRows, span_s: float) -> None:
 
 
 def number_bars(panels: Sequence[Axes], rows: Sequence[GanttRows]) -> None:
-    """Write microbatches into the bars of each kind that is wide enough, and the steps above the panels of a figure.
+    """Write microbatch numbers into the bars of each kind that is wide enough, and step names above the panels.
 
-    The layout must be settled, since it decides on how wide a bar comes out.
+    The figure's layout must be final, since it determines the width of bars.
     """
     figure = panels[0].get_figure(root=True)
     assert figure is not None
@@ -65,7 +65,7 @@ def number_bars(panels: Sequence[Axes], rows: Sequence[GanttRows]) -> None:
 
 
 def _roomy(computes: Sequence[Event], points_per_s: float) -> set[tuple[int, str, str]]:
-    """Return the (step, device, action) whose bars hold their numbers, but for a few that came out short."""
+    """Return each (step, device, action) whose bars, apart from a few short ones, are wide enough for their numbers."""
     rooms: defaultdict[tuple[int, str, str], list[float]] = defaultdict(list)
     for event in computes:
         room = points_per_s * (event.end_s - event.start_s) - _TEXT_POINTS * _GLYPH_WIDTH * len(str(event.microbatch))
@@ -101,7 +101,7 @@ def _label_steps(axes: Axes, rows: GanttRows, points_per_s: float) -> None:
 
 
 def _boxes(rows: GanttRows, events: Sequence[Event], height: float, gap_s: float = 0.0) -> FloatArray:
-    """Return the corners of a box per event, shape (len(events), 4, 2); none loses more than a fifth to the gap."""
+    """Return the corners of a box per event, shape (len(events), 4, 2); the gap takes at most a fifth of a box."""
     row_of = {device: row for row, device in enumerate(rows.devices)}
     left = np.array([event.start_s for event in events]) - rows.origin_s
     width = np.array([event.end_s - event.start_s for event in events])

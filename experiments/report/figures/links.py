@@ -1,4 +1,4 @@
-"""What the links between regions could carry and did carry over the whole run: a panel per direction."""
+"""Capacity and traffic of the links between regions over the whole run: a panel per direction."""
 
 import io
 import itertools
@@ -25,7 +25,7 @@ _BINS = 150
 
 
 def links_inches(count: int) -> float:
-    """Return the height of this many panels."""
+    """Return the height of this many panels, inches."""
     return 0.95 + 1.45 * -(-count // 2)
 
 
@@ -81,7 +81,7 @@ def _draw_legend(figure: SubFigure, runs: Sequence[RunView], width_s: float) -> 
 
 
 def plot_rates(traces: Mapping[str, LinkTrace], path: Path | str) -> None:
-    """Draw the rates of one period of each trace, by its name in the legend, into a PNG file.
+    """Draw the rates of one period of each trace into a PNG file; ``traces`` maps names in the legend to traces.
 
     Raises:
         InputError: The file cannot be written.

@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from experiments.report.data.labels import GREY
 from traces.common.atomic import write_bytes_atomically
 
-# A page of 1000 pixels shows these sizes at 100 pixels an inch; the file has more for sharp screens.
+# Font sizes for a page of 1000 pixels at 100 pixels an inch; the file has a higher resolution for sharp screens.
 WIDTH_INCHES = 10.0
 DOTS_PER_INCH = 150
 
-# Names come from users: a dollar sign in one is no formula. Releases of matplotlib differ in how they type the keys.
+# Names of users may contain dollar signs, which must not start a formula. Types of keys differ between releases.
 _SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,
     "svg.hashsalt": "ropebridge",
@@ -36,7 +36,7 @@ _SETTINGS: dict[Any, Any] = {
 
 @contextmanager
 def picture(path: Path, height_inches: float) -> Iterator[Figure]:
-    """Give an empty figure, ``height_inches`` tall; what was drawn becomes a PNG or an SVG file, as the suffix says.
+    """Open an empty figure, ``height_inches`` tall; on exit it is written as PNG or SVG, by the path's suffix.
 
     Raises:
         InputError: The file cannot be written.
@@ -46,7 +46,7 @@ def picture(path: Path, height_inches: float) -> Iterator[Figure]:
         FigureCanvasAgg(figure)
         yield figure
         data = io.BytesIO()
-        # Without the date equal runs give equal files.
+        # The date is left out, so that equal runs give equal files.
         figure.savefig(data, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
     write_bytes_atomically(path, data.getvalue())
 

@@ -1,4 +1,4 @@
-"""One picture of one or several runs of a scenario: pipeline, links, step times."""
+"""A figure of one or several runs of a scenario: pipeline, links, step times."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from experiments.report.figures.links import MOST_PAIRS, draw_links, links_inche
 from experiments.report.figures.picture import legend_columns, picture
 from planner.runs.record import RunRecord
 
-# Points this many and fewer are marked one by one.
+# Most points of a line that are marked one by one.
 _MARKED_STEPS = 60
 
 
@@ -97,16 +97,16 @@ def draw_runs(
     steps: tuple[int, int] | None = None,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Draw runs of one scenario into a PNG file, 1500 pixels wide, or an SVG file, as the suffix says.
+    """Draw runs of one scenario into a PNG file, 1500 pixels wide, or an SVG file, by the path's suffix.
 
-    From the top: the pipeline of each run over the same steps and the same length of time, what the links between
-    regions could carry and did carry, and the time of every step.
+    From the top: the pipeline of each run over the same steps and the same length of time, the capacity and traffic
+    of the links between regions, and the time of every step.
 
     Args:
-        records: One or several, for example a simulation and the real run.
+        records: One or several runs, for example a simulation and the real run.
         path: The file to write.
         steps: The first step of the pipelines and the one after the last; None to choose a few.
-        names: Names of the runs; None for those of `run_names`.
+        names: Names of the runs; None for the names of `run_names`.
 
     Raises:
         InputError: A run does not have these steps, or the file cannot be written.

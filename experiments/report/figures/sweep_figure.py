@@ -21,12 +21,12 @@ from experiments.report.figures.picture import picture
 
 _HEIGHT_INCHES = 4.2
 
-# More cells than these have no room for their numbers.
+# Most cells of a heat map that have room for their numbers.
 _MOST_NUMBERED = 80
 
 
 def draw_sweep(points: SweptPoints, path: Path) -> None:
-    """Draw a sweep into a PNG or an SVG file, as the suffix says; the heat map has the parameters with the most values.
+    """Draw a sweep into a PNG or an SVG file, by the path's suffix; its heat map is over the most varied parameters.
 
     Raises:
         InputError: The file cannot be written.

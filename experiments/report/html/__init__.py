@@ -1,1 +1,1 @@
-"""Runs as one page that opens from a disk: what is computed for it, and how it is drawn with Bokeh."""
+"""HTML pages of runs and sweeps, drawn with Bokeh; each is one file that loads nothing else."""

@@ -1,4 +1,4 @@
-"""From figures and a template to a page that opens from a disk and loads nothing."""
+"""Builds an HTML page from Bokeh figures and a template: one file that loads nothing else."""
 
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -89,19 +89,19 @@ def panel(
     labels: tuple[str, str] = ("", ""),
     ticks: int | None = None,
 ) -> figure:
-    """Return an empty figure as wide as the page, whose frame begins ``left_pixels`` from its left.
+    """Return an empty figure as wide as the page, whose frame begins ``left_pixels`` from the left.
 
-    It moves when it is dragged and is zoomed by the wheel with Ctrl: a page of tall panels is scrolled with the wheel.
+    Dragging pans it, and the wheel zooms with Ctrl only, since the wheel alone scrolls the page.
 
     Args:
-        name: Unique in the page.
-        height_pixels: Height with axes, in pixels.
-        left_pixels: Room for the vertical axis, in pixels.
-        x_range: Shared by panels that move together.
-        y_range: None for one that follows the data, from 0.
+        name: Name of the figure, unique in the page.
+        height_pixels: Height of the figure with its axes, pixels.
+        left_pixels: Width of the room for the vertical axis, pixels.
+        x_range: Horizontal range; panels that pan and zoom together share it.
+        y_range: Vertical range; None for a range from 0 that follows the data.
         title: Text above the frame.
         labels: Labels of the horizontal and of the vertical axis.
-        ticks: About how many ticks the vertical axis has; None for Bokeh's choice.
+        ticks: Approximate number of ticks of the vertical axis; None for Bokeh's choice.
     """
     made = figure(
         name=name,
@@ -112,7 +112,7 @@ def panel(
         title=title,
         tools=[PanTool(dimensions="width"), WheelZoomTool(dimensions="width", modifiers="ctrl"), ResetTool()],
         toolbar_location=None,
-        # Every bar is drawn while it moves, too.
+        # All bars are drawn while the figure is dragged, too.
         lod_threshold=None,
         min_border_left=left_pixels,
         min_border_right=_RIGHT_PIXELS,
@@ -126,7 +126,7 @@ def panel(
 
 
 def bokeh_dash(line: str) -> str:
-    """Return Bokeh's name of a line style of `experiments.report.data.labels`."""
+    """Translate a line style of `experiments.report.data.labels` into Bokeh's name for it."""
     return {"-": "solid", "--": "dashed", ":": "dotted", "-.": "dotdash"}[line]
 
 
@@ -137,7 +137,7 @@ def centred_text(made: figure, source: ColumnDataSource, colour: str, size_pixel
 
 
 def hover(drawn: object, rows: dict[str, str], **options: object) -> HoverTool:
-    """Return what shows these rows, a name and Bokeh's name of a value each, when the pointer is on what is drawn."""
+    """Return a tooltip for drawn elements; each of its rows is a name and a value in Bokeh's notation."""
     return HoverTool(renderers=drawn if isinstance(drawn, list) else [drawn], tooltips=_tooltip(rows), **options)
 
 
@@ -155,14 +155,14 @@ _ASSETS = Path(__file__).parent / "assets"
 
 
 def document(template: str, program: str, known: str, figures: Mapping[str, Model], **values: object) -> str:
-    """Return a page.
+    """Return the text of an HTML page.
 
     Args:
-        template: Name of its template, which finds the figures under ``figures``.
-        program: Name of its JavaScript.
-        known: JSON that this reads.
+        template: Name of the page's template, which refers to the figures as ``figures``.
+        program: Name of the page's JavaScript file.
+        known: JSON data that the JavaScript reads.
         figures: The page's figures by name.
-        values: Further values of the template.
+        values: Further values for the template.
     """
     script, divisions = components(dict(figures), theme=THEME)
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined)
@@ -172,7 +172,7 @@ def document(template: str, program: str, known: str, figures: Mapping[str, Mode
         style=Markup((_ASSETS / "page.css").read_text()),
         program=Markup((_ASSETS / program).read_text()),
         library=Markup(Resources(mode="inline", components=["bokeh"]).render()),
-        # Inside a script nothing may look like the script's end.
+        # Escaped, since "</script>" inside the data would end the script element.
         known=Markup(known.replace("<", "\\u003c")),
         script=Markup(script),
         **values,

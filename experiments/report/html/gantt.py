@@ -1,4 +1,4 @@
-"""A run's pipeline: how busy its devices were over the whole run, and a Gantt of the part that is chosen there."""
+"""A run's pipeline: an overview of how busy its devices were, and a Gantt of the part that is chosen in it."""
 
 import json
 from typing import Any
@@ -27,7 +27,7 @@ from experiments.report.html.document import BUBBLE, WINDOW, centred_text, hover
 
 
 def packed(bars: Bars) -> dict[str, NDArray[Any]]:
-    """Return the bars' columns, [bars], each of the smallest type that holds it; a duration stands for the end."""
+    """Return the bars' columns, [bars], in the smallest types that hold them; ends are replaced by durations."""
     return {
         "start_s": bars.start_s,
         "duration_s": (bars.end_s - bars.start_s).astype(np.float32),
@@ -43,16 +43,16 @@ def packed(bars: Bars) -> dict[str, NDArray[Any]]:
 
 
 def _smallest(column: NDArray[Any]) -> NDArray[Any]:
-    """The column in the smallest of the types that browsers know."""
+    """Convert a column to the smallest type that browsers have and that holds it."""
     least, most = (int(column.min()), int(column.max())) if len(column) else (0, 0)
     return column.astype(np.result_type(np.min_scalar_type(least), np.min_scalar_type(most)))
 
 
-# Pieces of time in the overview: about a pixel each.
+# Number of intervals in the overview, each about a pixel wide.
 _PIECES = 1000
 _MOST_ROWS_PIXELS = 1100
 
-# White is idle, the colour of a forward pass is busy all the time.
+# Colours of the overview from white, idle, to the colour of a forward pass, busy all the time.
 _BUSY_PALETTE = tuple(
     "#" + "".join(f"{round(255 + (end - 255) * share):02X}" for end in (0x00, 0x72, 0xB2))
     for share in np.linspace(0.04, 1, 32)
@@ -60,7 +60,7 @@ _BUSY_PALETTE = tuple(
 
 
 def pipeline_overview(run: RunView, chosen: Range1d, left_pixels: int) -> figure:
-    """Return a strip of the whole run: a row per device, darker where it computes; ``chosen`` is a window in it."""
+    """Return an overview of the whole run, a row per device, darker where it computes; ``chosen`` is marked in it."""
     rows = len(run.devices)
     made = panel(
         f"overview-{run.index}",
@@ -87,7 +87,7 @@ def pipeline_overview(run: RunView, chosen: Range1d, left_pixels: int) -> figure
 
 
 def pipeline_gantt(run: RunView, chosen: Range1d, left_pixels: int) -> figure:
-    """Return the Gantt: a row per device, bars for what it computes, and below them for what it sends."""
+    """Return the Gantt: a row per device, with bars for its compute and, below them, bars for its sends."""
     rows = len(run.devices)
     row_pixels = min(42.0, max(15.0, 420 / rows), _MOST_ROWS_PIXELS / rows)
     made = panel(
@@ -99,7 +99,7 @@ def pipeline_gantt(run: RunView, chosen: Range1d, left_pixels: int) -> figure:
     )
     _draw_rows(made, run, row_pixels)
     _draw_steps(made, run)
-    # All bars, of which runs.js draws what lies in the window.
+    # All bars; runs.js draws those in the window.
     made.tags = [ColumnDataSource(packed(run.bars), name=f"bars-{run.index}")]
     names = ("bar", "y", "height", "colour", "left_s", "right_s", "row", "step")
     shown = ColumnDataSource({name: [] for name in names}, name=f"drawn-{run.index}")
@@ -114,7 +114,7 @@ def pipeline_gantt(run: RunView, chosen: Range1d, left_pixels: int) -> figure:
 
 
 def _draw_rows(made: figure, run: RunView, row_pixels: float) -> None:
-    """Name the devices, and draw the ground that shows where nothing is done."""
+    """Write the devices' names, and draw the rows' background, which is visible where a device is idle."""
     rows = len(run.devices)
     places = list(range(rows))
     made.yaxis.ticker = FixedTicker(ticks=places)
@@ -147,14 +147,14 @@ def _draw_steps(made: figure, run: RunView) -> None:
 
 
 def step_name(run: RunView, step: int) -> str:
-    """Return a step's name, with the decisions that it is the first to follow."""
+    """Return a step's name, with the decisions that took effect in it."""
     decisions = run.record.decisions
     numbers = [str(number) for number, each in enumerate(decisions, start=1) if each.first_step == step]
     return f"step {step}" + (f" ◆ decision {', '.join(numbers)}" if numbers else "")
 
 
 def _hover(drawn: GlyphRenderer, run: RunView) -> HoverTool:
-    """What a bar is, exactly, when the pointer is on it."""
+    """Add a tooltip with the exact values of a bar."""
     words = {
         "bar": f"return ropebridge.describe_bar({run.index}, value)",
         "row": "return devices[value]",
@@ -173,7 +173,7 @@ def _hover(drawn: GlyphRenderer, run: RunView) -> HoverTool:
 
 
 def known_json(runs: tuple[RunView, ...]) -> str:
-    """Return what the page's own program must know of the runs, for it to read."""
+    """Return the data on the runs that the page's JavaScript reads."""
     known = [
         {
             "starts_s": run.starts_s,
@@ -190,7 +190,7 @@ def known_json(runs: tuple[RunView, ...]) -> str:
 
 
 def _known_kind(number: int, kind: BarKind) -> dict[str, object]:
-    # Red, green, blue and opacity in the bytes of a number, as Bokeh packs them.
+    # Red, green, blue and opacity in the four bytes of an integer, as in Bokeh.
     return {
         "label": kind.label,
         "colour": (int(kind.colour[1:], 16) << 8) + 255,

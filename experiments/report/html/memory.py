@@ -1,4 +1,4 @@
-"""What each device held in its memory over the run: a panel per run, with the same scale."""
+"""Memory of each device over the run: a panel per run, all with the same scale."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from traces.trace import FloatArray
 _PIECES = 300
 _HEIGHT_PIXELS = 250
 
-# More devices than colours are drawn alike, but for the fullest one.
+# If there are more devices than colours, all have the same colour except the fullest one.
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK)
 
 
@@ -29,7 +29,7 @@ def memory_panels(runs: Sequence[RunView], left_pixels: int) -> list[figure]:
 
 
 def most_held_bytes(timeline: MemoryTimeline, edges_s: FloatArray) -> FloatArray:
-    """Return the most bytes that a device held between neighbouring edges, ``edges_s``, so that no peak is lost."""
+    """Return the largest number of bytes that a device held between neighbouring edges ``edges_s``; no peak is lost."""
     at_edge = np.maximum(np.searchsorted(timeline.times_s, edges_s, side="right") - 1, 0)
     most = timeline.held_bytes[at_edge[:-1]].copy()
     within = (timeline.times_s >= edges_s[0]) & (timeline.times_s < edges_s[-1])

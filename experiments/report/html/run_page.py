@@ -1,4 +1,4 @@
-"""Runs as one page: a file that opens from a disk and loads nothing."""
+"""The page of one or several runs: one HTML file that loads nothing else."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,14 +28,14 @@ from experiments.report.html.tables import (
 from planner.runs.record import RunRecord
 from traces.common.atomic import write_text_atomically
 
-# What a character of a label takes at most, and the least and the most room for labels.
+# Largest width of a label's character, and the least and the most room for labels, pixels.
 _CHARACTER_PIXELS = 6.6
 _LEFT_PIXELS = (90, 300)
 _PLAIN_LEFT_PIXELS = 62
 
 
 def write_run_page(records: Sequence[RunRecord], names: Sequence[str], path: Path) -> None:
-    """Write runs of one scenario, or of several, as one HTML file; their names differ.
+    """Write runs of one or several scenarios as one HTML file; their names must differ.
 
     Raises:
         InputError: The file cannot be written.
@@ -88,11 +88,11 @@ def _figures(runs: tuple[RunView, ...]) -> dict[str, Model]:
 
 
 def _windows(runs: Sequence[RunView]) -> list[Range1d]:
-    """The part of each run that is shown at first: a few steps, around the first change of plan if there is one."""
+    """Choose the part of each run to show first: a few steps, around the first change of plan if there is one."""
     longest_s = max(run.end_s for run in runs)
     spans_s = []
     for run in runs:
-        # Runs without a step in common, one that goes on from another one's checkpoint for example, show their own.
+        # Runs without a common step, such as a run and one that was resumed from its checkpoint, show their own steps.
         first, end = choose_steps(runs if common_steps(runs) else [run])
         starts_s = (*run.starts_s, run.end_s)
         spans_s.append((starts_s[first - run.first_step], starts_s[end - run.first_step]))

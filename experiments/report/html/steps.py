@@ -1,4 +1,4 @@
-"""How long each step took, and the loss after it: all runs in one panel each."""
+"""Step times and losses: one panel each with all runs."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from experiments.report.html.document import bokeh_dash, hover, panel
 
 _HEIGHT_PIXELS = 230
 
-# Points this many and fewer are marked one by one.
+# Most points of a line that are marked one by one.
 _MARKED_STEPS = 150
 
 
@@ -24,7 +24,7 @@ def step_axis(runs: Sequence[RunView]) -> Range1d:
 
 
 def step_panel(runs: Sequence[RunView], steps: Range1d, left_pixels: int) -> figure:
-    """Return the panel of step times; decisions are marked at the first step that follows them."""
+    """Return the panel of step times; decisions are marked at the first step after them."""
     labels = ("step", "step time (s)")
     made = panel("steps", _HEIGHT_PIXELS, left_pixels, x_range=steps, labels=labels, ticks=5)
     marked = steps.end - steps.start <= _MARKED_STEPS
@@ -51,7 +51,7 @@ def step_panel(runs: Sequence[RunView], steps: Range1d, left_pixels: int) -> fig
 
 
 def loss_panel(runs: Sequence[RunView], steps: Range1d, left_pixels: int) -> figure | None:
-    """Return the panel of losses; None where no run has trained."""
+    """Return the panel of losses; None if no run has trained."""
     trained = [run for run in runs if run.record.losses]
     if not trained:
         return None
@@ -87,7 +87,7 @@ def _step_columns(run: RunView) -> dict[str, object]:
 
 
 def _draw_decisions(made: figure, run: RunView, height_s: float) -> None:
-    """Draw triangles above the lines, which say what was decided."""
+    """Draw triangles above the lines, with tooltips that describe the decisions."""
     decisions = run.record.decisions
     source = ColumnDataSource(
         {

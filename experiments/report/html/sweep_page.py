@@ -1,4 +1,4 @@
-"""A sweep as one page: heat maps of two parameters, trade-offs of two metrics."""
+"""The page of a sweep: heat maps of two parameters, trade-offs of two metrics."""
 
 import json
 from pathlib import Path
@@ -64,7 +64,7 @@ def _place(points: SweptPoints, parameter: SweptParameter | None) -> int:
 
 
 def _verdict(points: SweptPoints, metric: SweptMetric) -> str:
-    """What does best, and with which values."""
+    """Return a sentence with the best value of a metric and the parameters of that point."""
     place = int((np.nanargmax if metric.more_is_better else np.nanargmin)(metric.values))
     values = ", ".join(f"{parameter.name} {parameter.texts[place]}" for parameter in points.parameters)
     return f"Best {metric.label}: {metric.values[place]:.4g}" + (f", with {values}." if values else ".")
@@ -91,7 +91,7 @@ def _known(points: SweptPoints) -> dict[str, Any]:
 
 
 def _heat_figure() -> figure:
-    """An empty heat map, which sweep.js fills."""
+    """Return an empty heat map, which sweep.js fills."""
     made = figure(
         name="heat",
         height=420,
@@ -129,7 +129,7 @@ def _no_cells() -> dict[str, list[Any]]:
 
 
 def _front_figure() -> figure:
-    """An empty scatter plot, which sweep.js fills."""
+    """Return an empty scatter plot, which sweep.js fills."""
     made = figure(
         name="front",
         height=420,

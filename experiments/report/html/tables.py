@@ -12,13 +12,13 @@ from experiments.report.data.run_view import RunView
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a table.
+    """A row of a table.
 
     Attributes:
-        cells: Texts in the order of the table's heads.
-        colour: Colour of the first cell's mark, or empty.
-        run: Index of the run to go to when it is clicked.
-        step: Index of the step to go to, counted from the run's first; None to go nowhere.
+        cells: Texts in the order of the table's columns.
+        colour: Colour of the mark in the first cell; empty for no mark.
+        run: Index of the run that a click on the row shows.
+        step: Index of the step that a click shows, counted from the run's first one; None if clicks do nothing.
     """
 
     cells: tuple[str, ...]
@@ -28,7 +28,7 @@ class Row:
 
 
 def without_empty_columns(heads: Sequence[str], rows: Sequence[Row]) -> tuple[list[str], list[Row]]:
-    """Return a table without the columns in which nothing stands."""
+    """Return a table without its empty columns."""
     kept = [place for place in range(len(heads)) if any(row.cells[place] for row in rows)]
     return [heads[place] for place in kept], [
         replace(row, cells=tuple(row.cells[place] for place in kept)) for row in rows
@@ -53,7 +53,7 @@ RUN_HEADS = (
 
 
 def run_rows(runs: Sequence[RunView]) -> list[Row]:
-    """Return what each run amounts to."""
+    """Return a row with the main metrics of each run."""
     return [Row(_run_cells(run, runs[0]), run.colour, run.index) for run in runs]
 
 
@@ -85,7 +85,7 @@ DECISION_HEADS = ("run", "", "seen in step", "from step", "what it changed", "wh
 
 
 def decision_rows(runs: Sequence[RunView]) -> list[Row]:
-    """Return all decisions, run by run."""
+    """Return a row for each decision, run by run."""
     return [row for run in runs for row in _decisions_of(run)]
 
 
@@ -120,13 +120,13 @@ def _median_s(run: RunView, first: int, end: int) -> float | None:
 
 
 def device_heads(runs: Sequence[RunView]) -> tuple[str, ...]:
-    """Return the heads of the table of devices."""
+    """Return the column heads of the table of devices."""
     each = tuple(f"{what}, {run.name}" for run in runs for what in ("busy", "most memory"))
     return ("device", "kind", "region", "memory", "USD/h", *each)
 
 
 def device_rows(runs: Sequence[RunView]) -> list[Row]:
-    """Return the devices of all runs, in the order of the Gantts."""
+    """Return a row for each device of each run, in the order of the Gantts."""
     peaks = [run.peak_bytes for run in runs]
     rows = []
     for name in dict.fromkeys(device for run in runs for device in run.devices):
@@ -143,7 +143,7 @@ def device_rows(runs: Sequence[RunView]) -> list[Row]:
 
 
 def verdict(runs: Sequence[RunView]) -> str:
-    """Return how far simulation and reality are apart, or nothing where there are not both of a scenario."""
+    """Return a sentence on the simulation's error if the runs are a simulation and a real run, else nothing."""
     simulated = [run for run in runs if run.record.backend == "simulated"]
     carried_out = [run for run in runs if run.record.backend != "simulated"]
     if len(simulated) != 1 or len(carried_out) != 1:

@@ -1,8 +1,8 @@
-"""What it costs when a board leaves: Asteroid's replay against heavy rescheduling.
+"""Measures the cost of a board's departure: Asteroid's replay against heavy rescheduling.
 
-Recovery lasts from the departure to the end of the interrupted round: detection, planning, migration, and the round
-once more. Detection is the simulator's; planning is measured on this machine, which is faster than a board; migrations
-and rounds are simulated. A round is that of a cold pipeline. Each is measured for the plan that it makes.
+Recovery lasts from the departure to the end of the repeated round: detection, planning, migration, and the interrupted
+round once more, which begins with an empty pipeline. Detection is that of the simulator; planning is measured on this
+machine, which is faster than a board; migrations and rounds are simulated, each with the plan that the policy makes.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One way to go on, and how long each part of it takes, seconds."""
+    """A recovery by one policy, with the seconds of each of its parts."""
 
     plan: Plan
     planning_s: float
@@ -32,12 +32,12 @@ class Recovery:
 
     @property
     def known_s(self) -> float:
-        """Seconds from the moment when the departure is known."""
+        """Return the seconds from the detection of the departure to the end."""
         return self.planning_s + self.migration_s + self.round_s
 
     @property
     def total_s(self) -> float:
-        """Seconds from the departure."""
+        """Return the seconds from the departure to the end."""
         return DETECTION_S + self.known_s
 
 
@@ -45,7 +45,7 @@ _PARTS = ("planning_s", "migration_s", "round_s", "total_s")
 
 
 def recovery_rows(scenario: Scenario, plan: Plan, place: Row) -> list[Row]:
-    """Return a row for each device of a plan that may leave; ``place`` has the columns of model, boards and batch."""
+    """Return a row for each device of a plan that may leave; ``place`` holds the columns of model, boards and batch."""
     return [{**place, "lost": device, **_row(scenario, plan, device)} for device in plan.devices]
 
 
@@ -53,7 +53,7 @@ def _row(scenario: Scenario, plan: Plan, gone: str) -> Row:
     try:
         light, heavy = _replayed(scenario, plan, gone), _rescheduled(scenario, plan, gone)
     except InputError:
-        # The one device that had the model, or too little memory in what is left.
+        # The only device with the model has left, or the remaining devices have too little memory.
         parts = (f"{way}_{part}" for way in ("replay", "heavy") for part in _PARTS)
         columns = (*parts, "ratio", "ratio_once_known", "throughput_share")
         return {**dict.fromkeys(columns, ""), "note": "cannot go on"}
@@ -90,10 +90,10 @@ def _round_s(plan: Plan, scenario: Scenario) -> float:
 
 
 def replay_variants(scenario: Scenario, plan: Plan) -> list[dict[str, float]]:
-    """Return for each device that may leave what replay trains per second with each way of shifting boundaries.
+    """Return for each device that may leave the throughput after replay, by how replay shifts boundaries.
 
-    Beside the chosen way: ``in proportion`` always, ``lost layers only`` always. ``without backups`` is 1 where what is
-    left of the plan still holds every layer.
+    Beside replay's own choice there are ``in proportion`` and ``lost layers only``, each always applied.
+    ``without backups`` is 1 if the rest of the plan still holds every layer.
     """
     found = []
     for gone in plan.devices:
@@ -111,6 +111,6 @@ def replay_variants(scenario: Scenario, plan: Plan) -> list[dict[str, float]]:
 
 
 def _all_held(plan: Plan, gone: str) -> bool:
-    """Whether every stage keeps a replica without the device."""
+    """Return whether every stage keeps a replica without the device."""
     stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
     return all(any(gone not in replica.devices for replica in stage.replicas) for stage in stages)

@@ -1,6 +1,6 @@
 """Asteroid's claims (arXiv 2408.08015, MobiCom 2024): throughput, and recovery, on Jetson boards on a LAN.
 
-What the settings are, and which of them are assumed: `experiments.reproductions.asteroid.settings`.
+`experiments.reproductions.asteroid.settings` describes the settings, and which of them are assumed.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from planner.systems.registry import make_plan
 QUICK_CLUSTERS = ("4 boards",)
 QUICK_BATCHES = (32,)
 
-# Random pipelines that the closed form is held against.
+# Number of random pipelines on which the closed form is checked.
 INSTANCES, QUICK_INSTANCES = 1000, 100
 
 LEAST_TO_PARALLEL = 12.2
@@ -42,7 +42,7 @@ _Rows = Sequence[Row]
 
 
 def reproduce_asteroid(quick: bool, tell: Callable[[str], None]) -> Reproduction:
-    """Measure every model on every cluster, and every departure; quickly, only the smallest cluster and batch."""
+    """Measure every model on every cluster, and every departure; ``quick`` takes one small cluster and batch."""
     clusters, batches = (QUICK_CLUSTERS, QUICK_BATCHES) if quick else (tuple(CLUSTERS), BATCHES)
     speeds: list[Row] = []
     losses: list[Row] = []
@@ -67,7 +67,7 @@ def reproduce_asteroid(quick: bool, tell: Callable[[str], None]) -> Reproduction
         [
             at_least("A: largest ratio to the worse of ddp and gpipe", max(to_worse), LEAST_TO_PARALLEL),
             at_least("B: largest ratio to pipedream, dapple or hetpipe", max(hybrid), LEAST_TO_HYBRID),
-            # How soon a departure is known depends on heartbeats alone, whoever recovers; a claim has it included.
+            # The detection time depends on heartbeats alone, whatever the policy; one claim includes it.
             at_least(
                 "C: largest ratio of recovery times, once the departure is known",
                 max(float(row["ratio_once_known"]) for row in recovered),

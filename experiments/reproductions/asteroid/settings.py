@@ -1,4 +1,4 @@
-"""What Asteroid is measured on: Jetson boards on a LAN, and four models to train there.
+"""The settings of Asteroid's reproduction: Jetson boards on a LAN, and four models to train there.
 
 From the paper: the kinds of boards, 100 Mbit/s, the four models [paper]. Assumed: how many boards of which kind; 0.5 ms
 one way; a switch that never limits; 1 GiB of each board's memory for system and framework; times from datasheets
@@ -26,7 +26,7 @@ FRAMEWORK_BYTES = 2**30
 
 NANO, TX2, NX = "jetson-nano", "jetson-tx2", "jetson-xavier-nx"
 
-# Boards of each cluster, in the order in which a plan without regard to them takes them.
+# Boards of each cluster, in the order in which plans that ignore their speeds use them.
 CLUSTERS = {
     "4 boards": (NX, TX2, NANO, NANO),
     "5 boards": (NX, TX2, TX2, NANO, NANO),
@@ -48,7 +48,7 @@ def edge_models() -> dict[str, tuple[tuple[LayerWork, ...], str]]:
 
 
 def edge_scenario(model: str, boards: Sequence[str], batch: int) -> Scenario:
-    """Return one of `edge_models` on boards of these kinds on one LAN; an update is of ``batch`` samples."""
+    """Return one of `edge_models` on boards of these kinds on one LAN, with a global batch of ``batch`` samples."""
     layers, optimizer = edge_models()[model]
     kinds = [find_kind(kind) for kind in dict.fromkeys(boards)]
     memory_bytes = {kind.name: kind.memory_bytes for kind in kinds}

@@ -1,4 +1,4 @@
-"""Asteroid's throughput against that of the baselines, simulated, and how near its closed form comes."""
+"""Simulated throughput of Asteroid and the baselines, and the errors of Asteroid's closed form."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +24,13 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ClosedFormErrors:
-    """Errors of each instance, relative to the exact time.
+    """Errors of the closed form on random pipelines, relative to the exact time, and related figures of each pipeline.
 
     Attributes:
         published: Errors of the published form.
         corrected: Errors of the form corrected for full duplex.
-        transfer_dominates: Whether a communication step is the dominant one.
-        plain_depth_ratios: Exact time with depths P - p over that with 2(P - p) - 1.
+        transfer_dominates: Whether the dominant step of the closed form is a communication step.
+        plain_depth_ratios: Exact time with depths P - p, divided by that with depths 2(P - p) - 1.
     """
 
     published: Sequence[float]
@@ -77,7 +77,7 @@ PARALLEL = ("ddp", "gpipe")
 HYBRID = ("pipedream", "dapple", "hetpipe")
 OWN = ("asteroid", "asteroid-duplex")
 
-# After the first, steps follow each other without a pause; two of them show the rate.
+# After the first step, steps follow each other without a pause; two of them show the rate.
 STEPS = 3
 
 
@@ -97,7 +97,7 @@ def throughput_rows(scenario: Scenario, place: Row) -> list[Row]:
         try:
             plan = make_plan(strategy, scenario)
         except InputError:
-            # What does not fit is no baseline here.
+            # A baseline whose plan does not fit into memory is left out.
             continue
         record = Simulator().run(scenario, plan, None, STEPS)
         samples_per_s = measure(record).samples_per_s
@@ -120,7 +120,7 @@ def throughput_rows(scenario: Scenario, place: Row) -> list[Row]:
 
 
 def _error(plan: Plan, scenario: Scenario, first_s: float, duplex: bool) -> float | str:
-    """Relative error of the closed form on the first step; empty where depths are not Asteroid's, or stages one."""
+    """Return the closed form's relative error on the first step; empty if it does not apply to the plan."""
     pipeline = plan.pipelines[0]
     if plan.strategy not in OWN or len(pipeline.stages) == 1:
         return ""
@@ -128,7 +128,7 @@ def _error(plan: Plan, scenario: Scenario, first_s: float, duplex: bool) -> floa
 
 
 def without_mechanisms(scenario: Scenario, plan: Plan) -> dict[str, Plan]:
-    """Return Asteroid's plan with one mechanism off at a time, by what is off; only those that fit."""
+    """Return Asteroid's plans with one mechanism off at a time, by the mechanism, without plans that do not fit."""
     (pipeline,) = plan.pipelines
     depths = [plain_depth(len(pipeline.stages) - index) for index in range(len(pipeline.stages))]
     even = tuple(

@@ -1,4 +1,4 @@
-"""``ropebridge reproduce cannikin``: what unequal shares and an adaptive batch are worth on unlike GPUs."""
+"""``ropebridge reproduce cannikin``: measures what unequal shares and an adaptive batch gain on unlike GPUs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from experiments.reproductions.figures import TrainingPanel, draw_cannikin
 from planner.systems.cannikin.goodput import CANDIDATES
 from planner.systems.cannikin.strategy import balanced_plan
 
-# Assumed: what connects the machines; the first one is that of the ablations and of the figure.
+# Assumed: rates of the network between machines; the ablations and the figure use the first one.
 NETWORKS_BPS = (10e9, 25e9)
 MIDDLE = "middle"
 
-# What is published.
+# The published figures.
 LEAST_AGAINST_DDP_RATIO = 0.85
 LEAST_AGAINST_ADAPTDL_RATIO = 0.52
 MOST_ERROR_RATIO = 0.05
@@ -53,9 +53,9 @@ class _Case:
     Attributes:
         cluster: One of `MACHINES`.
         network_bps: Rate of each machine's interface, bits per second.
-        setting: The scenario and the noise.
-        trained: System to how it trained.
-        error_anywhere: The largest error of a prediction for any candidate, by what was known at the end.
+        setting: The scenario and the noise curve.
+        trained: Maps each system to its training.
+        error_anywhere: Largest error of the final model's prediction for any candidate batch.
     """
 
     cluster: str
@@ -69,12 +69,12 @@ class _Case:
         return f"{self.setting.scenario.model.name} on cluster {self.cluster}"
 
     def saves(self, system: str) -> float:
-        """The share of a system's time that Cannikin saves."""
+        """Return the share of a system's time that Cannikin saves."""
         return 1 - self.trained["cannikin"].time_s / self.trained[system].time_s
 
     @property
     def error(self) -> float:
-        """The largest error of a prediction that a choice rested on; 0 where none did."""
+        """Return the largest error of a prediction that a choice was based on; 0 if there was no such choice."""
         return max(map(abs, self.trained["cannikin"].errors), default=0.0)
 
     def where(self) -> str:
@@ -101,9 +101,9 @@ class _Case:
 
 
 def reproduce_cannikin(quick: bool, tell: Callable[[str], None]) -> Reproduction:
-    """Train every model on both clusters with every system, and hold what Cannikin saves against its claims.
+    """Train every model on both clusters with every system, and compare Cannikin's savings with its claims.
 
-    With ``quick`` it is one model a cluster, one network, two noise curves and fewer candidates.
+    With ``quick`` there are one model a cluster, one network, two noise curves and fewer candidates.
     """
     places = _QUICK if quick else [(cluster, model) for cluster in MACHINES for model in MODELS]
     networks, curves = (NETWORKS_BPS[:1], _QUICK_CURVES) if quick else (NETWORKS_BPS, tuple(NOISE_CURVES))

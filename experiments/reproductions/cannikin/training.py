@@ -1,10 +1,10 @@
-"""Training to a target under a noise scale that rises, by each of the systems that Cannikin is compared with.
+"""Training to a target under a rising noise scale, by Cannikin and by each system that it is compared with.
 
-Progress counts in samples of the worth of those of the first batch: a step of B brings B * efficiency(B), and lasts as
-long as the simulated step. A run has `EPOCHS` equal parts of progress, at the beginning of which a system may choose
-another batch; all of them know the noise scale.
+Progress is measured in samples at the efficiency of the first batch: a step of B samples adds B * efficiency(B) and
+takes the simulated step time. A run has `EPOCHS` parts of equal progress, at the beginning of which a system may choose
+another batch; all systems know the noise scale.
 
-The kinds and numbers of GPUs are those of the paper; how they are put into machines and what connects these is assumed.
+The kinds and numbers of GPUs are those of the paper; their machines and the network are assumed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,12 +34,12 @@ MACHINES: Mapping[str, Sequence[tuple[str, int]]] = {
     "B": (("a100-40", 4), ("v100-16", 4), *((("rtx-6000", 1),) * 8)),
 }
 
-# Assumed: a LAN that does not block, and PCI Express inside of machines.
+# Assumed: a LAN that never limits, and PCI Express inside machines.
 LAN_LATENCY_S = 50e-6
 INSIDE_BPS = 100e9
 INSIDE_LATENCY_S = 10e-6
 
-# Assumed: TF32 where the GPU has it, as PyTorch's convolutions by default; 32 bits everywhere else.
+# Assumed: TF32 on GPUs that have it, the default of PyTorch's convolutions; 32 bits everywhere else.
 PRECISION = "tf32"
 
 
@@ -74,12 +74,12 @@ def with_batch(scenario: Scenario, batch: int) -> Scenario:
 
 
 class LearnedModel:
-    """What is known of a cluster from the steps that were run on it; one object for one run.
+    """Model of a cluster that one run learns from its steps.
 
     Args:
         scenario: The scenario that is trained; its batch may change.
-        overlap: Whether the model knows that sums overlap with backward; else compute is balanced, and all sums are
-            thought to come after it.
+        overlap: Whether the model includes the overlap of all-reduces with the backward; otherwise it balances compute
+            and assumes that all-reduces follow it.
     """
 
     def __init__(self, scenario: Scenario, *, overlap: bool = True) -> None:
@@ -91,23 +91,23 @@ class LearnedModel:
         self._simulated_s: dict[Plan, float] = {}
 
     def predicted_s(self, batch: int) -> float:
-        """Return how long a step of this batch is expected to take, seconds."""
+        """Predict the time of a step of this batch, seconds."""
         return self._divided(batch)[1]
 
     def simulated_s(self, batch: int) -> float:
-        """Return how long a step of this batch would take in the simulator, seconds; nothing is learned from it."""
+        """Simulate a step of this batch without learning from it; return its time, seconds."""
         return self._simulate(self._divided(batch)[0], batch)
 
     def run(self, batch: int, *, even: bool = False) -> float:
-        """Run a step in the simulator, learn from it, and return how long it takes, seconds.
+        """Simulate a step of this batch and learn from it; return its time, seconds.
 
-        With ``even`` all devices have equal shares, instead of the best ones by what is known.
+        With ``even`` all devices have equal shares, instead of the shares that the model finds best.
         """
         plan = even_plan(with_batch(self._scenario, batch), "cannikin") if even else self._divided(batch)[0]
         return self._simulate(plan, batch, learn=True)
 
     def _simulate(self, plan: Plan, batch: int, *, learn: bool = False) -> float:
-        # The simulator is deterministic: a step that was run shows nothing new.
+        # The simulator is deterministic: a repeated step would show nothing new.
         if plan in self._simulated_s:
             return self._simulated_s[plan]
         events = list(Simulator().run(with_batch(self._scenario, batch), plan, None, 1).events)
@@ -129,7 +129,7 @@ class LearnedModel:
         speeds = {name: self._nodes.speed(name) for name in self._scenario.cluster.by_name if self._nodes.knows(name)}
         lines = all(map(self._nodes.has_line, speeds))
         sums = self._sums.sums()
-        # In proportion to speeds of which there is one point each: the second step.
+        # The second step: shares in proportion to speeds, each known from a single step.
         weighed = sums if lines and self._overlap else NO_SUMS
 
         def over_step(device: str, count: int) -> NodeSpeed:
@@ -149,18 +149,18 @@ class LearnedModel:
         return plan, batch_time_s(own, known, NO_SUMS) + sums.overlapped_s + sums.last_s
 
 
-# Assumed: the parts of a run, and how far a batch may grow.
+# Assumed: the number of parts of a run, and the largest growth of the batch.
 EPOCHS = 100
 LARGEST_BATCH = 32
 
-# The noise scale at the beginning and at the end, in first batches; in between it rises by equal ratios. Assumed: that
-# it rises tenfold while training is what An Empirical Model of Large-Batch Training (2018) shows of picture models.
+# Noise scale at the beginning and at the end, in multiples of the first batch; in between it rises by equal ratios. The
+# tenfold rise is assumed, after the picture models in An Empirical Model of Large-Batch Training (2018).
 NOISE_CURVES: Mapping[str, tuple[float, float]] = {"low": (0.5, 5.0), "middle": (2.0, 20.0), "high": (8.0, 80.0)}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A scenario with its first batch, one of `NOISE_CURVES`, and how many candidates there are for the batch."""
+    """A scenario with its first batch, one of `NOISE_CURVES`, and the number of candidate batches."""
 
     scenario: Scenario
     curve: str
@@ -168,12 +168,12 @@ class Setting:
 
     @property
     def first_batch(self) -> int:
-        """Samples of a step at the beginning."""
+        """Return the samples of a step at the beginning."""
         return self.scenario.training.global_batch
 
     @property
     def candidates(self) -> tuple[int, ...]:
-        """What the batch may become."""
+        """Return the candidate batches."""
         return candidate_batches(self.first_batch, LARGEST_BATCH * self.first_batch, self.count)
 
     def noise_scale(self, epoch: int) -> float:
@@ -184,12 +184,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """How a system trained.
+    """The training of one system.
 
     Attributes:
-        epochs_s: Seconds per sample of progress in each part of the run.
-        batches: Samples of a step in each part of the run.
-        errors: Prediction over simulated time, minus one, of each prediction that a choice rested on.
+        epochs_s: Seconds per unit of progress in each part of the run.
+        batches: Number of samples of a step in each part of the run.
+        errors: Relative error of each predicted step time that a choice was based on.
     """
 
     epochs_s: tuple[float, ...]
@@ -198,21 +198,21 @@ class Trained:
 
     @property
     def time_s(self) -> float:
-        """Seconds per sample of progress over the whole run."""
+        """Return the seconds per unit of progress over the whole run."""
         return sum(self.epochs_s) / len(self.epochs_s)
 
 
 def fixed(setting: Setting, plan: Callable[[Scenario], Plan]) -> Trained:
-    """Train with the first batch, divided by a strategy."""
+    """Train with the first batch and the shares of a plan."""
     batch = setting.first_batch
     step_s = step_time_s(plan(setting.scenario), setting.scenario)
     return Trained((step_s / batch,) * EPOCHS, (batch,) * EPOCHS)
 
 
 def adaptive_even(setting: Setting) -> Trained:
-    """Train as AdaptDL does: even shares, and the batch of the best goodput.
+    """Train as AdaptDL does: even shares, and the batch with the best goodput.
 
-    It knows what each candidate's step takes, so that nothing is held against it but the division.
+    It is given the true step time of each candidate, so that only the even shares distinguish it from Cannikin.
     """
     epochs_s, batches, batch = [], [], setting.first_batch
     step_s = partial(_even_step_s, setting.scenario)
@@ -231,9 +231,9 @@ def _even_step_s(scenario: Scenario, batch: int) -> float:
 
 
 def adaptive_learned(setting: Setting, overlap: bool = True) -> tuple[Trained, LearnedModel]:
-    """Train as Cannikin does: learn from the steps, divide by OptPerf, choose by the goodput that it predicts.
+    """Train as Cannikin does: learn from the steps, divide by OptPerf, choose the batch by predicted goodput.
 
-    The first part of the run is even, the second in proportion to the speeds, both with the first batch.
+    The first part of the run has even shares, the second shares in proportion to speeds, both with the first batch.
     ``overlap`` is that of `LearnedModel`.
     """
     model = LearnedModel(setting.scenario, overlap=overlap)

@@ -1,14 +1,14 @@
-"""What Cloudless-Training's claims are measured by: the cost of rented GPUs, rarer exchanges, and their accuracy.
+"""Measures Cloudless-Training's claims: the cost of rented GPUs, the speed-up by rarer exchanges, and their accuracy.
 
-Asynchronous pipelines wait for the WAN only at the bound on their staleness. Two bounds are measured: one exchange may
-be under way while the next steps are done, as `planner.systems.cloudless.strategy` has it; and none, where nobody
-begins a step before the last exchange has arrived. For the second one, with T_c the compute of a step and tau the time
-of an exchange::
+Asynchronous pipelines wait for the WAN only at the bound on their staleness. Two bounds are measured: with one exchange
+in flight during the next steps, as in `planner.systems.cloudless.strategy`; and with none, where no step begins before
+the last exchange has arrived. For the second bound, with T_c the compute time of a step and tau the time of an
+exchange::
 
     speed-up of f steps between exchanges = (T_c + tau) / (T_c + tau / f)
 
 Accuracy is that of a classifier of handwritten digits, trained for real in two processes, with the scenario's WAN of
-100 Mbit/s held up inside the processes (`--emulator shaper`).
+100 Mbit/s emulated inside the processes (`--emulator shaper`).
 """
 
 from collections.abc import Callable, Mapping
@@ -40,9 +40,9 @@ from planner.systems.cloudless.strategy import EXCHANGE_STEPS, longest_exchange_
 from planner.systems.registry import make_plan
 from sim.simulator import Simulator
 
-# Samples in the region of the older generation and in that of the newer one, in proportion.
+# Ratio of the samples in the region of the older generation to those in the region of the newer one.
 RATIOS = ((1, 1), (2, 1), (1, 2))
-# GPUs for rent in each region.
+# Number of GPUs for rent in each region.
 UNITS = (4, 8)
 
 RENTAL_STEPS = 64
@@ -50,7 +50,7 @@ QUICK_RENTAL_STEPS = 16
 
 
 def rental_rows(quick: bool, tell: Callable[[str], None]) -> list[Row]:
-    """Return what each setting saves, by the formula and as simulated; quickly, only those of four older GPUs."""
+    """Return each setting's savings, by the formula and simulated; ``quick`` takes those of four older GPUs only."""
     rows: list[Row] = []
     for generations, units, data in product(GENERATIONS[:1] if quick else GENERATIONS, UNITS, RATIOS):
         older, newer = (each.kind for each in generations)
@@ -82,7 +82,7 @@ def run_for(scenario: Scenario, plan: Plan, steps: int) -> Metrics:
     return measure(Simulator().run(scenario, plan, None, steps))
 
 
-# A multiple of every number of steps between exchanges.
+# Number of steps, a multiple of every number of steps between exchanges.
 EXCHANGED_STEPS = 256
 QUICK_EXCHANGED_STEPS = 128
 
@@ -120,7 +120,7 @@ def exchange_rows(quick: bool, tell: Callable[[str], None]) -> list[Row]:
 
 
 def _exchange_settings(quick: bool) -> dict[str, Scenario]:
-    """Model and samples of a region's step to the scenario with a server in each region."""
+    """Map the model's name and a region's samples per step to the scenario with a server in each region."""
     settings = {} if quick else {"digits-mlp, 32": choose_scenario("digits")}
     settings["small-cnn, 32"] = server_scenario(SMALL_CNN, "cpu-core", 32)
     for size in (128,) if quick else (128, 256, 512):
@@ -136,11 +136,11 @@ def _speedup(run: Metrics, before: Metrics) -> float:
     return run.samples_per_s / before.samples_per_s
 
 
-# Forty-five times through the data; earlier, the accuracy of any training jumps by points from step to step.
+# 45 epochs; before, the accuracy of any training still varies by percentage points from step to step.
 TRAINED_STEPS = 1000
 
-# Steps take milliseconds here and exchanges ten times as long: without a bound each side would learn all it does before
-# it hears of the other. Assumed: as many steps as there are between exchanges.
+# Bound on the staleness. Steps take milliseconds here and exchanges ten times as long: without a bound, each side would
+# finish its training before the first exchange arrives. Assumed: as many steps as there are between exchanges.
 BOUND = 4
 
 METHODS: Mapping[str, int] = {"asgd": 1, "asgd-ga": 4, "ma": 4}

@@ -1,4 +1,4 @@
-"""Cloudless-Training's claims (arXiv 2303.05330): cost, speed on a slow WAN, and accuracy, against what we measure."""
+"""Reproduces Cloudless-Training's claims (arXiv 2303.05330): cost, speed on a slow WAN, and accuracy."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ from experiments.reproductions.figures import draw_cloudless
 from planner.systems.cloudless.strategy import with_exchanges
 from planner.systems.registry import make_plan
 
-# As published: the range of the cost saved, and the largest speed-up.
+# Published figures: the range of the saved share of the cost, and the largest speed-up.
 PAPER_SAVINGS = (0.092, 0.24)
 PAPER_SPEEDUP = 1.7
 
@@ -41,7 +41,7 @@ _NOT_TRAINED = "Accuracy is not measured with --quick."
 
 
 def reproduce_cloudless(quick: bool, tell: Callable[[str], None]) -> Reproduction:
-    """Measure cost and speed in the simulator, and accuracy, unless it must be quick, in real training."""
+    """Measure cost and speed in the simulator, and accuracy in real training, which ``quick`` leaves out."""
     rental, exchange = rental_rows(quick, tell), exchange_rows(quick, tell)
     claims = [*_rental_claims(rental), *_speedup_claims(exchange)]
     checks = [*_rental_checks(rental), *_exchange_checks(exchange)]
@@ -72,7 +72,7 @@ def _rental_claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def _speedup_claims(rows: Sequence[Row]) -> list[Claim]:
-    """The best of each model, over the steps between exchanges."""
+    """Return a claim for each model, with its best speed-up over the numbers of steps between exchanges."""
     claims = []
     for model in dict.fromkeys(row["model"] for row in rows):
         best = max((row for row in rows if row["model"] == model), key=lambda row: float(row["asgd_ga"]))
@@ -107,7 +107,7 @@ def _exchange_checks(rows: Sequence[Row]) -> list[Check]:
 
 
 def _ablations(quick: bool) -> list[Row]:
-    """The whole system on one setting, with one mechanism off at a time."""
+    """Return rows of the whole system on one setting, and with one mechanism off at a time."""
     scenario = rental_scenario(GENERATIONS[0], 8, (1, 1))
     elastic, greedy = make_plan("cloudless", scenario), make_plan("greedy", scenario)
     plans = {
@@ -132,7 +132,7 @@ def _ablations(quick: bool) -> list[Row]:
 
 
 def _details(rental: Sequence[Row], exchange: Sequence[Row], accuracy: Sequence[Row]) -> list[Row]:
-    """All that was measured, a row each."""
+    """Return all measurements, a row each."""
     parts = (
         ("cost", rental, ("generations", "units", "data")),
         ("speed", exchange, ("model", "every")),

@@ -1,7 +1,7 @@
-"""What Cloudless-Training is measured on: two regions with data of their own, and a WAN between them that varies.
+"""The settings of Cloudless-Training's reproduction: two regions with their own data, and a varying WAN between them.
 
-The paper (arXiv 2303.05330) trained on two regions of a public cloud. All figures here are assumed, but for those of
-datasheets and where a source is named.
+The paper (arXiv 2303.05330) trained on two regions of a public cloud. All figures here are assumed, except those of
+datasheets and those with a named source.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ WAN_BPS = 100e6
 WAN_LATENCY_S = 0.025
 LAN_BPS, LAN_LATENCY_S = 10e9, 50e-6
 
-# One core of a shared server, measured: a matrix product of 1,024 x 1,024 and a copy of 256 MiB. Twelve of them count
-# as one device, with four times the core's memory bandwidth (assumed).
+# One core of a shared server, measured by a matrix product of 1,024 x 1,024 and a copy of 256 MiB. Twelve cores are one
+# device, assumed to have four times a core's memory bandwidth.
 _CORE = DeviceKind("cpu-core", {"fp32": 94e9}, 4 * 2**30, 27e9, "measured")
 _SERVER = DeviceKind("cpu-server", {"fp32": 12 * 94e9}, 48 * 2**30, 4 * 27e9, "assumed: twelve cores")
 SERVERS: Mapping[str, DeviceKind] = {kind.name: kind for kind in (_CORE, _SERVER)}
@@ -40,28 +40,28 @@ class Generation:
 # Google Cloud's list for us-central1, 2023.
 PASCAL, VOLTA, AMPERE = Generation("p100", 1.46), Generation("v100-16", 2.48), Generation("a100-40", 2.93)
 
-# Older and newer generation.
+# Kinds of the older and of the newer generation.
 GENERATIONS = ((PASCAL, VOLTA), (VOLTA, AMPERE))
 
 # ResNet-18 on images of 224 x 224 (He et al., 2016: 1.8e9 multiplications, 11.7 million parameters), 32-bit numbers.
-# Kept for backward: about 5 million numbers for an image, the inputs of convolutions and normalisations.
+# The backward needs about 5 million saved numbers for an image, the inputs of convolutions and normalisations.
 RESNET_18 = LayerWork("resnet-18", 3.6e9, 46_800_000, 4_000, 20_000_000)
 
-# The classifier of experiments/models/convolutional.py as it is by default: images of 32 x 32, 485,000 parameters.
+# The classifier of experiments/models/convolutional.py with its defaults: images of 32 x 32, 485,000 parameters.
 SMALL_CNN = LayerWork("small-cnn", 135e6, 1_940_000, 40, 3_000_000)
 
 
 def wan_trace(seed: int = 3) -> LinkTrace:
-    """Return ten minutes, over and over, of a cloud's path between countries, at a mean of 100 Mbit/s.
+    """Return a trace, repeated every ten minutes, of a cloud's path between countries, with a mean of 100 Mbit/s.
 
-    Its spread is that of the preset: 13 % of the mean.
+    Its standard deviation is that of the preset: 13 % of the mean.
     """
     trace = preset("cloud-wan-colombia", duration_s=600.0, seed=seed)
     return replace(trace, bandwidth_bps=trace.bandwidth_bps * (WAN_BPS / trace.mean_bps), loops=True)
 
 
 def two_regions(devices: tuple[Device, ...], work: LayerWork, kinds: list[DeviceKind], global_batch: int) -> Scenario:
-    """Return a scenario of devices in `REGIONS`: a model of one layer, which nobody cuts, in float32."""
+    """Return a scenario of devices in `REGIONS`, whose model is a single layer in float32."""
     trace = wan_trace()
     links = [Link(region, region, LAN_BPS, LAN_LATENCY_S) for region in REGIONS]
     links += [Link(*pair, trace.mean_bps, WAN_LATENCY_S, trace) for pair in (REGIONS, REGIONS[::-1])]
@@ -72,7 +72,7 @@ def two_regions(devices: tuple[Device, ...], work: LayerWork, kinds: list[Device
 def rental_scenario(generations: tuple[Generation, Generation], units: int, data: tuple[int, int]) -> Scenario:
     """Return ResNet-18 on ``units`` GPUs of the older generation in the north and of the newer one in the south.
 
-    The regions have samples in the proportion of ``data``.
+    ``data`` gives the ratio of the regions' samples.
     """
     devices = tuple(
         Device(f"{region}-{index}", each.kind, region, find_kind(each.kind).memory_bytes, each.price_per_hour)
@@ -80,7 +80,7 @@ def rental_scenario(generations: tuple[Generation, Generation], units: int, data
         for index in range(units)
     )
     kinds = [find_kind(each.kind) for each in generations]
-    # With enough samples for each GPU whole samples come close to the shares.
+    # Enough samples for each GPU that whole samples approximate the shares.
     scenario = two_regions(devices, RESNET_18, kinds, 512 * units)
     return replace(scenario, data={region: 100_000 * part for region, part in zip(REGIONS, data, strict=True)})
 

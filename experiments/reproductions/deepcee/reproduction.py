@@ -1,7 +1,8 @@
-"""DeepCEE's claim (arXiv 2505.15536): 1.3 to 2.8 times the throughput of other systems, across regions.
+"""Reproduces DeepCEE's claim (arXiv 2505.15536): 1.3 to 2.8 times the throughput of other systems, across regions.
 
-Every cluster meets every model once and every link, so that 9 settings span the ranges (a Latin square, chosen before
-anything was measured); a tenth names the devices of the first in turn, region after region. All runs are simulated.
+The 9 settings are a Latin square, chosen before anything was measured: each cluster is combined with every model and
+every link once. A tenth setting is the first one with its devices named in turn, region after region. All runs are
+simulated.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,7 @@ from traces.trace import LinkTrace
 
 MODELS = ("gpt-2.7b", "gpt-6.7b", "vit-huge")
 
-# Bits per second and seconds, one way.
+# Rate in bits per second, and one-way latency in seconds.
 LINKS = ((1e9, 0.01), (0.3e9, 0.03), (0.1e9, 0.06))
 
 STEPS = 3
@@ -45,8 +46,8 @@ MECHANISMS: Mapping[str, Mechanisms] = {
     "latency-aware depth": Mechanisms(latency_aware_depth=False),
 }
 
-# A drop that stays, after so many seconds, to these shares of the link; and a link that is declared as fast as the
-# others but carries what mobile paths were published to carry. "Above 1" is taken as 1 % at least.
+# A permanent drop after so many seconds, to these shares of the link's rate; and a link that is declared as fast as the
+# others but has the published rates of mobile paths. The claim "above 1" is taken as 1 % at least.
 DROP_AT_S = 40.0
 LEAST_GAIN = 1.01
 DROPS = (0.5, 0.3)
@@ -56,7 +57,7 @@ TRACE_PRESET, TRACE_S = "5g-mmwave", 600.0
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A cluster, a model, the links between regions, and whether devices are named in turn."""
+    """A cluster, a model, the links between regions, and whether devices are named in turn, region after region."""
 
     cluster: str
     model: str
@@ -66,23 +67,23 @@ class Setting:
 
     @property
     def scenario(self) -> Scenario:
-        """The scenario of the setting."""
+        """Return the scenario of the setting."""
         return deepcee_scenario(self.cluster, self.model, self.bandwidth_bps, self.latency_s, mixed=self.mixed)
 
     @property
     def title(self) -> str:
-        """The setting in words."""
+        """Describe the setting in words."""
         link = f"{self.bandwidth_bps / 1e9:g} Gbit/s, {self.latency_s * 1e3:g} ms"
         return f"{self.cluster}{' in turn' if self.mixed else ''}; {self.model}; {link}"
 
 
 def reproduce_deepcee(quick: bool, tell: Callable[[str], None]) -> Reproduction:
-    """Measure DeepCEE against its baselines, without each of its mechanisms, and on links that change."""
+    """Compare DeepCEE with its baselines, switch off its mechanisms one by one, and run it on changing links."""
     settings = _settings()
     settings = settings[-1:] if quick else settings
     names = [name for name in BASELINES if not (quick and name == SLOW_TO_PLAN)]
     details = [_measured(setting, names, tell) for setting in settings]
-    # Those in which no region is faster alone, where there is a pipeline to speak of, and that in turn.
+    # Settings in which the plan is a pipeline across regions.
     chosen = [setting for setting, row in zip(settings, details, strict=True) if int(row["regions"]) > 1]
     ablations = [_ablation(setting, tell) for setting in chosen]
     adapted = [] if quick else [_adapter(name, trace, tell) for name, trace in _changing_links().items()]
@@ -95,7 +96,7 @@ def reproduce_deepcee(quick: bool, tell: Callable[[str], None]) -> Reproduction:
         [*ablations, *({**_no_ablation(), **row} for row in adapted)],
         details,
         [
-            # Where one region alone is fastest there is no pipeline across regions to hold the claim against.
+            # Where one region alone is fastest, there is no pipeline across regions on which to check the claim.
             at_least(
                 "smallest ratio to the best baseline, plans that cross regions", min(across, default=0.0), LEAST_RATIO
             ),
@@ -162,7 +163,7 @@ def _no_ablation() -> Row:
 
 
 def _changing_links() -> dict[str, LinkTrace]:
-    """What happens to the traces of the links between the first two regions."""
+    """Return traces with changing rates for the links between the first two regions, by name."""
     whole_bps = FIRST[2]
     times_s = np.array([0.0, DROP_AT_S])
     traces = {

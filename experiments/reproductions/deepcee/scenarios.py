@@ -1,9 +1,9 @@
-"""The clusters, models and links on which DeepCEE's claim is measured.
+"""The clusters, models and links of DeepCEE's reproduction.
 
-Published: cloud, edge and end; fast links inside a region, slow and unstable ones between regions. Assumed, within the
-ranges that the check of this project names (inside 10 to 100 Gbit/s, between 0.1 to 1 Gbit/s at 10 to 60 ms, GPT-like
-models of 1 to 7 billion parameters and a vision model): every device, width, length, batch and microbatch below. Times
-are the roofline's (`planner.scenario.roofline`): 32-bit tensors that are multiplied in TF32 where the GPU has it.
+Published: cloud, edge and end; fast links inside a region, slow and unstable ones between regions. Assumed: every
+device, width, length, batch and microbatch below, with 10 to 100 Gbit/s inside a region, 0.1 to 1 Gbit/s at 10 to 60 ms
+between regions, GPT-like models of 1 to 7 billion parameters and a vision model. Times are those of the roofline
+(`planner.scenario.roofline`) for 32-bit tensors that are multiplied in TF32 where the GPU has it.
 """
 
 from collections.abc import Sequence
@@ -39,9 +39,9 @@ def throughput(scenario: Scenario, plan: Plan, steps: int, policy: Policy | None
 
 
 def baseline_throughput(name: str, scenario: Scenario, steps: int) -> tuple[float, str]:
-    """Return a baseline's simulated samples per second, 0 where it does not run, and how it runs or why it does not.
+    """Return a baseline's simulated samples per second, 0 if it does not run, and a remark on how or why not.
 
-    Where data parallelism does not fit it is a pipeline in each region.
+    Data parallelism that does not fit into memory is replaced by a pipeline in each region.
     """
     try:
         return throughput(scenario, make_plan(name, scenario), steps), "runs"
@@ -72,19 +72,19 @@ def regional_pipelines(scenario: Scenario) -> Plan:
 
 PRECISION = "tf32"
 
-# (width, blocks) of GPT-3's table of models: 1.3, 2.7 and 6.7 billion parameters.
+# Width and number of blocks in GPT-3's table of models: 1.3, 2.7 and 6.7 billion parameters.
 GPT_SIZES = {"gpt-1.3b": (2048, 24), "gpt-2.7b": (2560, 32), "gpt-6.7b": (4096, 32)}
 
 VISION_MODEL = "vit-huge"
 MODELS = (*GPT_SIZES, VISION_MODEL)
 
-# Samples of an update, and of a microbatch for strategies without a choice of their own: sequences, or pictures.
+# Samples (sequences or pictures) of an update, and of a microbatch for strategies that do not choose its size.
 BATCHES = {**dict.fromkeys(GPT_SIZES, (64, 2)), VISION_MODEL: (256, 8)}
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A region of a cluster: so many devices of each kind, and the rate of its network, bits per second."""
+    """A region of a cluster: its number of devices of each kind, and the rate of its network, bits per second."""
 
     region: str
     devices: tuple[tuple[str, int], ...]
@@ -131,8 +131,8 @@ def deepcee_scenario(
         model: Name of the model.
         bandwidth_bps: Rate of each link between two regions, bits per second.
         latency_s: One-way latency of these links, seconds.
-        mixed: Whether the cluster names its devices in turn, one of each region, instead of region by region.
-        trace: The rate over time of the links between the first two regions; all are steady if None.
+        mixed: Whether the cluster lists its devices in turn, one of each region, instead of region by region.
+        trace: Rate over time of the links between the first two regions; None for constant rates.
     """
     sites = CLUSTERS[cluster]
     kinds = list(dict.fromkeys(kind for site in sites for kind, _ in site.devices))

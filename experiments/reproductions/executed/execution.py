@@ -1,12 +1,12 @@
-"""The executed half of a reproduction: a system and its rivals run for real, beside what the simulator says of them.
+"""Executes reproductions: runs a system and its rivals for real, and compares the ratios with the simulator's.
 
-A process for each device computes at the profile's pace and moves true bytes over emulated links, under real TCP. The
-ratio of the system's throughput to each rival's is taken in both backends.
+A process for each device computes for the profiled times and moves true bytes over emulated links, under real TCP. The
+ratio of the system's throughput to each rival's is measured in both backends.
 
-What two cores cannot carry or wait for is scaled. Divide all bytes and all rates by one number and no time changes;
-divide all times and multiply all rates by another and every ratio of two times stays. So a plan wins by as much in the
-scaled scenario as in the whole one, up to the rounding of bytes (tests/experiments/reproductions/test_scaling.py), and
-what a real run of it adds is what this machine adds.
+Scenarios with too many bytes for two cores, or with too long steps, are scaled. If all bytes and rates are divided by
+one number, no time changes; if all times are divided and all rates multiplied by another, the ratio of any two times
+stays. So the scaled scenario has the ratios of the whole one, up to the rounding of bytes
+(tests/experiments/reproductions/test_scaling.py), and any difference of a real run is due to this machine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,14 +40,14 @@ from planner.systems.registry import make_plan, make_policy
 from sim.simulator import Simulator
 from traces.trace import LinkTrace
 
-# Payloads are rows of numbers of so many bytes.
+# Bytes of a row of numbers; payloads are whole rows.
 _NUMBER_BYTES = 4
 
 
 def scaled(scenario: Scenario, smaller: float, quicker: float) -> Scenario:
-    """Return a scenario of ``smaller`` times fewer bytes and ``quicker`` times less time.
+    """Return the scenario with all bytes divided by ``smaller`` and all times divided by ``quicker``.
 
-    Devices keep their memory, and what fitted still fits.
+    Devices keep their memory, so that plans that fitted still fit.
     """
     bandwidth = quicker / smaller
     cluster = scenario.cluster
@@ -104,7 +104,7 @@ def _table(table: TimeTable, quicker: float) -> TimeTable:
 
 MOST_POINTS = 10.0
 
-# What two cores carry, of all devices together, bytes per second.
+# Traffic of all devices together that two cores can carry, bytes per second.
 _CARRIED = 40e6
 
 Contender = tuple[Plan, str]
@@ -112,16 +112,16 @@ Contender = tuple[Plan, str]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A system against its rivals in one setting.
+    """A comparison of a system with its rivals in one setting.
 
     Attributes:
         setting: The setting in words.
-        scenario: The scenario at its true size.
-        contenders: Name to plan and name of a policy; the first is the system.
-        steps: Training steps of each run; the first is not counted.
-        step_s: What the quickest contender's step is brought to, seconds, with as few bytes as this machine carries.
-            Short steps become longer too: every message takes this machine its time. None runs all at true size.
-        per_dollar: Whether samples per US dollar count, instead of samples per second.
+        scenario: The scenario, not scaled.
+        contenders: Name of each contender to its plan and the name of its policy; the first one is the system.
+        steps: Number of training steps of each run, with a first one that is not counted.
+        step_s: Step time of the quickest contender after scaling, seconds, with as many bytes as this machine carries.
+            Short steps are lengthened, since this machine takes time for every message. None for no scaling.
+        per_dollar: Whether to compare samples per US dollar, instead of samples per second.
     """
 
     setting: str
@@ -158,7 +158,7 @@ def execute(comparison: Comparison, tell: Callable[[str], None]) -> list[Row]:
 
 
 def executed_check(rows: Sequence[Row]) -> Check:
-    """Hold the ratios that were executed to those that were simulated."""
+    """Check the executed ratios against the simulated ones."""
     worst = max(abs(float(row["points"])) for row in rows)
     return at_most("executed ratio to simulated ratio, largest difference in percent", worst, MOST_POINTS)
 
@@ -171,7 +171,7 @@ def _rate(comparison: Comparison, record: RunRecord) -> float:
 
 
 def _reduced(comparison: Comparison) -> tuple[Scenario, str]:
-    """The scenario as this machine runs it, over links that carry TCP, and what was reduced, in words."""
+    """Return the scaled scenario with the effects of TCP, and the scaling in words."""
     scenario = replace(comparison.scenario, effects=Effects(network=WIDE_AREA_TCP))
     if comparison.step_s is None:
         return scenario, "at true size"
@@ -182,7 +182,7 @@ def _reduced(comparison: Comparison) -> tuple[Scenario, str]:
 
 
 def _step(scenario: Scenario, plan: Plan) -> tuple[float, int]:
-    """Seconds and bytes of one step."""
+    """Return the seconds and the bytes of one step."""
     record = Simulator().run(scenario, plan, None, 2)
     sent = sum(event.size_bytes for event in record.events if event.kind is EventKind.SEND and event.step == 1)
     return measure(record).step_s, sent
@@ -192,10 +192,10 @@ STEPS = 4
 ADAPTED_STEPS = 12
 EXCHANGE_STEPS = 48
 
-# Length of a step of hundreds of messages between eight devices, and of one of few messages.
+# Seconds of a step with hundreds of messages between eight devices, and of a step with few messages.
 LONG_S, SHORT_S = 2.0, 0.5
 
-# Where one contender takes tens of times as long as the other.
+# Number of steps where one contender takes tens of times as long as the other.
 FEW_STEPS = 3
 
 # The first setting of DeepCEE's reproduction, and a drop of its links that stays.
@@ -207,7 +207,7 @@ _NETWORK_BPS = 10e9
 
 
 def deepcee_comparisons() -> list[Comparison]:
-    """Pipelines across three data centres, devices region by region and in turn; and the adapter when a link drops."""
+    """Return pipelines across three data centres, with devices region by region and in turn, and a drop of a link."""
     comparisons = []
     for mixed in (False, True):
         scenario = deepcee_scenario(_CLUSTER, _MODEL, _WAN_BPS, _WAN_S, mixed=mixed)
@@ -232,7 +232,7 @@ def deepcee_comparisons() -> list[Comparison]:
 
 
 def asteroid_comparisons() -> list[Comparison]:
-    """Jetson boards on their LAN; how they recover is measured by ``ropebridge bench recovery``."""
+    """Return Jetson boards on a LAN; recovery is measured by ``ropebridge bench recovery``."""
     mobile, efficient = (edge_scenario(model, CLUSTERS["4 boards"], 32) for model in ("MobileNetV2", "EfficientNet-B1"))
     pipelines = _planned(mobile, ("asteroid", "gpipe", "pipedream", "dapple"))
     parallel = _planned(efficient, ("asteroid", "ddp"))
@@ -243,7 +243,7 @@ def asteroid_comparisons() -> list[Comparison]:
 
 
 def cannikin_comparisons() -> list[Comparison]:
-    """Three unlike GPUs: shares by OptPerf from the start, and learned by the policy from even ones."""
+    """Return three unlike GPUs, with shares by OptPerf from the start, and with shares that the policy learns."""
     scenario = base_scenario("A", "resnet50", _NETWORK_BPS)
     where = "resnet50, cluster A, 10 Gbit/s"
     planned = _planned(scenario, ("cannikin", "ddp", "lb-bsp"))
@@ -255,7 +255,7 @@ def cannikin_comparisons() -> list[Comparison]:
 
 
 def cloudless_comparisons() -> list[Comparison]:
-    """Two regions that exchange updates rarely, or in every step; and GPUs that are given back."""
+    """Return two regions that exchange updates rarely or in every step, and GPUs that are given back."""
     small = server_scenario(SMALL_CNN, "cpu-core", 32)
     large = server_scenario(RESNET_18, "cpu-server", 128)
     comparisons = [

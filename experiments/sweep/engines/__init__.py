@@ -10,7 +10,7 @@ from experiments.sweep.engines.slurm import SlurmJobs
 from experiments.sweep.worker import Engine
 from traces.common.errors import find_by_name
 
-# Each is given the points at a time, the sweep's folder, and the settings of Slurm's jobs.
+# Arguments are the number of points at a time, the sweep's folder, and the settings of Slurm's jobs.
 ENGINES: Mapping[str, Callable[[int, Path, Mapping[str, Any]], Engine]] = {
     "local": lambda jobs, _folder, _settings: LocalProcesses(jobs),
     "slurm": SlurmJobs,
@@ -19,9 +19,9 @@ ENGINES: Mapping[str, Callable[[int, Path, Mapping[str, Any]], Engine]] = {
 
 
 def make_engine(name: str, jobs: int, folder: Path, settings: Mapping[str, Any]) -> Engine:
-    """Return the engine of a name.
+    """Return the engine with a name.
 
     Raises:
-        InputError: There is none, or what it needs is not installed.
+        InputError: There is no such engine, or a package that it needs is not installed.
     """
     return find_by_name(name, ENGINES, "engine", where="--engine")(jobs, folder, settings)

@@ -1,4 +1,4 @@
-"""The engine of a Dask cluster, or of one that is started here. Its workers share the sweep's folder and its files."""
+"""The engine of a Dask cluster, existing or started on this machine; its workers share the sweep's folder and files."""
 
 import logging
 from collections.abc import Generator, Iterator, Sequence
@@ -11,15 +11,15 @@ from experiments.sweep.points import Point
 from experiments.sweep.worker import PointTask, Portion, Portioner, Tally, carry_out_points, one_thread_each
 from traces.common.errors import InputError, RunError
 
-# Portions that lie ready for each worker.
+# Number of portions that wait in the queue of each worker.
 _AHEAD = 2
 
 
 class DaskTasks:
     """Carries out points as tasks of Dask, on ``workers`` processes.
 
-    They go to the cluster of Dask's own setting ``scheduler-address``, the environment's ``DASK_SCHEDULER_ADDRESS``,
-    and to one that is started on this machine without it.
+    The tasks go to the cluster of Dask's setting ``scheduler-address`` (environment variable
+    ``DASK_SCHEDULER_ADDRESS``); without it, to a cluster that is started on this machine.
 
     Raises:
         InputError: Dask is not installed.
@@ -27,7 +27,7 @@ class DaskTasks:
 
     def __init__(self, workers: int) -> None:
         try:
-            import distributed  # noqa: F401 - loaded here so that its absence is told before anything has begun
+            import distributed  # noqa: F401 - imported here so that a missing package is reported before anything has begun
         except ModuleNotFoundError:
             raise InputError(
                 "dask.distributed is not installed", where="--engine dask", valid="pip install 'ropebridge[dask]'"
@@ -45,7 +45,7 @@ class DaskTasks:
 
 
 def _tasks(client: Any, task: PointTask, points: Sequence[Point], workers: int) -> Iterator[Portion]:
-    # Not through joblib: its backend for Dask waits for ever where a task has killed its workers.
+    # Without joblib, whose backend for Dask waits forever if a task has killed its workers.
     from distributed import as_completed
 
     portioner = Portioner(points, workers)
@@ -70,7 +70,7 @@ def _tasks(client: Any, task: PointTask, points: Sequence[Point], workers: int) 
 
 
 def _tally(future: Any) -> Tally | None:
-    """Return what a worker reports; None if it died or left."""
+    """Return a worker's report; None if it died or left."""
     from distributed import KilledWorker
 
     try:
@@ -100,7 +100,7 @@ def _client(workers: int) -> Iterator[Any]:
         with reached as client:
             yield client
         return
-    # A task that killed its worker is tried again by the sweep, not by Dask.
+    # The sweep, not Dask, repeats a task that killed its worker.
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}), one_thread_each():
         with without_interrupts():
             cluster = LocalCluster(

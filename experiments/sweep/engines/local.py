@@ -1,4 +1,4 @@
-"""The engine of one machine: a pool of processes, which end with the command however that ends."""
+"""The engine of one machine: a pool of processes, which end with the command even if that is killed."""
 
 import os
 import signal
@@ -21,8 +21,8 @@ from traces.common.errors import RunError
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Have processes and threads that are started in here never get SIGINT: the command ends them."""
-    # It would let the signal through again when it is started.
+    """Block SIGINT in processes and threads that are started in here, since the command ends them itself."""
+    # Started beforehand, since its start unblocks the signal.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -33,7 +33,7 @@ def without_interrupts() -> Iterator[None]:
 
 @contextmanager
 def interrupts_held_back() -> Iterator[None]:
-    """Do what is done in here to its end, and let signals that have come in the meantime act then."""
+    """Defer signals: those that arrive while the block runs take effect at its end."""
     delayed: list[tuple[Any, ...]] = []
     handlers: dict[int, Callable[..., Any]] = {}
     for number in STOP_SIGNALS:
@@ -50,10 +50,10 @@ def interrupts_held_back() -> Iterator[None]:
         handlers[arguments[0]](*arguments)
 
 
-# Of the 107 bytes that a socket's name may have, what Python adds to the folder of temporary files.
+# Most bytes of the folder of temporary files: a socket's name has at most 107, of which Python adds the rest.
 _LONGEST_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
 
-# Portions that lie ready for each worker, so that none waits for the command to notice that it is done.
+# Number of portions that wait for each worker, so that workers never wait for the command.
 _AHEAD = 2
 
 
@@ -87,7 +87,7 @@ class LocalProcesses:
         portioner = Portioner(points, workers)
         portions = iter(portioner)
         while portioner.has_more:
-            # By the number of their first point.
+            # Keyed by the number of a portion's first point.
             given: dict[int, Sequence[Point]] = {}
             futures: dict[Future[Tally], int] = {}
             with _pool(workers) as pool:
@@ -95,7 +95,7 @@ class LocalProcesses:
                     while given or portioner.has_more:
                         while len(given) < _AHEAD * workers and (portion := next(portions, None)) is not None:
                             given[portion[0].number] = portion
-                            # A process is started now and then, which makes a fuss when that is broken off.
+                            # Submitting may start a process, which prints errors if its start is interrupted.
                             with interrupts_held_back():
                                 futures[pool.submit(carry_out_points, task, portion)] = portion[0].number
                         for future in wait(futures, return_when=FIRST_COMPLETED).done:
@@ -110,11 +110,11 @@ class LocalProcesses:
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end at once when this block does, or when this process does."""
+    """Open a pool of processes that end at once when this block or this process ends."""
     with ExitStack() as stack:
         stack.enter_context(one_thread_each())
         context = get_context("forkserver")
-        # Loaded once for all workers.
+        # Imported once for all workers, before they are forked.
         set_forkserver_preload(["experiments.cli.app", "experiments.sweep.worker"])
         with without_interrupts(), _room_for_sockets():
             ensure_running()
@@ -122,7 +122,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_command, initargs=(theirs,))
         stack.callback(pool.shutdown)
         stack.callback(theirs.close)
-        # Called first: workers in the middle of something end too.
+        # Called before the pool's own exit, so that busy workers end too.
         stack.callback(ours.close)
         try:
             with interrupts_held_back():
@@ -135,7 +135,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 @contextmanager
 def _room_for_sockets() -> Iterator[None]:
-    """Have the socket of the server that forks processes in ``/tmp`` where ``TMPDIR`` is too long for its name."""
+    """Put the socket of the server that forks processes into ``/tmp`` if ``TMPDIR`` is too long for its name."""
     before = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:
         tempfile.tempdir = "/tmp"
@@ -146,7 +146,7 @@ def _room_for_sockets() -> Iterator[None]:
 
 
 def _end_with_command(command: Connection) -> None:
-    """End this process as soon as the command, which holds the other end of the pipe, is gone."""
+    """End this process as soon as the command, which holds the other end of the pipe, has ended."""
     threading.Thread(target=_await_end, args=(command,), daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""The engine of a Slurm cluster: job arrays through submitit. The nodes share the sweep's folder and its files."""
+"""The engine of a Slurm cluster: job arrays through submitit. The nodes share the sweep's folder and files."""
 
 import importlib.util
 import logging
@@ -21,17 +21,17 @@ _FILE = "under-way"
 
 
 def cancel_left(folder: Path) -> None:
-    """Cancel the arrays that a killed command has left, whose points would be carried out twice."""
+    """Cancel the job arrays of a killed command, so that their points are not carried out twice."""
     path = folder / _FILE
     if path.is_file():
-        # Slurm may have forgotten one that has ended since.
+        # Not checked: Slurm no longer knows arrays that ended long ago.
         subprocess.run(["scancel", "--quiet", *path.read_text().split()], capture_output=True, check=False)
         path.unlink()
 
 
 @contextmanager
 def noted(folder: Path, job_ids: list[str]) -> Iterator[None]:
-    """Keep the arrays of submitit's job ids, ``ARRAY_NUMBER``, in the folder while their jobs are under way."""
+    """Record the arrays of submitit's job ids (``ARRAY_NUMBER``) in the folder while their jobs are under way."""
     arrays = dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
     write_text_atomically(folder / _FILE, "".join(f"{array}\n" for array in arrays))
     try:
@@ -40,13 +40,13 @@ def noted(folder: Path, job_ids: list[str]) -> Iterator[None]:
         (folder / _FILE).unlink(missing_ok=True)
 
 
-# Portions for each job that runs at a time, so that no long one is left at the end.
+# Number of portions for each job that runs at a time: several, so that no long one remains at the end.
 _PORTIONS_PER_JOB = 4
 
-# Slurm takes arrays of up to 1001 jobs unless it has been told otherwise (MaxArraySize).
+# Most jobs of an array: Slurm's default of MaxArraySize is 1001.
 _LARGEST_ARRAY = 1000
 
-# Seconds between two checks of which jobs are done; each reads files.
+# Seconds between two checks for finished jobs; each check reads files.
 _POLL_S = 1.0
 
 
@@ -55,12 +55,12 @@ class SlurmJobs:
 
     Args:
         jobs: Number of jobs that run at a time.
-        folder: Folder for what goes into the jobs and comes out of them; all nodes see it.
-        settings: Settings of the jobs, by submitit's names without ``slurm_``.
-        cluster: Submitit's name of what runs them: ``local`` is this machine.
+        folder: Folder for the inputs and outputs of jobs, which all nodes share.
+        settings: Settings of the jobs, by submitit's names without the prefix ``slurm_``.
+        cluster: Submitit's name of the executor; ``local`` is this machine.
 
     Raises:
-        InputError: There is no submitit or no Slurm here, or a setting is unknown.
+        InputError: Submitit or Slurm is not installed, or a setting is unknown.
     """
 
     def __init__(self, jobs: int, folder: Path, settings: Mapping[str, Any], cluster: str = "slurm") -> None:
@@ -77,7 +77,7 @@ class SlurmJobs:
         self._folder = folder
         self._settings = settings
         self._cluster = cluster
-        # Submitit makes its folder at once; the sweep's is not to be touched before everything is known to be right.
+        # Submitit makes its folder at once, but the sweep's folder must not change before everything has been checked.
         with TemporaryDirectory(prefix="ropebridge-sweep-") as scratch:
             self._executor(Path(scratch))
 
@@ -97,7 +97,7 @@ class SlurmJobs:
         folder = self._folder.resolve() / "slurm"
         executor = self._executor(folder)
         with ExitStack() as stack:
-            # Jobs that nobody knows of would not be cancelled: a signal that comes meanwhile acts at the end of this.
+            # Signals are deferred, since jobs that are submitted but not recorded would not be cancelled.
             with one_thread_each(), interrupts_held_back():
                 jobs = executor.map_array(carry_out_points, [task] * len(portions), portions)
                 if self._is_slurm:
@@ -129,7 +129,7 @@ class SlurmJobs:
 
 
 def _warn_on_stderr() -> None:
-    """Keep submitit's warnings, which it tells twice, out of what the command prints."""
+    """Send submitit's warnings to the standard error once; it would also print them on the standard output."""
     from submitit.core.logger import get_logger
 
     for handler in list(get_logger().handlers):
