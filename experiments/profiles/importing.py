@@ -65,7 +65,7 @@ def _huggingface(config: ImportConfig) -> _Imported:
     shape = read_huggingface(path)
     tokens = config.tokens or shape.longest
     if tokens is None:
-        raise InputError("nothing says how long a sample is", where="--tokens", valid="give a number, such as 1024")
+        raise InputError("the length of a sample is missing", where="--tokens", valid="give a number, such as 1024")
     try:
         layers = shape.layers(tokens)
     except InputError as error:
@@ -78,7 +78,7 @@ def _huggingface(config: ImportConfig) -> _Imported:
 def _metis(config: ImportConfig) -> _Imported:
     if config.layer_output is None:
         raise InputError(
-            "Metis' files do not say what passes between layers",
+            "Metis' files do not contain the sizes of the layers' outputs",
             where="--layer-output",
             valid="give tokens x width x bytes of a number, such as '4 MB' for a sample of 1024 tokens of 1024 numbers",
         )

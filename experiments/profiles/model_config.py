@@ -108,5 +108,5 @@ def _argument(text: str) -> tuple[str, int | float | str | bool]:
     except yaml.YAMLError:
         read = None
     if not isinstance(read, int | float | str | bool):
-        raise InputError(f"'{text}' sets nothing", where="--set", valid="write KEY=VALUE, for example 'width=64'")
+        raise InputError(f"'{text}' is no assignment", where="--set", valid="write KEY=VALUE, for example 'width=64'")
     return key, read

@@ -111,7 +111,7 @@ def listen_at(address: str, other: str | None, tell: Callable[[str], None]) -> N
     services = {SERVICE: serve_messages} if can_measure_messages() else {}
     with Responder(parse_address(address), services, tell) as responder, suppress(CommandInterruptedError):
         tell(
-            f"serving measurements at {responder.address} to whoever reaches it, since nobody is authenticated; "
+            f"serving measurements at {responder.address} to every host that reaches it, without authentication; "
             "Ctrl-C ends it"
         )
         responder.serve()

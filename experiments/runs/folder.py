@@ -41,7 +41,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         beside = ground / f".{target.name[:100]}.{secrets.token_hex(4)}.part"
         if taken:
             advice = "name a new folder, or remove it first"
-            raise InputError("there is something already", where=str(target), valid=advice)
+            raise InputError("this path exists already", where=str(target), valid=advice)
         beside.mkdir()
     except OSError as error:
         raise no_folder(target, error) from None

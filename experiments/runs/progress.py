@@ -163,7 +163,7 @@ def _prometheus(address: str) -> Iterator[ProgressCallback]:
     registry = CollectorRegistry()
     try:
         if not host:
-            raise ValueError("it names no interface")
+            raise ValueError("it has no host name")
         server, thread = start_http_server(int(port), host, registry)
     except (OSError, ValueError, OverflowError) as error:
         raise InputError(

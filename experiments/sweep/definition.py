@@ -129,7 +129,7 @@ def run_length(settings: Mapping[str, Any]) -> tuple[int | None, str | None]:
     """
     steps, duration = settings.get("steps"), settings.get("duration")
     if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
-        raise InputError(f"{steps!r} steps", where="steps", valid="a whole number from 1 on")
+        raise InputError(f"{steps!r} is no number of steps", where="steps", valid="give a whole number from 1 on")
     if duration is None and steps is None:
         return DEFAULT_STEPS, None
     return steps, None if duration is None else _text(duration, "duration", "text as '60 min'")

@@ -78,9 +78,7 @@ def carry_out_sweep(
             write_sweep_json(folder, sweep, len(points), metrics)
     if missing := sum(point.key not in outcomes for point in points):
         # Network folders show the writes of other machines with a delay.
-        raise RunError(
-            f"what came out of {missing} points is not to be seen yet in {logs}; call the same command again"
-        )
+        raise RunError(f"the outcomes of {missing} points are not visible yet in {logs}; call the same command again")
     errors = [outcomes[point.key].error for point in points if outcomes[point.key].status == FAILED]
     duration_s = time.perf_counter() - start_s
     return Result(len(points), len(left), len(errors), duration_s, folder / TABLE, errors[0] if errors else "")

@@ -42,7 +42,7 @@ def check_folder(folder: Path, sweep: Sweep) -> None:
         raise InputError("this is a file", where=str(folder), valid="name a folder")
     if not (folder / SWEEP).is_file():
         if any(path.name != LOGS for path in folder.iterdir()):
-            raise InputError("there is something already", where=str(folder), valid="name a new folder")
+            raise InputError("this folder holds other files", where=str(folder), valid="name a new folder")
         return
     before = read_sweep_json(folder)
     now = _owner(sweep)

@@ -48,10 +48,10 @@ def _check_draws(sweep: Sweep, draws: int | None, document: Document) -> None:
     drawn = [parameter.name for parameter in sweep.parameters if parameter.kind in RANDOM]
     if drawn and draws is None:
         where = document.where(("parameters", drawn[0]))
-        raise InputError("how often it is drawn is not said", where=where, valid="add 'draws: 100' beside 'parameters'")
+        raise InputError("the number of draws is missing", where=where, valid="add 'draws: 100' beside 'parameters'")
     if draws is not None and not drawn:
         where = document.where(("draws",))
-        raise InputError("nothing is drawn", where=where, valid=f"remove 'draws', or add one of {', '.join(RANDOM)}")
+        raise InputError("no parameter is random", where=where, valid=f"remove it, or add one of {', '.join(RANDOM)}")
 
 
 def _check_settings(sweep: Sweep, document: Document) -> None:

@@ -172,7 +172,7 @@ def host(folder: Path, name: str, address: str | None, resume: bool, tell: Calla
     find_by_name(name, parts, "host", where=str(folder / "hosts.json"))
     hosts = replace(bundle.hosts, address=address or bundle.hosts.address)
     if not hosts.address:
-        raise InputError("where the head is, is not known", where="--head", valid="give its address")
+        raise InputError("the address of the head is unknown", where="--head", valid="give it")
     if name == hosts.head:
         return _lead(bundle, hosts, folder / "run", resume, tell)
     tell(f"host {name}: ranks {', '.join(map(str, parts[name].ranks))}, head at {hosts.address}:{hosts.port}")

@@ -161,7 +161,7 @@ def _write(records: Sequence[RunRecord], names: Sequence[str], path: Path) -> No
 def _check_kind(target: Path) -> None:
     if target.suffix not in _KINDS:
         raise InputError(
-            f"'{target}' is of no kind that a report can be",
+            f"'{target}' has an unknown suffix",
             where="--output",
             valid="let its name end in .html (the page), .png or .svg (a figure) or .json (for ui.perfetto.dev)",
         )

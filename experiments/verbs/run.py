@@ -49,7 +49,7 @@ def checkpoint_config(
     if folder is None:
         for given, option in ((every is not None, "--checkpoint-every"), (resume, "--resume")):
             if given:
-                raise InputError(f"'{option}' without '--checkpoint'", valid="say in which folder checkpoints are")
+                raise InputError(f"'{option}' needs '--checkpoint'", valid="give the folder of the checkpoints")
         return None, None
     every = every or CHECKPOINT_EVERY
     if not resume:

@@ -57,7 +57,7 @@ def carry_out(
     try:
         result = carry_out_sweep(chosen, points, place, made, showing_sweep, failed_again=failed_again)
     except CommandInterruptedError:
-        tell(f"what is done stays in {place}; the same command does the rest")
+        tell(f"finished points are kept in {place}; the same command carries out the rest")
         raise
     if result.failed == result.points:
         raise RunError(f"none of {result.points} points could be carried out; the first: {result.first_error}")

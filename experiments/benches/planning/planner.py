@@ -79,7 +79,7 @@ class LimitedProcess(Generic[Task, Result]):
             if self._ours.poll(limit_s):
                 result: Result = self._ours.recv()
                 return result
-            problem: OSError = TimeoutError(f"over {limit_s:g} s")
+            problem: OSError = TimeoutError(f"it takes longer than {limit_s:g} s")
         except EOFError:
             problem = ChildProcessError("its process ended")
         self._stop()

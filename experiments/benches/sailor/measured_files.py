@@ -134,7 +134,9 @@ def _folder() -> Path:
 def _only_runs(folder: Path) -> Path:
     found = sorted(path for path in folder.glob("measured-*") if path.is_dir())
     if len(found) != 1:
-        raise InputError(f"{len(found)} folders 'measured-*'", where=str(folder), valid="say with --runs which one")
+        raise InputError(
+            f"there are {len(found)} folders 'measured-*'", where=str(folder), valid="choose one with --runs"
+        )
     return found[0]
 
 

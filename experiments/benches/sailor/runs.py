@@ -97,7 +97,9 @@ def read_sailor_runs(folder: Path, model: ModelProfile, network: SailorNetwork) 
     """
     paths = sorted(folder.rglob("*.json"))
     if not paths:
-        raise InputError("no measured runs", where=str(folder), valid="give a folder with one JSON file for each run")
+        raise InputError(
+            "there are no measured runs", where=str(folder), valid="give a folder with one JSON file for each run"
+        )
     return [read_sailor_run(path, model, network) for path in paths]
 
 

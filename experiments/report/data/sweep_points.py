@@ -111,7 +111,7 @@ def _swept_points(name: str, table: pd.DataFrame, described: Mapping[str, Any]) 
     metrics = [metric for metric in (_metric(column, done) for column in columns) if metric is not None]
     if done.empty or not metrics:
         raise InputError(
-            "there is nothing to draw: all points failed, or all came out alike",
+            "there is nothing to draw: all points failed, or all have the same results",
             where=name,
             valid="look at the column 'error' of its table",
         )

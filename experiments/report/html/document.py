@@ -97,8 +97,8 @@ def panel(
         name: Name of the figure, unique in the page.
         height_pixels: Height of the figure with its axes, pixels.
         left_pixels: Width of the room for the vertical axis, pixels.
-        x_range: Horizontal range; panels that pan and zoom together share it.
-        y_range: Vertical range; None for a range from 0 that follows the data.
+        x_range: Horizontal range, which is shared by panels that pan and zoom together.
+        y_range: Vertical range, or None for a range from 0 to the largest value.
         title: Text above the frame.
         labels: Labels of the horizontal and of the vertical axis.
         ticks: Approximate number of ticks of the vertical axis; None for Bokeh's choice.

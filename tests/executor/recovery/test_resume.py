@@ -140,8 +140,8 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--resume"], "'--resume' without '--checkpoint'; say in which folder checkpoints are"),
-        (["--checkpoint-every", "3"], "'--checkpoint-every' without '--checkpoint'"),
+        (["--resume"], "'--resume' needs '--checkpoint'; give the folder of the checkpoints"),
+        (["--checkpoint-every", "3"], "'--checkpoint-every' needs '--checkpoint'"),
         (["--checkpoint", "{}", "--resume"], "there is no whole checkpoint"),
         (["--checkpoint", "{}", "--compute", "paced"], "checkpoints of paced compute, which trains nothing"),
         (["--checkpoint", "/proc/none"], "no checkpoints can be written"),

@@ -402,7 +402,7 @@ def test_odd_files_and_places(tmp_path: Path) -> None:
     deep.write_text("[" * 100_000)
     assert_refused(["simulate", path, "--plan", deep], tmp_path, "deep.json", "nested too deeply")
     assert_refused(["traces", "show", deep], tmp_path, "deep.json")
-    assert_refused(["simulate", path, "--strategy=megatron", "-o", "."], tmp_path, "something already")
+    assert_refused(["simulate", path, "--strategy=megatron", "-o", "."], tmp_path, "this path exists already")
     assert_refused(["simulate", "x" * 300], tmp_path, "unknown scenario")
     assert_refused(["simulate", path, "--strategy=megatron", "-o", "x" * 300], tmp_path, "no folder can be made")
     assert_refused(["run", path, "--strategy=megatron", "-o", tmp_path / "a" / "b" / "run"], tmp_path, "no code")
@@ -413,7 +413,10 @@ def test_a_folder_that_is_there_already_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious").write_text("mine")
     assert_refused(
-        ["simulate", "two-regions", "--strategy=megatron", "-o", tmp_path / "run"], tmp_path, "run", "something already"
+        ["simulate", "two-regions", "--strategy=megatron", "-o", tmp_path / "run"],
+        tmp_path,
+        "run",
+        "this path exists already",
     )
 
 

@@ -97,8 +97,8 @@ def check_document(document: dict[str, object]) -> None:
     ("options", "message"),
     [
         (["--samples", "4,2"], "--samples: '4,2' is no list of sizes; give rising whole numbers"),
-        (["--set", "width"], "--set: 'width' sets nothing; write KEY=VALUE"),
-        (["--set", "width=["], "--set: 'width=[' sets nothing; write KEY=VALUE"),
+        (["--set", "width"], "--set: 'width' is no assignment; write KEY=VALUE"),
+        (["--set", "width=["], "--set: 'width=[' is no assignment; write KEY=VALUE"),
         (["--optimizer", "adam"], "unknown optimizer 'adam'"),
         (["--ranks", "2", "--device", "cuda"], "only ranks on a CPU share it"),
     ],

@@ -189,7 +189,7 @@ def test_an_interrupted_sweep_keeps_a_table(
     assert status == 130
     assert stderr.splitlines() == [
         "540 points",
-        f"what is done stays in {tmp_path / 'out'}; the same command does the rest",
+        f"finished points are kept in {tmp_path / 'out'}; the same command carries out the rest",
         "ropebridge: interrupted",
     ]
     table = rows(tmp_path / "out")
@@ -314,7 +314,7 @@ def test_wrong_input_leaves_nothing_behind(tmp_path: Path) -> None:
     refused(["sweep.yaml", "--engine", "dusk"], tmp_path, "unknown engine 'dusk'", "did you mean 'dask'")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious").write_text("mine")
-    refused(["sweep.yaml", "-o", "mine"], tmp_path, "mine: there is something already")
+    refused(["sweep.yaml", "-o", "mine"], tmp_path, "mine: this folder holds other files")
 
 
 def test_a_folder_belongs_to_one_sweep(undisturbed: Path, tmp_path: Path) -> None:

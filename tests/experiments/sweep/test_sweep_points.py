@@ -134,7 +134,7 @@ WRONG = {
     "a value twice": ({BATCH: {"grid": [1, 2, 1]}}, {}, ["1 is given twice"]),
     "unequal lists": ({BATCH: {"list": [1, 2]}, "steps": {"list": [1]}}, {}, ["steps", "1 values", "2", "same length"]),
     "no draws": ({BATCH: {"integers": [1, 4]}}, {}, [BATCH, "draws: 100"]),
-    "draws of nothing": ({BATCH: {"grid": [1]}}, {"draws": 3}, ["sweep.yaml:2: draws", "nothing is drawn"]),
+    "draws of nothing": ({BATCH: {"grid": [1]}}, {"draws": 3}, ["sweep.yaml:2: draws", "no parameter is random"]),
     "bounds the wrong way": ({BATCH: {"integers": [4, 1]}}, {"draws": 1}, ["between 4 and 1"]),
     "units that differ": ({LATENCY: {"uniform": ["1 ms", "1 s"]}}, {"draws": 1}, ["'1 ms'", "'1 s'", "same unit"]),
     "no logarithm": ({LATENCY: {"loguniform": ["0 ms", "1 ms"]}}, {"draws": 1}, ["'0 ms'", "above zero"]),
