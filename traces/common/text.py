@@ -182,7 +182,7 @@ def key_and_value(text: str, example: str, option: str = "--set") -> tuple[str, 
     """
     key, equals, value = text.partition("=")
     if not equals:
-        raise InputError(f"'{text}' sets nothing", where=option, valid=f"write KEY=VALUE, for example '{example}'")
+        raise InputError(f"'{text}' is no assignment", where=option, valid=f"write KEY=VALUE, for example '{example}'")
     return key, value
 
 
