@@ -212,18 +212,15 @@ def _links(
         latency_s = path.least_round_trip_s / 2
     else:
         jitter_s = 0.0
-    latency_s += _message_overhead_s(path, messages)
+    if messages is not None:
+        # The smallest message takes longer than a packet, as two processes handle it.
+        latency_s += max(0.0, messages.arrival_s[1].median - path.latency_s)
     there, back = (path.directions[direction].best_bps.median for direction in ("there", "back"))
     curve = _size_curve(path, messages)
     return (
         MeasuredLink(*names, there / TCP_PAYLOAD_EFFICIENCY, latency_s, jitter_s, curve),
         MeasuredLink(*names[::-1], back / TCP_PAYLOAD_EFFICIENCY, latency_s, jitter_s, curve),
     )
-
-
-def _message_overhead_s(path: PathProfile, messages: MessageProfile | None) -> float:
-    """Return the seconds that the smallest message takes longer than a packet, as two processes handle it."""
-    return 0.0 if messages is None else max(0.0, messages.arrival_s[1].median - path.latency_s)
 
 
 def _size_curve(path: PathProfile, messages: MessageProfile | None) -> SizeCurve | None:

@@ -48,7 +48,7 @@ def run_lines(tell: Tell) -> ProgressCallback:
 def showing_run(
     *, live: bool, tensorboard: Path | None, prometheus: str | None, tell: Tell
 ) -> Iterator[ProgressCallback | None]:
-    """Return a callback that shows the steps of a run in all requested places; None if there is none.
+    """Give a callback that shows the steps of a run in all requested places; None if there is none.
 
     Args:
         live: Whether to show them in the terminal, or as lines if the standard error is no terminal.

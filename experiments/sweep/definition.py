@@ -63,16 +63,16 @@ USER_CODE = ("strategy", "policy")
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsEntry:
-    """What all points have in common where no parameter says otherwise.
+    """Settings of all points, each of which a parameter of the same name replaces.
 
     Attributes:
         scenario: A YAML file, relative to the sweep's, or the name of a ready scenario.
         plan: A plan file, relative to the sweep's.
-        strategy: What makes the plan, instead of a file: ``auto`` if absent; or a Python file beside the sweep's.
-        schedule: Another order of actions.
-        policy: What adapts the plan: ``none`` if absent; or a Python file beside the sweep's.
+        strategy: Strategy that makes the plan, ``auto`` if absent, or a Python file relative to the sweep's.
+        schedule: Schedule that replaces the strategy's order of actions.
+        policy: Policy that adapts the plan, ``none`` if absent, or a Python file relative to the sweep's.
         steps: Number of training steps, 20 if absent.
-        duration: Simulate until so much time has passed, instead of steps: ``60 min``.
+        duration: Simulated time after which no step starts, instead of steps, such as ``60 min``.
     """
 
     scenario: str | None = None

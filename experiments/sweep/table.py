@@ -4,6 +4,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -87,13 +88,8 @@ def point_metrics(record: RunRecord) -> dict[str, Value]:
     metrics, memory_bytes = measure(record), peak_memory_bytes(record)
     pipelines = record.plan.pipelines
     values: dict[str, Value] = {
-        "step_s": metrics.step_s,
-        "samples_per_s": metrics.samples_per_s,
-        "bubble_ratio": metrics.bubble_ratio,
+        **{name: value for name, value in asdict(metrics).items() if name in RUN_METRICS},
         "utilisation": fmean(metrics.utilisation.values()),
-        "wan_bytes": metrics.wan_bytes,
-        "cost_usd": metrics.cost_usd,
-        "staleness": metrics.staleness,
         "peak_memory_bytes": max(memory_bytes.values()),
         "steps_done": metrics.steps,
         "decisions": len(record.decisions),

@@ -127,19 +127,13 @@ def _name_or_file(settings: Mapping[str, Any], name: str, folder: Path) -> str |
     return text if code is None else str(code)
 
 
-@cache
-def _log_of_this_process(folder: Path) -> OutcomeLog:
-    return OutcomeLog(folder)
+_log_of_this_process = cache(OutcomeLog)
+_scenario_path = cache(scenario_path)
 
 
 @cache
 def _keys(name: str) -> Keys:
     return parse_path(name, "")
-
-
-@cache
-def _scenario_path(name: object, folder: Path) -> Path:
-    return scenario_path(name, folder)
 
 
 @lru_cache(maxsize=256)

@@ -61,7 +61,7 @@ def deploy(scenario: Scenario, plan: Plan, config: DeployConfig, output: Path, s
         )
     if submits and target.submit is None:
         raise InputError(
-            f"the target '{target.name}' has nobody to submit to", where="--submit", valid="leave it away, or 'ssh'"
+            f"the target '{target.name}' cannot submit jobs", where="--submit", valid="leave it out, or choose 'ssh'"
         )
     described = read_hosts_file(config.hosts)
     bundle, deployment = _described(scenario, plan, config, described, name)
@@ -147,9 +147,7 @@ def _submitted(folder: Path) -> tuple[Deployment, Target]:
 
 def _able(part: Part | None, target: Target) -> Part:
     if part is None:
-        raise InputError(
-            f"the target '{target.name}' leaves the processes to whoever starts them", valid="look at the hosts"
-        )
+        raise InputError(f"the target '{target.name}' does not manage processes", valid="look at the hosts")
     return part
 
 

@@ -44,7 +44,7 @@ class PlanObjective:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Return the given options by name, with their values."""
+        """Return the names of the given options."""
         named = {
             "--objective": self.name,
             "--budget": self.budget_per_hour,

@@ -96,7 +96,8 @@ def _instances(quick: bool) -> Iterator[tuple[str, tuple[int, int, int], Schedul
 def measure_schedules(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     """Time the orders of all schedules on all instances, and reproduce the table of latencies."""
     limit_s = QUICK_LIMIT_S if quick else LIMIT_S
-    _warm_up()
+    # Load or compile the compiled schedulers, for equal and for unequal microbatches.
+    portfolio(family("unequal microbatches", 3, 6, 3))
     rows: list[Row] = []
     for name, (stages, microbatches, memory), problem in _instances(quick):
         tell(f"{name}, {stages} stages, {microbatches} microbatches, memory {memory}")
@@ -133,11 +134,6 @@ def _checks(rows: Sequence[Row], gains: Floats) -> list[Check]:
         at_most("table of latencies: worst difference of 1F1B", whole, WORST_SHARE_DIFFERENCE),
         at_least("table of latencies: least gain", float(gains.min()), -WORST_SHARE_DIFFERENCE),
     ]
-
-
-def _warm_up() -> None:
-    """Load or compile the compiled schedulers, for equal and for unequal microbatches."""
-    portfolio(family("unequal microbatches", 3, 6, 3))
 
 
 def _compare(problem: SchedulingProblem, limit_s: float) -> Row:

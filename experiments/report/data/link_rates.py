@@ -152,11 +152,11 @@ def fed_stage(send: Event) -> int:
 
 
 def input_of(compute: Event) -> tuple[object, ...]:
-    """Return the key of the message that a compute needs (see `input_from`); None for weight gradients."""
+    """Return the key by which `input_from` of a send matches; no send matches a weight gradient."""
     action = Kind.BACKWARD if compute.action == Kind.BACKWARD_INPUT else compute.action
     return compute.device, compute.pipeline, compute.stage, compute.step, action, compute.microbatch
 
 
 def input_from(send: Event) -> tuple[object, ...]:
-    """Return the key of the compute that a send feeds (see `input_of`)."""
+    """Return the key of the compute that a send feeds, as given by `input_of`."""
     return send.peer, send.pipeline, fed_stage(send), send.step, send.action, send.microbatch

@@ -10,7 +10,7 @@ from bokeh.palettes import Cividis256
 from bokeh.plotting import figure
 
 from experiments.report.data.labels import BLUE, COLOURS, VERMILLION
-from experiments.report.data.sweep_points import SweptMetric, SweptParameter, SweptPoints, usual_choice, varied
+from experiments.report.data.sweep_points import SweptMetric, SweptPoints, usual_choice, varied
 from experiments.report.html.document import centred_text, document, hover
 from traces.common.atomic import write_text_atomically
 
@@ -28,7 +28,7 @@ def write_sweep_page(points: SweptPoints, path: Path) -> None:
 
 def sweep_page(points: SweptPoints) -> str:
     """Return the page."""
-    across, down = (_place(points, parameter) for parameter in varied(points))
+    across, down = (-1 if each is None else points.parameters.index(each) for each in varied(points))
     paid, got = usual_choice(points)
     few = [place for place, each in enumerate(points.parameters) if len(each.labels) <= len(COLOURS)]
     names = [(place, parameter.name) for place, parameter in enumerate(points.parameters)]
@@ -57,10 +57,6 @@ def sweep_page(points: SweptPoints) -> str:
         failure_count=failed,
         point_count=failed + done,
     )
-
-
-def _place(points: SweptPoints, parameter: SweptParameter | None) -> int:
-    return points.parameters.index(parameter) if parameter is not None else -1
 
 
 def _verdict(points: SweptPoints, metric: SweptMetric) -> str:

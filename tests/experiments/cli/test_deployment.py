@@ -144,7 +144,7 @@ def test_the_other_verbs_name_what_they_need(tmp_path: Path) -> None:
     assert deployed(tmp_path, "torchrun").returncode == 0
     done = ropebridge("status", tmp_path / "job-1")
     assert done.returncode == 2
-    assert "leaves the processes to whoever starts them" in done.stderr
+    assert "does not manage processes" in done.stderr
     done = ropebridge("host", tmp_path / "job-1" / "job", "sout-worker")
     assert done.returncode == 2
     assert "did you mean 'south-worker'" in done.stderr
