@@ -71,11 +71,11 @@ def bench(
         str,
         typer.Argument(metavar="NAME", help=f"What to measure: {', '.join(BENCHES)}.", autocompletion=one_of(BENCHES)),
     ],
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer cases and steps.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure fewer cases and steps.")] = False,
     runs: Annotated[Path | None, typer.Option("--runs", help="accuracy: folder of measured runs.")] = None,
-    times: Annotated[Path | None, typer.Option("--times", help="accuracy: layer times of their model.")] = None,
-    sizes: Annotated[Path | None, typer.Option("--sizes", help="accuracy: layer sizes of it.")] = None,
-    network: Annotated[Path | None, typer.Option("--network", help="accuracy: rates between their nodes.")] = None,
+    times: Annotated[Path | None, typer.Option("--times", help="accuracy: file of the model's layer times.")] = None,
+    sizes: Annotated[Path | None, typer.Option("--sizes", help="accuracy: file of the model's layer sizes.")] = None,
+    network: Annotated[Path | None, typer.Option("--network", help="accuracy: file of rates between nodes.")] = None,
     model: Annotated[str, typer.Option("--model", help="accuracy: the model's name in these files.")] = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -88,9 +88,9 @@ def bench(
 
 def reproduce(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"{', '.join(SYSTEMS)}.", autocompletion=one_of(SYSTEMS))],
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer settings and steps.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure fewer settings and steps.")] = False,
     execute: Annotated[
-        bool, typer.Option("--execute", help="Run settings of it for real, and hold that against the simulator.")
+        bool, typer.Option("--execute", help="Run some settings for real, and compare them with the simulator.")
     ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the result and its figure.")] = None,
     as_json: JsonOption = False,

@@ -17,7 +17,7 @@ traces_app = typer.Typer(help="Read, convert, make and record traces of link ban
 def traces_show(
     path: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace in any format.")],
     plot: Annotated[Path | None, typer.Option("--plot", help="PNG file to draw the rate into.")] = None,
-    loops: Annotated[bool, typer.Option("--loop/--hold", help="What follows the end of the trace.")] = True,
+    loops: Annotated[bool, typer.Option("--loop/--hold", help="Behaviour after the end of the trace.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Describe a trace and draw its rate. Example: ropebridge traces show link.csv --plot link.png."""
@@ -31,7 +31,9 @@ def traces_convert(
     source: Annotated[Path, typer.Argument(metavar="FROM", help="A trace in any format.")],
     target: Annotated[Path, typer.Argument(metavar="TO", help="The file to write.")],
     to: TraceFormatOption = None,
-    step: Annotated[str | None, typer.Option("--step", help="Mean rate over windows of this length: '5 s'.")] = None,
+    step: Annotated[
+        str | None, typer.Option("--step", help="Take mean rates over windows of this length: '5 s'.")
+    ] = None,
 ) -> None:
     """Write a trace in another format. Example: ropebridge traces convert link.csv link.mahi."""
     from experiments.verbs.traces import convert
@@ -44,8 +46,8 @@ def traces_convert(
 def traces_generate(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A preset (lte, satellite, ...) or a generator.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
-    duration: Annotated[str, typer.Option("--duration", help="Length, with its unit.")] = "600 s",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed makes the same trace.")] = 0,
+    duration: Annotated[str, typer.Option("--duration", help="Length of the trace, with its unit.")] = "600 s",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed; equal seeds make equal traces.")] = 0,
     step: Annotated[str, typer.Option("--step", help="Length of each interval, with its unit.")] = "1 s",
     to: TraceFormatOption = None,
     parameters: Annotated[
@@ -73,15 +75,17 @@ def traces_record(
     address: Annotated[
         str, typer.Argument(metavar="HOST[:PORT]", help="Where 'ropebridge profile network --listen' runs.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The trace, CSV; one that is there goes on.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The trace, CSV; an existing one is continued.")],
     every: Annotated[str, typer.Option("--every", help="Time from one sample to the next, with its unit.")] = "10 s",
     traffic: Annotated[str, typer.Option("--traffic", help="Most bytes of each sample, with their unit.")] = "2 MB",
     connections: Annotated[
-        int, typer.Option("--connections", help="Connections of a sample; several show what the link carries.")
+        int, typer.Option("--connections", help="Connections of a sample; several measure the link's full rate.")
     ] = 4,
-    reverse: Annotated[bool, typer.Option("--reverse", help="Record the direction from there to here.")] = False,
+    reverse: Annotated[
+        bool, typer.Option("--reverse", help="Record the direction from the other host to this one.")
+    ] = False,
     duration: Annotated[
-        str | None, typer.Option("--duration", help="How long, with its unit; until Ctrl-C if absent.")
+        str | None, typer.Option("--duration", help="Duration, with its unit; until Ctrl-C if absent.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -102,7 +106,7 @@ def traces_record(
     say(text)
 
 
-profile_app = typer.Typer(help="Measure what plans are made from.", no_args_is_help=True)
+profile_app = typer.Typer(help="Profile models and networks for planning.", no_args_is_help=True)
 
 
 DeviceChoice = StrEnum("DeviceChoice", ["CPU", "CUDA", "META"])
@@ -112,7 +116,9 @@ FormatChoice = StrEnum("FormatChoice", ["HUGGINGFACE", "METIS", "PIPEDREAM", "SA
 @profile_app.command("model")
 def model(
     code: Annotated[Path, typer.Argument(metavar="MODEL.py", help="A file with a function 'build'.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Model file; times of other kinds in it stay.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Model file; times of other kinds of devices in it stay.")
+    ],
     arguments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of 'build'.")
     ] = None,
@@ -126,11 +132,15 @@ def model(
     threads: Annotated[
         int, typer.Option("--threads", min=0, help="CPU threads; 0 for a rank's share of the cores.")
     ] = 0,
-    samples: Annotated[str, typer.Option("--samples", help="Microbatch sizes to measure, rising.")] = "1,2,4,8",
+    samples: Annotated[
+        str, typer.Option("--samples", help="Microbatch sizes to measure, in rising order.")
+    ] = "1,2,4,8",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements in each of six rounds.")] = 5,
     optimizer: Annotated[str, typer.Option("--optimizer", help="sgd, momentum or adamw.")] = "sgd",
     precision: Annotated[str, typer.Option("--precision", help="fp32 or bf16-mixed.")] = "fp32",
-    split: Annotated[bool, typer.Option("--split", help="Times for schedules that split backward, as zb-h1.")] = False,
+    split: Annotated[
+        bool, typer.Option("--split", help="Measure the split backward of schedules such as zb-h1.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a model's layers on this device. Example: ropebridge profile model gpt.py --set width=64 -o gpt.yaml."""
@@ -151,20 +161,22 @@ def import_(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILES...", help="config.json, DeviceType.*.json, graph.txt, times sizes.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Model file; times of other kinds in it stay.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Model file; times of other kinds of devices in it stay.")
+    ],
     name: Annotated[
-        str | None, typer.Option("--name", help="The model's name; of several in a file, which one.")
+        str | None, typer.Option("--name", help="The model's name; selects one of several in a file.")
     ] = None,
     kind: Annotated[
         list[str] | None,
-        typer.Option("--kind", metavar="[THEIRS=]KIND", help="Kind of device: pipedream's; metis' names to ours."),
+        typer.Option("--kind", metavar="[THEIRS=]KIND", help="Kind of device; metis: THEIRS=OURS."),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option("--samples", min=1, help="pipedream: samples of the minibatch measured.")
+        int | None, typer.Option("--samples", min=1, help="pipedream: samples of the measured minibatch.")
     ] = None,
     tokens: Annotated[int | None, typer.Option("--tokens", min=1, help="huggingface: tokens of a sample.")] = None,
     output_size: Annotated[
-        str | None, typer.Option("--layer-output", help="metis: what passes between layers for a sample, as '4 MB'.")
+        str | None, typer.Option("--layer-output", help="metis: bytes between layers for a sample, such as '4 MB'.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -185,14 +197,16 @@ def network(
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option("--listen", metavar="ADDRESS[:PORT]", help="Serve who measures, at this address of this host."),
+        typer.Option("--listen", metavar="ADDRESS[:PORT]", help="Serve measurements at this address of this host."),
     ] = None,
     names: Annotated[
         str | None, typer.Option("--names", metavar="HERE,THERE", help="Names of the two ends in the cluster file.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Cluster file; what else it has stays.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Cluster file; its other content stays.")
+    ] = None,
     connections: Annotated[
-        str, typer.Option("--connections", help="Numbers of connections to measure, rising.")
+        str, typer.Option("--connections", help="Numbers of connections to measure, in rising order.")
     ] = "1,2,4,8",
     traffic: Annotated[str, typer.Option("--traffic", help="Most bytes of all bursts, with their unit.")] = "2 GB",
     as_json: JsonOption = False,

@@ -89,7 +89,7 @@ PolicyOption = Annotated[
         autocompletion=one_of(POLICIES),
     ),
 ]
-StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Training steps.")]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Number of training steps.")]
 ComputeOption = Annotated[
     ComputeChoice, typer.Option("--compute", help="Train the model, or move its bytes at the profile's pace.")
 ]

@@ -35,7 +35,8 @@ def plan(
     orders: OrdersOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write the plan to.")] = None,
     torch_csv: Annotated[
-        Path | None, typer.Option("--torch-csv", help="File for the schedule in torch.distributed.pipelining's form.")
+        Path | None,
+        typer.Option("--torch-csv", help="CSV file for the schedule in torch.distributed.pipelining's format."),
     ] = None,
     objective: Annotated[
         str | None,
@@ -47,18 +48,22 @@ def plan(
         ),
     ] = None,
     budget_per_hour: Annotated[
-        float | None, typer.Option("--budget", metavar="USD_PER_HOUR", help="Strategy auto: the most it may cost.")
+        float | None,
+        typer.Option("--budget", metavar="USD_PER_HOUR", help="Strategy auto: largest cost, USD per hour."),
     ] = None,
     rate_samples_per_s: Annotated[
-        float | None, typer.Option("--rate", metavar="SAMPLES_PER_S", help="Strategy auto: the least it must reach.")
+        float | None,
+        typer.Option("--rate", metavar="SAMPLES_PER_S", help="Strategy auto: least throughput, samples/s."),
     ] = None,
     robust_share: Annotated[
         float | None,
         typer.Option(
-            "--robust", metavar="QUANTILE", help="Strategy auto: slower in this share of time windows at most."
+            "--robust",
+            metavar="QUANTILE",
+            help="Strategy auto: largest share of time windows in which the plan is slower.",
         ),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Say what binds the plan, and what would help.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Say what limits the plan, and what would help.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Turn a scenario into a plan. Example: ropebridge plan cloud-edge-end --explain -o plan.json."""
@@ -79,10 +84,14 @@ def simulate(
     dynamic: DynamicOption = False,
     orders: OrdersOption = None,
     policy: PolicyOption = "none",
-    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Training steps.", show_default="20")] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Number of training steps.", show_default="20")
+    ] = None,
     duration: Annotated[
         str | None,
-        typer.Option("--duration", help="Simulate until so much time has passed, as '60 min', instead of --steps."),
+        typer.Option(
+            "--duration", help="Simulated time after which no step starts, such as '60 min'; instead of --steps."
+        ),
     ] = None,
     output: FolderOption = None,
     as_json: JsonOption = False,
@@ -100,7 +109,9 @@ def simulate(
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders; ratios are against the first.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run folders; ratios are relative to the first.")
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Show runs side by side, simulated or real. Example: ropebridge compare runs/simulated runs/real."""
@@ -110,7 +121,9 @@ def compare(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, a folder of them, or a sweep's.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run folders, a folder of runs, or a sweep's folder.")
+    ],
     outputs: Annotated[
         list[Path] | None,
         typer.Option(
@@ -130,27 +143,26 @@ def report(
 
 
 def sweep(
-    path: Annotated[Path, typer.Argument(metavar="SWEEP", help="A YAML file: a scenario, and what differs.")],
+    path: Annotated[Path, typer.Argument(metavar="SWEEP", help="A sweep file in YAML: a scenario and parameters.")],
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Folder for the table; one that is there goes on.", show_default="sweeps/NAME"
+            "--output", "-o", help="Folder for the table; an existing sweep goes on.", show_default="sweeps/NAME"
         ),
     ] = None,
     engine: Annotated[
         str,
         typer.Option(
             "--engine",
-            help="What carries out points: local, slurm, dask.",
+            help="Engine that carries out points: local, slurm, dask.",
             autocompletion=one_of(("local", "slurm", "dask")),
         ),
     ] = "local",
     jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Points at a time.", show_default="this machine's cores")
+        int | None,
+        typer.Option("--jobs", "-j", min=1, help="Number of points at a time.", show_default="this machine's cores"),
     ] = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Carry out points again that have failed before.")
-    ] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Carry out failed points again.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate over grids, lists or draws of parameters. Example: ropebridge sweep links.yaml -j 2."""

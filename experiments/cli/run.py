@@ -40,7 +40,7 @@ def run(
     policy: PolicyOption = "none",
     compute: ComputeOption = ComputeChoice.REAL,
     emulate_wan: Annotated[
-        bool, typer.Option("--emulate-wan", help="Make this machine's network behave as the links and traces say.")
+        bool, typer.Option("--emulate-wan", help="Emulate the links and their traces on this machine.")
     ] = False,
     emulator: Annotated[
         EmulatorOption | None,
@@ -50,9 +50,7 @@ def run(
         ),
     ] = None,
     backup_every: BackupOption = 0,
-    checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="Folder to write the training state into, now and then.")
-    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", help="Folder for checkpoints.")] = None,
     checkpoint_every: CheckpointEveryOption = None,
     resume: ResumeOption = False,
     live: Annotated[bool, typer.Option("--live", help="Show the run in the terminal while it goes on.")] = False,
@@ -60,7 +58,8 @@ def run(
         Path | None, typer.Option("--tensorboard", help="Folder for TensorBoard, written while the run goes on.")
     ] = None,
     prometheus: Annotated[
-        str | None, typer.Option("--prometheus", metavar="ADDRESS:PORT", help="Where Prometheus may ask for it.")
+        str | None,
+        typer.Option("--prometheus", metavar="ADDRESS:PORT", help="Serve metrics for Prometheus at this address."),
     ] = None,
     steps: StepsOption = 20,
     output: FolderOption = None,
@@ -94,7 +93,9 @@ def deploy(
     scenario: ScenarioArgument,
     target: Annotated[
         str,
-        typer.Option("--target", help=f"What brings it there: {', '.join(TARGETS)}.", autocompletion=one_of(TARGETS)),
+        typer.Option(
+            "--target", help=f"Target of the deployment: {', '.join(TARGETS)}.", autocompletion=one_of(TARGETS)
+        ),
     ],
     hosts: Annotated[Path, typer.Option("--hosts", help="A YAML file that describes the hosts.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="A new folder, whose name is the job's.")],
@@ -105,10 +106,12 @@ def deploy(
     steps: StepsOption = 20,
     backup_every: BackupOption = 0,
     checkpoint: Annotated[
-        str, typer.Option("--checkpoint", help="Folder that all hosts see, to write the training state into.")
+        str, typer.Option("--checkpoint", help="Folder for checkpoints, which all hosts share.")
     ] = "",
     checkpoint_every: CheckpointEveryOption = None,
-    submit: Annotated[bool, typer.Option("--submit", help="Start it, instead of only showing what would.")] = False,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="Submit the job, instead of only showing the commands.")
+    ] = False,
 ) -> None:
     """Bring a plan to its hosts. Example: ropebridge deploy my.yaml --plan p --target ssh --hosts h.yaml -o job-1."""
     from executor.deploy.deployment import HostedRun
@@ -125,8 +128,10 @@ def deploy(
 
 def host(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="The job's folder on this host.")],
-    name: Annotated[str, typer.Argument(metavar="HOST", help="This host, as the scenario names it.")],
-    head: Annotated[str | None, typer.Option("--head", help="Address of the head, if it was not known before.")] = None,
+    name: Annotated[str, typer.Argument(metavar="HOST", help="Name of this host in the scenario.")],
+    head: Annotated[
+        str | None, typer.Option("--head", help="Address of the head, if the job does not contain it.")
+    ] = None,
     resume: ResumeOption = False,
 ) -> None:
     """Run one host's part of a job that was deployed. Example: ropebridge host job-1/job cloud-1."""
@@ -144,9 +149,11 @@ def status(folder: DeploymentArgument) -> None:
 
 def logs(
     folder: DeploymentArgument,
-    name: Annotated[str | None, typer.Option("--host", help="Whose log.", show_default="the head's")] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many lines, from the end.")] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with lines as they come.")] = False,
+    name: Annotated[
+        str | None, typer.Option("--host", help="Host whose output to show.", show_default="the head's")
+    ] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Number of last lines.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing new lines.")] = False,
 ) -> None:
     """Show what a host of a deployed job has printed. Example: ropebridge logs job-1 --host edge-1 -f."""
     from experiments.verbs.hosts import logs as verb
