@@ -31,9 +31,7 @@ def traces_convert(
     source: Annotated[Path, typer.Argument(metavar="FROM", help="A trace in any format.")],
     target: Annotated[Path, typer.Argument(metavar="TO", help="The file to write.")],
     to: TraceFormatOption = None,
-    step: Annotated[
-        str | None, typer.Option("--step", help="Take mean rates over windows of this length: '5 s'.")
-    ] = None,
+    step: Annotated[str | None, typer.Option("--step", help="Mean rates over windows of this length: '5 s'.")] = None,
 ) -> None:
     """Write a trace in another format. Example: ropebridge traces convert link.csv link.mahi."""
     from experiments.verbs.traces import convert
@@ -79,11 +77,9 @@ def traces_record(
     every: Annotated[str, typer.Option("--every", help="Time from one sample to the next, with its unit.")] = "10 s",
     traffic: Annotated[str, typer.Option("--traffic", help="Most bytes of each sample, with their unit.")] = "2 MB",
     connections: Annotated[
-        int, typer.Option("--connections", help="Connections of a sample; several measure the link's full rate.")
+        int, typer.Option("--connections", help="Connections of a sample; several fill the link.")
     ] = 4,
-    reverse: Annotated[
-        bool, typer.Option("--reverse", help="Record the direction from the other host to this one.")
-    ] = False,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Record the direction towards this host.")] = False,
     duration: Annotated[
         str | None, typer.Option("--duration", help="Duration, with its unit; until Ctrl-C if absent.")
     ] = None,
@@ -116,9 +112,7 @@ FormatChoice = StrEnum("FormatChoice", ["HUGGINGFACE", "METIS", "PIPEDREAM", "SA
 @profile_app.command("model")
 def model(
     code: Annotated[Path, typer.Argument(metavar="MODEL.py", help="A file with a function 'build'.")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Model file; times of other kinds of devices in it stay.")
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Model file; times of other kinds stay in it.")],
     arguments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of 'build'.")
     ] = None,
@@ -132,15 +126,11 @@ def model(
     threads: Annotated[
         int, typer.Option("--threads", min=0, help="CPU threads; 0 for a rank's share of the cores.")
     ] = 0,
-    samples: Annotated[
-        str, typer.Option("--samples", help="Microbatch sizes to measure, in rising order.")
-    ] = "1,2,4,8",
+    samples: Annotated[str, typer.Option("--samples", help="Rising microbatch sizes to measure.")] = "1,2,4,8",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements in each of six rounds.")] = 5,
     optimizer: Annotated[str, typer.Option("--optimizer", help="sgd, momentum or adamw.")] = "sgd",
     precision: Annotated[str, typer.Option("--precision", help="fp32 or bf16-mixed.")] = "fp32",
-    split: Annotated[
-        bool, typer.Option("--split", help="Measure the split backward of schedules such as zb-h1.")
-    ] = False,
+    split: Annotated[bool, typer.Option("--split", help="Measure a split backward, as for zb-h1.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a model's layers on this device. Example: ropebridge profile model gpt.py --set width=64 -o gpt.yaml."""
@@ -161,9 +151,7 @@ def import_(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILES...", help="config.json, DeviceType.*.json, graph.txt, times sizes.")
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Model file; times of other kinds of devices in it stay.")
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Model file; times of other kinds stay in it.")],
     name: Annotated[
         str | None, typer.Option("--name", help="The model's name; selects one of several in a file.")
     ] = None,
@@ -205,9 +193,7 @@ def network(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Cluster file; its other content stays.")
     ] = None,
-    connections: Annotated[
-        str, typer.Option("--connections", help="Numbers of connections to measure, in rising order.")
-    ] = "1,2,4,8",
+    connections: Annotated[str, typer.Option("--connections", help="Rising numbers of connections.")] = "1,2,4,8",
     traffic: Annotated[str, typer.Option("--traffic", help="Most bytes of all bursts, with their unit.")] = "2 GB",
     as_json: JsonOption = False,
 ) -> None:

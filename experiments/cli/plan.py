@@ -36,7 +36,7 @@ def plan(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write the plan to.")] = None,
     torch_csv: Annotated[
         Path | None,
-        typer.Option("--torch-csv", help="CSV file for the schedule in torch.distributed.pipelining's format."),
+        typer.Option("--torch-csv", help="CSV of the schedule for torch.distributed.pipelining."),
     ] = None,
     objective: Annotated[
         str | None,
@@ -49,11 +49,11 @@ def plan(
     ] = None,
     budget_per_hour: Annotated[
         float | None,
-        typer.Option("--budget", metavar="USD_PER_HOUR", help="Strategy auto: largest cost, USD per hour."),
+        typer.Option("--budget", metavar="USD_PER_HOUR", help="Strategy auto: largest cost."),
     ] = None,
     rate_samples_per_s: Annotated[
         float | None,
-        typer.Option("--rate", metavar="SAMPLES_PER_S", help="Strategy auto: least throughput, samples/s."),
+        typer.Option("--rate", metavar="SAMPLES_PER_S", help="Strategy auto: least throughput."),
     ] = None,
     robust_share: Annotated[
         float | None,
@@ -109,9 +109,7 @@ def simulate(
 
 
 def compare(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Run folders; ratios are relative to the first.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders; the first is the reference.")],
     as_json: JsonOption = False,
 ) -> None:
     """Show runs side by side, simulated or real. Example: ropebridge compare runs/simulated runs/real."""
@@ -121,9 +119,7 @@ def compare(
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Run folders, a folder of runs, or a sweep's folder.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or a sweep's folder.")],
     outputs: Annotated[
         list[Path] | None,
         typer.Option(

@@ -59,7 +59,7 @@ def run(
     ] = None,
     prometheus: Annotated[
         str | None,
-        typer.Option("--prometheus", metavar="ADDRESS:PORT", help="Serve metrics for Prometheus at this address."),
+        typer.Option("--prometheus", metavar="ADDRESS:PORT", help="Serve metrics for Prometheus here."),
     ] = None,
     steps: StepsOption = 20,
     output: FolderOption = None,
@@ -109,9 +109,7 @@ def deploy(
         str, typer.Option("--checkpoint", help="Folder for checkpoints, which all hosts share.")
     ] = "",
     checkpoint_every: CheckpointEveryOption = None,
-    submit: Annotated[
-        bool, typer.Option("--submit", help="Submit the job, instead of only showing the commands.")
-    ] = False,
+    submit: Annotated[bool, typer.Option("--submit", help="Submit the job, not only show commands.")] = False,
 ) -> None:
     """Bring a plan to its hosts. Example: ropebridge deploy my.yaml --plan p --target ssh --hosts h.yaml -o job-1."""
     from executor.deploy.deployment import HostedRun
@@ -129,9 +127,7 @@ def deploy(
 def host(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="The job's folder on this host.")],
     name: Annotated[str, typer.Argument(metavar="HOST", help="Name of this host in the scenario.")],
-    head: Annotated[
-        str | None, typer.Option("--head", help="Address of the head, if the job does not contain it.")
-    ] = None,
+    head: Annotated[str | None, typer.Option("--head", help="Address of the head, if it is not in the job.")] = None,
     resume: ResumeOption = False,
 ) -> None:
     """Run one host's part of a job that was deployed. Example: ropebridge host job-1/job cloud-1."""
