@@ -159,7 +159,7 @@ class TorchBackend:
             )
 
     def _network(self, job: JobFolder, emulator: Emulator) -> RealNetwork:
-        """What carried the bytes; says what of it was not as it should be."""
+        """Return what carried the bytes; tell what of it was not as it should be."""
         if emulator != "relay":
             return RealNetwork(emulator, read_tcp())
         if not job.relay_report.exists():

@@ -192,7 +192,7 @@ def _check_effects(scenario: Scenario) -> None:
 
 
 def _check_packets(plan: Plan, scenario: Scenario) -> None:
-    """The shaper holds whole messages back: it has no packets that could be lost or come late."""
+    """Return the shaper holds whole messages back: it has no packets that could be lost or come late."""
     for link in used_links(plan, scenario):
         given = [name for name, value in (("loss", link.loss), ("jitter", link.jitter_s)) if value]
         if given:

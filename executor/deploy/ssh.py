@@ -85,7 +85,7 @@ def stop(deployment: Deployment, folder: Path) -> str:
 
 
 def _running(host: str) -> str:
-    """A shell condition, in the job's folder: the host's part runs, and its process id is not reused after a reboot."""
+    """Return a shell condition: the host's part runs, and its process id was not reused after a reboot."""
     return f"tr '\\0' ' ' 2>/dev/null < /proc/$(cat {host}.pid 2>/dev/null)/cmdline | grep -q 'host job {host} '"
 
 

@@ -70,7 +70,7 @@ def _ropebridge_version() -> str:
 
 
 def _resolved(folder: JobFolder) -> str:
-    """The scenario without where the model's file is, which may be elsewhere on each host."""
+    """Return the scenario without where the model's file is, which may be elsewhere on each host."""
     data = folder.documents()["scenario"]
     if data["code"] is not None:
         del data["code"]["path"]

@@ -225,7 +225,7 @@ def _request(name: str, argument: bytes) -> bytes:
 
 
 def _socket_address(address: str) -> bytes:
-    """A struct sockaddr_in without a port."""
+    """Return a struct sockaddr_in without a port."""
     return struct.pack("HH4s", socket.AF_INET, 0, socket.inet_aton(address))
 
 

@@ -106,7 +106,7 @@ def sensitivity_of(plan: Plan, scenario: Scenario) -> Sensitivity:
 
 
 def _hiding(pipeline: Pipeline, scenario: Scenario, compression: str) -> Pipeline:
-    """The pipeline with depths that hide its round trips, unless deeper; unchanged if a worker has two stages."""
+    """Return the pipeline with depths that hide its round trips; unchanged if deeper, or if a worker has two stages."""
     count = len(pipeline.stages)
     if count == 1 or len(set(pipeline.workers)) < count:
         return pipeline

@@ -169,7 +169,7 @@ def _sums(of: Sensitivity, gains: Savings) -> Bottleneck:
 
 
 def _stages(pipelines: Sequence[PipelineLoads]) -> list[tuple[int, int, StageLoad]]:
-    """Number of the pipeline, index of the stage, and load of every stage."""
+    """Return the number of the pipeline, the index of the stage, and the load of every stage."""
     return [(loads.pipelines[0], index, stage) for loads in pipelines for index, stage in enumerate(loads.stages)]
 
 
@@ -179,7 +179,7 @@ def _busiest(of: Sensitivity, *, sums: bool) -> tuple[Ends, float]:
 
 
 def _fullest_device(plan: Plan, scenario: Scenario) -> tuple[str, float]:
-    """The device whose memory a plan exceeds most, and the ratio of the plan's peak to that memory."""
+    """Return the device whose memory a plan exceeds most, and the ratio of the plan's peak to that memory."""
     by_name = scenario.cluster.by_name
     peaks = peak_bytes(plan, with_unlimited_memory(scenario))
     ratios = {device: size_bytes / by_name[device].memory_bytes for device, size_bytes in peaks.items()}

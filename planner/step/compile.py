@@ -109,7 +109,7 @@ def planned_compute_s(plan: Plan, scenario: Scenario) -> Mapping[str, float]:
 
 
 def _places(plan: Plan) -> dict[str, tuple[int, int]]:
-    """The pipeline and the first stage of each device, in rank order."""
+    """Return the pipeline and the first stage of each device, in rank order."""
     places: dict[str, tuple[int, int]] = {}
     for number, pipeline in enumerate(plan.pipelines):
         for index, stage in enumerate(pipeline.stages):
@@ -147,7 +147,7 @@ def _actions(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins)
 
 
 def _updates(plan: Plan, scenario: Scenario, places: Mapping[str, tuple[int, int]]) -> Actions:
-    """The optimizer's updates, of the actors whose profile has their time."""
+    """Return the optimizer's updates, of the actors whose profile has their time."""
     update_s = dict.fromkeys(places, 0.0)
     for stage in _stages(plan):
         for replica in stage.replicas:

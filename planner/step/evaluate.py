@@ -117,7 +117,7 @@ def _jitter_delays_s(step: CompiledStep, paths: Sequence[ConstantRatePath]) -> F
 
 
 def _channel_pairs(step: CompiledStep) -> list[Pair]:
-    """The devices that send and receive on each channel."""
+    """Return the devices that send and receive on each channel."""
     channels = zip(step.graph.channel_sender.tolist(), step.graph.channel_receiver.tolist(), strict=True)
     return [(step.actors[sender], step.actors[receiver]) for sender, receiver in channels]
 

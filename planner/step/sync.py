@@ -147,7 +147,7 @@ def ready_buckets(
 
 
 def _last_backwards(actions: Actions) -> Mapping[tuple[int, int, int], int]:
-    """The last action that adds to gradients, by actor, pipeline and stage."""
+    """Return the last action that adds to gradients, by actor, pipeline and stage."""
     backward = np.flatnonzero((actions.kind == BACKWARD) | (actions.kind == BACKWARD_WEIGHT))
     columns = (actions.actor[backward], actions.pipeline[backward], actions.stage[backward])
     places = zip(*(column.tolist() for column in columns), strict=True)

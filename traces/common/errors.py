@@ -99,5 +99,5 @@ def nearest_names(name: str, names: Iterable[str]) -> list[str]:
 
 
 def _words(name: str) -> frozenset[str]:
-    """The words of a name, without case and without a unit at the end of a number."""
+    """Return the words of a name, without case and without a unit at the end of a number."""
     return frozenset(re.sub(r"(?<=\d)gi?b$", "", word) for word in re.findall(r"[a-z0-9]+", name.casefold()))

@@ -105,7 +105,7 @@ def tables_of(problem: SchedulingProblem) -> Tables:
 
 
 def _channels(problem: SchedulingProblem) -> tuple[Ints, int]:
-    """Number the ordered pairs of workers that send to each other."""
+    """Return a number for each ordered pair of workers that send to each other."""
     channel = np.full((2, problem.stages), -1, dtype=np.int64)
     numbers: dict[tuple[int, int], int] = {}
     for stage, between in enumerate(problem.between_workers()):

@@ -130,7 +130,7 @@ def _capacity(stage: Stage, scenario: Scenario, samples: int) -> float:
 def _fitted(
     stages: Sequence[Stage], wanted: Sequence[int], scenario: Scenario, microbatches: Sequence[int]
 ) -> tuple[Stage, ...] | None:
-    """The stages with the ends nearest to those wanted that fit into memory, at Asteroid's depths or smaller ones."""
+    """Return the stages that fit into memory with the ends nearest to those wanted, at Asteroid's depths or smaller."""
     fitted = _with_ends(stages, (*wanted, len(scenario.model.layers)), scenario, microbatches)
     if fitted is not None:
         return fitted
@@ -155,7 +155,7 @@ def _with_ends(
 def _nearest_that_fit(
     stages: Sequence[Stage], wanted: Sequence[int], scenario: Scenario, microbatches: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """The ends that fit into memory with one microbatch in flight and deviate by the fewest layers in all."""
+    """Return the ends that fit into memory with one microbatch in flight and deviate by the fewest layers in all."""
     layers = len(scenario.model.layers)
     # From the end of the stages so far to the layers by which their ends deviate in all, and these ends.
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}

@@ -126,7 +126,7 @@ class StageCosts:
         return transfer_step(self._scenario, boundary, self._samples, self.least_rate_bps(senders, receivers))
 
     def _most_samples(self, first_layer: int, end_layer: int, memory_bytes: int, depth: int) -> int:
-        """The samples of each microbatch that a device's memory holds, at most those of a microbatch."""
+        """Return the samples of each microbatch that a device's memory holds, at most those of a microbatch."""
         stage = Stage(first_layer, end_layer, (), depth)
         return most_samples(self._scenario, stage, self._samples, depth, memory_bytes)
 

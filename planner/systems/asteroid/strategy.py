@@ -199,7 +199,7 @@ class _Search:
 
 
 def _worth_keeping(splits: Iterable[HybridSplit], best: HybridSplit | None) -> list[HybridSplit]:
-    """The splits shorter than the best that no other one beats in one term without being worse in the other."""
+    """Return the splits shorter than the best that no other one beats in one term without being worse in the other."""
     longest_s = best.tail.latency_s if best is not None else inf
     kept: list[HybridSplit] = []
     latest_s = inf

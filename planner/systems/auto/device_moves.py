@@ -29,7 +29,7 @@ def device_moves(plan: Plan) -> Iterator[Plan]:
 
 
 def _with_swapped_stages(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """The pipelines in which two stages exchange their replicas."""
+    """Return the pipelines in which two stages exchange their replicas."""
     for one, other in combinations(range(len(pipeline.stages)), 2):
         stages = list(pipeline.stages)
         stages[one] = replace(pipeline.stages[one], replicas=pipeline.stages[other].replicas)
@@ -38,7 +38,7 @@ def _with_swapped_stages(pipeline: Pipeline) -> Iterator[Pipeline]:
 
 
 def _with_moved_sample(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """The pipelines in which one sample of the largest microbatch goes to another replica; an idle one is left out."""
+    """Return pipelines in which one sample of the largest microbatch goes to another replica, without an idle one."""
     for index, stage in enumerate(pipeline.stages):
         given = [end - first for first, end in stage.intervals(max(pipeline.microbatches))]
         for giver, taker in permutations(range(len(given)), 2):
@@ -54,7 +54,7 @@ def _with_moved_sample(pipeline: Pipeline) -> Iterator[Pipeline]:
 
 
 def _with_moved_devices(plan: Plan) -> Iterator[Plan]:
-    """The plans in which two devices of different stages change places, or one becomes a replica of another stage."""
+    """Return plans in which two devices of different stages change places, or one becomes another stage's replica."""
     places = [(number, at) for number, pipeline in enumerate(plan.pipelines) for at in range(len(pipeline.stages))]
     for one, other in permutations(places, 2):
         ours, theirs = (plan.pipelines[number].stages[at].replicas for number, at in (one, other))
@@ -77,7 +77,7 @@ def _with_moved_devices(plan: Plan) -> Iterator[Plan]:
 
 
 def _with_replicas(plan: Plan, replicas: Mapping[tuple[int, int], tuple[Replica, ...]]) -> Plan:
-    """The plan with other replicas in some stages, which are given by pipeline and stage."""
+    """Return the plan with other replicas in some stages, which are given by pipeline and stage."""
     pipelines = [
         replace(
             pipeline,
@@ -134,7 +134,7 @@ def _merged(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
 
 
 def _joined(pipeline: Pipeline, idle: Sequence[str]) -> Iterator[tuple[Stage, ...]]:
-    """An idle device becomes a replica, with one sample of the largest microbatch or the mean share of the others."""
+    """Make an idle device a replica, with one sample of the largest microbatch or the mean share of the others."""
     largest = max(pipeline.microbatches)
     for at, stage in enumerate(pipeline.stages):
         given = [float(end - first) for first, end in stage.intervals(largest)]

@@ -41,12 +41,12 @@ def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
 
 
 def _in_all(plan: Plan, group: Sequence[int], changed: Pipeline) -> Plan:
-    """The plan in which all pipelines of a group are like ``changed``, each on its own devices."""
+    """Return the plan in which all pipelines of a group are like ``changed``, each on its own devices."""
     return replace_pipelines(plan, group, [on_devices(changed, places_of(plan.pipelines[index])) for index in group])
 
 
 def _with_shifted_cut(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """The pipelines with one layer more or less before one cut."""
+    """Return the pipelines with one layer more or less before one cut."""
     stages = pipeline.stages
     for cut in range(len(stages) - 1):
         left, right = stages[cut], stages[cut + 1]
@@ -57,7 +57,7 @@ def _with_shifted_cut(pipeline: Pipeline) -> Iterator[Pipeline]:
 
 
 def _with_other_count(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """The pipelines with another number of microbatches."""
+    """Return the pipelines with another number of microbatches."""
     count, most = len(pipeline.microbatches), pipeline.samples
     for other in sorted({count - 1, count + 1, count // 2, count * 2, count * 3 // 4, count * 4 // 3} - {count}):
         if 1 <= other <= most:
@@ -65,14 +65,14 @@ def _with_other_count(pipeline: Pipeline) -> Iterator[Pipeline]:
 
 
 def _with_other_recompute(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """The pipelines in which one stage recomputes, or no longer does."""
+    """Return the pipelines in which one stage recomputes, or no longer does."""
     for index, stage in enumerate(pipeline.stages):
         other = replace(stage, recompute=not stage.recompute)
         yield replace(pipeline, stages=(*pipeline.stages[:index], other, *pipeline.stages[index + 1 :]))
 
 
 def _with_moved_samples(plan: Plan, scenario: Scenario, giver: Sequence[int], taker: Sequence[int]) -> Iterator[Plan]:
-    """The plans in which a microbatch of each pipeline of one group, or part of it, goes to another group."""
+    """Return the plans in which a microbatch of each pipeline of one group, or part of it, goes to another group."""
     samples = max(plan.pipelines[giver[0]].microbatches) * len(giver)
     for part in sorted({1, max(1, samples // 4), samples}):
         left = sum(plan.pipelines[index].samples for index in giver) - part
@@ -87,7 +87,7 @@ def _with_moved_samples(plan: Plan, scenario: Scenario, giver: Sequence[int], ta
 
 
 def _with_samples(plan: Plan, scenario: Scenario, group: Sequence[int], samples: int) -> Plan | None:
-    """The plan with so many samples for all pipelines of a group together; None if they do not fit."""
+    """Return the plan with so many samples for all pipelines of a group together; None if they do not fit."""
     shares = even_cut(samples, len(group))
     for share in set(shares):
         own = [index for index, part in zip(group, shares, strict=True) if part == share]
@@ -99,7 +99,7 @@ def _with_samples(plan: Plan, scenario: Scenario, group: Sequence[int], samples:
 
 
 def _resized(pipeline: Pipeline, samples: int) -> Pipeline:
-    """The pipeline with another number of samples in microbatches of about the same size."""
+    """Return the pipeline with another number of samples in microbatches of about the same size."""
     count = max(1, round(samples / max(pipeline.microbatches)))
     return replace(pipeline, microbatches=even_cut(samples, min(count, samples)))
 

@@ -153,7 +153,7 @@ class AutoPolicy:
             portfolio.cover(tuple(sorted(steps.items())), away)
 
     def _better(self, portfolio: Portfolio, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
-        """The plan that is worth changing to from ``plan``, where ``incumbent`` would run otherwise."""
+        """Return the plan that is worth changing to from ``plan``, where ``incumbent`` would run otherwise."""
         own_s = self._times_s(incumbent)
         observed = self._observed()
         best, best_s = None, 0.0
@@ -188,7 +188,7 @@ class AutoPolicy:
         return self._bias.factor(plan) * step_times_s(plan, self._scenario, networks)
 
     def _optimistic(self, link: LinkForecast) -> tuple[LinkSample, ...]:
-        """The samples of a link, or its declared rate where they are stale."""
+        """Return the samples of a link, or its declared rate where they are stale."""
         return link.samples if link.unseen_s <= FRESH_S and link.age_s > 0 else (link.declared,)
 
     def _used(self, plan: Plan) -> set[str]:
@@ -209,12 +209,12 @@ class AutoPolicy:
         return all(link.age_s > 0 and link.unseen_s <= FRESH_S for link in links)
 
     def _regime_s(self, links: set[str]) -> tuple[float, float]:
-        """The least seconds for which links are expected to stay in their regimes, and the least age of these."""
+        """Return the least seconds for which links are expected to stay in their regimes, and the least age."""
         dwell_s = min((self._links[name].expected_dwell_s for name in links), default=math.inf)
         return dwell_s, min((self._links[name].age_s for name in links), default=math.inf)
 
     def _observed(self) -> Scenario:
-        """The scenario at the harmonic mean of the forecast rates, since times add up."""
+        """Return the scenario at the harmonic mean of the forecast rates, since times add up."""
         links = []
         for link in self._scenario.cluster.links:
             if link.name in self._links:
@@ -224,7 +224,7 @@ class AutoPolicy:
         return replace(self._scenario, cluster=Cluster(self._scenario.cluster.devices, tuple(links)))
 
     def _probe(self, portfolio: Portfolio, plan: Plan, away: frozenset[str]) -> Plan | None:
-        """A plan that probes stale links, where a better plan may depend on them and the probe is affordable."""
+        """Return a plan that probes stale links, where a better plan may depend on them and the probe is affordable."""
         stale = [name for name, link in self._links.items() if link.unseen_s > FRESH_S]
         if not stale or self._elapsed_s - self._probed_at_s < self._wait_s:
             return None
@@ -244,7 +244,7 @@ class AutoPolicy:
         return probing
 
     def _after_probe(self, portfolio: Portfolio, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
-        """The better plan that the probe has found, the incumbent, or None to continue the probe."""
+        """Return the better plan that the probe has found, the incumbent, or None to continue the probe."""
         self._probe_steps += 1
         if self._probe_steps < LEAST_PROBE_STEPS:
             return None
@@ -261,17 +261,17 @@ class AutoPolicy:
         return better or incumbent
 
     def _without(self, portfolio: Portfolio, away: frozenset[str]) -> Plan | None:
-        """The best plan on the devices that are present; None if no plan fits them."""
+        """Return the best plan on the devices that are present; None if no plan fits them."""
         self._cover(portfolio, away)
         able = [each for each in portfolio.plans if not away.intersection(each.devices)]
         return min(able, key=lambda each: float(self._times_s(each).mean()), default=None)
 
 
 def _steps(ratio: float) -> int:
-    """Steps of `RATE_STEP` above or below the declared rate."""
+    """Return the number of steps of `RATE_STEP` above or below the declared rate."""
     return max(-MOST_STEPS_DOWN, min(MOST_STEPS_UP, round(math.log(ratio, RATE_STEP))))
 
 
 def _at(samples: Sequence[LinkSample], state: int) -> LinkSample:
-    """The sample of one state; states are spread evenly over the samples."""
+    """Return the sample of one state; states are spread evenly over the samples."""
     return samples[(2 * state + 1) * len(samples) // (2 * STATES)]

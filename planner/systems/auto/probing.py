@@ -45,7 +45,7 @@ def probing_plan(plan: Plan, scenario: Scenario, links: Collection[str], away: C
 def _beyond(
     scenario: Scenario, stage: Stage, links: Collection[str], taken: Collection[str], other_than: str | None = None
 ) -> str | None:
-    """A free device at the far end of one of the links from a stage, in another region than device ``other_than``."""
+    """Return a free device at the far end of a link from a stage, in another region than device ``other_than``."""
     here = stage.replicas[0].device
     near = {scenario.cluster.by_name[name].region for name in (here, other_than) if name is not None}
     for device in scenario.cluster.devices:

@@ -110,7 +110,7 @@ def check_quantile(quantile: float) -> None:
 
 
 def _exceeded_by(times_s: Floats, quantile: float) -> float:
-    """The least time that at most a share of the windows exceeds, seconds."""
+    """Return the least time that at most a share of the windows exceeds, seconds."""
     longest_first = np.sort(times_s)[::-1]
     # A share such as 0.29 of 100 windows rounds to a little less than 29.
     return float(longest_first[min(len(times_s) - 1, int(quantile * len(times_s) + 1e-9))])

@@ -111,7 +111,7 @@ def candidates(scenario: Scenario, without: frozenset[str] = frozenset()) -> Ite
 
 
 def _improved(ranked: Sequence[Plan], scenario: Scenario, score: Callable[[Plan], float]) -> list[Plan]:
-    """The best plans after the local search, the best first."""
+    """Return the best plans after the local search, the best first."""
 
     def best(starts: Sequence[Plan], evaluations: int, most: int) -> list[Plan]:
         found = [improve(plan, scenario, score, evaluations) for plan in starts]
@@ -131,7 +131,7 @@ def _improved(ranked: Sequence[Plan], scenario: Scenario, score: Callable[[Plan]
 
 
 def _device_sets(plan: Plan) -> frozenset[frozenset[str]]:
-    """The devices of each pipeline."""
+    """Return the devices of each pipeline."""
     return frozenset(
         frozenset(device for stage in pipeline.stages for replica in stage.replicas for device in replica.devices)
         for pipeline in plan.pipelines
@@ -139,7 +139,7 @@ def _device_sets(plan: Plan) -> frozenset[frozenset[str]]:
 
 
 def _ordered(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
-    """The plan in the order that a search finds; with few devices in others too."""
+    """Return the plan in the order that a search finds; with few devices in others too."""
     few = len(plan.devices) <= _SMALL.most_devices
     if any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
         yield with_schedule(plan, scenario, "compact-zb")
@@ -183,7 +183,7 @@ def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | N
 
 
 def _published(scenario: Scenario) -> Iterator[Plan]:
-    """The plans of LB-BSP and of the published systems with the same update rule, as far as they have one."""
+    """Return the plans of LB-BSP and of the published systems with the same update rule, as far as they have one."""
     devices = len(scenario.cluster.devices)
     strategies = (deepcee, cannikin, lb_bsp) if devices <= MOST_SEEDED else ()
     for strategy in (*strategies, asteroid) if devices <= MOST_OF_ASTEROID else strategies:

@@ -65,7 +65,7 @@ def _with_workers(scenario: Scenario, count: int) -> Plan | None:
 
 
 def _dealt(scenario: Scenario, count: int) -> list[list[Device]]:
-    """The devices of each worker, sorted by memory; devices are dealt by speed, to and fro."""
+    """Return the devices of each worker, sorted by memory; devices are dealt by speed, to and fro."""
     layers = len(scenario.model.layers)
 
     def whole_model_s(device: Device) -> float:

@@ -48,7 +48,7 @@ def megatron(scenario: Scenario) -> Plan:
 
 
 def _even_stages(groups: Sequence[Sequence[Device]], layers: int, depths: Sequence[int]) -> tuple[Stage, ...]:
-    """A stage for each group of devices, with equal numbers of layers."""
+    """Return a stage for each group of devices, with equal numbers of layers."""
     count = len(groups)
     return tuple(
         Stage(

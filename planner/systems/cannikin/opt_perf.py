@@ -117,7 +117,7 @@ def opt_perf(batch: int, speeds: Sequence[NodeSpeed], sums: SumTimes, most: Sequ
 
 
 def _samples_within(rest_s: float, speed: NodeSpeed, sums: SumTimes, limit: int) -> float:
-    """The samples that a device can process before the last bucket's sum has to begin."""
+    """Return the samples that a device can process before the last bucket's sum has to begin."""
     share = sums.first_bucket_share
     alone_s = rest_s - speed.forward_fixed_s - speed.backward_fixed_s
     waiting_s = rest_s - sums.overlapped_s - speed.forward_fixed_s - share * speed.backward_fixed_s

@@ -79,7 +79,7 @@ class CannikinPolicy:
         return self._paths.get((source, target)) or self._nominal(plan, source, target)
 
     def _divided(self, plan: Plan) -> Plan | None:
-        """The plan with the best shares at the speeds learned; None if no plan of its devices fits.
+        """Return the plan with the best shares at the speeds learned; None if no plan of its devices fits.
 
         It has the fewest microbatches that fit, or as many as now: where memory limits a fast device, balance gains
         more than fewer microbatches.
@@ -96,7 +96,7 @@ class CannikinPolicy:
         return min(found, key=self._predict_s, default=None)
 
     def _divided_into(self, count: int, plan: Plan, most: Sequence[int]) -> Plan | None:
-        """The plan with the best shares of so many microbatches; None if these do not fit."""
+        """Return the plan with the best shares of so many microbatches; None if these do not fit."""
         (pipeline,) = plan.pipelines
         (stage,) = pipeline.stages
         microbatches = even_cut(plan.global_batch, count)

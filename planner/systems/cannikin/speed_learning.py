@@ -98,7 +98,7 @@ class SpeedLearner:
 
 
 def _remembered(points: Sequence[NodeTimes]) -> list[NodeTimes]:
-    """The last `WINDOW` points of each of the sample counts seen last."""
+    """Return the last `WINDOW` points of each of the sample counts seen last."""
     by_count: dict[float, list[NodeTimes]] = {}
     for point in reversed(points):
         if point.samples in by_count or len(by_count) < _REMEMBERED_COUNTS:

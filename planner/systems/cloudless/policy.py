@@ -71,7 +71,7 @@ class CloudlessPolicy:
                 self._slowdown[device] = NEWEST_WEIGHT * newest + (1 - NEWEST_WEIGHT) * before
 
     def _rescheduled(self, plan: Plan, missing: set[str]) -> Plan | None:
-        """The plan on the units that elastic scheduling rents now; None if no present device holds the model."""
+        """Return the plan on the units that elastic scheduling rents now; None if no present device holds the model."""
         # A device replaces another one only if it is clearly better.
         slowdown = {
             name: self._slowdown.get(name, 1.0) * (1.0 if name in plan.devices else 1 + SLACK)
@@ -85,7 +85,7 @@ class CloudlessPolicy:
         return self._as_running(plan, offers, schedule)
 
     def _rebalanced(self, plan: Plan) -> Plan:
-        """The plan on its own devices, with samples in proportion to their speeds."""
+        """Return the plan on its own devices, with samples in proportion to their speeds."""
         others = set(self._scenario.cluster.by_name).difference(plan.devices)
         offers = region_offers(self._scenario, plan.strategy, self._slowdown, others)
         return self._as_running(plan, offers, greedy_schedule(offers))

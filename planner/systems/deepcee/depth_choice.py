@@ -125,7 +125,7 @@ class DepthChoice:
         return compute_s, [each for each, _ in transfers], [each for _, each in transfers]
 
     def _boundary_s(self, senders: Stage, receivers: Stage, samples: int, compression: str) -> tuple[float, float]:
-        """The time for which a microbatch keeps the slowest path busy, and the longest delay, seconds."""
+        """Return the time for which a microbatch keeps the slowest path busy, and the longest delay, seconds."""
         sample_bytes = self._scenario.model.layers[senders.end_layer - 1].output_bytes
         ends = ((s.device, r.device) for s in senders.replicas for r in receivers.replicas if s.device != r.device)
         transfer_s, latency_s = 0.0, 0.0

@@ -113,7 +113,7 @@ def _groups(devices: Sequence[Device], scenario: Scenario) -> Area:
 
 
 def _merges(distance: Floats) -> Floats:
-    """Merges of agglomerative clustering as scipy returns them; distances are [members, members]."""
+    """Return the merges of agglomerative clustering as scipy does; distances are [members, members]."""
     # Imported here because it takes a third of a second, and every command imports all strategies.
     from scipy.cluster.hierarchy import linkage
 
@@ -121,7 +121,7 @@ def _merges(distance: Floats) -> Floats:
 
 
 def _members(merges: Floats, height: float) -> list[list[int]]:
-    """The indices of each cluster below a height, in the order of their first ones."""
+    """Return the indices of each cluster below a height, in the order of their first ones."""
     from scipy.cluster.hierarchy import fcluster
 
     members: dict[int, list[int]] = {}
@@ -159,7 +159,7 @@ def _cost(distance: Floats) -> Callable[[tuple[int, ...]], tuple[float, float]]:
 
 
 def _best_path(distance: Floats, join: Callable[[float, float], float]) -> tuple[float, tuple[int, ...]]:
-    """The least cost of a path through all areas, and the path; ``join`` adds a distance to the cost of a path."""
+    """Return the least cost of a path through all areas, and the path; ``join`` adds a distance to a path's cost."""
     count = len(distance)
     best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {(1 << i, i): (0.0, (i,)) for i in range(count)}
     for visited in range(1, 1 << count):

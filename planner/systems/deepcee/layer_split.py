@@ -115,7 +115,7 @@ def _bounds_s(problem: SplitProblem, repeated_s: Sequence[Floats]) -> Floats:
 def _least_round_trip(
     problem: SplitProblem, repeated_s: Sequence[Floats], bound_s: float, depth: Depth
 ) -> tuple[float, tuple[int, ...]]:
-    """The least R_0 within a bound on the second term, infinite if nothing fits, and the bounds of its stages."""
+    """Return the least R_0 within a bound on the second term, infinite if nothing fits, and its stages' bounds."""
     stages, repeats = len(problem.compute_s), problem.microbatches - 1
     # Raised by a rounding error, so that a bound allows the value that it was computed from.
     limit_s = bound_s * (1 + 1e-12)
@@ -200,7 +200,7 @@ def _compute_s(stage: Stage, samples: int, scenario: Scenario) -> Floats:
 
 
 def _sync_s(stage: Stage, scenario: Scenario) -> Floats:
-    """The time of a ring: every round sends a part over every link and takes its latency."""
+    """Return the time of a ring: every round sends a part over every link and takes its latency."""
     flows = ring_flows([replica.device for replica in stage.replicas])
     if not flows:
         return np.zeros(_shape(scenario))

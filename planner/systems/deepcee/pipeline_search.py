@@ -170,7 +170,7 @@ def closed_form_s(
 
 
 def _parts(group: Sequence[Device], count: int, scenario: Scenario) -> Iterator[Replicas]:
-    """The devices of a group as so many stages of replicas with shares in proportion to their speeds."""
+    """Return the devices of a group as so many stages of replicas with shares in proportion to their speeds."""
     for devices in even_groups(group, count):
         yield relative_shares({device.name: model_time_s(device, scenario) for device in devices})
 

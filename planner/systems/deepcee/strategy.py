@@ -87,7 +87,7 @@ def _plan(candidate: Candidate, mechanisms: Mechanisms, scenario: Scenario) -> P
 
 
 def _chains(scenario: Scenario) -> Iterator[tuple[Group, ...]]:
-    """Groups in order, in both directions: of all areas, of consecutive ones, and of all but one."""
+    """Return groups in order, in both directions: of all areas, of consecutive ones, and of all but one."""
     areas = device_areas(scenario)
     order = best_order(_area_distance_s(areas, scenario))
     count = len(order)
@@ -99,7 +99,7 @@ def _chains(scenario: Scenario) -> Iterator[tuple[Group, ...]]:
 
 
 def _area_distance_s(areas: tuple[Area, ...], scenario: Scenario) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """The worst distance between any device of one area and any of another, seconds, [areas, areas]."""
+    """Return the worst distance between any device of one area and any of another, seconds, [areas, areas]."""
     number = {device.name: index for index, device in enumerate(scenario.cluster.devices)}
     members = [[number[device.name] for group in area for device in group] for area in areas]
     every_s = packet_times_s(scenario)
@@ -107,6 +107,6 @@ def _area_distance_s(areas: tuple[Area, ...], scenario: Scenario) -> np.ndarray[
 
 
 def _as_named(scenario: Scenario) -> tuple[Group, ...]:
-    """Groups of one device each, or of neighbours where there are more devices than layers."""
+    """Return groups of one device each, or of neighbours where there are more devices than layers."""
     devices = scenario.cluster.devices
     return tuple(even_groups(devices, min(len(devices), len(scenario.model.layers))))

@@ -62,7 +62,7 @@ def places_of(pipeline: Pipeline) -> Places:
 
 
 def _places(template: PipelineTemplate) -> list[Places]:
-    """The devices of each pipeline; the same stages of all pipelines are neighbours, and sum gradients within hosts."""
+    """Return the devices of each pipeline; replicas of a stage are neighbours, and sum their gradients within hosts."""
     places: list[list[tuple[tuple[str, ...], ...]]] = [[] for _ in range(template.pipelines)]
     used: dict[DeviceClass, int] = {}
     for stage in template.stages:

@@ -119,7 +119,7 @@ def _combinations(found: Sequence[Sequence[PipelineTemplate]]) -> Iterator[tuple
 
 
 def _speed_of(scenario: Scenario) -> Callable[[DeviceClass], float]:
-    """The throughput of a device class if every device were always busy, samples/s."""
+    """Return the throughput of a device class if every device were always busy, samples/s."""
     layers = len(scenario.model.layers)
 
     def speed(device_class: DeviceClass) -> float:
@@ -130,7 +130,7 @@ def _speed_of(scenario: Scenario) -> Callable[[DeviceClass], float]:
 
 
 def _divided(samples: int, speeds: Sequence[float]) -> list[int]:
-    """Samples in proportion to speeds, one or more for each; the largest part takes the remainder."""
+    """Return samples in proportion to speeds, one or more for each; the largest part takes the remainder."""
     total = sum(speeds)
     shares = [max(1, round(samples * speed / total)) for speed in speeds]
     largest = shares.index(max(shares))
@@ -139,7 +139,7 @@ def _divided(samples: int, speeds: Sequence[float]) -> list[int]:
 
 
 def _balanced(templates: Sequence[PipelineTemplate], scenario: Scenario) -> PipelineMix:
-    """The mix whose samples are divided so that the slowest template is quickest.
+    """Return the mix whose samples are divided so that the slowest template is quickest.
 
     A template's samples are a multiple of its pipelines; the last one takes the remainder.
     """

@@ -127,7 +127,7 @@ def small_cluster_plans(devices: Sequence[Device], scenario: Scenario, strategy:
 
 
 def _alone(found: _Found, batch: int) -> list[_PipelineShare]:
-    """The best pipelines that take the whole batch."""
+    """Return the best pipelines that take the whole batch."""
     by_set = _best_of_sets(found, batch, _ALONE)
     ranked = sorted(each for timed in by_set.values() for each in timed)
     quick = [share for time_s, share in ranked[:_ALONE] if time_s <= _WORST * ranked[0][0]]
@@ -136,7 +136,7 @@ def _alone(found: _Found, batch: int) -> list[_PipelineShare]:
 
 
 def _pairs(found: _Found, devices: Sequence[Device], scenario: Scenario) -> list[tuple[_PipelineShare, _PipelineShare]]:
-    """The best pairs of pipelines on disjoint sets of devices, each with the best divisions of the batch."""
+    """Return the best pairs of pipelines on disjoint sets of devices, each with the best divisions of the batch."""
     batch = scenario.training.global_batch
     divisions = sorted({round(part) for part in np.linspace(1, batch - 1, _DIVISIONS)}) if batch > 1 else []
     sizes = sorted({samples for part in divisions for samples in (part, batch - part)})
@@ -189,7 +189,7 @@ def _sum_between_s(ones: Sequence[Device], others: Sequence[Device], scenario: S
 def _plan(
     shares: Sequence[_PipelineShare], found: _Found, devices: Sequence[Device], scenario: Scenario, strategy: str
 ) -> Iterator[Plan]:
-    """The plan of pipelines side by side, if it fits."""
+    """Return the plan of pipelines side by side, if it fits."""
     pipelines = []
     for sought, number, microbatch, samples in shares:
         subset, first_layer = found[sought].devices[number], found[sought].first_layer[number]

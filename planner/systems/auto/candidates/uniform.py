@@ -110,7 +110,7 @@ def _shapes(
 def _templates(
     shape: _Shape, scenario: Scenario, samples: int, holder_factor: float, limit_s: float
 ) -> Iterator[PipelineTemplate]:
-    """The best pipelines of each order of the device classes whose steps are within the limit."""
+    """Return the best pipelines of each order of the device classes whose steps are within the limit."""
     costs = option_costs(shape.options, scenario, shape.pipelines, shape.microbatch, holder_factor)
     # But for its links, no pipeline takes longer than all layers on the slowest device.
     limit_s = min(limit_s, 4 * costs.compute_s.max() * shape.microbatches)
@@ -153,7 +153,7 @@ def _stages(found: Partition, options: Sequence[StageOption], layers: int) -> It
 
 
 def _without_common_width(template: PipelineTemplate) -> PipelineTemplate:
-    """The template with more pipelines in place of replicas that all stages have, so that equal ones compare equal."""
+    """Return the template with pipelines in place of replicas that all stages have: equal templates compare equal."""
     times = gcd(*(stage.width for stage in template.stages))
     if times == 1 or template.microbatch % times or template.pipelines * times > template.samples:
         return template
