@@ -1,4 +1,9 @@
-"""Schedules by name: functions from a problem to the orders of its workers, each with its picture and formula."""
+"""Schedules by name: functions from a scheduling problem to the order of actions of each of its workers.
+
+Actions are written F (forward), B (whole backward), I (input gradient) and W (weight gradient); I and W are the two
+halves of a split backward. ``2F0`` is the forward of microbatch 0 in stage 2. In formulas, P is the number of workers,
+M the number of microbatches of a step, and s the index of a stage.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -10,10 +15,10 @@ from planner.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 
 Schedule = Callable[[SchedulingProblem], Orders]
 
-# Schedules that hold every microbatch at once, whatever the depth of a stage.
+# Schedules whose stages hold the activations of all microbatches at once, whatever their ``in_flight``.
 HOLD_ALL = frozenset({"gpipe"})
 
-# Schedules whose backwards are never split into I and W.
+# Schedules that run every backward whole (B), never split into I and W.
 WHOLE = frozenset({"gpipe", "1f1b", "interleaved-1f1b"})
 
 SCHEDULES: Mapping[str, Schedule] = {

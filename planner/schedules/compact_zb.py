@@ -1,4 +1,4 @@
-"""Compact zero bubble and the portfolio of all schedules: orders that are searched for."""
+"""Schedules ``compact-zb`` and ``portfolio``, whose orders result from a search."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from planner.schedules.one_f_one_b import gpipe, interleaved_one_f_one_b, one_f_
 from planner.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from traces.common.errors import InputError
 
-# Cost of a search in actions that are scheduled or timed: tenths of a second.
+# Limits on the actions that each phase of the search schedules or times, so that it takes tenths of a second.
 _RULE_ACTIONS = 500_000
 _MOVE_ACTIONS = 5_000_000
 _MOST_MOVES = 8_000
@@ -26,26 +26,29 @@ _PUBLISHED = (one_f_one_b, zb_h1, zb_h2, interleaved_one_f_one_b, zb_v)
 
 
 def compact_zb(problem: SchedulingProblem) -> Orders:
-    """Return orders that idle as little as possible, over slow links too [assumed: ours, after DeepCEE/SpanTrain].
+    """Return orders with little idle time, over slow links too [assumed: ours, after DeepCEE/SpanTrain].
 
-    Zero-bubble schedules know one transfer cost and equal stages. Here every stage has its own F, I and W, every link
-    its latency and transmission time, microbatches may be unequal, and memory and ``in_flight`` are respected. With
-    P = 3 stages, M = 4 microbatches, F = I = W = 1 (B takes two slots), a latency of 1 on both links and memory for 4::
+    Published zero-bubble schedules assume one transfer cost and equal stages. Here, every stage has its own times of F,
+    I and W, every link has its own latency and transmission time, microbatches may differ, and the orders respect
+    memory and ``in_flight``. With P = 3 stages, M = 4 microbatches, F = I = W = 1 time slot (B takes two), a latency of
+    1 slot on both links, and memory for 4 microbatches::
 
         stage 0  F0 F1 F2 F3 .. .. .. .. .. B0 .. B1 .. B2 .. B3 ..
         stage 1  .. .. F0 F1 F2 .. .. I0 F3 I1 .. I2 W0 I3 W1 W2 W3
         stage 2  .. .. .. .. F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3 ..
 
-    There is no formula; the order is searched in three steps, all with fixed seeds, so that it is always the same:
+    The makespan has no formula. A search in three steps finds the order; its seed is fixed, so that equal problems have
+    equal orders:
 
-    1. rules of list scheduling, stage by stage (`planner.schedules.kernel.rule_search`), beside the published
-       schedules;
-    2. moves of actions along the critical path of the best (`planner.schedules.kernel.annealing.anneal`);
-    3. B in place of I and W where nothing is lost (`planner.schedules.kernel.annealing.join_backwards`).
+    1. Try the published schedules, and list scheduling with many rules (`planner.schedules.kernel.rule_search`).
+    2. Take the order with the least makespan, and move actions along its critical path
+       (`planner.schedules.kernel.annealing.anneal`).
+    3. Put B in place of I and W where the makespan stays the same
+       (`planner.schedules.kernel.annealing.join_backwards`).
 
-    The result is never later than 1F1B, ZB-H1 or any other published schedule within the same limits; on the instances
-    of the bench `schedules` it is 0.04 % above the proved optimum on average, 2.2 % at worst. Where microbatches
-    differ, they may be taken in another order.
+    The makespan is never longer than that of 1F1B, ZB-H1 or any other published schedule within the same limits. On the
+    instances of the bench `schedules` it is 0.04 % above the proved optimum on average, 2.2 % at worst. Microbatches
+    that differ may be run in another order than that of their indices.
 
     Raises:
         InputError: A microbatch does not fit into a worker's memory.
@@ -54,9 +57,9 @@ def compact_zb(problem: SchedulingProblem) -> Orders:
 
 
 def published(problem: SchedulingProblem) -> list[Orders]:
-    """Return the orders of the published schedules that apply and keep within the problem's limits.
+    """Return the orders of the published schedules that apply to the problem and respect its memory and ``in_flight``.
 
-    1F1B is included at its own depth, P - s, and at that of the problem.
+    1F1B is included twice: with depth P - s at stage s, and with the problem's ``in_flight``.
     """
     own = tuple(min(limit, problem.stages - stage) for stage, limit in enumerate(problem.in_flight))
     tries = [(one_f_one_b, replace(problem, in_flight=own)), *((schedule, problem) for schedule in _PUBLISHED)]
@@ -72,11 +75,11 @@ def published(problem: SchedulingProblem) -> list[Orders]:
 
 
 def compact(problem: SchedulingProblem, starts: Sequence[Orders]) -> Orders:
-    """Return the best orders that the search finds.
+    """Return the orders with the least makespan that the search finds.
 
     Args:
         problem: The pipeline to put in order.
-        starts: Orders within the problem's limits, none of which has a shorter makespan than the result.
+        starts: Initial orders within the problem's limits; the result's makespan is no longer than any of theirs.
 
     Raises:
         InputError: A microbatch does not fit into a worker's memory.
@@ -106,19 +109,21 @@ def _best_start(problem: SchedulingProblem, starts: Sequence[Orders]) -> tuple[f
 
 
 def _most_live(problem: SchedulingProblem) -> Ints:
-    """Return the most microbatches that each stage can hold, [stages]."""
+    """Return the most microbatches that each stage can hold at once, int64 [stages]."""
     least_bytes = np.maximum(problem.activation_bytes.min(axis=1), 1e-100)
     room = np.floor(problem.capacity_bytes[list(problem.workers)] / least_bytes + GRACE)
     limits = np.minimum(np.minimum(room, problem.in_flight), problem.microbatches)
     return np.asarray(np.maximum(1, limits), dtype=np.int64)
 
 
-# Makespans this close, relative, are the same.
+# Relative difference up to which two makespans count as equal.
 _SAME = 1e-9
 
 
 def portfolio(problem: SchedulingProblem) -> Orders:
-    """Return the best orders of all schedules but `planner.schedules.optimal`.
+    """Return the orders with the least makespan of all schedules except ``optimal``.
+
+    Orders with whole backwards are preferred to the result of the search where both have the same makespan.
 
     Raises:
         InputError: A microbatch does not fit into a worker's memory.

@@ -1,12 +1,17 @@
-"""The dynamic order: a free worker takes the best action that is ready, which absorbs jitter.
+"""The dynamic order: a free worker chooses among the actions whose inputs have arrived, which absorbs jitter.
 
-The rule: I or B before F; F only while the stage has fewer than ``in_flight`` microbatches between the start of F and
-the end of I or B, and memory holds it, with room kept for a microbatch of every later stage of its worker and for what
-a backward recomputes; W only when neither is ready at this moment, or before an I that recomputes more than fits. Of
-several, that of the lowest microbatch, then that of the later stage. An input that arrives at the moment at which
-a worker becomes free is ready; transfers that are still on their way are ignored.
+Actions are F (forward) and B (backward), or F, I (input gradient) and W (weight gradient). A free worker starts:
 
-The orders returned here are those of the rule if every action and transfer takes the time that the problem says.
+1. A ready I or B. If the activations that an I recomputes do not fit into memory, a ready W goes first.
+2. Otherwise a ready F that its stage's limits allow: fewer than ``in_flight`` microbatches between the start of F and
+   the end of I or B, and enough memory, with room left for one microbatch of every later stage of the worker and for
+   the activations that one backward recomputes.
+3. Otherwise a ready W.
+
+Among ready actions of one kind, the lowest microbatch goes first, then the later stage. An input that arrives at the
+moment at which the worker becomes free counts as ready; transfers that are still on their way are ignored.
+
+`dynamic_orders` returns the orders that result if every action and transfer takes exactly the problem's time.
 """
 
 from collections import defaultdict
@@ -22,11 +27,11 @@ from traces.common.errors import InputError
 
 
 def dynamic_orders(problem: SchedulingProblem, split: bool) -> Orders:
-    """Return the orders that result from the rule.
+    """Return the orders that result from the module's rule at the problem's exact times.
 
     Args:
         problem: The pipeline to put in order.
-        split: Whether backwards are I and W; B otherwise.
+        split: Whether backwards are split into I and W; they are whole (B) otherwise.
 
     Raises:
         InputError: A microbatch does not fit into a worker's memory.
@@ -50,13 +55,14 @@ def dynamic_orders(problem: SchedulingProblem, split: bool) -> Orders:
 
 
 def no_room(problem: SchedulingProblem) -> InputError:
-    """Return the error for a worker that cannot hold a microbatch of each of its stages."""
+    """Return the error that names the worker with the least room for one microbatch of each of its stages."""
     saved_bytes = np.bincount(problem.workers, problem.activation_bytes.max(axis=1), problem.worker_count)
     needs_bytes = saved_bytes + problem.reserve_bytes
     worker = int(np.argmax(needs_bytes / np.maximum(problem.capacity_bytes, 1e-300)))
     return InputError(
-        f"worker {worker} has room for {problem.capacity_bytes[worker]:.0f} bytes of activations",
-        valid=f"one microbatch of each of its stages takes {needs_bytes[worker]:.0f}: take smaller microbatches",
+        f"worker {worker} has room for {problem.capacity_bytes[worker]:.0f} bytes of activations, but one microbatch "
+        f"of each of its stages takes {needs_bytes[worker]:.0f} bytes",
+        valid="take smaller microbatches or a device with more memory",
     )
 
 
@@ -64,12 +70,12 @@ _GRADIENTS = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 
 
 class DynamicChoice:
-    """The actions of one worker in one step: which are ready, and which of them is best.
+    """The remaining actions of one worker in one step, and the choice among the ready ones by the module's rule.
 
     Args:
         problem: Pipeline of the worker.
         worker: Number of the worker in the pipeline.
-        messages: Actions of the worker, each with the number of messages that it waits for.
+        messages: Every action of the worker in the step, with the number of messages that the action waits for.
     """
 
     def __init__(self, problem: SchedulingProblem, worker: int, messages: Mapping[Action, int]) -> None:
@@ -90,15 +96,15 @@ class DynamicChoice:
 
     @property
     def remaining(self) -> int:
-        """Number of actions that are not done."""
+        """Number of actions of the step that have not finished."""
         return len(self._missing)
 
     def arrive(self, action: Action) -> None:
-        """Record the arrival of a message that an action waits for."""
+        """Record the arrival of one message that ``action`` waits for."""
         self._supply(action)
 
     def best(self) -> Action | None:
-        """Return the best action that is ready and allowed; None if there is none."""
+        """Return the action that the module's rule starts next; None if no action may start now."""
         gradients = [action for action in self._ready if action.kind in _GRADIENTS]
         forwards = [action for action in self._ready if action.kind is Kind.FORWARD and self._allowed(action)]
         weights = [action for action in self._ready if action.kind is Kind.BACKWARD_WEIGHT]
@@ -117,7 +123,7 @@ class DynamicChoice:
             self._held_bytes[action.stage] += self._problem.activation_bytes[action.stage, action.microbatch]
 
     def finish(self, action: Action) -> None:
-        """Record the end of an action, and which actions it makes ready."""
+        """Record the end of an action; actions that waited for it alone become ready."""
         stage, microbatch = action.stage, action.microbatch
         del self._missing[action]
         saved_bytes = float(self._problem.weight_bytes[stage, microbatch])
@@ -136,7 +142,7 @@ class DynamicChoice:
             self._ready.add(action)
 
     def _allowed(self, action: Action) -> bool:
-        """Return whether depth and memory let a forward start."""
+        """Return whether the stage's ``in_flight`` and the worker's memory allow a forward to start."""
         stage = action.stage
         if self._live[stage] >= self._problem.in_flight[stage]:
             return False
@@ -146,7 +152,10 @@ class DynamicChoice:
         return bool(self._problem.activation_bytes[stage, action.microbatch] <= room_bytes)
 
     def _has_room(self, action: Action) -> bool:
-        """Return whether the activations that an I recomputes fit into memory; they do where no W is pending."""
+        """Return whether the activations that an I recomputes fit into memory; True where the worker recomputes none.
+
+        They always fit where no W is pending.
+        """
         if not self._reserve_bytes:
             return True
         room_bytes = float(self._problem.capacity_bytes[self._worker]) - sum(self._held_bytes.values())
@@ -158,7 +167,7 @@ def _rank(action: Action) -> tuple[int, int]:
 
 
 def _before(action: Action) -> tuple[Action, ...]:
-    """Return the actions that must be done before, on any worker."""
+    """Return the actions, of any worker, whose outputs an action needs; some may have a stage that does not exist."""
     stage, microbatch = action.stage, action.microbatch
     if action.kind is Kind.FORWARD:
         return (Action(stage - 1, Kind.FORWARD, microbatch),)

@@ -1,4 +1,4 @@
-"""GPipe, 1F1B and interleaved 1F1B: schedules whose backwards are whole."""
+"""GPipe, 1F1B and interleaved 1F1B: schedules that run F (forward) and whole backwards, B, never split."""
 
 from collections.abc import Iterator
 
@@ -18,9 +18,9 @@ def gpipe(problem: SchedulingProblem) -> Orders:
         stage 1  .. F0 F1 F2 F3 .. .. B0 B1 B2 B3 ..
         stage 2  .. .. F0 F1 F2 F3 B0 B1 B2 B3 .. ..
 
-    The makespan of equal stages without transfer time is (M + P - 1)(F + B). Every stage holds M microbatches at once,
-    whatever its ``in_flight`` and its worker's memory say. A worker with several stages takes them one after the other,
-    from the first for F and from the last for B (looped, breadth-first: Lamy-Poirier, 2023 [paper]).
+    The makespan of equal stages without transfer time is (M + P - 1)(F + B). Every stage holds M microbatches at once;
+    ``in_flight`` and memory are ignored. A worker with several stages runs all F of its first stage, then of its
+    second, and so on, and B from its last stage to its first (looped, breadth-first: Lamy-Poirier, 2023 [paper]).
     """
     microbatches = range(problem.microbatches)
     return Orders.from_actions(
@@ -33,17 +33,18 @@ def gpipe(problem: SchedulingProblem) -> Orders:
 
 
 def one_f_one_b(problem: SchedulingProblem) -> Orders:
-    """Return the orders of 1F1B: a warm-up, then forwards and backwards in turn (PipeDream-Flush) [paper].
+    """Return the orders of 1F1B: a warm-up of forwards, then a backward and a forward in turn.
 
-    With P = 3 stages, M = 4 microbatches and depths 3, 2, 1 (Narayanan et al., 2021)::
+    The schedule is PipeDream-Flush (Narayanan et al., 2021) [paper]. With P = 3 stages, M = 4 microbatches and an
+    ``in_flight`` of 3, 2 and 1::
 
         stage 0  F0 F1 F2 .. .. B0 F3 B1 .. B2 .. B3
         stage 1  .. F0 F1 .. B0 F2 B1 F3 B2 .. B3 ..
         stage 2  .. .. F0 B0 F1 B1 F2 B2 F3 B3 .. ..
 
-    The makespan of equal stages without transfer time is that of GPipe, (M + P - 1)(F + B), but stage s holds only its
-    ``in_flight`` microbatches, P - s here. Over slow links a greater depth hides the round trip. A stage holds fewer
-    where memory ends, or where the stage before it holds fewer.
+    The makespan of equal stages without transfer time is that of GPipe, (M + P - 1)(F + B), but stage s holds only
+    ``in_flight`` microbatches at once, here P - s. Over slow links, more microbatches in flight hide the round trip. A
+    stage holds fewer than ``in_flight`` if its memory is too small, or if the preceding stage holds fewer.
 
     Raises:
         InputError: A worker holds several stages, or a microbatch does not fit into its memory.
@@ -53,7 +54,7 @@ def one_f_one_b(problem: SchedulingProblem) -> Orders:
 
 
 def interleaved_one_f_one_b(problem: SchedulingProblem) -> Orders:
-    """Return the orders of interleaved 1F1B: several stages a worker shorten the warm-up [paper].
+    """Return the orders of interleaved 1F1B, whose workers hold several stages each to shorten the warm-up [paper].
 
     Worker w of P holds the V stages w, w + P, w + 2P, ... (Narayanan et al., 2021). With P = 2, V = 2 and M = 4
     microbatches::
@@ -61,21 +62,22 @@ def interleaved_one_f_one_b(problem: SchedulingProblem) -> Orders:
         worker 0  0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 ... 2B2 ... 2B3 0B2 0B3
         worker 1  ... 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3 ...
 
-    Microbatches go in groups of P: each worker does a group's forwards on its first stage, then on its second, and so
-    on; backwards from its last stage to its first. Worker w begins (V - 1)P + 2(P - 1 - w) forwards before its first
-    backward, then takes turns. The makespan of equal stages (a stage's F and B being 1/V of a worker's) without
-    transfer time is MV(F + B) + (P - 1)(F + B): V times less bubble than 1F1B for V times the traffic. These are
-    torch's orders where P divides M; otherwise the last group lacks the microbatches that do not exist. Where a stage's
-    ``in_flight`` or a worker's memory holds less, `planner.schedules.dynamic.dynamic_orders` keeps within these limits.
+    Microbatches run in groups of P. A worker runs the forwards of a group on its first stage, then on its second, and
+    so on, and the backwards from its last stage to its first. Worker w runs (V - 1)P + 2(P - 1 - w) forwards as its
+    warm-up, then one more forward and a backward in turn. With F and B the times of one stage, equal for all stages,
+    and no transfer time, the makespan is MV(F + B) + (P - 1)(F + B). At equal work per worker, the bubble is 1/V of
+    that of 1F1B, and the traffic is V times as large. The orders are those of torch.distributed.pipelining where P
+    divides M; otherwise the last group is smaller. Where these orders exceed ``in_flight`` or memory, the orders of
+    `planner.schedules.dynamic.dynamic_orders`, which respect both, are returned instead.
 
     Raises:
-        InputError: Stages do not go round the workers, or a microbatch does not fit into a worker's memory.
+        InputError: Stage s is not on the same worker as stage s - P, or a microbatch does not fit into memory.
     """
     if not is_looped(problem.workers):
         raise InputError(
             f"stages lie on workers {', '.join(map(str, problem.workers))}",
             where="schedule 'interleaved-1f1b'",
-            valid="stages go round the workers in turn: 0, 1, 0, 1 for two workers with two stages each",
+            valid="place stages on the workers in turn: 0, 1, 0, 1 for two workers with two stages each",
         )
     rows = {
         worker: _interleaved(problem, place) for place, worker in enumerate(problem.workers[: problem.worker_count])
@@ -85,7 +87,7 @@ def interleaved_one_f_one_b(problem: SchedulingProblem) -> Orders:
 
 
 def _interleaved(problem: SchedulingProblem, place: int) -> list[Action]:
-    """Return the actions of the worker that is ``place``-th in the ring."""
+    """Return the actions of the worker that holds stages ``place``, ``place`` + P, ``place`` + 2P, ..."""
     count, chunks = problem.worker_count, problem.stages // problem.worker_count
     stages = range(place, problem.stages, count)
     forwards = list(_in_groups(problem, Kind.FORWARD, stages))
@@ -97,7 +99,7 @@ def _interleaved(problem: SchedulingProblem, place: int) -> list[Action]:
 
 
 def _in_groups(problem: SchedulingProblem, kind: Kind, stages: range) -> Iterator[Action]:
-    """Yield all actions of a kind, with microbatches up to a whole number of groups."""
+    """Yield all actions of a kind, group by group; the last group is filled up with microbatches that do not exist."""
     size = problem.worker_count
     for first in range(0, problem.microbatches, size):
         for stage in stages:

@@ -1,13 +1,16 @@
-"""The optimal order, found and proved by a constraint solver (OR-tools CP-SAT), to compare other schedules with.
+"""The optimal order, found and proved by a constraint solver (OR-tools CP-SAT), as a reference for other schedules.
 
-Every F, I and W is an interval of its worker's time, every transfer one of its channel's. ``in_flight`` and memory are
-respected. Equal microbatches keep their order, which loses nothing; B is left out, since I and W in its place are never
-later. Proving takes tenths of a second for 4 stages and 8 microbatches, half a minute for 8 and 32.
+Every F (forward), I (input gradient) and W (weight gradient) is an interval on its worker, and every transfer is an
+interval on its channel; intervals on one worker or channel do not overlap. ``in_flight`` and memory are constraints.
+Equal microbatches keep their order, and whole backwards (B) are left out; neither excludes the optimum, since I and W
+in place of a B never end later. A proof takes tenths of a second for 4 stages and 8 microbatches, and half a minute
+for 8 stages and 32 microbatches.
 
-Times become whole ticks. Where they have a common divisor (all are whole milliseconds, say) nothing is lost; otherwise
-a tick is a millionth of the makespan of the initial orders, and times are rounded down: the bound stays proved.
-Channels may carry transfers in any order here, which might be impossible where stages share a channel; the bound stays
-valid. The makespan returned is always that of the orders, timed exactly.
+The solver works in whole ticks of time. A tick is a common divisor of all times if they have one (1 ms if all are whole
+milliseconds), which is exact. Otherwise it is a millionth of the initial orders' makespan, and times are rounded down,
+so that the solver's lower bound remains valid. In the solver, channels may carry transfers in any order, although they
+are first come, first served; the lower bound remains valid here too. The reported makespan is that of the orders at
+exact times.
 """
 
 from collections.abc import Mapping
@@ -25,18 +28,18 @@ from traces.common.errors import InputError
 
 LIMIT_S = 60.0
 
-# Relative distance at which a makespan counts as equal to its bound: the error of rounding to ticks.
+# Largest relative distance of a makespan from its lower bound at which it counts as optimal: rounding to ticks.
 _PROVED = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """Result of the solver within its time.
+    """The orders that the solver found within its time limit.
 
     Attributes:
-        orders: Best orders found.
-        makespan_s: Makespan of these orders, seconds.
-        bound_s: Lower bound of the makespan of any orders, seconds.
+        orders: Orders with the least makespan found.
+        makespan_s: Makespan of ``orders``, seconds.
+        bound_s: Lower bound on the makespan of any orders, seconds.
     """
 
     orders: Orders
@@ -45,17 +48,17 @@ class Solution:
 
     @property
     def gap_ratio(self) -> float:
-        """Distance of the makespan from the bound, relative to the bound."""
+        """Difference of makespan and bound, divided by the bound; 0 if the bound is 0."""
         return self.makespan_s / self.bound_s - 1 if self.bound_s else 0.0
 
     @property
     def is_proved(self) -> bool:
-        """Whether the bound is within 1e-4 of the makespan; False also if time ran out."""
+        """Whether `gap_ratio` is at most 1e-4; False if time ran out before the proof."""
         return self.gap_ratio <= _PROVED
 
 
 def optimal(problem: SchedulingProblem) -> Orders:
-    """Return the best orders found in `LIMIT_S` seconds.
+    """Return the orders with the least makespan that the solver finds in `LIMIT_S` seconds.
 
     Raises:
         InputError: OR-tools is not installed, or a microbatch does not fit into a worker's memory.
@@ -64,7 +67,12 @@ def optimal(problem: SchedulingProblem) -> Orders:
 
 
 def solve(problem: SchedulingProblem, limit_s: float = LIMIT_S, threads: int = 2) -> Solution:
-    """Return the best orders that the solver finds in ``limit_s`` seconds, starting from compact zero bubble.
+    """Return the orders with the least makespan that the solver finds, starting from the orders of ``compact-zb``.
+
+    Args:
+        problem: The pipeline to put in order.
+        limit_s: Time limit of the solver, seconds.
+        threads: Number of threads of the solver.
 
     Raises:
         InputError: OR-tools is not installed, or a microbatch does not fit into a worker's memory.
@@ -93,7 +101,7 @@ def _import_solver() -> Any:
     try:
         from ortools.sat.python import cp_model
     except ImportError:
-        raise InputError("schedule 'optimal' needs OR-tools", valid="install 'ropebridge[solve]'") from None
+        raise InputError("schedule 'optimal' needs OR-tools", valid="install 'ropebridge[solve]' with pip") from None
     return cp_model
 
 
@@ -102,7 +110,7 @@ def _actions(orders: Orders) -> list[tuple[int, int, int]]:
 
 
 def _by_start(problem: SchedulingProblem, starts: Mapping[tuple[int, int, int], int]) -> Orders:
-    """Return the actions in the order of their starts; where these are equal, F before I before W."""
+    """Return orders sorted by the actions' start ticks; of actions that start together, F goes before I before W."""
     rows: list[list[Action]] = [[] for _ in range(problem.worker_count)]
     for kind, stage, microbatch in sorted(starts, key=lambda action: (starts[action], *action)):
         rows[problem.workers[stage]].append(Action(stage, KINDS[kind], microbatch))
@@ -110,7 +118,7 @@ def _by_start(problem: SchedulingProblem, starts: Mapping[tuple[int, int, int], 
 
 
 def _better(problem: SchedulingProblem, start: Orders, found: Orders, bound_s: float) -> Solution:
-    """Return the faster orders, timed exactly; those found may be slower where rounding hid a wait."""
+    """Return the orders with the shorter exact makespan; rounding to ticks may make ``found`` slower than ``start``."""
     start_s = finish_s(problem, start)
     try:
         found_s = finish_s(problem, found)

@@ -1,8 +1,9 @@
 """Orders with a warm-up of forwards, then a backward and a forward in turn, then the remaining backwards.
 
-1F1B, ZB-H1 and ZB-H2 differ only in how far a stage runs ahead of its backwards and in how much later it does W. A
-stage runs ahead by its depth at most, by no more than the stage before it, which could deadlock otherwise, and by no
-more than its worker's memory holds.
+Actions are F (forward), B (backward), I (input gradient) and W (weight gradient). 1F1B, ZB-H1 and ZB-H2 differ only in
+two numbers per stage: the depth, which is the number of forwards before the first backward, and the deferral, which is
+the number of W that may wait. A stage runs fewer forwards ahead of its backwards than its depth where the preceding
+stage runs fewer, since the order could deadlock otherwise, and where memory is too small.
 """
 
 from collections import deque
@@ -17,12 +18,12 @@ from traces.common.errors import InputError
 def steady_state_orders(
     problem: SchedulingProblem, depths: Sequence[int], deferrals: Sequence[int] | None = None
 ) -> Orders:
-    """Return the orders of a pipeline with one stage a worker.
+    """Return the orders of a pipeline in which every worker holds one stage.
 
     Args:
         problem: The pipeline to put in order.
-        depths: Most forwards that a stage begins before its first backward, [stages].
-        deferrals: Most I that a stage does before the W of the first of them, [stages]; None for B instead of I and W.
+        depths: Limit on the forwards of a stage before its first backward, [stages].
+        deferrals: Limit on the W of a stage that wait after an I, [stages]; None for whole backwards (B).
 
     Raises:
         InputError: A microbatch does not fit into a worker's memory.
@@ -51,7 +52,7 @@ def steady_state_orders(
 
 @dataclass(slots=True)
 class _StageOrder:
-    """Puts the actions of one stage in order; forwards leave room for what a backward recomputes."""
+    """Puts the actions of one stage in order; forwards leave memory free for what one backward recomputes."""
 
     stage: int
     deferral: int | None
@@ -65,7 +66,10 @@ class _StageOrder:
     begun: int = 0
 
     def fill(self, depth: int, begun_before: Sequence[int]) -> list[int]:
-        """Add all actions; return how many forwards come before each backward, which ``begun_before`` limits."""
+        """Add all actions, and return the number of forwards before each backward, [microbatches].
+
+        ``begun_before`` is the result for the preceding stage, an upper limit on the result.
+        """
         begun = []
         for microbatch, limit in enumerate(begun_before):
             target = min(len(self.recomputed_bytes), microbatch + max(depth, 1), limit)
@@ -88,7 +92,7 @@ class _StageOrder:
         self._add_weights(self.deferral)
 
     def _make_room(self, microbatch: int) -> bool:
-        """Do W until the next forward fits beside a backward; return False if it has to wait for a backward."""
+        """Add pending W until the next forward fits into memory; return False if it fits only after a backward."""
         forward_bytes = float(self.change_bytes[FORWARD, self.begun])
         while self.held_bytes + forward_bytes > self.forward_capacity_bytes:
             if self.pending_weights:
@@ -96,7 +100,11 @@ class _StageOrder:
             elif self.begun > microbatch:
                 return False
             else:
-                raise InputError(f"microbatch {microbatch} does not fit into the memory of stage {self.stage}")
+                raise InputError(
+                    f"microbatch {microbatch} takes {forward_bytes:.0f} bytes of activations in stage {self.stage}, "
+                    f"whose worker has room for {self.forward_capacity_bytes:.0f}",
+                    valid="take smaller microbatches or a device with more memory",
+                )
         return True
 
     def _add_weights(self, remaining: int) -> None:

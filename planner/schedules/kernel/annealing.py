@@ -1,10 +1,11 @@
 """Local search on orders: simulated annealing along the critical path, and B in place of I and W.
 
-The critical path runs through blocks, runs of actions that one worker does without a wait. Makespan falls only where
-a block begins or ends with another action, so most moves put an action of a block before its first or after its last
-one, or bring the first or last one inside (as in job-shop scheduling: Nowicki and Smutnicki, 1996, move N5; Balas and
-Vazacopoulos, 1998). A move that breaks memory, depth or the order F, I, W of a microbatch is not tried; one that
-deadlocks has an infinite makespan.
+Actions are F (forward), B (backward), I (input gradient) and W (weight gradient). The critical path consists of blocks;
+a block is a sequence of actions that one worker runs without waiting. The makespan gets shorter only if a block begins
+or ends with another action. So most moves take an action of a block to the block's border, or the action at the border
+into the block (as in job-shop scheduling: Nowicki and Smutnicki, 1996, move N5; Balas and Vazacopoulos, 1998). A move
+that exceeds memory or ``in_flight``, or breaks the order F, I, W of a microbatch, is not timed; an order that deadlocks
+has an infinite makespan.
 """
 
 import numpy as np
@@ -15,18 +16,19 @@ from planner.schedules.kernel.arrays import MICROBATCH_BITS, NOTHING, Tables, de
 from planner.schedules.kernel.problem import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Ints, Orders
 from planner.schedules.kernel.timing import trace
 
-# Temperatures at the beginning and the end, in mean durations of an action.
+# First and last temperature of the annealing, as multiples of the mean duration of an action.
 _HOT, _COLD = 1.0, 0.1
 
-# Share of moves within the neighbourhood of an action instead of to the border of its block.
+# Share of moves that shift an action by a few positions (`_FARTHEST` at most) instead of to the border of its block;
+# each further position has probability `_FARTHER_SHARE`.
 _NEAR_SHARE = 0.1
 _FARTHER_SHARE = 0.6
 _FARTHEST = 8
 
-# Moves that are tried before one is found that may be timed, at most, on average.
+# Limit on the moves that are proposed for each order that is timed, on average.
 _MOVES_PER_TRIAL = 20
 
-# Makespans this close, relative, are the same.
+# Relative difference up to which two makespans count as equal.
 _SAME = 1e-12
 
 
@@ -37,10 +39,10 @@ def anneal(tables: Tables, first: Ints, sequence: Ints, trials: int, goal_s: flo
     Args:
         tables: Arrays of the problem.
         first: Index of each worker's first action, [workers + 1].
-        sequence: Actions as integers, feasible, [actions].
+        sequence: Actions as integers, [actions], in an order that does not deadlock and respects the limits.
         trials: Number of orders to time.
-        goal_s: Lower bound of the makespan, seconds.
-        random: Source of the moves.
+        goal_s: Makespan at which the search ends early, seconds: a lower bound.
+        random: Random generator that chooses the moves.
     """
     actions = int(first[-1])
     starts_s, causes, new_causes = np.empty(actions), np.empty(actions, np.int64), np.empty(actions, np.int64)
@@ -84,7 +86,10 @@ def anneal(tables: Tables, first: Ints, sequence: Ints, trials: int, goal_s: flo
 def _critical_path(
     tables: Tables, sequence: Ints, causes: Ints, last: int, path: Ints, block_first: Ints, block_last: Ints
 ) -> int:
-    """Fill ``path`` with the positions of a critical path from its end, and their blocks; return its length."""
+    """Fill ``path`` with the positions of the actions on a critical path, last action first; return their number.
+
+    ``block_first`` and ``block_last`` get the first and last position of the block of each of these actions.
+    """
     length = 0
     begin = 0
     while last >= 0:
@@ -102,7 +107,7 @@ def _critical_path(
 
 @njit(cache=True)
 def _propose(path: Ints, block_first: Ints, block_last: Ints, length: int, random: Generator) -> tuple[int, int]:
-    """Return the positions from and to which an action moves."""
+    """Return the position of a random action and the position to which it should move."""
     place = random.integers(0, length)
     here = path[place]
     if random.random() < _NEAR_SHARE:
@@ -121,10 +126,10 @@ def _worker_of(tables: Tables, number: int) -> int:
 
 @inner
 def _shift(sequence: Ints, origin: int, target: int, equal: bool) -> bool:
-    """Move an action past others of its worker; False, with nothing changed, if that is no change or not allowed.
+    """Move an action past other actions of its worker; return whether the sequence changed.
 
-    Equal microbatches keep their order: an action that reaches another of its stage and kind stops there, and that one
-    moves on.
+    Nothing changes if the action would pass another action of its own stage and microbatch. Equal microbatches keep
+    their order: an action that reaches one of its own stage and kind takes that place, and the other moves on instead.
     """
     step = 1 if target > origin else -1
     moving, changes = sequence[origin], False
@@ -153,7 +158,7 @@ def _shift(sequence: Ints, origin: int, target: int, equal: bool) -> bool:
 
 @njit(cache=True, forceinline=True)
 def _is_feasible(tables: Tables, first: Ints, sequence: Ints, worker: int) -> bool:
-    """Return whether a worker's actions keep within its memory and its stages' depths."""
+    """Return whether a worker's actions respect the worker's memory and the ``in_flight`` of its stages."""
     live = np.zeros(len(tables.worker), np.int64)
     held_bytes = 0.0
     for place in range(first[worker], first[worker + 1]):
@@ -175,12 +180,12 @@ def _is_feasible(tables: Tables, first: Ints, sequence: Ints, worker: int) -> bo
     return True
 
 
-# Makespans this close, relative, are the same.
+# Relative increase of the makespan up to which joining I and W counts as free.
 _EQUAL_MAKESPANS = 1e-9
 
 
 def split_backwards(orders: Orders) -> Orders:
-    """Return the orders with I and W in place of each B; their makespan is no longer."""
+    """Return the orders with I and W in place of each B; the makespan does not get longer."""
     times = np.where(orders.kind == BACKWARD, 2, 1)
     ends = np.cumsum(times)
     kind = np.repeat(np.where(orders.kind == BACKWARD, BACKWARD_INPUT, orders.kind), times)
@@ -192,16 +197,16 @@ def split_backwards(orders: Orders) -> Orders:
 
 @njit(cache=True)
 def join_backwards(tables: Tables, first: Ints, sequence: Ints, makespan_s: float, trials: int) -> None:
-    """Replace I followed by its W by B and `NOTHING`, in place, wherever the makespan stays the same.
+    """Replace each I that its own W follows by B and `NOTHING`, in place, wherever the makespan stays the same.
 
-    A backward that is not split needs no memory between I and W.
+    A whole backward holds no activations between I and W.
 
     Args:
         tables: Arrays of the problem.
         first: Index of each worker's first action, [workers + 1].
         sequence: Actions as integers, [actions].
         makespan_s: Makespan of the sequence, seconds.
-        trials: Approximate number of orders to time; pairs are joined several at once where there are more.
+        trials: Approximate number of orders to time; where there are more pairs, several are joined at once.
     """
     starts_s, causes = np.empty(len(sequence)), np.empty(len(sequence), np.int64)
     places = _pairs(first, sequence)
@@ -215,7 +220,7 @@ def join_backwards(tables: Tables, first: Ints, sequence: Ints, makespan_s: floa
 
 @njit(cache=True)
 def _pairs(first: Ints, sequence: Ints) -> Ints:
-    """Return the positions of each I that its W follows."""
+    """Return the positions of every I that is directly followed by the W of its stage and microbatch."""
     places, count = np.empty(len(sequence), np.int64), 0
     for worker in range(len(first) - 1):
         for place in range(first[worker], first[worker + 1] - 1):

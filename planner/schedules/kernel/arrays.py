@@ -1,7 +1,7 @@
-"""A problem and its orders as arrays, the form on which compiled searches work.
+"""A scheduling problem and its orders as arrays, the form that code compiled with numba reads.
 
-An action is an integer: its microbatch in the lowest `MICROBATCH_BITS` bits, then two bits for its kind, then its
-stage. A sequence is the actions of all workers, one worker after the other.
+An action is an integer: the microbatch in the lowest `MICROBATCH_BITS` bits, then two bits for the kind, then the
+stage. A sequence holds the actions of all workers: first all of worker 0 in order, then all of worker 1, and so on.
 """
 
 from typing import Any, NamedTuple, TypeVar
@@ -13,17 +13,17 @@ from planner.schedules.kernel.problem import GRACE, Floats, Ints, Orders, Schedu
 
 Function = TypeVar("Function")
 
-# Reference counts are left to the callers: counting the arrays of a tuple at every call takes ten times as long as the
-# work itself.
+# numba option that disables reference counting inside a function: counting the arrays of a tuple at every call takes
+# ten times as long as the work itself. The callers hold the references.
 _UNCOUNTED: dict[str, Any] = {"_nrt": False}
 
 
 def inner(function: Function) -> Function:
-    """Compile a function that allocates no arrays and is called from compiled code only."""
+    """Compile a function with numba, inlined; it must allocate no arrays and be called from compiled code only."""
     options: dict[str, Any] = {"cache": True, "forceinline": True}
     try:
         compiled: Function = njit(**options, **_UNCOUNTED)(function)
-    except KeyError:  # The option is not public: a numba without it counts references.
+    except KeyError:  # `_nrt` is not public: a numba without it counts references.
         compiled = njit(**options)(function)
     return compiled
 
@@ -33,25 +33,29 @@ DOWN, UP = 0, 1
 
 
 class Tables(NamedTuple):
-    """A scheduling problem as compiled code reads it; kinds are numbered as in `planner.schedules.kernel.problem`.
+    """A scheduling problem as compiled code reads it.
+
+    The axis ``kind`` is ordered as `planner.schedules.kernel.problem.KINDS` (F, B, I, W), the axis ``direction`` as
+    `DOWN` and `UP`. Floats are float64, integers int64.
 
     Attributes:
         worker: Worker of each stage, [stages].
         held: Stages sorted by worker, [stages].
         first_held: Index in ``held`` of each worker's first stage, [workers + 1].
-        channel: Number of the channel that a stage sends on, -1 where it sends nothing or within its worker,
-            [direction, stages].
+        channel: Number of the channel on which a stage sends, [direction, stages]; -1 where the stage sends nothing, or
+            sends to a stage of the same worker.
         channels: Number of channels.
         duration_s: Seconds of each action, [kind, stages, microbatches].
         load_s: Total seconds of each worker's actions, [workers].
         transmission_s: Transmission seconds of a stage's output, [direction, stages, microbatches].
         latency_s: Propagation seconds of a stage's output, [direction, stages].
         activation_bytes: Bytes held from F to the end of I, [stages, microbatches].
-        weight_bytes: Bytes held until the end of W, from the start of I where they are more, [stages, microbatches].
-        largest_bytes: Most activation bytes of any microbatch, [stages].
-        capacity_bytes: Capacity of each worker with the tolerance `GRACE`, [workers].
-        reserve_bytes: Most bytes that any one backward recomputes, [workers].
-        in_flight: Most live microbatches of each stage, [stages].
+        weight_bytes: Bytes held until the end of W, [stages, microbatches]: from the end of I on, or from its start
+            where they exceed ``activation_bytes``.
+        largest_bytes: Largest ``activation_bytes`` of any microbatch, [stages].
+        capacity_bytes: Bytes that activations may fill, times 1 + `GRACE`, [workers].
+        reserve_bytes: Largest number of bytes that one backward recomputes, [workers].
+        in_flight: Limit on the microbatches between the start of F and the end of I or B, [stages].
         equal_microbatches: Whether all microbatches take the same times and bytes, so that they are interchangeable.
     """
 
@@ -105,7 +109,7 @@ def tables_of(problem: SchedulingProblem) -> Tables:
 
 
 def _channels(problem: SchedulingProblem) -> tuple[Ints, int]:
-    """Return a number for each ordered pair of workers that send to each other."""
+    """Return `Tables.channel` and the number of channels: one for each ordered pair of workers with transfers."""
     channel = np.full((2, problem.stages), -1, dtype=np.int64)
     numbers: dict[tuple[int, int], int] = {}
     for stage, between in enumerate(problem.between_workers()):
@@ -122,7 +126,7 @@ KIND_BITS = 2
 KIND_MASK = (1 << KIND_BITS) - 1
 KIND_COUNT = 1 << KIND_BITS
 
-# Placeholder of an action that was removed.
+# Entry of a sequence in place of an action that was removed.
 NOTHING = -1
 
 
@@ -160,7 +164,10 @@ def to_orders(sequence: Ints, first: Ints) -> Orders:
 
 
 def first_actions(problem: SchedulingProblem, split: bool) -> Ints:
-    """Return the index of each worker's first action if each stage does F and B, or F, I and W; [workers + 1]."""
+    """Return the index of each worker's first action, int64 [workers + 1].
+
+    Every stage has F, I and W for each microbatch if ``split``, otherwise F and B.
+    """
     each = problem.microbatches * (3 if split else 2)
     counts = np.bincount(problem.workers, minlength=problem.worker_count) * each
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""A scheduling problem as constraints for OR-tools CP-SAT, in whole ticks and bytes."""
+"""A scheduling problem as constraints for OR-tools CP-SAT, with times in whole ticks and memory in whole grains."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,24 +12,27 @@ from planner.schedules.kernel.arrays import DOWN, UP, Tables, tables_of
 from planner.schedules.kernel.problem import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, GRACE, Floats, SchedulingProblem
 
 Key = tuple[int, int, int]
+"""Kind, stage and microbatch of an action; kinds are numbered as in `planner.schedules.kernel.problem`."""
 
 KINDS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
-# A common divisor is sought among the smallest value and its fractions down to one of so many parts.
+# Candidates for a common divisor of values: the smallest value divided by 1, 2, ... `_MOST_PARTS`.
 _MOST_PARTS = 1000
+# Largest distance from a whole number at which a ratio counts as whole.
 _REMAINDER = 1e-6
+# Without a common divisor, the unit is the given maximum divided by this.
 _PARTS = 1_000_000
 
 
 def tick_s(problem: SchedulingProblem, longest_s: float) -> float:
-    """Return a time of which all times of the problem are multiples, or else a millionth of ``longest_s``; seconds."""
+    """Return a common divisor of all times of the problem, or ``longest_s`` / 1e6 if there is none, seconds."""
     tables = tables_of(problem)
     times_s = [np.ravel(each) for each in (tables.duration_s, tables.transmission_s, tables.latency_s)]
     return _common_divisor(np.concatenate(times_s), longest_s)
 
 
 def _common_divisor(values: Floats, whole: float) -> float:
-    """Return a number of which all values are multiples, or else a millionth of ``whole``."""
+    """Return a common divisor of all positive values, or ``whole`` / 1e6 if there is none."""
     values = np.unique(values[values > 0])
     for parts in range(1, _MOST_PARTS + 1):
         multiples = values / values[0] * parts
@@ -39,7 +42,7 @@ def _common_divisor(values: Floats, whole: float) -> float:
 
 
 class ScheduleModel:
-    """The constraints, with the start of every action in ticks as a variable.
+    """A CP-SAT model that minimizes the makespan; its variables are the start ticks of all actions.
 
     Args:
         solver: Module ``ortools.sat.python.cp_model``.
@@ -76,7 +79,7 @@ class ScheduleModel:
         return self.start[kind, stage, microbatch] + int(self.duration[kind, stage, microbatch])
 
     def _constrain_actions(self) -> None:
-        """Constrain workers to one action at a time, and a microbatch's F, I and W to this order."""
+        """Constrain workers to one action at a time, and every microbatch to the order F, I, W."""
         intervals = defaultdict(list)
         for kind, (stage, microbatch) in product(KINDS, self._each()):
             start, size = self._variable(), int(self.duration[kind, stage, microbatch])
@@ -113,7 +116,7 @@ class ScheduleModel:
             self.model.add_no_overlap(own)
 
     def _constrain_memory(self) -> None:
-        """Constrain activations to every worker's memory, and live microbatches to every stage's depth."""
+        """Constrain activations to every worker's memory, and the microbatches of a stage to its ``in_flight``."""
         for worker in range(self.problem.worker_count):
             stages = self.problem.stages_of(worker)
             capacity_bytes = float(self.problem.capacity_bytes[worker]) * (1 + GRACE)
@@ -134,7 +137,7 @@ class ScheduleModel:
         return [(*self._span(FORWARD, BACKWARD_INPUT, stage, microbatch), 1) for microbatch in microbatches]
 
     def _held(self, stage: int, grain_bytes: float) -> list[tuple[Any, Any, int]]:
-        """Return (start, end, grains) of everything that a stage holds."""
+        """Return (start tick, end tick, grains) of all activations that a stage holds."""
         held = []
         for microbatch in range(self.problem.microbatches):
             activation = int(np.ceil(self.problem.activation_bytes[stage, microbatch] / grain_bytes - _REMAINDER))
@@ -152,7 +155,7 @@ class ScheduleModel:
     def _limit(self, held: list[tuple[Any, Any, int]], capacity: int) -> None:
         sizes = [size for _, _, size in held]
         if self.tables.equal_microbatches and len(held) == self.problem.microbatches:
-            # Equal microbatches begin and end in order: each waits for the one that makes room for it.
+            # Equal microbatches begin and end in order: microbatch n + room begins only after microbatch n has ended.
             room = capacity // sizes[0] if sizes[0] else len(held)
             for (_, end, _), (begin, _, _) in zip(held, held[room:], strict=False):
                 self.model.add(begin >= end)

@@ -1,11 +1,12 @@
-"""List scheduling: forward in time, rules choose one of the ready actions whenever a worker is free.
+"""List scheduling: simulate the workers, and let rules choose among the ready actions whenever a worker is free.
 
-Time passes as `planner.schedules.kernel.problem.SchedulingProblem` defines, so that the makespan of the returned orders
-is exact. A worker knows which transfers are on their way to it, but not what others will start.
+Actions are F (forward), B (backward), I (input gradient) and W (weight gradient). Times follow
+`planner.schedules.kernel.problem.SchedulingProblem`, so that the makespan is exact. The rules for a worker may depend
+on the transfers that are on their way to it, but not on what other workers will start.
 
-There is no deadlock: an F starts only where the later stages of its worker keep room for a microbatch each, and a
-stage's limit is at least one; so the last stage can always continue, then the one before it, and so on. Where stages
-recompute, F leave room for one backward; an I that does not fit waits for W.
+The orders cannot deadlock: an F starts only if every later stage of its worker still has room for one microbatch, and
+every stage may hold at least one. So the last stage can always continue, then the stage before it, and so on. On
+workers that recompute activations, F also leave room for one backward, and an I that does not fit waits for a W.
 """
 
 from typing import NamedTuple
@@ -22,16 +23,16 @@ _NONE = -1
 
 
 class Rules(NamedTuple):
-    """Rules by which a free worker chooses.
+    """Rules by which a free worker chooses its next action.
 
     Attributes:
-        split: Whether backwards are I and W; B otherwise.
+        split: Whether backwards are split into I and W; they are whole (B) otherwise.
         entry: Microbatches in the order in which they enter the pipeline, [microbatches].
-        live: Most microbatches between the start of F and the end of I or B, [stages].
-        backward_first: Whether I or B goes before F where both are ready, [stages].
-        wait_share: Share of an F's duration within which a gradient must arrive for the F to wait, [stages].
-        gap_share: Least idle gap in which W runs, as a share of its duration, [stages].
-        pending: Number of waiting W from which one goes before F, [stages].
+        live: Limit on the microbatches between the start of F and the end of I or B, [stages].
+        backward_first: Whether a ready I or B goes before a ready F, [stages].
+        wait_share: A ready F waits for a gradient that arrives within this share of the F's duration, [stages].
+        gap_share: A ready W runs if the worker would idle for at least this share of the W's duration, [stages].
+        pending: Number of ready W from which a W goes before a ready F, [stages].
     """
 
     split: bool
@@ -44,11 +45,12 @@ class Rules(NamedTuple):
 
 
 class _State(NamedTuple):
-    """State of the pipeline.
+    """State of the simulated pipeline.
 
     Attributes:
         done: Number of actions begun so far, [kind, stages]; B counts as I.
-        ready_s: Arrival of the input of F and I, seconds, [direction, stages, microbatches].
+        ready_s: Arrival of the input of F (`DOWN`) and of I or B (`UP`), seconds, [direction, stages, microbatches];
+            infinite while unknown.
         held_bytes: Bytes that each stage holds, [stages].
         sent_s: Departure and arrival of the last transfer on each channel, seconds, [2, channels].
         busy_s: End of each worker's current action, seconds, [workers].
@@ -67,13 +69,14 @@ class _State(NamedTuple):
 def list_schedule(tables: Tables, rules: Rules, first: Ints, limit_s: float, sequence: Ints) -> float:
     """Fill ``sequence`` by the rules and return the makespan in seconds.
 
-    It is infinite as soon as it is sure to exceed ``limit_s``, and where a microbatch does not fit into memory.
+    The makespan is infinite, and ``sequence`` incomplete, if the makespan would exceed ``limit_s`` or a microbatch does
+    not fit into memory.
 
     Args:
         tables: Arrays of the problem.
         rules: Rules by which workers choose.
         first: Index of each worker's first action, [workers + 1].
-        limit_s: Largest makespan of interest, seconds.
+        limit_s: Makespan above which the simulation stops early, seconds.
         sequence: Output, filled with the actions as integers, [actions].
     """
     state = _begin(tables)
@@ -116,9 +119,12 @@ def _begin(tables: Tables) -> _State:
 
 @inner
 def _choose(tables: Tables, rules: Rules, state: _State, worker: int, now_s: float) -> tuple[int, int]:
-    """Return the kind and stage of a worker's next action; if none is ready, set when it chooses again."""
+    """Return the kind and stage of the action that a worker starts now.
+
+    If the worker starts none, return `_NONE` twice, and set ``wake_s`` to the time at which it chooses again.
+    """
     backward, forward, weight = _NONE, _NONE, _NONE
-    gradient_s, activation_s = np.inf, np.inf  # when the next ones arrive
+    gradient_s, activation_s = np.inf, np.inf  # arrival of the next gradient and of the next activation
     done = state.done
     for index in range(tables.first_held[worker + 1] - 1, tables.first_held[worker] - 1, -1):
         stage = tables.held[index]
@@ -160,7 +166,7 @@ def _choose(tables: Tables, rules: Rules, state: _State, worker: int, now_s: flo
 
 @inner
 def _fits(tables: Tables, state: _State, worker: int, stage: int, microbatch: int) -> bool:
-    """Return whether an F fits into memory, with room for a backward and for a microbatch in every later stage."""
+    """Return whether an F fits into memory and leaves room for one backward and one microbatch of every later stage."""
     room_bytes = tables.capacity_bytes[worker] - tables.reserve_bytes[worker]
     for index in range(tables.first_held[worker], tables.first_held[worker + 1]):
         other = tables.held[index]
@@ -171,7 +177,7 @@ def _fits(tables: Tables, state: _State, worker: int, stage: int, microbatch: in
 
 @inner
 def _has_room(tables: Tables, state: _State, worker: int, stage: int, microbatch: int) -> bool:
-    """Return whether the activations that an I recomputes fit into memory; they do where no W is pending."""
+    """Return whether the activations that an I recomputes fit into memory; they always do where no W is pending."""
     if not tables.reserve_bytes[worker]:
         return True
     room_bytes = tables.capacity_bytes[worker]
@@ -182,7 +188,7 @@ def _has_room(tables: Tables, state: _State, worker: int, stage: int, microbatch
 
 @inner
 def _begin_action(tables: Tables, state: _State, kind: int, stage: int, microbatch: int, end_s: float) -> None:
-    """Start an action: its worker is busy until its end, memory changes, and its output is sent."""
+    """Start an action that ends at ``end_s``: occupy its worker, update the bytes held, and send its output."""
     worker = tables.worker[stage]
     state.busy_s[worker] = state.wake_s[worker] = end_s
     if kind == BACKWARD_WEIGHT:
@@ -208,7 +214,7 @@ def _begin_action(tables: Tables, state: _State, kind: int, stage: int, microbat
 def _send(
     tables: Tables, state: _State, direction: int, stage: int, target: int, microbatch: int, end_s: float
 ) -> None:
-    """Send a transfer, and wake its receiver on arrival if that is idle then."""
+    """Send the output of an action, and let the receiver choose again at its arrival, or later once it is free."""
     there_s = arrive_s(tables, direction, stage, microbatch, end_s, state.sent_s)
     state.ready_s[direction, target, microbatch] = there_s
     receiver = tables.worker[target]

@@ -1,4 +1,7 @@
-"""One pipeline as a scheduler sees it, the orders of its workers' actions, and whether these keep within its limits."""
+"""The scheduling problem of one pipeline, the orders of its workers' actions, and the check of orders against limits.
+
+Actions are F (forward), B (whole backward), I (input gradient) and W (weight gradient); I and W are the halves of a B.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,25 +16,26 @@ from traces.common.errors import InputError
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Bytes and limits are compared with this relative tolerance, for sums of floats in another order.
+# Relative tolerance of comparisons with byte limits: sums of floats depend on the order of summation.
 GRACE = 1e-9
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SchedulingProblem:
-    """One step of one pipeline, to be put in order.
+    """One training step of one pipeline, whose actions a schedule puts in order.
 
     A worker runs its actions in order, one at a time. F of stage s needs the output of F of stage s - 1; I (or B) of
     stage s needs the gradient of I (or B) of stage s + 1 and its own F; W needs its own I. A transfer is sent when the
     action that made it ends. The channel from one worker to another carries the activations and gradients of all their
-    stages one at a time, first come, first served: a transfer occupies it for its transmission time and arrives one
-    latency later, never before the transfer ahead of it. Between stages of one worker nothing takes time. B is I and W
-    in one action; its gradient leaves at its end.
+    stages one at a time, first come, first served: a transfer occupies the channel for its transmission time and
+    arrives one latency later, but never before the preceding transfer. Between stages of one worker, transfers take no
+    time. B takes as long as I and W together, and sends its gradient at its end.
 
     Attributes:
-        workers: Number of the worker that holds each stage, [stages]; a worker is the replicas that share one order.
-        in_flight: Most microbatches that a stage may hold between the start of F and the end of I or B, [stages]. The
-            plan chooses them; a schedule says whether it respects them.
+        workers: Number of the worker that holds each stage, [stages]; the replicas of a stage count as one worker,
+            since they share one order.
+        in_flight: Limit on the microbatches of a stage between the start of F and the end of I or B, [stages]. It comes
+            from the plan; every schedule except ``gpipe`` respects it.
         forward_s: Seconds of F, [stages, microbatches].
         backward_input_s: Seconds of I, [stages, microbatches].
         backward_weight_s: Seconds of W, [stages, microbatches].
@@ -42,9 +46,9 @@ class SchedulingProblem:
         forward_latency_s: Propagation seconds from stage s to s + 1, [stages - 1].
         backward_latency_s: Propagation seconds from stage s + 1 to s, [stages - 1].
         activation_bytes: Bytes held from the start of F until the end of I or B, [stages, microbatches].
-        weight_bytes: Bytes held from then until the end of W, [stages, microbatches]. Where they exceed
-            ``activation_bytes``, since the stage recomputes, they are held from the start of I or B on.
-        capacity_bytes: Bytes that activations may fill, [workers]; may be infinite.
+        weight_bytes: Bytes held from the end of I until the end of W, [stages, microbatches]. Where they exceed
+            ``activation_bytes``, since the stage recomputes activations, they are held from the start of I or B on.
+        capacity_bytes: Bytes of memory available for activations, [workers]; may be infinite.
     """
 
     workers: tuple[int, ...]
@@ -91,39 +95,39 @@ class SchedulingProblem:
 
     @property
     def recomputed_bytes(self) -> Floats:
-        """Bytes that I or B allocates at its start beyond the activations held for it, [stages, microbatches]."""
+        """Bytes that I or B allocates at its start in addition to ``activation_bytes``, [stages, microbatches]."""
         return np.maximum(self.weight_bytes - self.activation_bytes, 0.0)
 
     @property
     def reserve_bytes(self) -> Floats:
-        """Most bytes that any one backward recomputes, [workers]; forwards leave them free."""
+        """Largest `recomputed_bytes` of one backward, [workers]; forwards must leave as much memory free."""
         reserve = np.zeros(self.worker_count)
         np.maximum.at(reserve, np.array(self.workers), self.recomputed_bytes.max(axis=1, initial=0.0))
         return reserve
 
     @property
     def change_bytes(self) -> Floats:
-        """Bytes by which an action changes what its worker holds, [kind, stages, microbatches]."""
+        """Bytes by which an action changes the memory of its worker, [4 kinds as in `KINDS`, stages, microbatches]."""
         activations, weights = self.activation_bytes, self.weight_bytes
         return np.stack([activations, -activations, weights - activations, -weights])
 
     def stages_of(self, worker: int) -> tuple[int, ...]:
-        """Return the stages that a worker holds, in order."""
+        """Return the indices of the stages that a worker holds, rising."""
         return tuple(stage for stage, holder in enumerate(self.workers) if holder == worker)
 
     def between_workers(self) -> tuple[bool, ...]:
-        """Return for each boundary between stages s and s + 1 whether it lies between two workers."""
+        """Return, for each stage s but the last, whether stages s and s + 1 are on different workers."""
         return tuple(left != right for left, right in pairwise(self.workers))
 
 
-# The number of a kind is its index here.
+# Arrays hold a kind of action as its index in this tuple.
 KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(4)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Orders:
-    """The actions of all workers, one worker after the other, each worker's in the order in which it does them.
+    """The actions of all workers: first those of worker 0 in the order in which it runs them, then of worker 1, ...
 
     Attributes:
         first_action: Index of each worker's first action, then the number of all actions; int64 [workers + 1].
@@ -164,7 +168,7 @@ class Orders:
 def peak_bytes(problem: SchedulingProblem, orders: Orders) -> Floats:
     """Return the most bytes of activations that each worker holds at once, [workers]."""
     change_bytes = problem.change_bytes[orders.kind, orders.stage, orders.microbatch]
-    # B holds what it recomputes only while it runs; with I it is among the weight's bytes.
+    # B holds recomputed activations only while it runs; after an I, they are part of `weight_bytes`.
     during_bytes = (problem.activation_bytes + problem.recomputed_bytes)[orders.stage, orders.microbatch]
     within_bytes = np.where(orders.kind == BACKWARD, during_bytes, 0.0)
     rows = zip(*(np.split(each, orders.first_action[1:-1]) for each in (change_bytes, within_bytes)), strict=True)
@@ -178,31 +182,31 @@ def peak_live(problem: SchedulingProblem, orders: Orders) -> Ints:
 
 
 def is_within_limits(problem: SchedulingProblem, orders: Orders) -> bool:
-    """Return whether orders keep within every worker's memory and every stage's ``in_flight``."""
+    """Return whether orders respect every worker's memory and every stage's ``in_flight``."""
     fits = np.all(peak_bytes(problem, orders) <= problem.capacity_bytes * (1 + GRACE))
     return bool(fits and np.all(peak_live(problem, orders) <= np.array(problem.in_flight)))
 
 
 def is_looped(workers: tuple[int, ...]) -> bool:
-    """Return whether stages go round the workers in turn, so that worker 0 of P holds stages 0, P, 2P, ..."""
+    """Return whether stages lie on P workers in turn, so that one worker holds stages 0, P, 2P, ..."""
     count = len(set(workers))
     return len(workers) % count == 0 and all(holder == workers[stage % count] for stage, holder in enumerate(workers))
 
 
 def is_v_shaped(workers: tuple[int, ...]) -> bool:
-    """Return whether the worker of stage s also holds stage 2P - 1 - s, of 2P stages on P workers."""
+    """Return whether 2P stages lie on P workers so that the worker of stage s also holds stage 2P - 1 - s."""
     return len(workers) == 2 * len(set(workers)) and workers == workers[::-1]
 
 
 def require_straight(problem: SchedulingProblem, name: str) -> None:
-    """Refuse a pipeline whose workers hold several stages.
+    """Raise an error if a worker holds several stages.
 
     Raises:
-        InputError: A worker holds several stages, whose order schedule ``name`` does not define.
+        InputError: A worker holds several stages; schedule ``name`` does not define their order.
     """
     if len(set(problem.workers)) < problem.stages:
         raise InputError(
             f"the pipeline has {problem.stages} stages on {problem.worker_count} workers",
             where=f"schedule '{name}'",
-            valid="it orders one stage a worker; take interleaved-1f1b, zb-v, compact-zb or portfolio",
+            valid="place one stage on each worker, or take schedule interleaved-1f1b, zb-v, compact-zb or portfolio",
         )

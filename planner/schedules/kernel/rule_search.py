@@ -1,7 +1,8 @@
 """Search for the rules with which list scheduling gives the least makespan on one problem.
 
-It tries common rules at growing depths, then small random changes of the best so far, stage by stage, each kept if it
-is no worse. Where microbatches differ, the order in which they enter changes too.
+The search first tries eight common rules at growing depths. Then it makes small random changes to the rules with the
+least makespan so far, and keeps a change if the makespan gets no longer. Where microbatches differ, a change may also
+swap two microbatches in the order in which they enter the pipeline.
 """
 
 import numpy as np
@@ -12,9 +13,11 @@ from planner.schedules.kernel.arrays import Tables
 from planner.schedules.kernel.list_scheduling import Rules, list_schedule
 from planner.schedules.kernel.problem import Ints
 
-# Number of depths that the common rules are tried at, at most.
+# Approximate limit on the number of depths at which the common rules are tried.
 _DEPTHS = 12
+# Largest limit on pending W that a random change sets.
 _MOST_PENDING = 3
+# Random shares are multiples of 1 / `_QUARTERS`.
 _QUARTERS = 4
 
 
@@ -29,17 +32,17 @@ def search_rules(
     goal_s: float,
     random: Generator,
 ) -> tuple[float, Ints]:
-    """Return the least makespan found in seconds (infinite if none) and its sequence, [actions].
+    """Return the least makespan found, seconds, infinite if none, and its actions as integers, int64 [actions].
 
     Args:
         tables: Arrays of the problem.
         first: Index of each worker's first action, [workers + 1].
-        most_live: Upper limits of the rules' ``live``, [stages].
-        entry: Initial order in which microbatches enter, [microbatches].
-        split: Whether backwards are I and W.
-        trials: Number of rules to try.
-        goal_s: Lower bound of the makespan, seconds.
-        random: Source of the changes.
+        most_live: Upper limits of `Rules.live`, [stages].
+        entry: Initial order in which microbatches enter the pipeline, [microbatches].
+        split: Whether backwards are split into I and W.
+        trials: Number of sets of rules to try.
+        goal_s: Makespan at which the search ends early, seconds: a lower bound.
+        random: Random generator that chooses the changes.
     """
     best, trial = _rules(tables, entry, split), _rules(tables, entry, split)
     sequence, best_sequence = np.empty(first[-1], np.int64), np.empty(first[-1], np.int64)
@@ -74,7 +77,7 @@ def _rules(tables: Tables, entry: Ints, split: bool) -> Rules:
 
 @njit(cache=True, forceinline=True)
 def _set_common(rules: Rules, most_live: Ints, depth: int, choice: int) -> None:
-    """Set one of eight common rules, each stage a microbatch deeper than the next and ``depth`` deeper than 1F1B."""
+    """Set one of eight common sets of rules; stage s of P may hold 1F1B's P - s plus ``depth`` microbatches."""
     stages = len(most_live)
     rules.live[:] = np.maximum(1, np.minimum(most_live, np.arange(stages, 0, -1) + depth))
     rules.backward_first[:] = choice % 2 == 0
@@ -85,7 +88,7 @@ def _set_common(rules: Rules, most_live: Ints, depth: int, choice: int) -> None:
 
 @njit(cache=True, forceinline=True)
 def _change(rules: Rules, most_live: Ints, equal_microbatches: bool, random: Generator) -> None:
-    """Change one rule at one stage, or swap two microbatches."""
+    """Change one rule of one stage at random, or swap two microbatches that differ."""
     stage = random.integers(0, len(most_live))
     what = random.integers(0, 6 if equal_microbatches else 9)
     if what <= 1:

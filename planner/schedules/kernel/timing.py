@@ -1,4 +1,4 @@
-"""Start times and makespan of given orders, fast enough for searches that ask thousands of times."""
+"""Start times and makespan of given orders, compiled with numba: a search times thousands of orders."""
 
 import numpy as np
 from numba import njit
@@ -14,16 +14,16 @@ def transmit_fifo(
 ) -> tuple[float, float]:
     """Return when a message departs and when it arrives, seconds; a channel delivers first in, first out.
 
-    A message waits until the channel is free, and arrives no earlier than the one before it: also where a large
-    message has more jitter than a small one behind it, or where the latency falls.
+    A message waits until the channel is free. It never arrives before the preceding message, even if its own latency or
+    jitter is smaller.
 
     Args:
         channel: Index of the channel.
-        sent_s: When the message is ready to be sent, seconds.
-        transmission_s: Time for which it keeps the channel busy, seconds.
+        sent_s: Time at which the message is ready to be sent, seconds.
+        transmission_s: Time for which the message keeps the channel busy, seconds.
         latency_s: Time from departure to arrival, seconds.
-        free_s: When the last message on each channel departed, seconds, [channels]; is updated.
-        arrived_s: When the last message on each channel arrived, seconds, [channels]; is updated.
+        free_s: Departure of the last message on each channel, seconds, [channels]; updated in place.
+        arrived_s: Arrival of the last message on each channel, seconds, [channels]; updated in place.
     """
     departed_s = max(sent_s, free_s[channel]) + transmission_s
     free_s[channel] = departed_s
@@ -33,15 +33,15 @@ def transmit_fifo(
 
 @inner
 def arrive_s(tables: Tables, direction: int, stage: int, microbatch: int, ready_s: float, sent_s: Floats) -> float:
-    """Return the arrival of a transfer, seconds; no transfer overtakes those before it on its channel.
+    """Return the arrival of a transfer, seconds; no transfer overtakes an earlier one on its channel.
 
     Args:
         tables: Arrays of the problem.
         direction: `planner.schedules.kernel.arrays.DOWN` or `UP`.
         stage: Index of the sending stage.
         microbatch: Index of the microbatch.
-        ready_s: End of the action that made it, seconds.
-        sent_s: Departure and arrival of the last transfer on each channel, seconds, [2, channels]; is updated.
+        ready_s: End of the action whose output is transferred, seconds.
+        sent_s: Departure and arrival of the last transfer on each channel, seconds, [2, channels]; updated in place.
     """
     channel = tables.channel[direction, stage]
     if channel < 0:
@@ -50,7 +50,7 @@ def arrive_s(tables: Tables, direction: int, stage: int, microbatch: int, ready_
     return transmit_fifo(channel, ready_s, transmission_s, latency_s, sent_s[0], sent_s[1])[1]
 
 
-# What an action waits for: an activation (DOWN), a gradient (UP), or the I of its own microbatch.
+# What an action waits for: an activation (`DOWN`), a gradient (`UP`), or, for W, the I of its own microbatch.
 _GRADIENT, _OWN_INPUT = UP, 2
 
 
@@ -64,7 +64,7 @@ def finish_s(problem: SchedulingProblem, orders: Orders) -> float:
 
 
 def start_times_s(problem: SchedulingProblem, orders: Orders) -> Floats:
-    """Return the start of each action in the rows of ``orders``, seconds, [actions].
+    """Return the start of each action, seconds, [actions], in the order of the arrays of ``orders``.
 
     Raises:
         InputError: The actions wait for each other in a cycle.
@@ -80,7 +80,10 @@ def _run(problem: SchedulingProblem, orders: Orders) -> tuple[Floats, float]:
         stuck = int(np.argmax(np.isnan(starts_s)))
         worker = int(np.searchsorted(orders.first_action, stuck, side="right")) - 1
         action = orders.actions(worker)[stuck - int(orders.first_action[worker])]
-        raise InputError(f"the order of actions deadlocks: worker {worker} never receives what {action} needs")
+        raise InputError(
+            f"the order of actions deadlocks: worker {worker} never receives what {action} needs",
+            valid=f"on every worker, put the actions that {action} waits for before those that wait for it",
+        )
     return starts_s, makespan_s
 
 
@@ -97,7 +100,7 @@ def _transmit(
     sent_s: Floats,
     delayer: Ints,
 ) -> None:
-    """Record what the end of an action makes ready, and which action determines the time."""
+    """Record the times at which inputs of other actions arrive after an action ends, and which action causes them."""
     stages = len(tables.worker)
     if kind == BACKWARD_WEIGHT:
         return
@@ -125,18 +128,18 @@ def trace(
 ) -> tuple[float, int]:
     """Return the makespan in seconds and the position of the action that ends last.
 
-    The makespan is infinite where the actions wait for each other in a cycle, or as soon as it is sure to exceed
-    ``limit_s``.
+    The makespan is infinite, and the position -1, if the actions wait for each other in a cycle or the makespan would
+    exceed ``limit_s``.
 
     Args:
         tables: Arrays of the problem.
         first: Index of each worker's first action, [workers + 1].
         sequence: Actions as integers, [actions].
-        limit_s: Largest makespan of interest, seconds.
+        limit_s: Makespan above which the computation stops early, seconds.
         starts_s: Output, filled with the starts in seconds, [actions].
-        causes: Output, filled with the position of the action whose end determined the start: the one before it, the
-            one whose transfer it waited for, or the one whose transfer delayed this transfer; -1 at the beginning,
-            [actions].
+        causes: Output, [actions], filled with the position of the action whose end determined the start: the preceding
+            action of the worker, the action whose output it waited for, or the action whose transfer held up that
+            output on the channel; -1 for a start at time 0.
     """
     stages, microbatches = tables.activation_bytes.shape
     workers = len(first) - 1
@@ -148,7 +151,7 @@ def trace(
     while done < first[-1]:
         done_before = done
         for turn in range(2 * workers):
-            # Down the pipeline and up again, as work flows.
+            # Visit the workers down the pipeline and up again, as activations and gradients travel.
             worker = turn if turn < workers else 2 * workers - 1 - turn
             now_s, place = clock_s[worker], position[worker]
             while place < first[worker + 1]:
