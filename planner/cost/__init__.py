@@ -1,1 +1,1 @@
-"""What a stage, a transfer and a gradient sum cost in seconds and bytes."""
+"""Costs of stages, transfers and sums of gradients, in seconds and bytes."""

@@ -1,26 +1,28 @@
 """All-reduce algorithms as the messages that each participant sends and receives.
 
-The ring (Patarasuk and Yuan, 2009): n participants cut the elements into n chunks. In n - 1 rounds every chunk travels
-round the ring and is summed (reduce-scatter); in n - 1 more rounds the sums travel round (all-gather). Each participant
-sends 2 (n - 1)/n of the elements, the least possible, in 2 (n - 1) rounds.
+The ring (Patarasuk and Yuan, Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations, 2009): n
+participants cut the elements into n chunks. In n - 1 rounds every chunk passes once round the ring and is summed
+(reduce-scatter); in n - 1 more rounds the sums pass round the ring (all-gather). Each participant sends 2 (n - 1)/n of
+the elements, the least possible, in 2 (n - 1) rounds.
 
-The tree is recursive halving and doubling (Thakur, Rabenseifner and Gropp, 2005), for links of long latency, on which
-rounds cost more than bytes. A binomial tree to a root and back has as few rounds but sends all elements in each of
-them; here the trees of all chunks run at once, each with a root of its own. With p the largest power of two that is not
-above n, and r = n - p:
+The tree is recursive halving and doubling (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication
+Operations in MPICH, 2005), for links of long latency, on which rounds cost more than bytes. With p the largest power of
+two that is not above n, and r = n - p:
 
-    rounds              2 log2 p, and 2 more if r > 0
-    sent by each        2 (p - 1)/p of the elements
-    and if r > 0        r participants send all elements instead, and their r partners all elements besides
+    rounds                          2 log2 p, and 2 more if r > 0
+    sent by each participant        2 (p - 1)/p of the elements, with two exceptions if r > 0:
+    r participants                  send all elements to a partner, and receive the sums from it
+    the r partners of these         send all elements in addition
 
-Partners are one position apart first, then two, then four, while what they exchange halves: neighbours, which tend to
-be in the same region, exchange most. Each chunk is summed in one place, so that all participants get the same bits.
+Partners are 1, 2, 4, ... positions apart in rounds 1, 2, 3, ..., and the exchanged range halves each time: neighbours,
+which tend to be in the same region, exchange most. Each chunk is summed by one participant, so that all participants
+get bitwise equal sums.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# The range of an exchange that sends nothing, or receives nothing.
+# Empty range of elements, for an exchange that only sends or only receives.
 NOTHING = (0, 0)
 
 
@@ -28,16 +30,16 @@ NOTHING = (0, 0)
 class Exchange:
     """One participant's part of one round: it sends one range of elements, then waits for another.
 
-    The rounds of a participant rise. A message has the same round at its sender and its receiver, and both know its
-    size.
+    A participant's exchanges are in the order of rounds. A message has the same round and size at its sender and its
+    receiver.
 
     Attributes:
-        round: Number of the round, from 0; a participant has no more than one exchange in a round.
+        round: Number of the round, from 0; a participant has at most one exchange in each round.
         send_to: Position of the receiver; None if nothing is sent.
         send: Start and stop of the elements to send.
         receive_from: Position of the sender; None if nothing is received.
         receive: Start and stop of the elements to receive.
-        adds: Whether what arrives is added to the elements, or replaces them.
+        adds: Whether received values are added to the participant's own (True) or replace them (False).
     """
 
     round: int
@@ -59,7 +61,7 @@ class Exchange:
 
 
 def ring_exchanges(elements: int, participants: int, position: int) -> tuple[Exchange, ...]:
-    """Return the 2 (n - 1) exchanges of the participant at ``position`` of a ring, in order."""
+    """Return the 2 (n - 1) exchanges of the participant at ``position`` of a ring of n, in the order of rounds."""
     return ring_over(range(participants), even_bounds(0, elements, participants), position, first_round=0)
 
 
@@ -68,8 +70,8 @@ def ring_over(members: Sequence[int], bounds: Sequence[int], place: int, first_r
 
     Args:
         members: Positions of the n participants, in ring order.
-        bounds: Starts of the n chunks and the stop of the last one, n + 1 elements.
-        place: Index in ``members`` of the participant in question.
+        bounds: Index of the first element of each of the n chunks, and the end of the last chunk; n + 1 entries.
+        place: Index in ``members`` of the participant whose exchanges are returned.
         first_round: Round of the first exchange.
     """
     sums = reduce_scatter(members, bounds, place, first_round)
@@ -95,7 +97,7 @@ def all_gather(members: Sequence[int], bounds: Sequence[int], place: int, first_
 def _once_round(
     members: Sequence[int], bounds: Sequence[int], place: int, chunk: int, first_round: int, *, adds: bool
 ) -> tuple[Exchange, ...]:
-    """Exchanges in which a member sends ``chunk`` to the next member, then always what it received last."""
+    """Return n - 1 exchanges: the member sends ``chunk`` first, and in each later round the chunk it has just received."""
     count = len(members)
     ranges = [(bounds[index % count], bounds[index % count + 1]) for index in range(chunk, chunk - count, -1)]
     following, previous = members[(place + 1) % count], members[place - 1]
@@ -111,9 +113,9 @@ def even_bounds(start: int, stop: int, parts: int) -> list[int]:
 
 
 def tree_exchanges(elements: int, participants: int, position: int) -> tuple[Exchange, ...]:
-    """Return the exchanges of the participant at ``position`` of a tree, in order."""
+    """Return the exchanges of the participant at ``position`` in recursive halving and doubling, in order of rounds."""
     levels = participants.bit_length() - 1
-    # Of the first 2r positions the even ones send all elements to the next position, and wait for the sums.
+    # r = ``folded``. Even positions below 2r send all elements to the next position, and wait for the sums.
     folded = participants - (1 << levels)
     whole = (0, elements)
     last_round = 2 * levels + 1
@@ -137,7 +139,7 @@ def tree_exchanges(elements: int, participants: int, position: int) -> tuple[Exc
 def _halve_and_double(
     whole: tuple[int, int], levels: int, folded: int, rank: int, first_round: int
 ) -> tuple[Exchange, ...]:
-    """Exchanges of participant ``rank`` among the 2 ** levels that remain after folding."""
+    """Return the exchanges of participant ``rank`` among the 2 ** levels that halve and double."""
     sums, copies = [], []
     start, stop = whole
     for level in range(levels):
@@ -154,31 +156,31 @@ def _halve_and_double(
 
 
 def hierarchical_exchanges(elements: int, regions: Sequence[str], position: int) -> tuple[Exchange, ...]:
-    """Return the exchanges that sum inside each region first, so that each sum travels between regions once.
+    """Return the exchanges of one participant in an all-reduce that sums inside each region first.
 
-    The elements are cut into as many slices as the smallest region has participants; a slice has an owner in each
-    region.
+    The elements are cut into as many slices as the smallest region has participants. In each region, one participant
+    owns each slice.
 
-    1. Inside each region a ring reduce-scatter leaves each participant with a chunk of the region's sum.
-    2. A region with more participants than slices has several chunks in a slice: they go to the slice's owner.
-    3. The owners of each slice, one in each region, sum it over a ring of regions.
-    4. As 2, back to the chunks' participants.
-    5. Inside each region a ring all-gather.
+    1. A ring reduce-scatter inside each region: each participant has one chunk of the region's sum.
+    2. Regions with more participants than slices: the other chunks of a slice are sent to the slice's owner.
+    3. A ring all-reduce of each slice among its owners, one in each region.
+    4. The reverse of 2: owners send the summed chunks back.
+    5. A ring all-gather inside each region.
 
-    With g regions of k participants at most and m at least (m slices):
+    With g regions, at most k and at least m participants in a region, and therefore m slices:
 
         rounds                      2(k - 1) + 2(ceil(k/m) - 1) + 2(g - 1)
         sent between regions        2(g - 1) times the data in all; each region sends 2(g - 1)/g to the next one
 
-    A ring over all participants sends no less between regions: it leaves a region g times at least, with 2(n - 1)/n of
-    the data each time. With one region, or one participant in each, this is the ring over all. Reduce-scatter,
-    all-reduce, all-gather is usual over links of different speeds (BlueConnect: Cho, Finkler, Serrano, Kung and Hunter,
-    2019); slices for regions of different sizes are our own.
+    A ring over all n participants crosses regions at least g times, with 2(n - 1)/n of the data each time, which is at
+    least as much. With one region, or one participant in each, the exchanges are those of that ring. Steps 1, 3 and 5
+    are those of BlueConnect (Cho, Finkler, Serrano, Kung and Hunter, 2019); slices for regions of different sizes are
+    our addition.
 
     Args:
         elements: Number of elements to sum.
         regions: Region of each participant.
-        position: Index of the participant in question in ``regions``.
+        position: Index in ``regions`` of the participant whose exchanges are returned.
     """
     members: dict[str, list[int]] = {}
     for index, region in enumerate(regions):
@@ -187,7 +189,7 @@ def hierarchical_exchanges(elements: int, regions: Sequence[str], position: int)
     place = group.index(position)
     slices, widest = min(map(len, members.values())), max(map(len, members.values()))
     bounds = _chunk_bounds(elements, slices, len(group))
-    # Steps 2 to 5 begin in the same rounds in all regions; small regions skip some rounds.
+    # Each of steps 2 to 5 begins in the same round in all regions; participants of small regions skip rounds.
     gather_round = widest - 1
     between_round = gather_round + -(-widest // slices) - 1
     return_round = between_round + 2 * (len(members) - 1)
@@ -212,7 +214,7 @@ def hierarchical_exchanges(elements: int, regions: Sequence[str], position: int)
 def _chunk_moves(
     group: Sequence[int], bounds: Sequence[int], place: int, slices: int, first_round: int, *, inwards: bool
 ) -> Iterator[Exchange]:
-    """Exchanges that send the chunks of a slice to its owner, one after another, or back."""
+    """Yield the exchanges of step 2 (``inwards``) or step 4: a slice's chunks to or from its owner, one in each round."""
     chunk = (place + 1) % len(group)
     chunks = _slice_chunks(chunk * slices // len(group), slices, len(group))
     owner = group[chunks[0] - 1]
@@ -227,17 +229,17 @@ def _chunk_moves(
 
 
 def _owner(group: Sequence[int], slice_: int, slices: int) -> int:
-    """Position of the slice's owner in a region: the one that the reduce-scatter leaves with its first chunk."""
+    """Return the position of a slice's owner in a region: who has the slice's first chunk after the reduce-scatter."""
     return group[_slice_chunks(slice_, slices, len(group))[0] - 1]
 
 
 def _slice_chunks(slice_: int, slices: int, chunks: int) -> range:
-    """Which chunks of a region's ring lie in a slice: chunk c lies in slice c * slices // chunks."""
+    """Return the indices of the chunks of a region's ring in a slice; chunk c is in slice c * slices // chunks."""
     return range(-(-slice_ * chunks // slices), -(-(slice_ + 1) * chunks // slices))
 
 
 def _chunk_bounds(elements: int, slices: int, chunks: int) -> list[int]:
-    """Bounds of the chunks of a region's ring, such that no chunk belongs to two slices."""
+    """Return the chunks + 1 bounds of a region's ring, such that no chunk is in two slices."""
     bounds = []
     for slice_ in range(slices):
         start, stop = elements * slice_ // slices, elements * (slice_ + 1) // slices

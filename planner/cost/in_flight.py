@@ -1,4 +1,4 @@
-"""How many microbatches each stage keeps in flight, and what to say where not even one fits."""
+"""Depths, the limits of microbatches in flight at each stage, and the error if not even one fits into memory."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -12,7 +12,7 @@ from traces.common.units import size_text
 
 
 def plain_depths(stages: int) -> tuple[int, ...]:
-    """Return the depths of 1F1B without latency: P - s for stage s of P."""
+    """Return the depths of 1F1B on links without latency: P - s for stage s of P, s from 0."""
     return tuple(stages - stage for stage in range(stages))
 
 
@@ -21,14 +21,15 @@ def latency_aware_depths(
 ) -> tuple[int, ...]:
     """Return the depths that hide round trips: K_s = max(P - s, ceil(R_s / T_max)).
 
-    R_s is the time from a microbatch's forward at stage s to the end of its backward there: the sum over q >= s of
-    (F_q + B_q), plus twice the sum over links >= s of (L + X). T_max is the time of the slowest stage or link. The
-    formula is our assumption where DeepCEE (arXiv 2505.15536) is silent.
+    R_s is the time from the start of a microbatch's forward at stage s (of P) to the end of its backward there: the
+    ``compute_s`` of stages s and later, plus twice the ``transfer_s`` and ``latency_s`` of the links after stage s.
+    T_max is the largest ``compute_s`` or ``transfer_s``. DeepCEE (arXiv 2505.15536) gives no formula; this one is an
+    assumption.
 
     Args:
-        compute_s: Forward and backward of one microbatch on each stage, seconds, [stages].
-        transfer_s: Time for which one microbatch's activations keep each link busy, seconds, [stages - 1].
-        latency_s: One-way latency of each link, seconds, [stages - 1].
+        compute_s: Forward and backward of one microbatch on each stage, seconds, shape [stages].
+        transfer_s: Time for which one microbatch's activations keep each link busy, seconds, shape [stages - 1].
+        latency_s: One-way latency of each link, seconds, shape [stages - 1].
     """
     stages = len(compute_s)
     slowest_s = max([*compute_s, *transfer_s])
@@ -44,9 +45,10 @@ def latency_aware_depths(
 def fitting_depths(
     depths: Sequence[int], stages: Sequence[Stage], scenario: Scenario, microbatches: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Return ``depths`` lowered to what memory holds and to the number of microbatches, never growing along the stages.
+    """Return the largest depths, non-increasing from stage to stage, that are within three limits.
 
-    Returns None if a stage cannot hold even one microbatch.
+    The limits of a stage are its entry of ``depths``, the number of microbatches, and what the memory of its devices
+    holds. Returns None if a stage cannot hold even one microbatch.
     """
     fitted: list[int] = []
     for depth, stage in zip(depths, stages, strict=True):
@@ -62,10 +64,10 @@ def fitting_depths(
 
 
 def no_split_fits(scenario: Scenario, strategy: str, devices: Sequence[Device] = ()) -> InputError:
-    """Return the error of a strategy that found no split of the model that fits into memory.
+    """Return the error for a strategy that found no split of the model that fits into memory.
 
-    It names the layer that fits on no device, and the largest device; or, where every layer fits by itself, the bytes
-    that all layers need together.
+    The message names the first layer that fits on no device, and the largest device; if every layer fits alone, the
+    bytes that all layers need together and those that the devices have.
 
     Args:
         scenario: Gives the model, the optimizer and the devices' memory.

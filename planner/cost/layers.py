@@ -1,4 +1,4 @@
-"""What the layers of a model cost on one device: running sums, of which two give the cost of a range of layers."""
+"""Running sums of the costs of layers on one device; the difference of two entries is the cost of a range of layers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,31 +15,31 @@ Floats = NDArray[np.float64]
 
 
 def with_launches(times: ComputeTimes, scenario: Scenario) -> ComputeTimes:
-    """Return compute times with the launch overhead of one microbatch on one stage.
+    """Return compute times of one microbatch on one stage, with the overhead of launching kernels added.
 
-    A forward and a backward are launched once each; a split backward is launched with its input gradient.
+    The overhead is added once to the forward and once to the backward (to the input gradient, if it is split).
     """
     launch_s = scenario.effects.compute.launch_overhead_s
     return replace(times, forward_s=times.forward_s + launch_s, backward_input_s=times.backward_input_s + launch_s)
 
 
 def launches_s(scenario: Scenario) -> float:
-    """Return the launch overhead of one microbatch on one stage, both directions, seconds."""
+    """Return the launch overhead of the forward and the backward of one microbatch on one stage, seconds."""
     return with_launches(NO_TIME, scenario).total_s
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LayerTable:
-    """Costs of layers on one device; entry i of an array of shape [layers + 1] covers layers 0 to i - 1.
+    """Costs of layers on one device. All arrays but `layer_s` have shape [layers + 1]: entry i sums layers 0 to i - 1.
 
     Attributes:
-        layer_s: Forward and backward of one microbatch through each layer, without launches, seconds, [layers].
+        layer_s: Forward and backward of one microbatch in each layer, without launch overhead, seconds, shape [layers].
         compute_s: Running sum of `layer_s`, seconds.
         forward_s: Forward of one microbatch, seconds.
         backward_s: Backward of one microbatch, weight gradients included, seconds.
         parameter_bytes: Bytes of the layers' parameters.
-        state_bytes: Parameters, gradients and optimizer state.
-        activation_bytes: Activations that one sample keeps until its backward.
+        state_bytes: Bytes of parameters, gradients and optimizer state.
+        activation_bytes: Bytes of activations saved for one sample until its backward.
     """
 
     layer_s: Floats
@@ -53,14 +53,14 @@ class LayerTable:
 
 @lru_cache(maxsize=4096)
 def layer_table(scenario: Scenario, kind: str, samples: int, degree: int = 1, *, recompute: bool = False) -> LayerTable:
-    """Return the costs of the model's layers.
+    """Return the costs of the model's layers on one kind of device.
 
     Args:
         scenario: Gives the model and the optimizer.
         kind: The kind of device.
         samples: Samples of a microbatch on the device.
         degree: Number of devices that share each layer by tensor parallelism.
-        recompute: Whether a backward begins with another forward.
+        recompute: Whether each backward repeats the forward first.
 
     Raises:
         InputError: The profile has no times for the kind, or none for the degree.
@@ -92,17 +92,17 @@ def _layer_bytes(scenario: Scenario, degree: int) -> tuple[Floats, Floats, Float
 def range_memory(
     scenario: Scenario, samples: int, degree: int = 1, *, recompute: bool = False
 ) -> tuple[Floats, Floats]:
-    """Return what each range of layers needs of a device's memory as a stage, by the rule of `planner.cost.memory`.
+    """Return the memory that each range of layers needs as a stage, by the formula in `planner.cost.memory`.
 
     Args:
-        scenario: Gives the model, the optimizer and what the framework takes.
+        scenario: Gives the model, the optimizer and the memory effects.
         samples: Samples of each microbatch on the device.
         degree: Number of devices that share each layer by tensor parallelism.
-        recompute: Whether the stage keeps only its input.
+        recompute: Whether the stage saves only its input and recomputes activations.
 
     Returns:
-        Bytes whatever is in flight, and bytes that each microbatch in flight adds, [first layer, end layer] each with
-        indices from 0 to the number of layers; 0 where the end is not after the first layer.
+        Two arrays of shape [layers + 1, layers + 1], indexed by first layer and end layer (exclusive): bytes that do not
+        depend on the microbatches in flight, and bytes that each of these adds. Entries of empty ranges are 0.
     """
     layers = scenario.model.at_degree(degree).layers
     _, states, activations = (each[None, :] - each[:, None] for each in _layer_bytes(scenario, degree))
@@ -121,7 +121,7 @@ def range_memory(
 
 
 def mean_compute_s(scenario: Scenario, samples: int) -> Floats:
-    """Return the running sum of layers' forward and backward, averaged over the cluster's devices, [layers + 1]."""
+    """Return the running sum of layers' forward and backward, averaged over all devices, seconds, [layers + 1]."""
     kinds = [device.kind for device in scenario.cluster.devices]
     layers = range(len(scenario.model.layers))
     return running_sums(
@@ -131,5 +131,5 @@ def mean_compute_s(scenario: Scenario, samples: int) -> Floats:
 
 
 def running_sums(values: Iterable[float]) -> Floats:
-    """Return 0 and the sums of the first one, two and more values, [values + 1]."""
+    """Return an array of shape [values + 1] whose entry i is the sum of the first i values."""
     return np.concatenate(([0.0], np.cumsum(np.fromiter(values, np.float64))))

@@ -1,8 +1,8 @@
 """Rates of flows that start together and share links.
 
-Between two stages every pair of replicas that has samples in common sends at once, and around a ring every member does;
-a region's LAN and the WAN between two regions are links that all of them share. `planner.step.evaluate` gives each pair
-a channel of its own; on these paths a channel gets its part of the links.
+All pairs of replicas between two stages that have samples in common send at the same time, and so do all members of a
+ring; if their paths have a link in common (a region's LAN, the WAN between two regions), they share its rate.
+`planner.step.evaluate` gives each pair its own channel. The paths returned here reduce a channel's rate to its share.
 """
 
 from collections import Counter, defaultdict
@@ -22,7 +22,7 @@ Pair = tuple[str, str]
 
 
 def boundary_samples(senders: Stage, receivers: Stage, samples: int) -> dict[Pair, int]:
-    """Return how many of a microbatch's ``samples`` each replica sends to each replica on another device."""
+    """Return how many of a microbatch's ``samples`` are sent for each (sending, receiving) pair of devices."""
     common = {}
     for sender, (start, stop) in zip(senders.replicas, senders.intervals(samples), strict=True):
         for receiver, (other_start, other_stop) in zip(receivers.replicas, receivers.intervals(samples), strict=True):
@@ -33,12 +33,12 @@ def boundary_samples(senders: Stage, receivers: Stage, samples: int) -> dict[Pai
 
 
 def boundary_flows(senders: Stage, receivers: Stage, samples: int) -> dict[Pair, float]:
-    """Return the share of a microbatch of ``samples`` that each replica sends to each replica on another device."""
+    """Return the share of a microbatch of ``samples`` that is sent for each (sending, receiving) pair of devices."""
     return {pair: count / samples for pair, count in boundary_samples(senders, receivers, samples).items()}
 
 
 def ring_flows(devices: Sequence[str]) -> dict[Pair, float]:
-    """Return the share of the gradients' bytes that each member of a ring sends to the next one."""
+    """Return the ratio of sent bytes to the gradients' bytes in a ring all-reduce, for each pair of neighbours."""
     count = len(devices)
     if count < 2:
         return {}
@@ -49,8 +49,8 @@ def transfer_times_s(flows: dict[Pair, float], sizes_bytes: Floats, scenario: Sc
     """Return how long the busiest link or pair is busy if all flows start at once, seconds.
 
     Args:
-        flows: Share of the whole that each pair sends.
-        sizes_bytes: Sizes of the whole, bytes, in any shape.
+        flows: Share of a size that each (sending, receiving) pair sends.
+        sizes_bytes: Sizes whose shares are sent, bytes; an array of any shape.
         scenario: Gives links and the effects of TCP.
 
     Returns:
@@ -72,7 +72,7 @@ def transfer_times_s(flows: dict[Pair, float], sizes_bytes: Floats, scenario: Sc
 
 
 def sharers(plan: Plan, scenario: Scenario) -> dict[Pair, int]:
-    """Return for each pair of devices how many pairs send at once over the fullest of its links."""
+    """Return, for each pair of devices, how many pairs send at once over the most shared link of its path."""
     found: dict[Pair, int] = {}
     for pairs in _simultaneous_pairs(plan):
         users = Counter(link.name for pair in pairs for link in scenario.cluster.path(*pair))
@@ -83,12 +83,12 @@ def sharers(plan: Plan, scenario: Scenario) -> dict[Pair, int]:
 
 
 def shared_paths(plan: Plan, scenario: Scenario) -> Paths:
-    """Return the paths of a plan at declared bandwidths, each with its part of shared links."""
+    """Return the paths of a plan at declared bandwidths, divided evenly among the pairs that share a link."""
     return slowed_paths(plan, scenario, sharers(plan, scenario))
 
 
 def slowed_paths(plan: Plan, scenario: Scenario, factors: Mapping[Pair, float]) -> Paths:
-    """Return the paths of a plan at declared bandwidths, where transfers of a pair take ``factors`` times as long."""
+    """Return the paths of a plan at declared bandwidths, each divided by the pair's entry of ``factors`` (default 1)."""
 
     def path(source: str, target: str) -> ConstantRatePath:
         alone = nominal_path(scenario, source, target, plan.connections)
@@ -98,7 +98,7 @@ def slowed_paths(plan: Plan, scenario: Scenario, factors: Mapping[Pair, float]) 
 
 
 def _simultaneous_pairs(plan: Plan) -> Iterator[Iterable[Pair]]:
-    """Yield the pairs that send at the same time, transfer by transfer and ring by ring."""
+    """Yield sets of pairs that send at the same time: one per boundary and direction, and one per ring."""
     for pipeline in plan.pipelines:
         samples = max(pipeline.microbatches)
         for left, right in pairwise(pipeline.stages):

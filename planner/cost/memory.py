@@ -1,23 +1,22 @@
 """The memory that stages need on a device.
 
     peak = framework
-         + (2 + optimizer values) * parameters
+         + (2 + values of the optimizer per parameter) * parameters
          + in flight * samples * activations of the stage's layers
          + workspace share * samples * activations of its largest layer
 
-The second line is parameters, gradients and optimizer state, the third the activations of the microbatches in flight
-(DeepCEE and Asteroid count the same: K_s times the activations of one microbatch). The first and the last line are what
-a framework takes on a real device, `planner.scenario.effects`. `planner.step.memory` follows the order of actions
-instead.
+All terms are bytes. The second is for parameters, gradients and optimizer state. The third is for the microbatches in
+flight, as in DeepCEE and Asteroid (depth K_s times the activations of one microbatch). The first and the last are
+`planner.scenario.effects.MemoryEffects`. `planner.step.memory` computes the peak from the order of actions instead.
 
-A stage that recomputes keeps only its input of each microbatch in flight, and holds all activations of one while its
-backward runs. In place of the third line it has::
+A stage that recomputes saves only its input for each microbatch in flight, and holds all activations of one microbatch
+while its backward runs. Its third term is::
 
          + in flight * samples * input + samples * (activations - input)
 
 (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, with a stage as one segment). The input is one of the
-activations; that of the first stage, the model's own, counts as nothing, since profiles do not know it. The activations
-of one layer at a time that its forward holds are not counted.
+activations. The input of the first stage counts as 0 bytes, because profiles do not contain it. Activations that the
+forward of such a stage holds for one layer at a time are not counted.
 """
 
 from bisect import bisect_right
@@ -38,20 +37,20 @@ def state_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: in
 
 
 def saved_activation_bytes(scenario: Scenario, stage: Stage, degree: int = 1) -> int:
-    """Return the bytes of one sample that a stage keeps on a device from its forward to its backward."""
+    """Return the bytes that a stage saves on a device for one sample from its forward to its backward."""
     if not stage.recompute:
         return scenario.model.at_degree(degree).activation_bytes(stage.first_layer, stage.end_layer)
     return scenario.model.layers[stage.first_layer - 1].output_bytes if stage.first_layer else 0
 
 
 def recomputed_bytes(scenario: Scenario, stage: Stage, degree: int = 1) -> int:
-    """Return the bytes of one sample that a backward holds beside those saved for it."""
+    """Return the bytes per sample that a backward recomputes and holds, in addition to the saved ones."""
     activations = scenario.model.at_degree(degree).activation_bytes(stage.first_layer, stage.end_layer)
     return max(0, activations - saved_activation_bytes(scenario, stage, degree))
 
 
 def workspace_bytes(scenario: Scenario, stage: Stage, samples: int, degree: int = 1) -> int:
-    """Return the bytes that the backward of a stage's largest layer holds only while it runs, on a device."""
+    """Return the bytes that the backward of a stage's largest layer holds on a device only while the backward runs."""
     largest = scenario.model.at_degree(degree).largest_activation_bytes(stage.first_layer, stage.end_layer)
     return round(scenario.effects.memory.workspace_share * samples * largest)
 
@@ -60,10 +59,10 @@ def needed_bytes(scenario: Scenario, stage: Stage, samples: int, in_flight: int,
     """Return the peak bytes of a stage on a device.
 
     Args:
-        scenario: Gives the model, the optimizer and what the framework takes.
+        scenario: Gives the model, the optimizer and the memory effects.
         stage: Gives the layers, and whether they are recomputed.
         samples: Samples of each microbatch on this device.
-        in_flight: Number of microbatches between forward and backward.
+        in_flight: Number of microbatches whose forward has run and whose backward has not.
         degree: Number of devices that share each layer by tensor parallelism.
     """
     of_sample = in_flight * saved_activation_bytes(scenario, stage, degree) + recomputed_bytes(scenario, stage, degree)
@@ -73,7 +72,7 @@ def needed_bytes(scenario: Scenario, stage: Stage, samples: int, in_flight: int,
 
 
 def most_in_flight(scenario: Scenario, stage: Stage, samples: int, memory_bytes: int, degree: int = 1) -> float:
-    """Return how many microbatches of ``samples`` a device of ``memory_bytes`` holds; infinite if they keep nothing."""
+    """Return how many microbatches of ``samples`` fit into ``memory_bytes``; infinite if they save no activations."""
     free = memory_bytes - needed_bytes(scenario, stage, samples, 0, degree)
     each = samples * saved_activation_bytes(scenario, stage, degree)
     if free < 0:
@@ -82,7 +81,7 @@ def most_in_flight(scenario: Scenario, stage: Stage, samples: int, memory_bytes:
 
 
 def most_samples(scenario: Scenario, stage: Stage, most: int, in_flight: int, memory_bytes: int) -> int:
-    """Return how many samples of a microbatch, ``most`` at most, a device of ``memory_bytes`` can hold; 0 if none."""
+    """Return the largest microbatch, in samples and at most ``most``, that fits into ``memory_bytes``; 0 if none does."""
 
     def needed(samples: int) -> int:
         return needed_bytes(scenario, stage, samples, in_flight)

@@ -10,18 +10,18 @@ from planner.scenario.effects import NetworkEffects
 from planner.scenario.scenario import Scenario
 from planner.scenario.size_curve import SizeCurve
 
-# TCP payload of an Ethernet frame, timestamps on; the frame takes 1514 bytes on the wire.
+# Bytes of TCP payload, with timestamps, in an Ethernet frame of 1514 bytes.
 PAYLOAD_BYTES = 1448
 
 
 def jitter_delay_s(jitter_s: float, size_bytes: float) -> float:
-    """Return the mean delay of a message's last byte by the jitter of its packets, seconds.
+    """Return the mean delay of a message's last byte that is due to the jitter of its packets, seconds.
 
-    It is the expected maximum of n independent delays, uniform from 0 to J: J n / (n + 1) for a message of n frames,
-    one at least. Packets stay in order, so that a message waits for its slowest packet.
+    The delay is the expected maximum of n independent delays, uniform from 0 to J: J n / (n + 1), for a message of n
+    frames (at least one). The maximum, because packets stay in order and the message waits for its slowest packet.
 
     Args:
-        jitter_s: Longest delay J of a packet, seconds.
+        jitter_s: Largest additional delay J of a packet, seconds.
         size_bytes: Payload of the message, bytes.
     """
     if not jitter_s:
@@ -31,15 +31,15 @@ def jitter_delay_s(jitter_s: float, size_bytes: float) -> float:
 
 
 def loss_ceiling_bps(loss_share: float, round_trip_s: float) -> float:
-    """Return the most that one TCP connection carries where packets are lost, payload bits per second.
+    """Return the limit on the rate of one TCP connection with packet loss, payload bits per second.
 
-    It is MSS / RTT * sqrt(3 / 2) / sqrt(p), with the constant of evenly spaced losses and of an acknowledgement for
+    The limit is MSS / RTT * sqrt(3 / 2) / sqrt(p), with MSS = `PAYLOAD_BYTES` and the constant of evenly spaced losses and of an acknowledgement for
     every segment (Mathis, Semke, Mahdavi and Ott, The Macroscopic Behavior of the TCP Congestion Avoidance Algorithm,
     1997).
 
     Args:
-        loss_share: Share p of the packets that is lost.
-        round_trip_s: Latency there and back, seconds.
+        loss_share: Share p of packets that are lost.
+        round_trip_s: Round-trip time RTT, seconds.
     """
     if not loss_share or not round_trip_s:
         return math.inf
@@ -58,9 +58,9 @@ class ConstantRatePath:
     Attributes:
         rate_bps: Rate of payload, bits per second.
         latency_s: One-way latency, seconds.
-        curves: Rates that a single message reaches by its size, one curve for each link that has one.
+        curves: Rate of a single message as a function of its size, for each link of the path that has such a curve.
         share: Share of the curves' rates that training messages reach.
-        jitter_s: Longest random delay of a packet, seconds.
+        jitter_s: Largest additional delay of a packet, seconds.
     """
 
     rate_bps: float
@@ -84,7 +84,7 @@ class ConstantRatePath:
         return self.latency_s + jitter_delay_s(self.jitter_s, size_bytes)
 
 
-# The path from one device to another.
+# Function from the names of a sending and a receiving device to the path between them.
 Paths = Callable[[str, str], ConstantRatePath]
 
 
@@ -108,10 +108,10 @@ def nominal_path(scenario: Scenario, source: str, target: str, connections: int 
 
 
 def connections_ceiling_bps(scenario: Scenario, source: str, target: str, connections: int) -> float:
-    """Return the most that the connections between two devices carry, payload bits per second.
+    """Return the limit on the joint rate of the connections between two devices, payload bits per second.
 
-    Each connection carries no more than its window per round trip, and no more than losses allow. A round trip is the
-    links' latencies there and back.
+    The limit of each connection is the smaller of window / round trip and `loss_ceiling_bps`. The round trip is the sum
+    of the links' latencies in both directions.
     """
     window_bytes = scenario.effects.network.window_bytes
     links = scenario.cluster.path(source, target)
@@ -128,7 +128,7 @@ def connections_ceiling_bps(scenario: Scenario, source: str, target: str, connec
 # Activations and their gradients are float32.
 _ELEMENT_BYTES = 4
 
-# Bytes of an element, and bytes added to each sample: a float32 scale for 8-bit integers.
+# Compression to bytes of an element and bytes added to each sample (a float32 scale for 8-bit integers).
 _FORMATS: Mapping[str, tuple[int, int]] = MappingProxyType({"bf16": (2, 0), "int8": (1, 4)})
 
 
@@ -138,7 +138,7 @@ def wire_bytes(compression: str, samples: int, sample_bytes: int) -> int:
     Args:
         compression: One of `planner.plan.plan.COMPRESSIONS`.
         samples: Number of samples in the transfer.
-        sample_bytes: Bytes of one sample as float32; a part of an element counts as a whole one.
+        sample_bytes: Bytes of one sample as float32; rounded up to whole elements.
     """
     if compression == "none":
         return samples * sample_bytes

@@ -1,4 +1,4 @@
-"""A pipeline of a plan as a scheduling problem: what each stage's actions and transfers take at declared rates."""
+"""Convert pipelines to scheduling problems: durations of each stage's actions and transfers at declared rates."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -17,12 +17,12 @@ from planner.schedules.kernel.problem import Floats, SchedulingProblem
 
 
 def replica_times(scenario: Scenario, stage: Stage, replica: Replica, samples: int) -> ComputeTimes:
-    """Return how long a replica computes on a microbatch of ``samples``.
+    """Return the compute times of a replica for a microbatch of ``samples``.
 
-    Where the stage recomputes, its input gradient begins with another forward.
+    If the stage recomputes, the time of the input gradient includes another forward.
 
     Raises:
-        InputError: The profile has no times for its device kind or its degree of tensor parallelism.
+        InputError: The profile has no times for the replica's device kind or degree of tensor parallelism.
     """
     model = scenario.model.at_degree(replica.tensor_parallel)
     kind = scenario.cluster.by_name[replica.device].kind
@@ -32,7 +32,7 @@ def replica_times(scenario: Scenario, stage: Stage, replica: Replica, samples: i
     return replace(times, backward_input_s=times.forward_s + times.backward_input_s)
 
 
-# Every step asks for the problems of its plan.
+# Cached, because every step calls this for its plan.
 @lru_cache(maxsize=32)
 def scheduling_problems(plan: Plan, scenario: Scenario) -> tuple[SchedulingProblem, ...]:
     """Return the pipelines of a plan as scheduling problems."""
@@ -40,7 +40,7 @@ def scheduling_problems(plan: Plan, scenario: Scenario) -> tuple[SchedulingProbl
 
 
 def scheduling_problem(pipeline: Pipeline, scenario: Scenario, compression: str = "none") -> SchedulingProblem:
-    """Return one pipeline as a scheduling problem; a stage is as slow as its slowest replica.
+    """Return one pipeline as a scheduling problem, in which a stage takes the time of its slowest replica.
 
     Args:
         pipeline: Pipeline of a plan for the scenario.
@@ -73,7 +73,7 @@ def scheduling_problem(pipeline: Pipeline, scenario: Scenario, compression: str 
 
 
 def _slowest(scenario: Scenario, stage: Stage, samples: int) -> tuple[float, float, float]:
-    """Seconds of forward, input gradient and weight gradient, each on the replica that is slowest in it."""
+    """Return the seconds of forward, input gradient and weight gradient, each the maximum over the replicas."""
     times = [
         with_launches(replica_times(scenario, stage, replica, stop - start), scenario)
         for replica, (start, stop) in zip(stage.replicas, stage.intervals(samples), strict=True)
@@ -89,7 +89,7 @@ def _slowest(scenario: Scenario, stage: Stage, samples: int) -> tuple[float, flo
 def _transfers(
     scenario: Scenario, compression: str, senders: Stage, receivers: Stage, sizes: NDArray[np.int64]
 ) -> tuple[list[float], float]:
-    """Seconds for which a microbatch of each size keeps the slowest pair of replicas busy, and the longest latency."""
+    """Return transmission seconds for each microbatch size, and the latency: maxima over the pairs of replicas."""
     if senders.replicas == receivers.replicas:
         return [0.0] * len(sizes), 0.0
     sample_bytes = scenario.model.layers[min(senders.end_layer, receivers.end_layer) - 1].output_bytes
@@ -104,11 +104,11 @@ def _transfers(
 
 
 def _activation_bytes(scenario: Scenario, stage: Stage, sizes: NDArray[np.int64]) -> list[list[float]]:
-    """Bytes of each microbatch size until its backward, and from there until its weight gradient, of the worst replica.
+    """Return activation bytes on the most loaded replica, [2, sizes]: forward to backward, backward to weight gradient.
 
-    Assumed: all activations of a microbatch stay until its weight gradient. Of a transformer layer most do (Qi et al.,
-    Zero Bubble Pipeline Parallelism, 2024, count 32 of 34 + 5 as/h units). The two differ only where the stage
-    recomputes: then its input alone waits for the backward.
+    Assumed: all activations of a microbatch stay until its weight gradient. In a transformer layer most do (Qi et al.,
+    Zero Bubble Pipeline Parallelism, 2024: 32 of 34 + 5 as/h units). The rows differ only for a stage that recomputes,
+    which saves just its input until the backward.
     """
     degrees = [replica.tensor_parallel for replica in stage.replicas]
     saved = [saved_activation_bytes(scenario, stage, degree) for degree in degrees]
@@ -123,7 +123,7 @@ def _activation_bytes(scenario: Scenario, stage: Stage, sizes: NDArray[np.int64]
 
 
 def _capacity_bytes(pipeline: Pipeline, scenario: Scenario) -> Floats:
-    """Bytes that each worker's activations may fill, scaled to the replica that takes the most of a microbatch."""
+    """Return the bytes available for each worker's activations, scaled to its replica with the most samples, [workers]."""
     capacity = np.full(max(pipeline.workers) + 1, np.inf)
     for worker in range(len(capacity)):
         stages = [stage for stage, holder in zip(pipeline.stages, pipeline.workers, strict=True) if holder == worker]

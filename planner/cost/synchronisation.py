@@ -1,8 +1,8 @@
-"""What devices exchange to keep their parameters the same: sums of gradients, and updates without a barrier.
+"""Exchanges that keep the parameters of devices equal: all-reduce of gradients, and updates without a barrier.
 
-Where pipelines do not wait for each other (asgd, asgd-ga, ma) the first replica of each stage sends its updates, as
-the communicator of a region does in Cloudless-Training (arXiv 2303.05330); it passes on what it receives with the
-stage's next sum of gradients.
+With the methods asgd, asgd-ga and ma, pipelines do not wait for each other. The first replica of each stage sends and
+receives the stage's updates, as a region's communicator does in Cloudless-Training (arXiv 2303.05330). The other
+replicas of the stage get received updates with the stage's next sum of gradients.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,23 +27,23 @@ _ALGORITHMS: Mapping[str, Callable[[int, tuple[str, ...], int], tuple[Exchange, 
 }
 
 
-# Every device asks in every step.
+# Cached, because every device calls this in every step.
 @lru_cache(maxsize=1024)
 def all_reduce(algorithm: str, elements: int, regions: tuple[str, ...], position: int) -> tuple[Exchange, ...]:
-    """Return what one participant sends and receives, in order, to get the sum over all participants.
+    """Return the exchanges of one participant in an all-reduce, in the order of rounds.
 
     Args:
         algorithm: One of `planner.plan.plan.ALGORITHMS`.
         elements: Number of elements to sum.
         regions: Region of each participant.
-        position: Index of the participant in question in ``regions``.
+        position: Index in ``regions`` of the participant whose exchanges are returned.
     """
     return _ALGORITHMS[algorithm](elements, regions, position)
 
 
 @dataclass(frozen=True, slots=True)
 class GradientSync:
-    """Gradients of consecutive layers, summed over the devices that hold them.
+    """One all-reduce: of the gradients of consecutive layers, over the devices that hold these layers.
 
     Attributes:
         first_layer: Index of the first layer.
@@ -62,20 +62,19 @@ class GradientSync:
     regions: tuple[str, ...]
 
     def exchanges(self, device: str) -> tuple[Exchange, ...]:
-        """Return what a device sends and receives, in order; positions are indices into ``devices``."""
+        """Return a device's exchanges in the order of rounds; their positions are indices into ``devices``."""
         return all_reduce(self.algorithm, self.elements, self.regions, self.devices.index(device))
 
     def among(self, devices: Iterable[str]) -> "GradientSync":
-        """Return the same sum over other devices, each in the place and region of one of these."""
+        """Return the same all-reduce over other devices, each in the position and region of the one it replaces."""
         return replace(self, devices=tuple(devices))
 
 
 def gradient_syncs(plan: Plan, scenario: Scenario) -> tuple[GradientSync, ...]:
-    """Return the sums of a plan: one for each run of layers that the same devices hold, two devices at least.
+    """Return the all-reduces of a plan: one for each run of consecutive layers held by the same two or more devices.
 
-    Replicas of a stage always sum their gradients; pipelines sum theirs if the plan's method is ``allreduce``. Where
-    sums overlap with backward, each run is cut into buckets, and the sums of the last layers come first, as their
-    gradients do.
+    Replicas of a stage always sum their gradients; pipelines do so only with the method ``allreduce``. With
+    ``bucket_bytes`` above 0, runs are cut into buckets, last layers first, which is the order of backward.
     """
     if plan.synchronisation.bucket_bytes:
         return tuple(reversed([*_syncs_over(plan.pipelines, plan, scenario)]))
@@ -88,7 +87,7 @@ def _syncs_over(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -
     for run in _runs(pipelines, plan, scenario):
         replicas = [replica for *_, replica in holders(pipelines, run[0])]
         devices = tuple(replica.device for replica in replicas)
-        # The devices of a tensor-parallel group sum their shards at the same time: the first one's stands for all.
+        # The devices of a tensor-parallel group sum their shards at the same time; only the first device's is counted.
         degree = min(replica.tensor_parallel for replica in replicas)
         shard_bytes = scenario.model.at_degree(degree).parameter_bytes(run[0], run[-1] + 1)
         elements = shard_bytes // scenario.training.element_bytes
@@ -98,11 +97,11 @@ def _syncs_over(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -
 
 
 def _runs(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -> Iterator[list[int]]:
-    """Yield consecutive layers that are summed together."""
+    """Yield runs of consecutive layers, each for one all-reduce."""
     bucket_bytes = plan.synchronisation.bucket_bytes
 
     def held_by(layer: int) -> tuple[tuple[str, int], ...]:
-        # Two stages on a device have their last backward at different times.
+        # With buckets, a run must not span two stages of a device, whose last backwards end at different times.
         return tuple(
             (replica.device, stage if bucket_bytes else 0) for _, stage, _, replica in holders(pipelines, layer)
         )
@@ -113,7 +112,7 @@ def _runs(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -> Iter
 
 
 def _buckets(run: Sequence[int], scenario: Scenario, bucket_bytes: int) -> list[list[int]]:
-    """Cut a run of layers into parts of ``bucket_bytes`` or more, from its end; the first part may have fewer."""
+    """Cut a run of layers, from its end, into parts of at least ``bucket_bytes``; the first part may be smaller."""
     buckets: list[list[int]] = []
     missing_bytes = 0
     for layer in reversed(run):
@@ -128,8 +127,8 @@ def _buckets(run: Sequence[int], scenario: Scenario, bucket_bytes: int) -> list[
 def ring_s(paths: Iterable[ConstantRatePath], size_bytes: float, holders: int) -> float:
     """Return how long a ring all-reduce takes, seconds.
 
-    In each of 2 (n - 1) rounds every one of the n holders sends an n-th of the bytes to the next one (Patarasuk and
-    Yuan, 2009), and the slowest hop sets the pace.
+    In each of 2 (n - 1) rounds, each of the n ``holders`` sends 1/n of the bytes to the next one; a round takes as long
+    as the slowest hop (Patarasuk and Yuan, 2009; see `planner.cost.collectives`).
 
     Args:
         paths: Paths of the hops, at least one; hops over equal paths may be given once.
@@ -141,7 +140,7 @@ def ring_s(paths: Iterable[ConstantRatePath], size_bytes: float, holders: int) -
 
 
 def holders(pipelines: Iterable[Pipeline], layer: int) -> Iterator[tuple[int, int, Stage, Replica]]:
-    """Yield the number of a pipeline, the index of its stage, the stage and the replica, for all holders of a layer."""
+    """Yield (pipeline index, stage index, stage, replica) for each replica that holds a layer."""
     for number, pipeline in enumerate(pipelines):
         for index, stage in enumerate(pipeline.stages):
             if stage.first_layer <= layer < stage.end_layer:
@@ -150,15 +149,15 @@ def holders(pipelines: Iterable[Pipeline], layer: int) -> Iterator[tuple[int, in
 
 @dataclass(frozen=True, slots=True)
 class UpdateEdge:
-    """Layers that two stages of different pipelines both hold.
+    """The updates that one pipeline's stage sends to a stage of another pipeline with the same layers.
 
     Attributes:
         sender: Device that sends updates.
-        receiver: Device that applies them.
-        pipelines: Numbers of the sender's pipeline and of the receiver's.
+        receiver: Device that applies the updates.
+        pipelines: Indices of the sender's and the receiver's pipeline.
         stage: Index of the receiver's stage in its pipeline.
-        layers: Index of the first layer, and after the last one.
-        size_bytes: Size of an update: gradients or parameters of these layers.
+        layers: First and end index (exclusive) of the layers that both stages hold.
+        size_bytes: Bytes of an update: the gradients or the parameters of these layers.
     """
 
     sender: str
@@ -170,7 +169,7 @@ class UpdateEdge:
 
 
 def update_edges(plan: Plan, scenario: Scenario) -> tuple[UpdateEdge, ...]:
-    """Return who sends updates to whom; empty where pipelines sum their gradients."""
+    """Return all sender-receiver pairs of updates; empty for the method ``allreduce``."""
     if plan.synchronisation.method == "allreduce":
         return ()
     edges = []
@@ -189,9 +188,9 @@ def update_edges(plan: Plan, scenario: Scenario) -> tuple[UpdateEdge, ...]:
 
 
 def samples_of_an_update(plan: Plan, pipeline: int) -> int:
-    """Return the number of samples over which a pipeline's update averages gradients.
+    """Return the number of samples by which a pipeline divides its summed gradients.
 
-    It is the global batch where the pipelines' gradients add up, and the pipeline's own samples where parameters are
-    averaged, since each pipeline then trains by itself.
+    With the method ``ma`` these are the pipeline's own samples, because pipelines train separately between averages;
+    otherwise the global batch, because the gradients of all pipelines are added.
     """
     return plan.pipelines[pipeline].samples if plan.synchronisation.method == "ma" else plan.global_batch

@@ -9,12 +9,12 @@ from traces.common.errors import InputError
 
 
 class Kind(StrEnum):
-    """Kinds of computation on one microbatch in one stage: forward, whole backward, or its two halves."""
+    """Kinds of computation on one microbatch in one stage; a backward is one ``B`` or is split into ``I`` and ``W``."""
 
     FORWARD = "F"
-    BACKWARD = "B"
-    BACKWARD_INPUT = "I"
-    BACKWARD_WEIGHT = "W"
+    BACKWARD = "B"  # both gradients in one
+    BACKWARD_INPUT = "I"  # gradient with respect to the stage's input
+    BACKWARD_WEIGHT = "W"  # gradient with respect to the stage's parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,12 @@ def parse_action(text: str) -> Action:
     """Return the action that ``text`` denotes, such as ``2F0``.
 
     Raises:
-        InputError: The text is not a stage, a kind and a microbatch.
+        InputError: The text is not a stage number, a kind (F, B, I or W) and a microbatch number.
     """
     match = _ACTION.match(text.strip())
     if match is None:
-        raise InputError(f"'{text}' is not an action", valid="write stage, F, B, I or W, microbatch: for example 2F0")
+        valid = "write stage number, kind (F, B, I or W) and microbatch number: for example 2F0"
+        raise InputError(f"'{text}' is not an action", valid=valid)
     return Action(int(match[1]), Kind(match[2]), int(match[3]))
 
 

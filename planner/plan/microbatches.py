@@ -1,4 +1,4 @@
-"""Division of samples into microbatches and parts, for strategies without their own method."""
+"""Division of samples into microbatches and of devices into groups, for strategies that leave both to ropebridge."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -9,10 +9,10 @@ from planner.scenario.scenario import Scenario
 
 
 def even_microbatches(scenario: Scenario, samples: int, stages: int) -> tuple[int, ...]:
-    """Return equal microbatches with ``samples`` in total, the last one smaller if they do not divide.
+    """Return the sizes of equal microbatches with ``samples`` in total; only the last one may be smaller.
 
-    Their size is the scenario's ``microbatch`` if it gives one; else there are four for each stage, if there are as
-    many samples, which keeps 1F1B's bubble below a fifth.
+    The size is ``scenario.training.microbatch``. If that is 0, the size gives each stage about four microbatches (at
+    one sample or more each), which keeps the bubble of 1F1B, (stages - 1) / (microbatches + stages - 1), below 1/5.
     """
     size = scenario.training.microbatch or max(1, samples // (4 * stages))
     whole, rest = divmod(samples, size)
@@ -20,19 +20,19 @@ def even_microbatches(scenario: Scenario, samples: int, stages: int) -> tuple[in
 
 
 def even_cut(samples: int, count: int) -> tuple[int, ...]:
-    """Return ``samples`` in ``count`` microbatches whose sizes differ by one at most, the largest first."""
+    """Return the sizes of ``count`` microbatches of ``samples`` in total that differ by at most one, largest first."""
     whole, rest = divmod(samples, count)
     return tuple(whole + (index < rest) for index in range(count))
 
 
 def even_groups(devices: Sequence[Device], count: int) -> list[tuple[Device, ...]]:
-    """Return devices in ``count`` groups of neighbours whose sizes differ by one at most, the larger ones first."""
+    """Return ``count`` groups of consecutive devices whose sizes differ by at most one, larger groups first."""
     bounds = accumulate(even_cut(len(devices), count), initial=0)
     return [tuple(devices[first:end]) for first, end in pairwise(bounds)]
 
 
 def proportional_parts(total: int, weights: Sequence[float]) -> list[int]:
-    """Return ``total`` in whole parts, one or more each, as close to the weights' proportions as that allows.
+    """Return integer parts of ``total``, each at least 1, as nearly proportional to the weights as integers can be.
 
     Args:
         total: Number to divide, at least as large as the number of weights.

@@ -1,4 +1,4 @@
-"""A plan: which device computes which layers of which samples, in which order, as plain data."""
+"""A plan: which device computes which layers for which samples, and in which order, as immutable dataclasses."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
@@ -14,11 +14,11 @@ SCHEMA_VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One device of a stage, or several of one host that share each layer by tensor parallelism.
+    """One device of a stage, or several devices of one host that share each layer by tensor parallelism.
 
     Attributes:
-        device: Name of the device, which sends and receives for its partners.
-        share: Part of every microbatch that it takes, relative to the shares of the stage's other replicas.
+        device: Name of the device; it sends and receives on behalf of ``partners``.
+        share: Weight of the replica: it takes share / (sum of the stage's shares) of every microbatch's samples.
         partners: Names of the other devices of the tensor-parallel group.
     """
 
@@ -33,7 +33,7 @@ class Replica:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """All devices of the group, the one that sends and receives first."""
+        """Names of all devices of the tensor-parallel group: ``device``, followed by ``partners``."""
         return (self.device, *self.partners)
 
 
@@ -42,11 +42,11 @@ class Stage:
     """A contiguous range of layers on one or more devices.
 
     Attributes:
-        first_layer: Index of its first layer.
-        end_layer: Index after its last layer.
+        first_layer: Index of the stage's first layer.
+        end_layer: Index after the stage's last layer.
         replicas: Devices that hold these layers; each takes an interval of every microbatch's samples.
-        in_flight: Most microbatches between their forward and their backward in this stage.
-        recompute: Whether a forward saves only the stage's inputs, from which the backward computes the rest again.
+        in_flight: Limit on the microbatches whose forward has run in this stage and whose backward has not.
+        recompute: Whether a forward saves only the stage's input, and the backward recomputes the activations from it.
     """
 
     first_layer: int
@@ -57,22 +57,23 @@ class Stage:
 
     @property
     def layers(self) -> range:
-        """Indices of its layers."""
+        """Indices of the stage's layers."""
         return range(self.first_layer, self.end_layer)
 
     def intervals(self, samples: int) -> tuple[tuple[int, int], ...]:
-        """Return the (start, stop) samples of a microbatch of ``samples`` that each replica takes.
+        """Return the interval (start, stop) of a microbatch of ``samples`` that each replica takes, in their order.
 
-        Bounds are the rounded cumulative shares, so that neighbours never overlap or leave a gap.
+        Bounds are rounded cumulative shares, so that the intervals of consecutive replicas neither overlap nor leave a
+        gap.
         """
         total = sum(replica.share for replica in self.replicas)
         bounds = [0, *(round(samples * part / total) for part in accumulate(r.share for r in self.replicas))]
         return tuple(pairwise(bounds))
 
     def most_samples(self, microbatches: Iterable[int]) -> tuple[int, ...]:
-        """Return the most samples that each replica takes of any one microbatch.
+        """Return, for each replica, the largest number of samples that it takes of any of the given microbatch sizes.
 
-        This need not be the largest microbatch: rounding can give a replica more of a smaller one.
+        Every size is tried, because rounding can give a replica more samples of a smaller microbatch.
         """
         widths = ([stop - start for start, stop in self.intervals(samples)] for samples in set(microbatches))
         return tuple(max(column) for column in zip(*widths, strict=True))
@@ -83,9 +84,10 @@ class Pipeline:
     """Stages in order, and the microbatches of one step that pass through them.
 
     Attributes:
-        stages: Stages in the order of the forward, which cover every layer once.
+        stages: Stages in the order of the forward; together they cover every layer of the model once.
         microbatches: Number of samples of each microbatch.
-        orders: Actions of each worker, in the order of `workers`, for the schedule `EXPLICIT`; empty for others.
+        orders: Sequence of actions of each worker, indexed by worker number, for the schedule `EXPLICIT`; empty for
+            every other schedule.
     """
 
     stages: tuple[Stage, ...]
@@ -94,7 +96,7 @@ class Pipeline:
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """Number of the worker that holds each stage; stages on the same devices have one worker, numbered in order."""
+        """Worker number of each stage, from 0 in the order of stages; stages on the same devices share one worker."""
         seen: dict[tuple[str, ...], int] = {}
         return tuple(
             seen.setdefault(tuple(replica.device for replica in stage.replicas), len(seen)) for stage in self.stages
@@ -102,11 +104,11 @@ class Pipeline:
 
     @property
     def samples(self) -> int:
-        """Samples per step."""
+        """Samples per step in this pipeline."""
         return sum(self.microbatches)
 
     def with_depths(self, depths: Iterable[int]) -> "Pipeline":
-        """Return the pipeline with so many microbatches in flight at its stages."""
+        """Return the pipeline with the given limits of microbatches in flight, one for each stage."""
         stages = tuple(replace(stage, in_flight=depth) for stage, depth in zip(self.stages, depths, strict=True))
         return replace(self, stages=stages)
 
@@ -116,16 +118,16 @@ class Synchronisation:
     """How pipelines keep their copies of a layer consistent.
 
     Attributes:
-        method: Method of exchange. ``allreduce`` sums gradients at the end of every step; ``asgd`` sends every step's
-            gradients to the other pipelines, which apply them on arrival and never wait; ``asgd-ga`` sends the sum of
-            ``interval_steps`` steps (Cloudless-Training, arXiv 2303.05330); ``ma`` sends parameters every
-            ``interval_steps`` steps, which the receivers average.
+        method: Method of exchange. ``allreduce``: gradients are summed in every step. ``asgd``: each pipeline sends the
+            gradients of every step to the others, which apply them on arrival and never wait. ``asgd-ga``: as ``asgd``,
+            with the sum of the gradients of ``interval_steps`` steps. ``ma``: parameters are sent every
+            ``interval_steps`` steps, and receivers average them. The last two: Cloudless-Training, arXiv 2303.05330.
         algorithm: Algorithm of all-reduce: ``ring``, ``tree`` or ``hierarchical`` (inside regions first).
         interval_steps: Steps between two exchanges; 1 for ``allreduce`` and ``asgd``.
-        staleness_bound: Most steps that a pipeline may run ahead of the last update received from the slowest other
-            one, beyond the ``interval_steps`` between updates; None for no bound.
-        bucket_bytes: Bytes of a gradient bucket: ``allreduce`` starts during backward, as soon as the gradients of so
-            many bytes of whole layers are complete; 0 for sums that start after a device's last action.
+        staleness_bound: Limit on a pipeline's lead: before step n, counted from 0, it waits until it has received
+            (n - staleness_bound) // interval_steps updates from every other pipeline; None for no limit.
+        bucket_bytes: Size of a gradient bucket: during backward, the all-reduce of a bucket starts as soon as the
+            gradients of whole layers with this many bytes are complete. 0: it starts after a device's last action.
     """
 
     method: str = "allreduce"
@@ -138,20 +140,21 @@ class Synchronisation:
 METHODS = ("allreduce", "asgd", "asgd-ga", "ma")
 ALGORITHMS = ("ring", "tree", "hierarchical")
 
-# Formats of transfers between stages in different regions: unchanged, bfloat16, or 8-bit integers with a float32 scale
-# for each sample.
+# Formats of activations and their gradients on the way between stages in different regions: unchanged, bfloat16, or
+# 8-bit integers with one float32 scale for each sample.
 COMPRESSIONS = ("none", "bf16", "int8")
 
-# The schedule of a plan that carries its own orders.
+# Name of the schedule of a plan whose pipelines list their actions in `Pipeline.orders`.
 EXPLICIT = "explicit"
 
-# Scheduled: actions in the order of the schedule. Dynamic: each device takes the best action that is ready.
+# scheduled: each device runs its actions in the order of the schedule. dynamic: a free device chooses among the actions
+# whose inputs have arrived, by the rule in planner/schedules/dynamic.py.
 ORDERS = ("scheduled", "dynamic")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a scenario is trained; the same plan is simulated and executed.
+    """How a scenario is trained; the simulator and the executor take the same plan.
 
     Attributes:
         scenario: Name of the scenario that the plan was made for.
@@ -159,11 +162,11 @@ class Plan:
         strategy: Name of the strategy that made the plan.
         schedule: Name of the schedule, one of `planner.schedules.SCHEDULES` or `EXPLICIT`.
         pipelines: Pipelines, each with its own samples of the global batch; gradients are summed over them.
-        order: Order of actions, one of `ORDERS`. With ``dynamic`` the schedule only defines whether backward is split.
-        synchronisation: Synchronisation of layers that several devices hold.
-        connections: Number of TCP connections between each two devices in different regions.
+        order: Order of actions, one of `ORDERS`; with ``dynamic``, the schedule only decides whether B is split.
+        synchronisation: How copies of the same layer on several devices are kept consistent.
+        connections: Number of TCP connections between each pair of communicating devices in different regions.
         compression: Format of transfers between regions, one of `COMPRESSIONS`.
-        version: Version of the file format.
+        version: Version of the plan file format.
     """
 
     scenario: str
@@ -182,7 +185,7 @@ class Plan:
 
     @cached_property
     def _hash(self) -> int:
-        # Caches of compiled steps hash their plan; one with explicit orders has thousands of actions.
+        # Computed once: caches of compiled steps look plans up, and explicit orders hold thousands of actions.
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @property
@@ -192,26 +195,29 @@ class Plan:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Devices in the order of pipelines, stages and replicas, each once: the rank order of an execution."""
+        """Names of all devices, ordered by pipeline, stage and replica, each once; the index is the executor's rank."""
         replicas = (replica for pipeline in self.pipelines for stage in pipeline.stages for replica in stage.replicas)
         return tuple(dict.fromkeys(device for replica in replicas for device in replica.devices))
 
     @property
     def without_overlap(self) -> "Plan":
-        """The plan without overlap: gradient sums start after a device's last action."""
+        """The plan with ``bucket_bytes`` 0: no gradient is summed while a device still computes."""
         if not self.synchronisation.bucket_bytes:
             return self
         return replace(self, synchronisation=replace(self.synchronisation, bucket_bytes=0))
 
     def with_microbatches(self, pipeline: int, microbatches: tuple[int, ...], in_flight: tuple[int, ...]) -> "Plan":
-        """Return the plan with other microbatch sizes and per-stage depths in one pipeline."""
+        """Return the plan with new microbatch sizes, and new ``in_flight`` per stage, in the pipeline of this index."""
         new = replace(self.pipelines[pipeline].with_depths(in_flight), microbatches=microbatches)
         pipelines = (*self.pipelines[:pipeline], new, *self.pipelines[pipeline + 1 :])
         return replace(self, pipelines=pipelines)
 
 
 def equivalent_pipelines(plan: Plan, scenario: Scenario) -> list[list[int]]:
-    """Return the indices of pipelines in groups of equal layers, shares, microbatches, device kinds and regions."""
+    """Return groups of pipeline indices; pipelines of a group differ only in the names of their devices and in depth.
+
+    They are equal in layers, recomputation, shares, tensor parallelism, microbatches, device kinds and regions.
+    """
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for index, pipeline in enumerate(plan.pipelines):
         groups[_key(pipeline, scenario)].append(index)
@@ -219,7 +225,7 @@ def equivalent_pipelines(plan: Plan, scenario: Scenario) -> list[list[int]]:
 
 
 def representatives(plan: Plan, scenario: Scenario) -> Plan:
-    """Return the plan with one pipeline of each group and without gradient sums, which would be over fewer."""
+    """Return the plan with the first pipeline of each group of equivalent ones, and without sums of gradients."""
     first = tuple(plan.pipelines[group[0]] for group in equivalent_pipelines(plan, scenario))
     return replace(plan, pipelines=first, synchronisation=replace(plan.synchronisation, method="asgd", bucket_bytes=0))
 
@@ -242,7 +248,7 @@ def _key(pipeline: Pipeline, scenario: Scenario) -> Hashable:
 
 
 def replace_pipelines(plan: Plan, group: Sequence[int], changed: Sequence[Pipeline]) -> Plan:
-    """Return the plan with ``changed`` in place of the pipelines of a group."""
+    """Return the plan with the pipelines at the indices ``group`` replaced by ``changed``, in the same order."""
     pipelines = list(plan.pipelines)
     for index, pipeline in zip(group, changed, strict=True):
         pipelines[index] = pipeline

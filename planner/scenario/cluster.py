@@ -10,7 +10,7 @@ from planner.scenario.size_curve import SizeCurve
 from traces.common.errors import InputError
 from traces.trace import LinkTrace
 
-# A wait this long for a link at rate zero is a mistake in its trace, not an outage; both backends end the run.
+# Limit on the wait for a link at rate zero; a longer one is taken for a mistake in its trace, and the run ends.
 LONGEST_OUTAGE_S = 86400.0
 
 
@@ -18,7 +18,7 @@ class ClusterError(InputError):
     """An error in one device or link.
 
     Attributes:
-        location: Keys and indices that lead to it: ``("links", 2, "bandwidth")``.
+        location: Keys and indices of the wrong value below ``cluster``, for example ``("links", 2, "bandwidth")``.
     """
 
     def __init__(self, problem: str, location: tuple[int | str, ...], valid: str) -> None:
@@ -38,9 +38,9 @@ class Device:
         region: Name of the region that the device is in.
         memory_bytes: Bytes of device memory, which a stage and its activations must fit into.
         price_per_hour: Rent in US dollars.
-        host: Name of the machine that the device is in; a machine of its own if empty. Devices of one host share its
-            network interface.
-        interface_bps: Rate of the host's network interface, bits per second each way; infinite if it never limits.
+        host: Name of the machine that holds the device; empty if the device is alone in its machine. Devices of one
+            host share its network interface.
+        interface_bps: Rate of the host's network interface, bits per second each way; infinite for no limit.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Device:
 
     @property
     def machine(self) -> str:
-        """The host, or the device's own name where it has none."""
+        """Name of the host; the device's own name if ``host`` is empty."""
         return self.host or self.name
 
 
@@ -61,16 +61,16 @@ class Device:
 class Link:
     """One direction of a network path between two regions, hosts or devices, or inside a region or host.
 
-    All flows that take the link share its bandwidth.
+    All concurrent flows over the link share its bandwidth.
 
     Attributes:
         source: Name of a region, a host or a device.
         target: Name of another one; the source itself for the link inside a region (its LAN) or a host (NVLink, PCIe).
-        bandwidth_bps: Rate that a planner counts on, bits per second; the mean of the trace if there is one.
+        bandwidth_bps: Rate that planners assume, bits per second; the mean of the trace if there is one.
         latency_s: One-way latency, seconds.
         trace: Rate over time; None for a constant one.
         price_per_gb: Price of traffic, US dollars per 1e9 bytes.
-        size_curve: Rate that a single message reaches by its size; None if every size reaches the link's rate.
+        size_curve: Rate of a single message as a function of its size; None if every size reaches the link's rate.
         jitter_s: Largest additional delay of a packet, seconds, uniformly distributed; packets stay in order.
         loss: Share of the packets that are lost, below 1.
     """
@@ -103,10 +103,10 @@ class Cluster:
 
     Attributes:
         devices: Devices in the order of the scenario.
-        links: Links in the order of the scenario; those in both directions are two.
+        links: Directed links in the order of the scenario; a path in both directions is two links.
 
     Raises:
-        InputError: A device or link is named twice, a link ends nowhere, or a value is out of range.
+        ClusterError: A device or link is named twice, a link ends at an unknown name, or a value is out of range.
     """
 
     devices: tuple[Device, ...]
@@ -141,12 +141,12 @@ class Cluster:
     def path(self, source: str, target: str) -> tuple[Link, ...]:
         """Return the links that bytes take from one device to another.
 
-        The path is a link between the two devices if there is one, or between their hosts, or inside their host; else
-        the fewest links between their regions. Between hosts, their network interfaces are the first and the last link.
-        The path from a device to itself is empty.
+        The first of these that exists is taken: a link between the two devices, a link between (or inside) their hosts,
+        the route with the fewest links between their regions. If the hosts differ, their network interfaces are added
+        as the first and the last link. The path from a device to itself is empty.
 
         Raises:
-            InputError: No links lead from one to the other.
+            InputError: No links lead from ``source`` to ``target``.
         """
         key = (source, target)
         if key not in self._paths:
@@ -166,7 +166,7 @@ class Cluster:
 
     @cached_property
     def _interfaces(self) -> Mapping[str, tuple[Link, Link]]:
-        """Links for the network interface of each host whose rate is given: outwards, inwards."""
+        """Two links (outwards, inwards) for the network interface of each machine whose rate is given."""
         return {
             device.machine: (
                 Link(device.machine, "network", device.interface_bps, 0.0),
@@ -207,7 +207,7 @@ class Cluster:
         return outgoing
 
     def _routes_from(self, start: str) -> Mapping[str, tuple[Link, ...]]:
-        """Return the fewest links from a region to each that it reaches; to itself the link inside it, if any."""
+        """Return the shortest route, in links, from a region to each reachable one; for itself, the link inside it."""
         if start not in self._routes:
             found: dict[str, tuple[Link, ...]] = {start: ()}
             queue = deque([start])

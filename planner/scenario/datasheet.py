@@ -1,7 +1,7 @@
-"""Peak rates and memory of device kinds, as their vendors publish them; the roofline starts from these.
+"""Peak rates and memory of device kinds, as their vendors publish them; `planner.scenario.roofline` uses them.
 
-Peaks are dense (no structured sparsity), those of tensor cores with 32-bit accumulation, which is what
-training uses. Memory is the nominal capacity: error correction and the driver leave a few percent less.
+Peaks are without structured sparsity; those of tensor cores are with 32-bit accumulation, which training uses.
+Memory is the nominal capacity: error correction and the driver leave a few percent less.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from traces.common.errors import unknown_name
 
-# A kind may lack some of these; fp32 is always there.
+# Keys of `DeviceKind.peak_flops`; every kind has fp32 and may lack the others.
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
@@ -22,8 +22,8 @@ class DeviceKind:
         name: Name in scenarios, such as ``a100-40``.
         peak_flops: Precision to dense peak, floating-point operations per second.
         memory_bytes: Nominal memory capacity.
-        memory_bandwidth_bytes_per_s: Peak bandwidth of the device's own memory.
-        source: Vendor document and year, and which of the figures are derived from others in it.
+        memory_bandwidth_bytes_per_s: Peak bandwidth of the device's own memory, bytes per second.
+        source: Vendor document and year, and how figures that are not in it were derived.
     """
 
     name: str
@@ -37,7 +37,7 @@ def find_kind(name: str) -> DeviceKind:
     """Return the datasheet entry of a device kind.
 
     Raises:
-        InputError: There is none; the message names the closest and all valid kinds.
+        InputError: There is no entry; the message names the most similar kind and all kinds.
     """
     if name not in DATASHEET:
         raise unknown_name("device kind", name, DATASHEET)
@@ -50,7 +50,7 @@ def _kind(name: str, tera_flops: dict[str, float], memory_gib: int, gigabytes_pe
 
 
 def _tensor(fp32: float, tf32: float, half: float) -> dict[str, float]:
-    """Return the peaks of a GPU whose tensor cores do TF32 and, at one rate, FP16 and BF16, in TFLOP/s."""
+    """Return peaks, TFLOP/s, of a GPU whose tensor cores compute FP16 and BF16 at the rate ``half``, and TF32."""
     return {"fp32": fp32, "tf32": tf32, "fp16": half, "bf16": half}
 
 

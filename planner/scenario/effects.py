@@ -1,4 +1,4 @@
-"""Effects on bytes, compute and memory beyond the nominal values, each with its own switch, all off by default."""
+"""Effects on transfers, compute and memory beyond the nominal values; each has a switch and is off by default."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -9,13 +9,13 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class MemoryEffects:
-    """Memory beside the tensors of a plan; none by default.
+    """Memory in addition to parameters, gradients, optimizer state and activations; none by default.
 
     Attributes:
-        framework_bytes: Bytes on each device, whatever it computes: context and loaded kernels, buffers of the
-            communication library, and the allocator's reserve.
-        workspace_share: Bytes that the backward of one layer holds only while it runs (gradients of activations and
-            temporaries), relative to the activations that the layer saves for it.
+        framework_bytes: Constant bytes on each device: driver context and loaded kernels, buffers of the communication
+            library, and memory that the allocator reserves.
+        workspace_share: Ratio of the bytes that the backward of a layer allocates while it runs (gradients of
+            activations, temporaries) to the bytes of activations that the layer saves in its forward.
 
     Raises:
         InputError: A value is negative.
@@ -44,21 +44,21 @@ class NetworkEffects:
     """Effects of TCP on a link.
 
     Attributes:
-        share: Share of a link's measured rate, its size curve included, that a training job's messages reach:
-            benchmarks are made on idle networks with idle hosts.
-        payload_efficiency: Share of a link's bits that is payload; `TCP_PAYLOAD_EFFICIENCY` for TCP over Ethernet.
-        window_bytes: Largest window of a connection, which carries at most one window per round trip (RFC 9293, section
-            3.8; measured on the test bed's links: 222 Mbit/s at 50 ms one way with Linux' largest send buffer of 4 MiB,
-            of which headers and bookkeeping take a third).
-        ready_notice: Whether a transfer starts only when the receiver's notice has arrived (measured on gloo, which
-            sends nothing before the receive is posted). The notices of a step are sent at the start of the step before
-            it, those of the first step at its own; where a policy decides, not before the step's plan is known.
-        cold_start: Whether a connection starts with a window of `initial_window_bytes`, which doubles every round trip
-            while it is too small (RFC 6928, RFC 5681), and is halved for each retransmission timeout of idleness, as in
-            Linux (RFC 2861).
-        idle_s: Smallest retransmission timeout, to which a round trip is added, seconds; 0.2 s in Linux. Infinite where
+        share: Share of a link's nominal rate (and of its size curve) that messages of a training job reach; below 1
+            because nominal rates are measured on idle networks between idle hosts.
+        payload_efficiency: Share of payload in a link's bits; `TCP_PAYLOAD_EFFICIENCY` for TCP over Ethernet.
+        window_bytes: Limit on a TCP connection's window; a connection carries at most one window per round trip (RFC
+            9293, section 3.8). Measured: 222 Mbit/s at a one-way latency of 50 ms with Linux' default limit of the send
+            buffer, 4 MiB, a third of which is headers and bookkeeping.
+        ready_notice: Whether a transfer starts only after the receiver's notice that it is ready has arrived; gloo
+            sends nothing before the receive is posted. Receivers send the notices of step n at the start of step
+            n - 1, and of step 0 at its start. With a policy they send none before the plan of step n is decided.
+        cold_start: Whether the window of a connection starts at `initial_window_bytes`, doubles every round trip while
+            it is too small (RFC 6928, RFC 5681), and halves for each retransmission timeout that passes while the
+            connection is idle (RFC 2861, as in Linux).
+        idle_s: Minimum retransmission timeout, seconds, 0.2 in Linux; the round trip is added to it. Infinite if
             windows stay open on idle connections (``net.ipv4.tcp_slow_start_after_idle=0``).
-        initial_window_bytes: Window of a new connection, ten segments.
+        initial_window_bytes: Window of a new connection, bytes; ten segments of 1448.
 
     Raises:
         InputError: A value is out of range.
@@ -74,9 +74,9 @@ class NetworkEffects:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise InputError(f"share {self.share:g} of a link's rate is not allowed", valid=_SHARE)
+            raise InputError(f"share {self.share:g} of a link's rate is out of range", valid=_SHARE)
         if not 0 < self.payload_efficiency <= 1:
-            raise InputError(f"payload efficiency {self.payload_efficiency:g} is not allowed", valid=_SHARE)
+            raise InputError(f"payload efficiency {self.payload_efficiency:g} is out of range", valid=_SHARE)
         if not self.window_bytes > 0 or not 0 < self.initial_window_bytes < math.inf:
             raise InputError(
                 f"windows of {self.window_bytes:g} and at first {self.initial_window_bytes:g} bytes are not allowed",
@@ -86,19 +86,19 @@ class NetworkEffects:
             raise InputError(f"a connection counts as idle after {self.idle_s:g} s", valid="give 0 s or more")
 
 
-# Measured on Linux over wide-area links.
+# TCP as measured on Linux over wide-area links.
 TCP = NetworkEffects(payload_efficiency=TCP_PAYLOAD_EFFICIENCY, window_bytes=2.8e6, ready_notice=True, cold_start=True)
 
-# The same on hosts that keep the windows of idle connections open, as the relay's do: executor/wan/linux.py.
+# TCP on hosts that keep the windows of idle connections open, as executor/wan/linux.py sets them up.
 WIDE_AREA_TCP = replace(TCP, idle_s=math.inf)
 
-# Beyond this a log-normal time is all tail.
+# Limit on the relative standard deviation of log-normal times; at larger ones, rare outliers dominate the mean.
 LARGEST_JITTER = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A device that always takes longer.
+    """A device that is slower (or faster) than its profile by a constant factor.
 
     Attributes:
         device: Name of the device.
@@ -114,18 +114,20 @@ class Straggler:
     def __post_init__(self) -> None:
         if not 0 < self.factor < math.inf:
             raise InputError(
-                f"device '{self.device}' takes {self.factor:g} times as long", valid="give a number above zero"
+                f"factor {self.factor:g} of device '{self.device}' is out of range",
+                valid="give a finite number above 0",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """A device whose speed changes over time, as by heat or by sharing its machine.
+    """A device whose speed changes over time, for example by heat or by other jobs on its machine.
 
     Attributes:
         device: Name of the device.
-        times_s: Seconds from the start of the run at which each piece starts, the first at 0; [pieces].
-        speed: Speed in each piece, relative to the profile; 0 computes nothing. The last one holds for ever; [pieces].
+        times_s: Start of each interval of constant speed, seconds from the start of the run; the first is 0; rising.
+        speed: Speed in each interval, relative to the profile; 0 if the device stands still. The last interval never
+            ends.
 
     Raises:
         InputError: Times do not rise from 0, a speed is negative, or the last speed is 0.
@@ -137,7 +139,10 @@ class Slowdown:
 
     def __post_init__(self) -> None:
         if not self.times_s or len(self.times_s) != len(self.speed):
-            raise InputError("times and speeds differ in number", valid="give one of each per piece, at least one")
+            raise InputError(
+                "times and speeds differ in number",
+                valid="give one of each for every piece, at least one piece",
+            )
         if self.times_s[0] != 0:
             raise InputError(f"the first time is {self.times_s[0]:g} s", valid="let times start at 0 s")
         for number, (earlier_s, later_s) in enumerate(pairwise(self.times_s), start=2):
@@ -163,14 +168,14 @@ class ComputeEffects:
     """Effects on profiled compute times.
 
     Attributes:
-        launch_overhead_s: Seconds in which the host launches the kernels of a pass, added to every forward and every
-            backward; a split backward has them in its input gradient.
-        jitter: Standard deviation of an action's log-normal time, relative to its mean, which stays as profiled.
-        seed: Seed of the jitter.
-        stragglers: Devices that always take longer.
-        slowdowns: Devices whose speed changes.
-        transfers_block: Whether a device computes nothing while it sends or receives a transfer between stages: one
-            stream carries both, as in DeepSpeed's pipeline engine.
+        launch_overhead_s: Seconds that the host needs to launch the kernels of a pass, added to every forward and every
+            backward; of a split backward, only to the input gradient.
+        jitter: Standard deviation of an action's log-normal time, relative to its mean; the mean stays as profiled.
+        seed: Seed of the random numbers of ``jitter``.
+        stragglers: Devices with a constant factor on their times.
+        slowdowns: Devices whose speed changes over time.
+        transfers_block: Whether a device cannot compute while it sends or receives between stages, because compute and
+            communication use one stream, as in DeepSpeed's pipeline engine.
 
     Raises:
         InputError: A value is out of range, or a device is named twice among the stragglers or the slow-downs.
@@ -204,7 +209,7 @@ class Effects:
     Attributes:
         network: Effects of TCP on links.
         compute: Effects on profiled compute times.
-        memory: Memory beside the tensors of a plan.
+        memory: Memory of the framework and of temporaries.
     """
 
     network: NetworkEffects = field(default_factory=NetworkEffects)

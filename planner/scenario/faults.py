@@ -1,9 +1,9 @@
 """Faults scheduled in a scenario: devices that leave, return or hang, and links that are out.
 
-The simulator injects them; what they cost depends on who recovers. Unless a policy continues without a device that left
-(`planner.adapt.policy.Observation.gone`), everybody waits: an action that runs on a device that leaves is lost and
-done again after its return (with ``order: dynamic`` the device chooses anew), one on a device that hangs continues. A
-hang or an outage of more than a day counts as one without end.
+The simulator injects them. If a device leaves, a policy may continue without it (`planner.adapt.policy.Observation`,
+``gone``); otherwise all devices wait for its return. The action that a device was running when it left is lost and
+repeated after its return (with ``order: dynamic`` the device chooses an action again). The action of a device that
+hangs continues afterwards. A hang or an outage of more than a day counts as endless.
 """
 
 import math
@@ -26,29 +26,29 @@ class _DeviceFault:
 
 @dataclass(frozen=True, slots=True)
 class Absence(_DeviceFault):
-    """An interval in which a device is gone.
+    """An interval in which a device is absent.
 
     Attributes:
         device: Name of the device.
-        start_s: Seconds from the start of the run at which it leaves.
-        end_s: Seconds at which it returns; infinite if it never does.
+        start_s: Time at which the device leaves, seconds from the start of the run.
+        end_s: Time at which it returns, seconds from the start of the run; infinite if never.
 
     Raises:
-        InputError: It ends before it starts.
+        InputError: The interval ends before it starts.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Hang(_DeviceFault):
-    """An interval in which a device stops computing; what it was doing continues afterwards.
+    """An interval in which a device stops computing; its running action continues afterwards.
 
     Attributes:
         device: Name of the device.
-        start_s: Seconds from the start of the run at which it stops.
-        end_s: Seconds at which it continues; infinite if it never does.
+        start_s: Time at which the device stops, seconds from the start of the run.
+        end_s: Time at which it continues, seconds from the start of the run; infinite if never.
 
     Raises:
-        InputError: It ends before it starts.
+        InputError: The interval ends before it starts.
     """
 
 
@@ -58,11 +58,11 @@ class LinkOutage:
 
     Attributes:
         link: Name of the link, ``source->target``.
-        start_s: Seconds from the start of the run at which it stops.
-        end_s: Seconds at which it carries again.
+        start_s: Time at which the link stops, seconds from the start of the run.
+        end_s: Time at which it carries bytes again, seconds from the start of the run.
 
     Raises:
-        InputError: It ends before it starts, or lasts for ever.
+        InputError: The interval ends before it starts, or never ends.
     """
 
     link: str
@@ -79,7 +79,7 @@ Fault = Absence | Hang | LinkOutage
 
 
 def find_overlap(faults: Iterable[Fault]) -> tuple[int, int] | None:
-    """Return the indices of two faults that hit the same device or link at the same time; None if there are none."""
+    """Return the indices of two faults of one device or link that overlap in time; None if no faults overlap."""
     seen: dict[str, list[tuple[int, Fault]]] = {}
     for index, fault in enumerate(faults):
         others = seen.setdefault(place_of(fault), [])
@@ -91,7 +91,7 @@ def find_overlap(faults: Iterable[Fault]) -> tuple[int, int] | None:
 
 
 def place_of(fault: Fault) -> str:
-    """Return the device or link that a fault hits, as text for messages: ``device 'left'``."""
+    """Return the device or link of a fault as text for messages, for example ``device 'gpu-0'``."""
     return f"link '{fault.link}'" if isinstance(fault, LinkOutage) else f"device '{fault.device}'"
 
 
@@ -99,7 +99,7 @@ def _check_times(start_s: float, end_s: float) -> None:
     if not 0 <= start_s < math.inf or not start_s < end_s:
         raise InputError(
             f"a fault from {start_s:g} s to {end_s:g} s is not allowed",
-            valid="it starts at 0 s or later, from the start of the run, and ends after that",
+            valid="give a start of 0 s or more after the start of the run, and a later end",
         )
 
 
@@ -107,31 +107,36 @@ def _check_times(start_s: float, end_s: float) -> None:
 HEARTBEAT_S = 0.25
 MISSED_HEARTBEATS = 4
 
-# Seconds from a device's departure until the others notice; a device that is back by then was never missed.
+# Seconds from a device's departure until the others detect it; a shorter absence is never detected.
 DETECTION_S = HEARTBEAT_S * MISSED_HEARTBEATS
 
 
 def noticed_absences(faults: Sequence[Fault]) -> list[Absence]:
-    """Return the absences that last long enough for the others to notice, by their start and device."""
+    """Return the absences longer than `DETECTION_S`, sorted by start and device."""
     absences = (fault for fault in faults if isinstance(fault, Absence))
     noticed = (absence for absence in absences if absence.start_s + DETECTION_S < absence.end_s)
     return sorted(noticed, key=lambda absence: (absence.start_s, absence.device))
 
 
 def known_away(absences: Sequence[Absence], time_s: float) -> tuple[str, ...]:
-    """Return the sorted names of the devices that are known to be away at ``time_s``, given noticed absences."""
+    """Return the sorted names of the devices whose absence is detected and not over at ``time_s``.
+
+    Args:
+        absences: Absences as `noticed_absences` returns them.
+        time_s: Seconds from the start of the run.
+    """
     return tuple(
         sorted({each.device for each in absences if each.start_s + DETECTION_S <= time_s and time_s < each.end_s})
     )
 
 
 def absences_of_nodes(trace: PreemptionTrace, nodes: Mapping[str, str], start_s: float = 0.0) -> tuple[Absence, ...]:
-    """Return when devices are gone if each is present exactly while one of its nodes is.
+    """Return the absences of devices, each of which is present exactly while at least one of its nodes is.
 
     Args:
         trace: Presences of the nodes over time.
-        nodes: Node to device; several nodes may stand for one device.
-        start_s: Time of the trace at which the run starts, seconds.
+        nodes: Node name to device name; several nodes may stand for one device.
+        start_s: Time in the trace at which the run starts, seconds; absences count from there.
     """
     presences: dict[str, list[Interval]] = {device: [] for device in nodes.values()}
     for node, device in nodes.items():
@@ -140,15 +145,15 @@ def absences_of_nodes(trace: PreemptionTrace, nodes: Mapping[str, str], start_s:
 
 
 def absences_in_order(trace: PreemptionTrace, devices: Sequence[str], start_s: float = 0.0) -> tuple[Absence, ...]:
-    """Return when devices are gone if nodes take them in order.
+    """Return the absences of devices that the nodes of a trace occupy in the order of arrival.
 
-    A node that arrives takes the first device that nobody has taken, and gives it back when it leaves. Nodes that
-    arrive while all devices are taken are not used, also not later.
+    A node that arrives occupies the first free device, and frees it when it leaves. A node that arrives while no device
+    is free is never used.
 
     Args:
         trace: Presences of the nodes over time.
-        devices: Names of the devices that nodes can take.
-        start_s: Time of the trace at which the run starts, seconds.
+        devices: Names of the devices that nodes can occupy.
+        start_s: Time in the trace at which the run starts, seconds; absences count from there.
     """
     presences: dict[str, list[Interval]] = {device: [] for device in devices}
     taken: dict[str, tuple[str, float]] = {}

@@ -1,4 +1,4 @@
-"""Cost of a model: for each layer its times on each device kind, its bytes and its memory."""
+"""Cost of a model: the compute times of each layer on each device kind, and its bytes."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ class ComputeTimes:
 
     @property
     def backward_s(self) -> float:
-        """Both gradients, seconds."""
+        """Seconds of the input gradient and the weight gradient."""
         return self.backward_input_s + self.backward_weight_s
 
     @property
     def total_s(self) -> float:
-        """Forward and both gradients, seconds."""
+        """Seconds of the forward and both gradients."""
         return self.forward_s + self.backward_s
 
     def __add__(self, other: "ComputeTimes") -> "ComputeTimes":
@@ -41,14 +41,14 @@ NO_TIME = ComputeTimes(0.0, 0.0, 0.0)
 class TimeTable:
     """Times of one layer on one device kind, measured or modelled at some sample counts.
 
-    Times are interpolated linearly between the rows; above the last row the last slope continues; below the first row
-    a smaller microbatch takes a proportional share of the first row's time.
+    Times are interpolated linearly between rows. Above the last row the slope of the last two rows continues; below the
+    first row, times are proportional to the samples.
 
     Attributes:
-        samples: Sample counts of the rows, rising, at least one; [rows].
-        forward_s: Seconds of the forward; [rows].
-        backward_input_s: Seconds of the input gradient; [rows].
-        backward_weight_s: Seconds of the weight gradient; [rows].
+        samples: Sample count of each row, rising; at least one row.
+        forward_s: Seconds of the forward, one per row.
+        backward_input_s: Seconds of the input gradient, one per row.
+        backward_weight_s: Seconds of the weight gradient, one per row.
     """
 
     samples: tuple[int, ...]
@@ -59,7 +59,9 @@ class TimeTable:
     def __post_init__(self) -> None:
         columns = (self.forward_s, self.backward_input_s, self.backward_weight_s)
         if not self.samples or any(len(column) != len(self.samples) for column in columns):
-            raise InputError("a time table needs the same number of rows, at least one, in every column")
+            raise InputError(
+                "columns of a time table differ in length", valid="give every column the same rows, one or more"
+            )
         if self.samples[0] < 1 or any(b <= a for a, b in zip(self.samples, self.samples[1:], strict=False)):
             raise InputError(
                 f"sample counts {list(self.samples)} are not allowed",
@@ -93,12 +95,12 @@ class LayerProfile:
     """One layer of a model.
 
     Attributes:
-        name: Name of the layer, for people.
-        parameter_bytes: Bytes of its parameters.
-        output_bytes: Bytes of its output for one sample, which a link carries if a stage ends here.
-        activation_bytes: Bytes that it saves for one sample from forward to backward.
-        times: Device kind to time table.
-        update_s: Device kind to seconds of the optimizer's update of its parameters; without kinds not measured.
+        name: Name of the layer, for messages and reports.
+        parameter_bytes: Bytes of the layer's parameters.
+        output_bytes: Bytes of the layer's output for one sample; transferred if a stage ends with this layer.
+        activation_bytes: Bytes of activations that the layer saves for one sample from forward to backward.
+        times: Time table of the layer for each device kind.
+        update_s: Seconds of the optimizer's update of the layer for each device kind; a missing kind was not measured.
     """
 
     name: str
@@ -111,12 +113,12 @@ class LayerProfile:
 
 @dataclass(frozen=True, eq=False)
 class ModelProfile:
-    """A model as a chain of layers, by name.
+    """A model as a chain of layers with their costs.
 
     Attributes:
-        name: Name of the model, for people.
+        name: Name of the model, for messages and reports.
         layers: Layers in the order of the forward.
-        sharded: Degree of tensor parallelism to the profile of one device of such a group.
+        sharded: Profile of one device of a tensor-parallel group, by the number of devices in the group.
     """
 
     name: str
@@ -127,7 +129,7 @@ class ModelProfile:
         """Return the profile of one device of a tensor-parallel group.
 
         Raises:
-            InputError: The model was not profiled with this degree.
+            InputError: The model has no profile for groups of ``degree`` devices.
         """
         if degree == 1:
             return self

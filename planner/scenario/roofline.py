@@ -1,24 +1,26 @@
-"""Layer times from a layer's work and a datasheet, for devices on which the model was not measured.
+"""Estimate layer times from FLOP, bytes and a datasheet, for devices on which the model was not measured.
 
 A pass over a layer takes a fixed overhead plus the longer of its arithmetic and its memory traffic:
 
     time = LAUNCH_OVERHEAD_S
            + max(flop / (COMPUTE_EFFICIENCY * peak), bytes / (MEMORY_EFFICIENCY * memory bandwidth))
-    bytes = parameters + samples * (output + ACTIVATION_PASSES * activations kept)
+    bytes = parameters + samples * (output + ACTIVATION_PASSES * activations saved for backward)
+
+flop and bytes are those of the pass, peak is the GPU's FLOP/s in the precision of training.
 
 The constants are a least-squares fit of log times to what eth-easl/sailor measured without tensor
 parallelism at sequence length T = 2048: forward and backward of the transformer blocks of OPT-350 and
 GPT-Neo-2.7 (width d; 24 d^2 T + 4 T^2 d FLOP per sample forward, twice that backward), and forward of the
-embedding of OPT-350, which is nearly all overhead.
+embedding of OPT-350, where the overhead is nearly all of the time.
 
 Those runs held 32-bit tensors and multiplied in TF32 where the GPU has it: a GPT-Neo-2.7 block reaches
 75 TFLOP/s on A100, whose plain fp32 ends at 19.5, and 13 TFLOP/s on V100, 84 % of its fp32 peak.
 
-What is left: over 46 combinations of block, GPU kind and microbatch, forward + backward is off by 12 % in
-the mean, 8 % in the median, 37 % at worst (GPT-Neo-2.7 on V100 is that much faster than one fp32 efficiency
-for all allows). The source's "RTX-2080" is left out: with 0.62 of the peak of its Titan RTX it runs at 0.94
-of its speed, so it is probably a 2080 Ti. Wider layers do better: OPT-30 in plain fp32 on A100, not fitted,
-reaches 93 % of the peak.
+Error of the fit: over 46 combinations of block, GPU kind and microbatch, forward + backward differs from the
+measurement by 12 % in the mean, 8 % in the median, 37 % at most (GPT-Neo-2.7 on V100, which is faster than a
+single fp32 efficiency for all kinds allows). The "RTX-2080" of sailor is left out: it has 0.62 of the peak of the
+Titan RTX but 0.94 of its measured speed, so it is probably a 2080 Ti. Wider layers reach a larger share of the
+peak: OPT-30 in plain fp32 on A100, which is not in the fit, 93 %.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,19 +31,19 @@ from planner.scenario.datasheet import PRECISIONS, DeviceKind
 from planner.scenario.profile import LayerProfile, TimeTable
 from traces.common.errors import InputError, unknown_name
 
-# Share of the peak that the arithmetic of a whole layer reaches. Fitted for fp32 and tf32; fp16 and bf16 were
-# not measured and are taken to be like tf32, which runs on the same tensor cores.
+# Share of the peak FLOP/s that a whole layer reaches. Fitted for fp32 and tf32. Assumed for fp16 and bf16, which
+# were not measured: the share of tf32, which runs on the same tensor cores.
 COMPUTE_EFFICIENCY: Mapping[str, float] = MappingProxyType({"fp32": 0.59, "tf32": 0.46, "fp16": 0.46, "bf16": 0.46})
 
-# Share of the memory bandwidth that elementwise kernels reach. Assumed: times tell only the next constant
-# divided by this one.
+# Share of the memory bandwidth that elementwise kernels reach. Assumed: measured times determine only the ratio
+# ACTIVATION_PASSES / MEMORY_EFFICIENCY.
 MEMORY_EFFICIENCY = 0.8
 
-# How often one pass moves each byte that is kept for backward. Fitted to blocks that write their attention
-# matrices to memory and run softmax and dropout over them one kernel at a time.
+# How many times one pass reads or writes each byte of activations saved for backward. Fitted to blocks that write
+# their attention matrices to memory, with one kernel each for softmax and dropout.
 ACTIVATION_PASSES = 9.4
 
-# Seconds per pass to start a layer's kernels from Python. Fitted.
+# Seconds per pass to launch a layer's kernels from Python. Fitted.
 LAUNCH_OVERHEAD_S = 160e-6
 
 SAMPLE_COUNTS = tuple(2**power for power in range(11))
@@ -49,17 +51,18 @@ SAMPLE_COUNTS = tuple(2**power for power in range(11))
 
 @dataclass(frozen=True)
 class LayerWork:
-    """Work and bytes of one layer, whatever the device.
+    """FLOP and bytes of one layer, independent of the device.
 
     Attributes:
-        name: Name of the layer, for people.
+        name: Name of the layer, for messages and reports.
         forward_flop: Floating-point operations of the forward for one sample.
-        parameter_bytes: Bytes of its parameters, in the training precision as all bytes here.
-        output_bytes: Bytes of its output for one sample.
-        activation_bytes: Bytes that it saves for one sample from forward to backward.
-        backward_input_flop: Operations of the input gradient for one sample, by default as many as forward; with 0
-            there is no such gradient (an embedding), and it takes no time.
-        backward_weight_flop: Operations of the weight gradient for one sample; without parameters there is none.
+        parameter_bytes: Bytes of the layer's parameters; all bytes are in the training precision.
+        output_bytes: Bytes of the layer's output for one sample.
+        activation_bytes: Bytes of activations that the layer saves for one sample from forward to backward.
+        backward_input_flop: Operations of the input gradient for one sample; None for as many as the forward; 0 if the
+            layer has no input gradient (an embedding), which then takes no time.
+        backward_weight_flop: Operations of the weight gradient for one sample; None for as many as the forward; ignored
+            for a layer without parameters.
 
     Raises:
         InputError: An amount is negative or not finite.
@@ -96,7 +99,7 @@ def roofline_layer(
         work: Work of the layer.
         kinds: Device kinds, usually from `planner.scenario.datasheet.find_kind`.
         precision: Precision of the arithmetic: fp32, tf32, fp16 or bf16. A kind without it computes in fp32.
-        launch_overhead_s: Seconds per pass beside arithmetic and memory.
+        launch_overhead_s: Seconds per pass added to the roofline's time.
 
     Raises:
         InputError: The precision is unknown.

@@ -1,4 +1,4 @@
-"""A scenario: the cluster, the model, how it is trained, and what happens meanwhile."""
+"""A scenario: the cluster, the model, its training, effects on devices and links, and faults."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,17 +27,18 @@ class ModelCode:
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """Everything that a plan is made for, and what happens while it runs.
+    """Everything that a plan depends on, and the faults that happen during the run.
 
     Attributes:
-        name: Name of the scenario, for people.
+        name: Name of the scenario, for messages and reports.
         cluster: Devices and links.
         model: Cost of the model's layers.
         training: Batch, update rule and numerics.
         code: Code of the model, for runs with real compute; None if there is none.
         effects: Effects on devices and networks beyond the profile and the links' nominal values.
         faults: Departures, hangs and outages during the run.
-        data: Region to the number of samples stored there, which are trained on there; empty if every region has all.
+        data: Number of samples stored in each region; they are only used in that region. Empty if every region has all
+            samples.
     """
 
     name: str
@@ -50,13 +51,13 @@ class Scenario:
     data: Mapping[str, int] = field(default_factory=dict)
 
 
-# More than any plan needs.
+# Memory of a device in `with_unlimited_memory`: more than any plan needs.
 _UNLIMITED_BYTES = 2**60
 
-# The rate of a link in a window of nothing but outage: a step must have an end.
+# Lower limit on the rate of a link in `in_window`, so that steps end even if the whole window is an outage.
 _LEAST_BPS = 1.0
 
-# The ends of a link, whichever way it leads.
+# The two ends of a link, without direction.
 Ends = frozenset[str]
 
 
@@ -68,13 +69,13 @@ def ends_of(link: Link) -> Ends:
 def with_better_links(
     scenario: Scenario, rate_ratio: float = 1.0, latency_ratio: float = 1.0, only: Collection[Ends] | None = None
 ) -> Scenario:
-    """Return the scenario with other links, network interfaces of hosts included; both ways, and without traces.
+    """Return the scenario with scaled links and network interfaces, in both directions, and without traces on them.
 
     Args:
         scenario: Scenario to start from.
-        rate_ratio: Factor for bandwidths, including those by message size.
+        rate_ratio: Factor for bandwidths and for the rates of size curves.
         latency_ratio: Factor for latencies.
-        only: Ends of the links that change; all links if None.
+        only: Ends of the links that are scaled; None for all links.
     """
 
     def changes(ends: Ends) -> bool:
@@ -116,7 +117,7 @@ def _better(link: Link, rate_ratio: float, latency_ratio: float) -> Link:
 
 
 def in_window(scenario: Scenario, start_s: float, end_s: float) -> Scenario:
-    """Return the scenario with constant links: each has its mean rate and latency from ``start_s`` to ``end_s``."""
+    """Return the scenario with each trace replaced by its mean rate and latency from ``start_s`` to ``end_s``."""
     links = tuple(_steady(link, start_s, end_s) for link in scenario.cluster.links)
     return replace(scenario, cluster=Cluster(scenario.cluster.devices, links))
 
@@ -128,7 +129,7 @@ def _steady(link: Link, start_s: float, end_s: float) -> Link:
     rate_bps = float(trace.bits_between(start_s, end_s)) / (end_s - start_s)
     latency_s = link.latency_s
     if trace.latency_s is not None:
-        # The mean of a piecewise constant function is taken in the same way, whatever it counts.
+        # The latency, too, is piecewise constant; as the rate of a trace, `bits_between` integrates it.
         as_rate = LinkTrace(trace.times_s, trace.latency_s, trace.duration_s, loops=trace.loops)
         latency_s = float(as_rate.bits_between(start_s, end_s)) / (end_s - start_s)
     return replace(link, bandwidth_bps=max(rate_bps, _LEAST_BPS), latency_s=latency_s, trace=None)

@@ -1,4 +1,4 @@
-"""The rate that a message reaches by its size; small messages do not reach a link's full rate."""
+"""The rate of a message as a function of its size; small messages do not reach a link's full rate."""
 
 import math
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from functools import cached_property
 class SizeCurve:
     """Bandwidth as a polynomial of the message size (the form in which eth-easl/sailor publishes measured networks).
 
-    Bandwidth in GB/s is a·x² + b·x + c with x = log2(message size in MB), and never above the ceiling.
+    Bandwidth in GB/s is a·x² + b·x + c with x = log2(message size in MB), limited by ``ceiling_bps``.
 
-    Outside of the sizes that the polynomial was fitted to, two facts about networks hold instead.
-    A larger message never gets a lower rate: past a peak the rate stays, as it does below a trough. And a smaller
-    message never takes longer: below the size for which the polynomial's time is shortest, messages take that time.
+    Outside of the sizes that the polynomial was fitted to, two rules replace it. The rate never falls with the size:
+    above the peak of the parabola (or below its trough) the rate is constant. The time never falls with the size:
+    messages smaller than the one with the shortest time, size / rate, take that time too.
 
     Attributes:
         quadratic: Coefficient a of the polynomial, GB/s.
@@ -32,7 +32,7 @@ class SizeCurve:
         exponent = math.log2(size_bytes / 1e6)
         trough, peak = self._rising
         inside = min(max(exponent, trough, self._shortest), peak)
-        # Below the shortest time the time stays, so the rate falls with the size.
+        # For sizes below that of the shortest time the time is constant, so the rate is proportional to the size.
         shrink = math.exp2(min(0.0, exponent - self._shortest))
         return shrink * min(self._polynomial_bps(inside), self.ceiling_bps)
 
@@ -41,7 +41,7 @@ class SizeCurve:
 
     @cached_property
     def _rising(self) -> tuple[float, float]:
-        """Exponents between which the polynomial rises: from its trough on, or up to its peak."""
+        """Range of x = log2(MB) in which the polynomial rises: from its trough to infinity, or up to its peak."""
         if self.quadratic == 0:
             return -math.inf, math.inf
         vertex = -self.linear / (2 * self.quadratic)
@@ -49,9 +49,9 @@ class SizeCurve:
 
     @cached_property
     def _shortest(self) -> float:
-        """Exponent at which the time, 2^x / (a·x² + b·x + c), is shortest; to the left it grows without bound.
+        """The x = log2(MB) at which the time, 2^x / (a·x² + b·x + c), has its minimum; minus infinity if it has none.
 
-        Its derivative is zero where ln 2 · (a·x² + b·x + c) = 2a·x + b; minus infinity if that is nowhere.
+        The derivative of the time is zero where ln 2 · (a·x² + b·x + c) = 2a·x + b.
         """
         square = math.log(2) * self.quadratic
         line = math.log(2) * self.linear - 2 * self.quadratic
@@ -62,5 +62,5 @@ class SizeCurve:
         if discriminant < 0:
             return -math.inf
         root = math.sqrt(discriminant)
-        # Both forms are the same number; where the curve is nearly a line the first suffers cancellation.
+        # Two forms of one root of the quadratic equation; each avoids cancellation for its sign of ``line``.
         return (root - line) / (2 * square) if line <= 0 else -2 * rest / (line + root)

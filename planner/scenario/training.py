@@ -10,28 +10,28 @@ SHAPES = ("constant", "linear", "cosine")
 
 _CONSTANT = "constant"
 
-# Values that the optimizer stores per parameter, beside the parameter and its gradient.
+# Numbers that the optimizer stores per parameter in addition to the parameter and its gradient.
 OPTIMIZER_STATES: Mapping[str, int] = {"sgd": 0, "momentum": 1, "adamw": 2}
 
-# Bytes of one number on the wire. With bf16-mixed the layers compute in bfloat16; parameters, gradients and what passes
-# between stages stay float32.
+# Bytes of one transferred number, by precision. With bf16-mixed the layers compute in bfloat16; parameters, gradients
+# and transfers between stages are float32.
 ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "bf16-mixed": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class LearningRateSchedule:
-    """The learning rate over the steps: a linear warm-up, then a shape.
+    """The learning rate over the steps: a linear warm-up, followed by one of `SHAPES`.
 
-    It depends on the step alone, so that a run can continue from any step.
+    The rate depends on the number of the step alone, so that a run can continue from any step.
 
     Attributes:
-        shape: Name of what follows the warm-up, one of `SHAPES`.
-        warmup_steps: Steps over which the rate rises, to its full value in the step after them.
-        decay_steps: Steps after the warm-up over which ``linear`` and ``cosine`` fall.
-        final_share: Share of the full rate to which they fall and at which they stay, 0 to 1.
+        shape: Shape of the learning rate after the warm-up, one of `SHAPES`.
+        warmup_steps: Number of steps with a rising rate; the step after them has the full rate.
+        decay_steps: Number of steps after the warm-up over which ``linear`` and ``cosine`` fall.
+        final_share: Share of the full rate, 0 to 1, that ``linear`` and ``cosine`` reach and keep.
 
     Raises:
-        InputError: There is no such shape, or a value is out of range.
+        InputError: The shape is unknown, or a value is out of range.
     """
 
     shape: str = _CONSTANT
@@ -64,14 +64,14 @@ class LearningRateSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """The update rule, an invariant of every adaptation.
+    """The update rule; no adaptation changes it.
 
     Attributes:
         name: Name of the update rule, one of `OPTIMIZER_STATES`.
         learning_rate: Step size, without unit.
-        momentum: Share of the last update that is kept, 0 to 1; only for ``momentum``.
+        momentum: Share of the previous update that is added to the next, 0 to 1; only for ``momentum``.
         weight_decay: Weight decay as torch.optim defines it for the optimizer, without unit.
-        schedule: Learning rate over the steps.
+        schedule: Factor on ``learning_rate`` over the steps.
     """
 
     name: str = "sgd"
@@ -86,12 +86,12 @@ class Training:
     """The batch, the update rule and the numerics of training.
 
     Attributes:
-        global_batch: Samples per update over the whole cluster, an invariant of every adaptation.
-        microbatch: Samples per microbatch in strategies that do not choose their own size; 0 leaves it to them.
+        global_batch: Samples per update, summed over all pipelines.
+        microbatch: Samples per microbatch, for strategies that do not choose the size themselves; 0 if not given.
         optimizer: Update rule and its parameters.
         precision: Number format that the layers compute in, one of `ELEMENT_BYTES`.
         seed: Seed of the initial parameters and of the order of the data.
-        clip_norm: Largest Euclidean norm of the gradients of all layers together; None for no limit.
+        clip_norm: Limit on the Euclidean norm of the gradients of all layers together; None for no limit.
         noise_scale: Whether the devices that share a batch measure the gradient noise scale in every step.
     """
 
@@ -105,5 +105,5 @@ class Training:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one number on the wire."""
+        """Bytes of one transferred number."""
         return ELEMENT_BYTES[self.precision]

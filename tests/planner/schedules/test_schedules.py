@@ -34,7 +34,8 @@ def test_the_csv_is_a_row_per_rank_and_idle_slots_are_skipped() -> None:
 def test_what_is_no_action_is_refused(text: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_action(text)
-    assert str(caught.value) == f"'{text}' is not an action; write stage, F, B, I or W, microbatch: for example 2F0"
+    valid = "write stage number, kind (F, B, I or W) and microbatch number: for example 2F0"
+    assert str(caught.value) == f"'{text}' is not an action; {valid}"
 
 
 def test_a_wrong_cell_is_named_with_its_line() -> None:
