@@ -97,7 +97,7 @@ def all_gather(members: Sequence[int], bounds: Sequence[int], place: int, first_
 def _once_round(
     members: Sequence[int], bounds: Sequence[int], place: int, chunk: int, first_round: int, *, adds: bool
 ) -> tuple[Exchange, ...]:
-    """Return n - 1 exchanges: the member sends ``chunk`` first, and in each later round the chunk it has just received."""
+    """Return n - 1 exchanges: a member sends ``chunk`` first, and in each later round the chunk it received last."""
     count = len(members)
     ranges = [(bounds[index % count], bounds[index % count + 1]) for index in range(chunk, chunk - count, -1)]
     following, previous = members[(place + 1) % count], members[place - 1]
@@ -214,7 +214,7 @@ def hierarchical_exchanges(elements: int, regions: Sequence[str], position: int)
 def _chunk_moves(
     group: Sequence[int], bounds: Sequence[int], place: int, slices: int, first_round: int, *, inwards: bool
 ) -> Iterator[Exchange]:
-    """Yield the exchanges of step 2 (``inwards``) or step 4: a slice's chunks to or from its owner, one in each round."""
+    """Yield the exchanges of step 2 (``inwards``) or step 4: a slice's chunks to or from its owner, one per round."""
     chunk = (place + 1) % len(group)
     chunks = _slice_chunks(chunk * slices // len(group), slices, len(group))
     owner = group[chunks[0] - 1]

@@ -101,8 +101,8 @@ def range_memory(
         recompute: Whether the stage saves only its input and recomputes activations.
 
     Returns:
-        Two arrays of shape [layers + 1, layers + 1], indexed by first layer and end layer (exclusive): bytes that do not
-        depend on the microbatches in flight, and bytes that each of these adds. Entries of empty ranges are 0.
+        Two arrays of shape [layers + 1, layers + 1], indexed by first layer and end layer (exclusive): bytes with no
+        microbatch in flight, and bytes that each microbatch in flight adds. Entries of empty ranges are 0.
     """
     layers = scenario.model.at_degree(degree).layers
     _, states, activations = (each[None, :] - each[:, None] for each in _layer_bytes(scenario, degree))

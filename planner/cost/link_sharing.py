@@ -88,7 +88,7 @@ def shared_paths(plan: Plan, scenario: Scenario) -> Paths:
 
 
 def slowed_paths(plan: Plan, scenario: Scenario, factors: Mapping[Pair, float]) -> Paths:
-    """Return the paths of a plan at declared bandwidths, each divided by the pair's entry of ``factors`` (default 1)."""
+    """Return the paths of a plan at declared bandwidths, divided by the pair's entry of ``factors`` (default 1)."""
 
     def path(source: str, target: str) -> ConstantRatePath:
         alone = nominal_path(scenario, source, target, plan.connections)

@@ -81,7 +81,7 @@ def most_in_flight(scenario: Scenario, stage: Stage, samples: int, memory_bytes:
 
 
 def most_samples(scenario: Scenario, stage: Stage, most: int, in_flight: int, memory_bytes: int) -> int:
-    """Return the largest microbatch, in samples and at most ``most``, that fits into ``memory_bytes``; 0 if none does."""
+    """Return the largest microbatch of up to ``most`` samples that fits into ``memory_bytes``; 0 if none does."""
 
     def needed(samples: int) -> int:
         return needed_bytes(scenario, stage, samples, in_flight)

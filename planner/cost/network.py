@@ -33,9 +33,9 @@ def jitter_delay_s(jitter_s: float, size_bytes: float) -> float:
 def loss_ceiling_bps(loss_share: float, round_trip_s: float) -> float:
     """Return the limit on the rate of one TCP connection with packet loss, payload bits per second.
 
-    The limit is MSS / RTT * sqrt(3 / 2) / sqrt(p), with MSS = `PAYLOAD_BYTES` and the constant of evenly spaced losses and of an acknowledgement for
-    every segment (Mathis, Semke, Mahdavi and Ott, The Macroscopic Behavior of the TCP Congestion Avoidance Algorithm,
-    1997).
+    The limit is MSS / RTT * sqrt(3 / 2) / sqrt(p), with MSS = `PAYLOAD_BYTES` and the constant of evenly spaced losses
+    and of an acknowledgement for every segment (Mathis, Semke, Mahdavi and Ott, The Macroscopic Behavior of the TCP
+    Congestion Avoidance Algorithm, 1997).
 
     Args:
         loss_share: Share p of packets that are lost.

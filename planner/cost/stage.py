@@ -123,7 +123,7 @@ def _activation_bytes(scenario: Scenario, stage: Stage, sizes: NDArray[np.int64]
 
 
 def _capacity_bytes(pipeline: Pipeline, scenario: Scenario) -> Floats:
-    """Return the bytes available for each worker's activations, scaled to its replica with the most samples, [workers]."""
+    """Return the bytes free for each worker's activations, scaled to its replica with the most samples, [workers]."""
     capacity = np.full(max(pipeline.workers) + 1, np.inf)
     for worker in range(len(capacity)):
         stages = [stage for stage, holder in zip(pipeline.stages, pipeline.workers, strict=True) if holder == worker]

@@ -114,8 +114,8 @@ class Straggler:
     def __post_init__(self) -> None:
         if not 0 < self.factor < math.inf:
             raise InputError(
-                f"factor {self.factor:g} of device '{self.device}' is out of range",
-                valid="give a finite number above 0",
+                f"device '{self.device}' takes {self.factor:g} times as long",
+                valid="give a finite factor above zero",
             )
 
 

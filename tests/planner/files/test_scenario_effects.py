@@ -263,7 +263,7 @@ MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
     "fault without unit": ("faults: [{device: a0, leaves: 3}]", ("faults[0].leaves", "3 has no unit")),
     "fault backwards": (
         "faults: [{device: a0, leaves: 3 s, returns: 2 s}]",
-        ("faults[0]", "a fault from 3 s to 2 s", "ends after that"),
+        ("faults[0]", "a fault from 3 s to 2 s", "a later end"),
     ),
     "faults at the same time": (
         "faults: [{device: a0, leaves: 3 s}, {device: a0, hangs: 9 s, goes_on: 10 s}]",
