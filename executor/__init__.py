@@ -1,4 +1,4 @@
-"""Backend 2: the same plans on torch.distributed, one process per device."""
+"""Backend 2 (backend 1 is the simulator): runs plans on torch.distributed, with one process per device."""
 
 from typing import TYPE_CHECKING
 

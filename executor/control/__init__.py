@@ -1,1 +1,1 @@
-"""The processes of a job on one host: started, watched, steered and ended."""
+"""Control of a job: the head's server and coordinator, and the agents that start, check and end processes."""

@@ -1,42 +1,42 @@
 """The control server of a job: one loop in the launcher, to which the agents of all hosts and all ranks connect.
 
-A message is a line with a JSON object whose ``kind`` says what it is about; with ``payload_bytes`` so many bytes follow
-the line. A connection begins with the proofs of executor/core/control_channel.py, then the other end says ``hello``:
-an agent with its ``host``, a rank with its ``rank`` and its ``incarnation``. Nothing is asked for twice: whatever is
-decided is pushed.
+A message is a line with a JSON object; ``kind`` names its type, and with ``payload_bytes`` that many bytes follow the
+line. After the authentication of executor/core/control_channel.py the client sends ``hello``: an agent with its
+``host``, a rank with its ``rank`` and ``incarnation`` (the number of its process). The head sends decisions at once;
+no client polls for them.
 
 ============ ======================================================================= ===================================
-from → to    kinds                                                                   when
+from → to    kind: fields                                                            sent when
 ============ ======================================================================= ===================================
-head → agent ``welcome``: whether ranks are replaced; the job's documents, for       after its hello
-             another host
-head → agent ``start``: a rank and the number of its process (its incarnation)       all hosts are there; a rank is lost
-head → agent ``signal``: a rank and the number of a signal                           the scenario has a fault then
+head → agent ``welcome``: whether lost ranks are replaced; the job's documents, if   the agent has sent ``hello``
+             the agent is on another host
+head → agent ``start``: a rank, the incarnation of its new process                   all hosts have come; a rank is lost
+head → agent ``signal``: a rank, the number of a signal                              a fault of the scenario is due
 head → agent ``over``: status and reason                                             the job has ended
-agent → head ``ended``: a rank's process, its status, why                            it has ended
-agent → head ``failed``: a sentence                                                  the job cannot go on on that host
-rank → head  ``agree``: a topic and what the rank says of itself                     before it trains
-head → rank  ``agreed``: the topic, an error or none, the head's clock               all ranks have said something
-rank → head  ``store``: a key and a value, which go to all ranks                     gloo connects the ranks
-rank → head  ``clock``, answered by ``clock``                                        every few seconds, from other hosts
-rank → head  ``ready``                                                               it can take part in a session
-head → rank  ``begin``: a `SessionSpec`                                              all who belong to it are ready
-rank → head  ``origin``: second 0 of the run                                         the ranks have agreed on it
-rank → head  ``step``: rows, loss, complete copies                                   a step's sends have left
+agent → head ``ended``: a rank, its incarnation, exit status, reason                 a rank's process has ended
+agent → head ``failed``: reason, one sentence                                        the job cannot continue on the host
+rank → head  ``agree``: a topic, the rank's statement on the topic                   the rank prepares for training
+head → rank  ``agreed``: the topic, an error or null, the head's clock               all ranks have sent ``agree``
+rank → head  ``store``: a key and a value, which the head sends to all ranks         gloo connects the ranks
+rank → head  ``clock``; the answer has the same kind                                 every few seconds, on other hosts
+rank → head  ``ready``                                                               the rank can join a session
+head → rank  ``begin``: a `SessionSpec`                                              all ranks of the session are ready
+rank → head  ``origin``: second 0 of the run                                         the ranks have agreed on second 0
+rank → head  ``step``: rows, loss, newest complete copies                            the sends of a step have departed
 head → rank  ``plan``: the plan of a later step                                      all ranks have published a step
 rank → head  ``trouble``                                                             a connection to a peer is lost
-head → rank  ``ended``                                                               ranks are lost, or others join
-rank → head  ``report``: the copies that the rank has                                its session has ended
-rank → head  ``done``                                                                all steps are done and written
+head → rank  ``ended``: the session is over                                          ranks are lost, or others join
+rank → head  ``report``: the rank's copies of layers                                 the session of the rank has ended
+rank → head  ``done``                                                               the rank has written all its results
 head → rank  ``finished``                                                            all ranks are done
-rank → head  ``file``: a piece of a file; without payload its end                    at the end, from other hosts
-rank → head  ``files-sent``                                                          afterwards
+rank → head  ``file``: the next piece of a file; no payload at the file's end        the run has ended, on other hosts
+rank → head  ``files-sent``                                                          the rank has sent all its files
 ============ ======================================================================= ===================================
 
-No file name comes over the network: a file has a kind of `executor.core.job.FILE_KINDS`, and belongs to the rank that
-its connection has. A stranger cannot stop the server: lines are limited, and of the connections that have proved
-nothing the oldest is closed when there are too many, or when this process has no descriptor left, and each after a
-few seconds.
+Security: no file name comes over the network; a file has a kind of `executor.core.job.FILE_KINDS`, and belongs to the
+rank of its connection. Lines have a maximal length. A connection that is not authenticated is closed after
+`Timeouts.proof_s`; the oldest of them is closed if there are more than `MAX_UNPROVED`, or if this process has no file
+descriptor left.
 """
 
 import queue
@@ -68,10 +68,10 @@ from executor.core.hosts import Hosts
 from executor.core.job import FILE_KINDS, JobFolder
 from executor.core.timeouts import timeouts
 
-# Connections that have not proved themselves; one more closes the oldest of them.
+# The largest number of connections that are not authenticated; one more closes the oldest of them.
 MAX_UNPROVED = 64
 
-# The largest payload; ranks send files in pieces of this size.
+# The largest payload in bytes; ranks send files in pieces of this size.
 PAYLOAD_BYTES = 1 << 20
 
 _RECEIVE_BYTES = 1 << 18
@@ -80,10 +80,15 @@ _ACCEPT_PAUSE_S = 0.1
 
 
 class Peer:
-    """One connection.
+    """The server's end of one connection.
 
     Attributes:
-        role: `AGENT` or `RANK`; empty before the other end has said it.
+        since_s: When the connection was accepted, by the monotonic clock.
+        role: `AGENT` or `RANK`; empty before the client has sent its role.
+        host: Name of an agent's host.
+        rank: Number of a rank; -1 on the connection of an agent.
+        searched: How many bytes of ``inbound`` are known to contain no end of a line.
+        awaiting_payload: The message whose payload has not arrived completely; None if there is none.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -103,16 +108,16 @@ class Peer:
 
 
 class ControlServer:
-    """Accepts, proves, reads and writes in a thread of its own.
+    """Accepts, authenticates and serves connections in a thread of its own.
 
     Args:
         listening: The socket at which agents and ranks connect; this object closes it.
-        own_agent: The connection to the agent of this host, which needs no proof since this process made it.
-        job: The folder into which the files of ranks of other hosts go.
-        hosts: The hosts of the job; None if this one has all ranks.
+        own_agent: The connection to the agent of this host, which this process made, so that it needs no proof.
+        job: The folder into which files from other hosts are written.
+        hosts: The hosts of the job; None if this host has all ranks.
 
     Attributes:
-        events: What the other ends say, in order: the connection, and the message or None at its end.
+        events: Queue of pairs, in order of arrival: a connection, and its message or, when the connection ends, None.
     """
 
     def __init__(
@@ -129,7 +134,7 @@ class ControlServer:
         self._key = key
         self._job = job
         self._ranks = ranks
-        # No agent may come under the name of this host.
+        # No agent may connect under the name of this host.
         self._others = frozenset(hosts.others) if hosts is not None else frozenset()
         self._silence_s = hosts.silence_s if hosts is not None else 0.0
         self._proof_s = timeouts().proof_s
@@ -151,7 +156,7 @@ class ControlServer:
         self._thread.start()
 
     def send(self, peers: Peer | Iterable[Peer], kind: str, **fields: Any) -> None:
-        """Send a message to one connection or to several, in any thread; what is gone is left alone."""
+        """Send a message to one connection or to several; safe in any thread. Closed connections are skipped."""
         line = encode({"kind": kind, **fields})
         with self._lock:
             for peer in [peers] if isinstance(peers, Peer) else peers:
@@ -166,7 +171,7 @@ class ControlServer:
         self._wake_up()
 
     def close(self) -> None:
-        """Send what is left, as far as the other ends take it at once, and close everything."""
+        """Send the queued bytes as far as the sockets accept them without waiting, and close all connections."""
         self._is_closing = True
         self._wake_up()
         self._thread.join()
@@ -199,7 +204,7 @@ class ControlServer:
             self._drop_late()
 
     def _pause_s(self) -> float | None:
-        """Return how long nothing has to be done unless somebody says something."""
+        """Return the time in seconds until the next timeout; None if no timeout is pending."""
         now_s = time.monotonic()
         until_s = [peer.since_s + self._proof_s for peer in self._peers if not peer.is_proved]
         if self._accepts_from_s:
@@ -217,7 +222,7 @@ class ControlServer:
         try:
             connection, _ = self._listening.accept()
         except OSError:
-            # Also where no descriptor is left: this must neither end the loop nor let it spin.
+            # Possibly no file descriptor is left: pause, so that the loop neither ends nor spins.
             self._drop_oldest_unproved()
             self._selector.unregister(self._listening)
             self._accepts_from_s = time.monotonic() + _ACCEPT_PAUSE_S
@@ -281,7 +286,7 @@ class ControlServer:
             pass
 
     def _take(self, peer: Peer) -> bool:
-        """Take the next message of a connection; return whether it was complete and the connection goes on."""
+        """Handle the next message; return whether there was a complete one and the connection stays open."""
         if peer.awaiting_payload is not None:
             size = peer.awaiting_payload["payload_bytes"]
             if len(peer.inbound) < size:
@@ -310,7 +315,7 @@ class ControlServer:
         return True
 
     def _handle(self, peer: Peer, message: Message, payload: bytes) -> bool:
-        """Handle a message; return whether the connection goes on."""
+        """Handle a message; return whether the connection stays open."""
         is_valid = True
         if not peer.role:
             is_valid = self._challenge(peer, message)
@@ -354,7 +359,7 @@ class ControlServer:
         return True
 
     def _write_file(self, peer: Peer, message: Message, payload: bytes) -> bool:
-        """Append to a file of a rank of another host; without payload the file is complete."""
+        """Append the payload to a file of a rank on another host; a message without payload completes the file."""
         name = message.get("file")
         if peer.role != RANK or not self._others or name not in FILE_KINDS:
             return False

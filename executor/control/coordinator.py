@@ -1,10 +1,12 @@
-"""Steers the processes of a job, in its launcher: what ranks and agents say comes in, what they must do goes out.
+"""The coordinator of a job, in the launcher: it handles messages of ranks and agents, and sends them instructions.
 
-The ranks publish what happened in a finished step; from that the policy decides what step k + `DECISION_LAG_STEPS`
-runs, and the ranks are told. Where ranks are lost, their session ends, the newest step is found of which those that are
-left have everything, and another session begins from there: with the plan that the policy answers, or with the old one
-when a new process has come for each that is gone. Where a plan has a device that has come back, the session ends with
-the step before, and the next one has that device's process too.
+The ranks publish the rows of a finished step k; from these the policy decides the plan of step k +
+`DECISION_LAG_STEPS`, which the coordinator sends to the ranks.
+
+If ranks are lost, their session ends. The coordinator finds the newest step before which the remaining ranks have
+copies of all layers, and begins another session from that step: with a new plan if the policy returns one, otherwise
+with the old plan, as soon as every lost process is replaced. If a new plan uses a device that has returned, the session
+ends before the plan's first step, and the next session includes that device.
 """
 
 import heapq
@@ -30,7 +32,7 @@ from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.scenario.faults import Absence, Hang
 from traces.common.errors import RunError
 
-# Longest wait for an event; nothing depends on it.
+# The longest wait for an event in seconds; any large number will do.
 _MAX_PAUSE_S = 3600.0
 
 
@@ -40,8 +42,8 @@ class Coordinator:
 
     Args:
         devices: The names of the devices in rank order.
-        hosts: The hosts of the job; None if this one has all ranks.
-        driver: Asks the policy; None in a job that is not steered.
+        hosts: The hosts of the job; None if this host has all ranks.
+        driver: Calls the policy; None in a job whose ranks receive no messages while they run.
     """
 
     job: InitVar[JobFolder]
@@ -61,7 +63,7 @@ class Coordinator:
         self._processes.greet(self._server.own_agent)
         self._agreements = Agreements(self._answer)
         self._heard: dict[str, tuple[float, str]] = {}
-        # When a signal goes to which rank, by the monotonic clock, and its number: 0 sends none.
+        # Heap of due times by the monotonic clock, ranks, and numbers of signals; number 0 sends no signal.
         self._signals: list[tuple[float, int, int]] = []
         self._values: dict[str, str] = {}
         self._local_delivery_s = 0.0
@@ -74,8 +76,8 @@ class Coordinator:
         """Run the job to its end.
 
         Raises:
-            InputError: A rank found the input wrong.
-            RunError: A rank failed, or the run cannot go on.
+            InputError: A rank reported wrong input.
+            RunError: A rank failed, or the run cannot continue.
         """
         self._await_hosts()
         self._processes.start_all()
@@ -93,21 +95,23 @@ class Coordinator:
         self._wait(lambda: not any(state.is_running for state in self._processes.ranks), until_s=until_s)
         if missed := self._processes.missing_files(ranks):
             raise RunError(
-                f"{', '.join(missed)} was lost after the last step, and with it what it had to bring; a job with "
+                f"{', '.join(missed)}: lost after the last step, before sending the files with its results; a job with "
                 "'--checkpoint' can be resumed"
             )
 
     def dismiss(self, status: int, reason: str = "") -> None:
-        """Tell all agents that the job is over, so that they end what is left of it."""
+        """Send all agents the end of the job, so that they end the remaining processes."""
         self._server.send(self._processes.agents, "over", status=status, reason=reason)
 
     # --- events ---
 
     def _wait(self, condition: Callable[[], bool], *, in_session: bool = False, until_s: float = math.inf) -> bool:
-        """Handle events until a condition holds; return whether it does.
+        """Handle events until a condition holds; return True then, and False if the wait ended earlier.
 
-        It does not where ``until_s``, by the monotonic clock, comes first, or ``in_session`` the loss of a rank or of a
-        connection of the session.
+        Args:
+            condition: The condition to wait for.
+            in_session: Whether to end the wait when the session loses a rank or a connection.
+            until_s: When to end the wait, by the monotonic clock.
         """
         while not condition():
             now_s = time.monotonic()
@@ -187,29 +191,29 @@ class Coordinator:
             self._session.hear(rank, message)
 
     def _check_end(self, rank: int) -> None:
-        """Refuse that a process ends by itself before the run does."""
+        """Raise if a rank's process has ended with status 0 before the run is finished."""
         state, steps = self._processes.ranks[rank], self._config.steps - self._config.first_step
-        # All that it has said was heard when its connection has ended too.
+        # Once the connection has ended too, all messages of the process have been handled.
         has_left = state.has_ended and state.peer is None and not self._processes.is_finished
         if self._driver is not None and has_left and (self._recovers or self._session.publications[rank] < steps):
             raise RunError(f"{self._processes.name(rank)} ended before the run did")
 
     def _answer(self, rank: int, topic: str, outcome: Disagreement | None) -> None:
-        """Tell a rank what has become of a topic; all hear the same time and token, as of the first of them."""
+        """Send a rank the outcome of a topic; all ranks get the time and the token of the first answer."""
         now_s, token = self._heard.setdefault(topic, (time.monotonic(), random_token()))
         fields = {"topic": topic, "now_s": now_s, "token": token}
         error, wrong_input = (None, False) if outcome is None else (outcome.message, outcome.wrong_input)
         self._server.send(self._processes.peers([rank]), "agreed", error=error, wrong_input=wrong_input, **fields)
 
     def _start_run(self, origin_s: float) -> None:
-        """Take note of second 0 of the run, from which on the scenario's faults are carried out."""
+        """Store second 0 of the run, and schedule the faults of the scenario relative to it."""
         self._processes.origin_s = origin_s
         if not self._recovers:
             return
         for fault in self._scenario.faults:
             if not isinstance(fault, Absence | Hang) or fault.device not in self._devices:
                 continue
-            # At the end of an absence nothing is sent; but who is back may be what somebody waits for.
+            # The end of an absence sends no signal (0), but wakes the loop: a `_wait` may wait for the device's return.
             first, last = (signal.SIGKILL, 0) if isinstance(fault, Absence) else (signal.SIGSTOP, signal.SIGCONT)
             for time_s, number in ((fault.start_s, first), (fault.end_s, last)):
                 if time_s < math.inf:
@@ -223,21 +227,21 @@ class Coordinator:
         if not self._wait(lambda: not self._processes.missing_hosts, until_s=until_s):
             names = ", ".join(sorted(self._processes.missing_hosts))
             raise RunError(
-                f"after {hosts.arrival_s:.0f} s nobody has come from {names}: "
-                f"start the job there, and let it reach {hosts.address}, port {hosts.port}"
+                f"host {names}: no agent has connected within {hosts.arrival_s:.0f} s; start the job there, and let it "
+                f"reach {hosts.address}, port {hosts.port}"
             )
 
     # --- a session, step by step ---
 
     def _begin(self, spec: SessionSpec) -> None:
-        """Begin a session: its ranks are no longer lost, and connect with each other."""
+        """Begin a session: mark its ranks as not lost, and have them connect with each other."""
         self._processes.lost -= set(spec.ranks)
         self._session = SessionProgress(spec)
         self._values.clear()
         self._server.send(self._processes.peers(spec.ranks), "begin", **spec.to_data())
 
     def _follow_session(self) -> bool:
-        """Follow the steps of a session; return whether it has come to the end of the run."""
+        """Follow the steps of a session; return True at the end of the run, False if the session ended earlier."""
         assert self._driver is not None
         current, regrouping = self._session, self._regrouping
         ranks, told = current.spec.ranks, current.step + len(current.spec.plans)
@@ -247,7 +251,7 @@ class Coordinator:
             if not self._wait(lambda: current.is_published, in_session=True):
                 return False
             parts = current.finish_step()
-            # Whether those are still there who are about to join is asked when they do.
+            # Ranks that are about to join count as present; `next_session` checks them when they join.
             there = {*ranks, *(regrouping.joining[1] if regrouping.joining is not None else ())}
             new = self._driver.finish_step(step, parts, self._processes.absent(there) if self._recovers else [])
             upcoming = step + DECISION_LAG_STEPS
@@ -256,22 +260,22 @@ class Coordinator:
                     (new,) = regrouping.until_others_join([new], upcoming, ranks)
                 data = None if new is None else new.to_data()
                 self._push(ranks, "plan", step=upcoming, new=data, durable=current.durable)
-        # Until all have written down what is left, the part of a rank that is lost has to be done again.
+        # Until all ranks have written their results, the steps of a lost rank may have to be repeated.
         return not self._recovers or self._wait(lambda: current.done >= set(ranks), in_session=True)
 
     def _push(self, ranks: Collection[int], kind: str, **fields: Any) -> None:
-        """Send ranks of the session a message; a new process of one that is lost does not belong to it."""
+        """Send a message to those of the ranks that are not lost; a lost rank's new process is not in the session."""
         there = [rank for rank in ranks if rank not in self._processes.lost]
         self._server.send(self._processes.peers(there), kind, **fields)
 
     # --- from one session to the next ---
 
     def _regroup(self) -> None:
-        """End a session, and begin another one with those who are left, or with all."""
+        """End the session, and begin another one with the remaining ranks and any that join."""
         last, joining = self._session, self._regrouping.joining
         self._push(last.spec.ranks, "ended")
         if self._processes.origin_s is None:
-            # Nobody has trained yet: as if this session had never been.
+            # No rank has trained yet: begin the same session again.
             self._await_reports()
             self._wait(lambda: all(map(self._processes.has_returned, last.spec.ranks)))
             self._begin(replace(last.spec, number=last.spec.number + 1, store_prefix=random_token()))
@@ -284,13 +288,13 @@ class Coordinator:
             spec = self._regrouping.next_session(last, reports, unpublished, joining, self._local_delivery_s)
             self._await_processes(set(spec.ranks) - set(reports))
             unpublished = []
-            # Somebody else may have been lost meanwhile.
+            # Repeat if another rank was lost meanwhile.
             if not self._processes.lost & set(reports):
                 break
         self._begin(spec)
 
     def _await_reports(self) -> dict[int, dict[str, Any]]:
-        """Return what the ranks that are left say, by rank; of more that are lost meanwhile nothing."""
+        """Return the reports of the remaining ranks, by rank."""
 
         def left() -> list[int]:
             return [rank for rank in self._session.spec.ranks if rank not in self._processes.lost]
@@ -298,20 +302,23 @@ class Coordinator:
         reports = self._session.reports
         self._wait(lambda: all(rank in reports for rank in left()))
         if not left() and self._processes.origin_s is not None:
-            raise RunError("all ranks are lost")
+            raise RunError("all ranks are lost, and with them the copies of all layers in memory")
         return {rank: reports[rank] for rank in left()}
 
     def _await_processes(self, ranks: Collection[int]) -> None:
-        """Wait for processes that can take the places of those that have gone.
+        """Wait until each of the ranks has a process that can join a session.
 
         Raises:
-            RunError: The scenario has one of them leave for ever.
+            RunError: The scenario schedules an absence without end for one of the ranks.
         """
 
         def are_there() -> bool:
             for rank in ranks:
                 if self._processes.away_until_s(rank) == math.inf:
-                    raise RunError(f"device '{self._devices[rank]}' never returns, and no policy goes on without it")
+                    raise RunError(
+                        f"device '{self._devices[rank]}': its absence in the scenario has no end, and the plan needs "
+                        "the device; set an end, or choose a policy that plans without lost devices"
+                    )
             return all(map(self._processes.has_returned, ranks))
 
         self._wait(are_there)

@@ -1,9 +1,9 @@
-"""The agent of one host: starts a process for each of its ranks, watches them, and ends them whatever happens.
+"""The agent of one host: it starts a process for each of the host's ranks, checks these processes, and ends them.
 
-On the head's host the launcher starts it as ``python -m executor.control.node_agent PARENT_PID JOB_FOLDER MODULE
-CHANNEL``, the last a descriptor of the connection between both. Where a relay emulates the job's links, it is in a
-network namespace of its own: so it opens the socket of the control server there, and gives it to the launcher. On
-another host `run_member` is the agent: it reaches the head, and both prove that they know the job's key.
+On the head's host the launcher starts the agent as ``python -m executor.control.node_agent PARENT_PID JOB_FOLDER
+MODULE CHANNEL``, where CHANNEL is the file descriptor of a connection to the launcher. If a relay emulates the job's
+links, this agent runs in a network namespace; so the agent opens the socket of the control server there, and passes
+the socket to the launcher. On another host `run_member` is the agent, which connects to the head.
 """
 
 import gc
@@ -39,21 +39,21 @@ WORKER = "executor.rank.worker"
 
 Process = subprocess.Popen[bytes] | ForkedProcess
 
-# The last bytes of a log that say why a process has ended.
+# How many bytes at the end of a rank's log are sent to the head when its process has ended.
 _LOG_BYTES = 16_000
 
 
 @dataclass(eq=False)
 class NodeAgent:
-    """Runs the processes of one host's ranks as the head says.
+    """Runs the processes of one host's ranks on instructions from the head.
 
     Args:
         job: The job's folder on this host.
-        module: What each process runs, as ``python -m MODULE AGENT_PID JOB_FOLDER``.
+        module: Module that each process runs, as ``python -m MODULE AGENT_PID JOB_FOLDER``.
         own: The ranks of this host.
         count: Number of ranks of the whole job.
-        run_rank: What a rank's process does, called with this process's number and the job's folder: processes are
-            forked from this one, which has loaded what they need. None to start each of them by itself.
+        run_rank: Function that a forked process runs, called with this process's id and the job's folder; None to
+            start ``module`` in a new interpreter instead of a fork.
     """
 
     _job: JobFolder
@@ -66,20 +66,20 @@ class NodeAgent:
     def __post_init__(self) -> None:
         self._processes: dict[int, tuple[int, Process]] = {}
         self._probes: dict[int, LivenessProbe] = {}
-        # Why a process was ended here.
+        # By rank, why this agent has killed its process.
         self._stuck: dict[int, str] = {}
-        # What the head says, None when it is gone; and ranks with processes that have ended.
+        # Messages of the head, None when the connection is closed, and pairs of a rank and its ended process.
         self._events: queue.SimpleQueue[Message | tuple[int, Process] | None] = queue.SimpleQueue()
 
     def serve(self, channel: Channel, *, replaces: bool) -> Message | None:
-        """Carry out what the head says, until it says that the job is over.
+        """Carry out the head's messages until ``over``; end all processes.
 
         Args:
             channel: The connection to the head.
-            replaces: Whether the run goes on without a rank whose process is ended here.
+            replaces: Whether the run survives the loss of a rank, so that stopped processes are killed sooner.
 
         Returns:
-            The head's last message; None if the head is gone.
+            The message ``over``; None if the connection to the head was closed.
         """
         threading.Thread(target=self._receive, args=(channel,), name="head", daemon=True).start()
         limits = timeouts()
@@ -173,18 +173,18 @@ class NodeAgent:
 
 
 def head_address(address: tuple[str, int], silence_s: float) -> dict[str, str]:
-    """Return the environment by which ranks find the control server."""
+    """Return the environment variable with the address of the control server, for ranks."""
     return {HEAD_ADDRESS: json.dumps([*address, silence_s])}
 
 
 def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = "") -> None:
-    """Run one host's ranks to their end, here in this process; its processes have all ended when this returns.
+    """Run the agent of a host in this process until the job is over; all its ranks have then ended.
 
-    The head may come later than this host, or be started again: this host waits for it as long as `Hosts.arrival_s`.
+    The head may start later than this host, or restart: the agent retries for `Hosts.arrival_s` seconds.
 
     Args:
         hosts: All hosts of the job.
-        name: The name of this one.
+        name: The name of this host.
         code: The model's file on this host; None for paced compute.
         checkpoints: The folder for checkpoints on this host; empty if the job writes none.
 
@@ -213,14 +213,17 @@ def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = ""
                 raise RunError(f"the job has failed: {said['reason']}")
             return
         if time.monotonic() > until_s:
-            raise RunError(f"the job's head at {hosts.address}:{hosts.port} has gone, and has not come back")
+            raise RunError(
+                f"the job's head at {hosts.address}:{hosts.port} has closed the connection, and has not accepted "
+                f"another one within {hosts.arrival_s:.0f} s"
+            )
         time.sleep(timeouts().retry_s)
 
 
 def main(parent: str, folder: str, module: str, descriptor: str) -> None:
-    """Run the ranks of a job on the host of its head."""
+    """Run the agent on the head's host; the arguments are those of the command line."""
     die_with_parent(int(parent))
-    # Ranks are ended also where this process is told to end.
+    # On SIGTERM raise SystemExit, so that `NodeAgent.serve` ends the ranks.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     job = JobFolder(Path(folder))
     hosts, config = read_hosts(job.hosts), RunConfig(**json.loads((job.path / "config.json").read_text()))
@@ -236,7 +239,7 @@ def main(parent: str, folder: str, module: str, descriptor: str) -> None:
         except OSError as error:
             reason = (
                 f"the head cannot listen at {address[0]}, port {address[1]}: {error.strerror or error}; correct its "
-                "'address' or 'port' in hosts.yaml, or end what has it"
+                "'address' or 'port' in hosts.yaml, or end the process that uses the port"
             )
             channel.send("failed", reason=reason)
             channel.receive()
@@ -244,7 +247,7 @@ def main(parent: str, folder: str, module: str, descriptor: str) -> None:
         with listening:
             address = listening.getsockname()[:2]
             socket.send_fds(connection, [b"!"], [listening.fileno()])
-        # While the launcher reads this: torch takes seconds, and ranks are forked from here.
+        # Loading torch takes seconds, in which the launcher starts its server. Ranks are forked from this process.
         run_rank = None
         if module == WORKER:
             worker = importlib.import_module(WORKER)

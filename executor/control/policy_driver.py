@@ -1,4 +1,4 @@
-"""Asks the policy of a job what its ranks do next, and notes what happened to them; in the launcher."""
+"""Calls the policy of a job after each step and each loss, and records decisions and absences; in the launcher."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -13,19 +13,24 @@ from planner.runs.record import Progress, ProgressCallback
 
 
 class Absences:
-    """Those of the ranks whose processes were lost, whether the scenario schedules that or not."""
+    """The absences of devices whose processes were lost, whether scheduled by the scenario or not."""
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
         self._over: list[Event] = []
 
     def begin(self, devices: Iterable[str], now_s: float) -> None:
-        """Take note that devices were found to be gone at a second of the run; who is gone already stays so."""
+        """Begin an absence at run second ``now_s`` for those of the devices that have none yet."""
         for device in devices:
             self._since_s.setdefault(device, now_s)
 
     def see(self, events: Sequence[Event], away: Collection[str]) -> None:
-        """Take the rows of a finished step, and who is away: who computes, or is not away, is there again."""
+        """End the absences of devices that are back.
+
+        Args:
+            events: The rows of a finished step: an absence ends with the device's first computation in it.
+            away: The devices without a process: an absence of any other device ends with the step.
+        """
         if not self._since_s:
             return
         computed = (event for event in events if event.kind is EventKind.COMPUTE and event.device in self._since_s)
@@ -39,23 +44,24 @@ class Absences:
             self._over.append(fault_event(device, ABSENT, since_s, max(since_s, end_s)))
 
     def events(self, end_s: float) -> list[Event]:
-        """Return a row for each absence; one that still lasts is cut at the run's end, a second of it."""
+        """Return a row for each absence; an absence that still lasts ends with the run, at run second ``end_s``."""
         lasting = (fault_event(device, ABSENT, since_s, end_s) for device, since_s in self._since_s.items())
         return [*self._over, *lasting]
 
 
 class PolicyDriver:
-    """Is asked once for each finished step, and whenever ranks are lost.
+    """Calls the policy once for each finished step, and whenever ranks are lost.
 
-    After a loss steps are done again that the policy has seen: it is shown each step once.
+    After a loss, steps that the policy has seen are repeated; the policy gets each step only once.
 
     Args:
-        adaptation: Holds the policy; None where there is none.
-        settle: Makes the rows of all ranks into those of a step.
-        check: Refuses a decision that the ranks cannot carry out, given the plan until then.
-        rows: Records the rows of all steps, also of what is done again; None where the ranks write theirs themselves.
-        watch: Gets each step that is finished, in order and once.
-        tell: Called with a line for people when devices are lost.
+        adaptation: Holds the policy; None without a policy.
+        settle: Corrects the rows of a step from all ranks; see `executor.control.results.settling`.
+        check: Raises if the ranks cannot carry out a decision, given the plan before it.
+        rows: Records the rows of all steps, of repeated ones too; None if the ranks write their rows themselves.
+        watch: Called with the progress of each finished step, in order and once per step.
+        tell: Called with a line for the user when devices are lost.
+        steps: Number of the step after the last one.
     """
 
     def __init__(
@@ -81,21 +87,21 @@ class PolicyDriver:
         self._steps = steps
         self._shown = first_step
         self._ended_s = 0.0
-        # Rising; what steps from each of these on run.
+        # Pairs of a step and the plan from that step on, in increasing order of steps.
         self._timeline = [(first_step, NewPlan(plan))]
         self.decision_events: list[Event] = []
         self.absences = Absences()
         self.losses: dict[int, float] = {}
 
     def finish_step(self, step: int, parts: Sequence[dict[str, Any]], away: list[str]) -> NewPlan | None:
-        """Return what the step after next runs, None for what it would run anyway.
+        """Return the new plan that the policy decides after a step; None if the plan stays.
 
         Args:
             step: The step that all ranks have finished.
-            parts: What the ranks have published of it.
+            parts: The messages that the ranks have published for the step; see `executor.core.messages.pack`.
             away: The devices that have no process.
         """
-        # Without updates for which nobody waits: those that are late would be of steps before it.
+        # The policy sees no asynchronous updates: those that arrive late would belong to earlier steps.
         events = [event for event in self._settled(parts) if not _is_update(event)]
         if losses := [part["loss"] for part in parts if part["loss"] is not None]:
             self.losses[step] = sum(losses)
@@ -108,7 +114,7 @@ class PolicyDriver:
         return None if decision is None else self._timeline[-1][1]
 
     def _decide(self, step: int, events: list[Event], away: list[str]) -> Decision | None:
-        """Return what the policy decides, None if it changes nothing."""
+        """Return the decision of the policy; None if the plan stays."""
         if self._adaptation is None:
             return None
         before = self._adaptation.latest
@@ -132,14 +138,14 @@ class PolicyDriver:
     def lose_devices(
         self, resumed: int, gone: list[str], away: list[str], parts: Sequence[dict[str, Any]], now_s: float
     ) -> list[NewPlan]:
-        """Return what the step that is done again and those after it run, as far as that is known.
+        """Call the policy after a loss; return the known plans of step ``resumed`` and of the steps after it.
 
         Args:
-            resumed: The step that is done again.
-            gone: The devices that are lost; empty where only connections are.
+            resumed: The first step to be repeated.
+            gone: The devices that are lost; empty if only connections are lost.
             away: All devices that have no process.
-            parts: What ranks have not published of steps that were under way.
-            now_s: When that was, in run seconds.
+            parts: The rows of unfinished steps, as in `finish_step`.
+            now_s: When the loss was found, in run seconds.
         """
         events = self._settled(parts)
         self.losses = {step: loss for step, loss in self.losses.items() if step < resumed}
@@ -176,5 +182,5 @@ class PolicyDriver:
 
 
 def _is_update(event: Event) -> bool:
-    """Whether it is what pipelines send each other without waiting."""
+    """Return whether a row is of an asynchronous update between pipelines."""
     return event.kind is EventKind.UPDATE or (event.kind is EventKind.SEND and event.action == UPDATE_ACTION)

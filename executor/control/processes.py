@@ -1,4 +1,4 @@
-"""The processes of a job's ranks, as its launcher knows them: which are there, which are lost, why one has failed."""
+"""The launcher's records of the ranks' processes: which run, which are lost, and why a process has failed."""
 
 import math
 import time
@@ -14,18 +14,20 @@ from executor.core.timeouts import timeouts
 from planner.scenario.faults import Absence
 from traces.common.errors import RunError
 
-# A rank whose processes die so often in a row soon after their start would do so for ever.
+# The run ends if so many processes of a rank in a row die soon after their start.
 _MAX_EARLY_DEATHS = 3
 
 
 @dataclass(eq=False, slots=True)
 class RankState:
-    """One rank's process: the one that is there, or will be.
+    """State of one rank's process: the current one, or the next one if there is none.
 
     Attributes:
-        has_ended: Whether it has ended by itself; its last messages may still be on their way.
-        is_ready: Whether it can take part in a session.
-        has_sent_files: Whether the rank has brought all its files.
+        incarnation: How many processes this rank had before.
+        is_running: Whether the agent was told to start the process, and has not reported its end.
+        has_ended: Whether the process has ended with status 0; its last messages may not have arrived yet.
+        is_ready: Whether the process can join a session.
+        has_sent_files: Whether the rank has sent all its files.
     """
 
     incarnation: int = 0
@@ -39,18 +41,19 @@ class RankState:
 
 
 class RankProcesses:
-    """Has agents start a process for each rank, and another one where one is lost, if the run goes on then.
+    """Has agents start a process for each rank, and replace lost processes if the run survives their loss.
 
     Args:
         devices: The names of the devices in rank order.
         documents: The job's documents, for agents of other hosts.
-        absences: When the scenario has devices leave.
-        replaces: Whether the run goes on when ranks are lost.
+        absences: The absences of devices in the scenario.
+        replaces: Whether the run survives the loss of ranks.
 
     Attributes:
         ranks: State of each rank's process.
-        lost: Ranks whose processes are gone, and that belong to no session since.
-        due_s: When a failure counts that another one may explain until then, by the monotonic clock.
+        lost: Ranks whose process was lost, until they join the next session.
+        due_s: When the run ends with the failures reported so far, by the monotonic clock; until then another failure
+            may turn out to be their cause.
         origin_s: Second 0 of the run, by the monotonic clock; None before the ranks have agreed on it.
         is_finished: Whether all steps are done, so that processes may end.
     """
@@ -80,10 +83,10 @@ class RankProcesses:
         self.origin_s: float | None = None
         self.is_finished = False
 
-    # --- what messages call them, and where they are ---
+    # --- names and hosts of ranks ---
 
     def name(self, rank: int) -> str:
-        """Return what messages call a rank."""
+        """Return the name of a rank for messages."""
         if self._hosts is None:
             return rank_name(rank, self._devices[rank])
         return f"rank {rank} (device '{self._devices[rank]}', host {self._hosts.host_of(rank)})"
@@ -98,16 +101,16 @@ class RankProcesses:
 
     @property
     def missing_hosts(self) -> list[str]:
-        """The hosts whose agents are not there."""
+        """The names of the hosts whose agents are not connected."""
         return [] if self._hosts is None else [part.name for part in self._hosts.parts if part.name not in self._agents]
 
     @property
     def agents(self) -> list[Peer]:
-        """The connections to all agents that are there."""
+        """The connections of all agents."""
         return list(self._agents.values())
 
     def greet(self, agent: Peer) -> None:
-        """Take an agent in: one that comes again has lost the processes that it had."""
+        """Register an agent that has connected; a second agent of a host replaces the first and its processes."""
         if (before := self._agents.get(agent.host)) is not None:
             self._server.drop(before)
             self.lose_agent(before)
@@ -121,7 +124,7 @@ class RankProcesses:
                 self._start(rank)
 
     def lose_agent(self, agent: Peer) -> None:
-        """Take note that an agent is gone, and its host's processes with it."""
+        """Register the loss of an agent and, with it, of the processes on its host."""
         if self._agents.get(agent.host) is not agent:
             return
         del self._agents[agent.host]
@@ -150,7 +153,7 @@ class RankProcesses:
     # --- processes of ranks ---
 
     def connect(self, peer: Peer) -> bool:
-        """Take the connection of a rank; return whether it is that of the process which should be there."""
+        """Register the connection of a rank; close it and return False if it is not of the rank's current process."""
         state = self.ranks[peer.rank]
         if not state.is_running or state.incarnation != peer.incarnation:
             self._server.drop(peer)
@@ -159,16 +162,16 @@ class RankProcesses:
         return True
 
     def disconnect(self, peer: Peer) -> None:
-        """Take note that a rank's connection has ended."""
+        """Register the end of a rank's connection."""
         if self.is_current(peer):
             self.ranks[peer.rank].peer = None
 
     def is_current(self, peer: Peer) -> bool:
-        """Return whether a connection is that of the process which is there."""
+        """Return whether a connection is that of the rank's current process."""
         return self.ranks[peer.rank].peer is peer
 
     def peers(self, ranks: Iterable[int]) -> list[Peer]:
-        """Return the connections of those of these ranks that have one."""
+        """Return the connections of the given ranks, without ranks that are not connected."""
         return [peer for rank in ranks if (peer := self.ranks[rank].peer) is not None]
 
     def all_peers(self) -> list[Peer]:
@@ -176,10 +179,11 @@ class RankProcesses:
         return self.peers(range(len(self.ranks)))
 
     def end(self, agent: Peer, message: Message) -> None:
-        """Take what an agent says of a process that has ended.
+        """Handle an agent's message ``ended`` about a rank's process.
 
         Raises:
-            RunError, InputError: The run ends with that.
+            RunError, InputError: The run cannot continue without the process.
+            ValueError: The rank is not on the agent's host.
         """
         rank, status = message["rank"], message["status"]
         if type(rank) is not int or rank not in self._ranks_of(agent.host):
@@ -208,7 +212,10 @@ class RankProcesses:
         state.early_deaths = state.early_deaths + 1 if is_early else 0
         if state.early_deaths >= _MAX_EARLY_DEATHS:
             failure = RankFailure.of_exit(self.name(rank), status, "")
-            raise RunError(f"{failure.message}, as two processes before it were, each soon after its start")
+            raise RunError(
+                f"{failure.message}, as were the two processes of this rank before; each died within "
+                f"{timeouts().early_death_s:.0f} s of its start"
+            )
 
     def _end(self, rank: int) -> None:
         state = self.ranks[rank]
@@ -232,36 +239,36 @@ class RankProcesses:
         self.due_s = min(self.due_s, time.monotonic() + timeouts().explanation_s)
 
     def raise_due(self) -> None:
-        """End the run if a failure has had time to be explained, and was not."""
+        """Raise the failure closest to the cause, once the time for further reports is over."""
         if time.monotonic() >= self.due_s:
             raise min(self._failures, key=lambda failure: failure.follows).to_error()
 
     # --- who is there ---
 
     def has_brought_files(self, rank: int) -> bool:
-        """Return whether a rank's files are on this host, or will never be."""
+        """Return whether a rank's files are on this host, or cannot arrive any more since its process is gone."""
         state = self.ranks[rank]
         is_local = self._hosts is None or rank in self._hosts.local_ranks
         return is_local or state.has_sent_files or not (state.is_running or state.peer is not None)
 
     def missing_files(self, ranks: Iterable[int]) -> list[str]:
-        """Return the names of those ranks on other hosts that have gone without bringing what they had to."""
+        """Return the names of the ranks on other hosts that have not sent all their files."""
         if self._hosts is None:
             return []
         remote = (rank for rank in ranks if rank not in self._hosts.local_ranks)
         return [self.name(rank) for rank in remote if not self.ranks[rank].has_sent_files]
 
     def has_returned(self, rank: int) -> bool:
-        """Return whether there is a process that can take part, or take the place of one that has gone."""
+        """Return whether a rank has a process that can join a session, outside any absence in the scenario."""
         return self.ranks[rank].is_ready and self.away_until_s(rank) is None
 
     def absent(self, ranks: Collection[int]) -> list[str]:
-        """Return the devices of all ranks besides these that have no process which waits for a session."""
+        """Return the devices, sorted by name, of all other ranks without a process that can join a session."""
         others = (rank for rank in range(len(self._devices)) if rank not in ranks)
         return sorted(self._devices[rank] for rank in others if not self.has_returned(rank))
 
     def away_until_s(self, rank: int) -> float | None:
-        """Return the run second until which the scenario has a rank's device gone, None if it is there."""
+        """Return the run second at which the present absence of a rank's device ends; None if there is none."""
         if self.origin_s is None:
             return None
         now_s, device = time.monotonic() - self.origin_s, self._devices[rank]

@@ -1,7 +1,7 @@
-"""What a job has left: its rows with the true ends of sends, its losses and its parameters.
+"""The results of a job: the rows of its events with corrected ends of sends, its losses and its parameters.
 
-A sender hands its bytes to the operating system, which takes megabytes at once and sends them when it can; only the
-receiver sees when they are through. What the path itself takes, its latency, lies between the two.
+The operating system accepts megabytes from a sender at once and sends them later, so the sender does not see when its
+last byte departs. That time is computed as the receiver's time of arrival less the latency of the path.
 """
 
 import json
@@ -21,17 +21,17 @@ from planner.scenario.cluster import Cluster
 from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario
 
-# Source, target, step, action, pipeline, receiving stage, microbatch.
+# Identity of a message: source, target, step, action, pipeline, receiving stage, microbatch.
 _Identity = tuple[str, str, int, str, int, int, int]
 
 
 def settling(
     emulator: Emulator, cluster: Cluster, *, is_spread: bool = False
 ) -> Callable[[Iterable[Event]], list[Event]]:
-    """Return what makes the rows of all ranks into those of a run.
+    """Return the function that corrects the ends of sends in the rows of all ranks.
 
-    A `LinkShaper` knows when bytes have left. The relay's paths, and those between machines, have the latencies of the
-    cluster's links; without either bytes pass through this machine, in no time.
+    With a `LinkShaper` the ends are correct already. With the relay, and between machines, the latency of a path is
+    that of the cluster's links; without emulation on one machine it is taken as 0.
     """
     if emulator == "shaper":
         return lambda events: [event for event in events if not _only_tells(event)]
@@ -45,9 +45,11 @@ def settling(
 
 
 def settle_departures(events: Iterable[Event], latency_s: Callable[[str, str, float], float]) -> list[Event]:
-    """Return the rows with the true ends of sends, and without the rows that only told of an arrival.
+    """Return the rows with corrected ends of sends, and without receives of zero length, which only mark arrivals.
 
-    The rows are those of all ranks; ``latency_s`` gives the one-way latency between two devices at a run second.
+    Args:
+        events: The rows of all ranks.
+        latency_s: Returns the one-way latency in seconds between two devices at a run second.
     """
     rows = list(events)
     arrivals: defaultdict[_Identity, deque[Event]] = defaultdict(deque)
@@ -75,12 +77,12 @@ def _only_tells(event: Event) -> bool:
 
 
 def _arrived_s(event: Event) -> float:
-    """Return when a message had arrived, by the row of its receive or of its update, which ends when it is applied."""
+    """Return when a message arrived: the end of a receive's row, or the start of an update's row."""
     return event.start_s if event.kind is EventKind.UPDATE else event.end_s
 
 
 def _identity(event: Event, source: str, target: str, stage: int) -> _Identity:
-    # Sums of gradients belong to no stage, and their sender's pipeline need not be the receiver's.
+    # Gradient sums have no stage, and their sender and receiver may be in different pipelines.
     between_stages = event.action in set(Kind)
     pipeline, stage = (event.pipeline, stage) if between_stages else (-1, -1)
     return source, target, event.step, event.action, pipeline, stage, event.microbatch
@@ -91,12 +93,12 @@ def _receiving_stage(event: Event) -> int:
 
 
 def all_events(job: JobFolder, ranks: int) -> list[Event]:
-    """Return the rows that the ranks of a job have written."""
+    """Return all rows in the event files of a job's ranks, rank by rank."""
     return [event for rank in range(ranks) for event in read_events(job.of_rank("events", rank))]
 
 
 def total_losses(job: JobFolder, ranks: int) -> dict[int, float]:
-    """Return the loss of each step: the sum over the ranks that have part of it."""
+    """Return a dictionary of steps to losses, each the sum over the ranks that compute a part of the loss."""
     total: defaultdict[int, float] = defaultdict(float)
     for rank in range(ranks):
         for step, loss in json.loads(job.of_rank("losses", rank).read_text()):
@@ -105,16 +107,19 @@ def total_losses(job: JobFolder, ranks: int) -> dict[int, float]:
 
 
 def faults_of(scenario: Scenario, driver: PolicyDriver, events: list[Event]) -> list[Event]:
-    """Return the faults of a run: of links those that were emulated, of devices those that were found."""
+    """Return the rows of a run's faults: the link outages of the scenario, and the absences found in the run."""
     end_s = max(event.end_s for event in events)
     outages = [fault for fault in scenario.faults if isinstance(fault, LinkOutage)]
     return [*fault_events(outages, end_s), *driver.absences.events(end_s)]
 
 
 def merge_parameters(job: JobFolder, ranks: int, target: Path) -> None:
-    """Write one file with every layer once; replicas of a layer have the same values, pipelines may not."""
+    """Write a file with the parameters of every layer once, from the highest rank that has the layer.
+
+    Replicas in a pipeline have equal values; pipelines that update asynchronously may differ.
+    """
     merged = {}
-    # Ranks that were lost, and not needed any more, have left nothing.
+    # Ranks that were lost, and not replaced, have no file.
     for rank in filter(lambda rank: job.of_rank("parameters", rank).exists(), range(ranks)):
         with safe_open(job.of_rank("parameters", rank), framework="pt") as file:
             merged.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118

@@ -1,4 +1,4 @@
-"""A session as its ranks tell of it, and with what the next one begins."""
+"""The progress of a session, by its ranks' messages, and the specification of the next session."""
 
 import math
 import secrets
@@ -20,15 +20,15 @@ from traces.common.errors import RunError
 
 
 class SessionProgress:
-    """A session that is under way, as its ranks tell of it.
+    """The progress of the current session, by the messages of its ranks.
 
     Attributes:
-        spec: With what it has begun.
-        step: The first step that not all of its ranks have published.
-        durable: The newest step of which every rank is known to have complete copies.
+        spec: The state in which the session began.
+        step: The first step that some of the ranks have not published.
+        durable: The newest step before which copies of all layers are known to be complete.
         publications: How many steps each rank has published.
-        reports: What ranks have said after the end of the session.
-        done: Ranks that have done all steps and written what they leave.
+        reports: The messages ``report`` after the end of the session, by rank.
+        done: Ranks that have done all steps and written their results.
         trouble_due_s: When a lost connection ends the session, by the monotonic clock; infinity if none is lost.
     """
 
@@ -43,7 +43,7 @@ class SessionProgress:
         self._published: defaultdict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
 
     def hear(self, rank: int, message: Message) -> None:
-        """Take what a rank says of the session; what it says of one before is ignored."""
+        """Handle a rank's message about the session; messages about earlier sessions are ignored."""
         kind = message["kind"]
         if message.get("session") != self.spec.number:
             return
@@ -59,15 +59,15 @@ class SessionProgress:
 
     @property
     def is_published(self) -> bool:
-        """Whether all ranks have published the step."""
+        """Whether all ranks have published `step`."""
         return len(self._published[self.step]) == len(self.spec.ranks)
 
     def finish_step(self) -> list[dict[str, Any]]:
-        """Return what the ranks have published of the step, in their order, and go on to the next one."""
+        """Return the ranks' publications of `step`, in rank order, and advance to the next step."""
         published = self._published.pop(self.step)
         parts = [published[rank] for rank in self.spec.ranks]
         self.step += 1
-        # No rank goes back to before what is said here; what happened in later steps may be lost with a rank.
+        # No later session starts before this step. At most `step`, whose predecessors all ranks have published.
         self.durable = max(
             self.durable, min([self.step, *(part["kept"] for part in parts if part["kept"] is not None)])
         )
@@ -76,12 +76,13 @@ class SessionProgress:
 
 @dataclass(eq=False)
 class Regrouping:
-    """Finds with what the next session of a job begins, and of which plans it hears.
+    """Specifies the next session of a job, and decides which plans a session receives.
 
     Attributes:
-        steps: Number of training steps of the run.
+        steps: Number of the step after the last one.
         devices: The names of the devices in rank order.
-        joining: The step before which ranks join that the session does not have, and which.
+        driver: Calls the policy; None in a job whose ranks receive no messages while they run.
+        joining: The step before which ranks outside the session join, and these ranks; None if no ranks join.
     """
 
     scenario: Scenario
@@ -99,10 +100,17 @@ class Regrouping:
         joining: tuple[int, frozenset[int]] | None,
         local_delivery_s: float,
     ) -> SessionSpec:
-        """Return with what those who have reported begin again, together with those who join or for whom they wait.
+        """Return the specification of the next session: the ranks that have reported, and all others its plan needs.
+
+        Args:
+            last: The session that has ended.
+            reports: The messages ``report`` of the remaining ranks.
+            unpublished: The rows of unfinished steps, one entry per rank.
+            joining: The step before which ranks were to join, and these ranks; None if none were.
+            local_delivery_s: Time in seconds in which this host delivers a message to itself.
 
         Raises:
-            RunError: The state of some layers is lost.
+            RunError: No complete copies of the layers are left.
         """
         assert self.driver is not None
         processes = self.processes
@@ -116,7 +124,8 @@ class Regrouping:
             missing = ", ".join(map(str, missing_layers(copies.values(), layers, last.step)))
             lost = ", ".join(self.devices[rank] for rank in sorted(processes.lost))
             raise RunError(
-                f"with {lost} all copies of the layers {missing} are lost: nobody that is left has their state"
+                f"lost devices {lost}: no remaining device has a copy of the layers {missing}, so the run cannot "
+                "continue; a run with '--checkpoint' can be resumed"
             )
         gone = {rank for rank in last.spec.ranks if rank not in reports}
         if joining is not None and joining[0] == resumed:
@@ -130,13 +139,21 @@ class Regrouping:
         copies |= {self.devices[rank]: {} for rank in others}
         plans[0] = NewPlan(plan, restoring_moves(plan, self.scenario, resumed, copies).moves)
         ranks = tuple(sorted({*reports, *others}))
-        # Those who join begin with layers of which nobody has a second copy yet: older ones are kept until then.
+        # Layers of joining ranks have no second copy yet; `durable` keeps the older copies until they have.
         durable, told = min(last.durable, resumed), self.until_others_join(plans, resumed, ranks)
         number, origin_s = last.spec.number + 1, processes.origin_s
         return SessionSpec(number, ranks, resumed, durable, told, random_token(), origin_s, local_delivery_s)
 
     def until_others_join(self, plans: Sequence[NewPlan], first: int, ranks: Collection[int]) -> tuple[NewPlan, ...]:
-        """Return those of the plans of steps from ``first`` on that a session of these ranks hears of."""
+        """Return the plans that a session of ``ranks`` receives: all up to the first that needs further ranks.
+
+        That plan is marked with `NewPlan.joins`, and `joining` is set.
+
+        Args:
+            plans: The plans of step ``first``, of the step after it, and so on.
+            first: The step of the first plan.
+            ranks: The ranks of the session.
+        """
         self.joining = None
         for step, new in enumerate(plans, first):
             if beyond := self._beyond(new.plan, ranks):
@@ -145,10 +162,10 @@ class Regrouping:
         return tuple(plans)
 
     def _beyond(self, plan: Plan, ranks: Collection[int]) -> frozenset[int]:
-        """Return the ranks that a plan has besides these."""
+        """Return the ranks of a plan that are not among ``ranks``."""
         return frozenset(map(self.devices.index, plan.devices)) - frozenset(ranks)
 
 
 def random_token() -> str:
-    """Return a name that nothing else has."""
+    """Return a random name of 16 hexadecimal digits."""
     return secrets.token_hex(8)

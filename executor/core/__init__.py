@@ -1,1 +1,1 @@
-"""What all processes of a job share: documents, messages, clocks and failures."""
+"""Modules that all processes of a job share: documents, messages, clocks and failures."""

@@ -1,8 +1,9 @@
-"""The clock of a run: seconds since an origin that all ranks agree on, also where they are on several hosts.
+"""The clock of a run: seconds since an origin that all ranks share, on one host or on several.
 
-The monotonic clocks of hosts begin anywhere. Of several questions to the head for the reading of its clock the quickest
-says most: the answer was under way for half of the round trip, give or take what the two directions differ by. Clocks
-drift by some 10 ms in an hour, so a thread asks again every few seconds and corrects the run's clock in small steps.
+The monotonic clocks of hosts start at unrelated values. A rank measures the offset of its clock from the head's as NTP
+does (RFC 5905): it asks for the head's reading several times, keeps the answer with the shortest round trip, and
+assumes that the answer travelled for half of that round trip. Clocks drift by some 10 ms an hour, so a thread measures
+again every few seconds and corrects the run's clock in small steps.
 """
 
 import math
@@ -18,10 +19,10 @@ from executor.core.timeouts import timeouts
 
 
 class RunClock:
-    """Counts from an origin, a reading of the machine's monotonic clock.
+    """Counts seconds from an origin, which is a reading of this machine's monotonic clock.
 
     Args:
-        origin_s: Monotonic time of second 0; None where it is not yet agreed on: there is no time before `start`.
+        origin_s: Monotonic time of second 0; None if the ranks have not agreed on it yet: call `start` before `now_s`.
     """
 
     def __init__(self, origin_s: float | None = None) -> None:
@@ -30,20 +31,20 @@ class RunClock:
             self.start(origin_s)
 
     def start(self, origin_s: float) -> None:
-        """Count from here."""
+        """Set the monotonic time of second 0."""
         self._origin_s = origin_s
         self.has_started = True
 
     def adjust(self, later_s: float) -> None:
-        """Show ``later_s`` more seconds; fewer if it is negative."""
+        """Advance the clock by ``later_s`` seconds; a negative value sets it back."""
         self._origin_s -= later_s
 
     def now_s(self) -> float:
-        """Return the seconds since the start of the run; negative before it."""
+        """Return the seconds since the start of the run; negative before the start."""
         return time.monotonic() - self._origin_s
 
     def sleep_until(self, time_s: float) -> None:
-        """Sleep until ``time_s`` seconds after the start; return at once if that is over."""
+        """Sleep until ``time_s`` seconds after the start of the run; return at once if that time has passed."""
         remaining_s = time_s - self.now_s()
         if remaining_s > 0:
             time.sleep(remaining_s)
@@ -53,44 +54,44 @@ _ORIGIN = struct.Struct("d")
 
 
 def create_origin(path: Path) -> None:
-    """Write the file in which no origin is agreed yet."""
+    """Create the file for the origin of the run; until `announce_origin` the file holds 0."""
     path.write_bytes(bytes(_ORIGIN.size))
 
 
 def announce_origin(path: Path, origin_s: float) -> None:
-    """Write when the run starts, a reading of the machine's monotonic clock in the future, for the relay."""
+    """Write the start of the run into the file, for the relay: a future reading of the machine's monotonic clock."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
         _ORIGIN.pack_into(content, 0, origin_s)
 
 
 class OriginWatch:
-    """Reads whether the run's start is agreed; cheap enough to ask before each packet."""
+    """Reads the file of `announce_origin` through a memory map, which is cheap enough to do before each packet."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def origin_s(self) -> float | None:
-        """Return when the run starts, by the machine's monotonic clock; None while nobody has said."""
+        """Return when the run starts, by the machine's monotonic clock; None before `announce_origin`."""
         (origin_s,) = _ORIGIN.unpack_from(self._content)
         return origin_s or None
 
 
 _ROUND_TRIPS = 8
 _REMEMBERED = 12
-# No transfer seems to end before it began if the clock goes back by less than the least latency.
+# The largest correction at once: less than the smallest latency, so that no transfer seems to end before its start.
 _MAX_STEP_S = 0.0002
 
 
 class HeadClock:
-    """The clock of the head, as seen from this process.
+    """Measures how far the head's monotonic clock is ahead of this machine's.
 
     Args:
-        ask: Returns a reading of the head's clock after a round trip; None on the head's own machine, where both
-            clocks are one.
+        ask: Asks the head for a reading of its clock, in seconds; None on the head's own machine, whose clock is the
+            same.
 
     Attributes:
-        offset_s: What the head's clock shows more than this machine's, in seconds.
+        offset_s: The head's reading less this machine's, in seconds.
     """
 
     def __init__(self, ask: Callable[[], float] | None) -> None:
@@ -101,7 +102,7 @@ class HeadClock:
             self.offset_s = self._seen[0][1]
 
     def lead(self, clock: RunClock) -> None:
-        """Have a thread keep a clock of this machine in step with the head's."""
+        """Start a thread that keeps ``clock`` synchronous with the head's clock."""
         if self._ask is not None:
             threading.Thread(target=self._lead, args=(self._ask, clock), name="head-clock", daemon=True).start()
 
@@ -113,7 +114,7 @@ class HeadClock:
                 self._seen.append(_measure(ask))
             except TimeoutError:
                 continue
-            # Of the last minute, in which clocks drift by less than a round trip is uncertain.
+            # The measurements of the last minute: in a minute clocks drift by less than the error of a round trip.
             _, best_s = min(self._seen)
             step_s = best_s - self.offset_s
             step_s = math.copysign(min(abs(step_s), _MAX_STEP_S), step_s)
@@ -122,7 +123,7 @@ class HeadClock:
 
 
 def _measure(ask: Callable[[], float]) -> tuple[float, float]:
-    """Return the quickest of several round trips, and what the head's clock shows more than this one's; seconds."""
+    """Return the shortest of several round trips, and the offset of the head's clock in that one; both in seconds."""
     found = []
     for _ in range(_ROUND_TRIPS):
         asked_s = time.monotonic()

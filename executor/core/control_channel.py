@@ -1,9 +1,12 @@
-"""The channel on which the processes of a job speak with its head: JSON lines, after both ends have proved themselves.
+"""The control channel between a process of a job and its head: JSON lines, after mutual authentication.
 
-Every job has a random key in a file with mode 0600. The key itself is never sent. The end that connects says its role
-and a random number; the head answers with a random number of its own and an HMAC-SHA256 over ``head`` and both numbers;
-only if that is right does the other end send the HMAC over its role and both numbers. Until then neither end says or
-takes anything else. Who may say what afterwards: executor/control/control_server.py.
+Every job has a random key in a file with mode 0600; the key is never sent. Three messages authenticate both ends:
+
+1. the connecting process (the client) sends its role and a nonce, a random number;
+2. the head sends a nonce of its own and an HMAC-SHA256, with the key, of ``head`` and both nonces;
+3. the client checks this HMAC, and sends the HMAC of its own role and both nonces.
+
+Neither end sends or accepts anything else before. executor/control/control_server.py lists the messages that follow.
 """
 
 import hmac
@@ -23,13 +26,13 @@ from traces.common.errors import RunError
 
 Message = dict[str, Any]
 
-# Roles by which an end proves that it knows the key; they differ so that no proof can be sent back as another's.
+# The role of an end is part of its proof, so that no end can send a proof back as its own.
 HEAD, AGENT, RANK = "head", "agent", "rank"
 
-# Where a rank reaches the head, in its environment: JSON of host, port and the silence that is allowed, in seconds.
+# Environment variable of a rank: JSON list of the head's host, its port, and the longest silence allowed in seconds.
 HEAD_ADDRESS = "ROPEBRIDGE_HEAD"
 
-# Bytes in a line before the other end has proved itself, and afterwards: a scenario with its traces is the longest.
+# The longest line in bytes, before and after the other end is authenticated; a scenario with traces is the longest.
 UNPROVED_LINE_BYTES = 4096
 LINE_BYTES = 1 << 26
 
@@ -56,32 +59,35 @@ def read_key(path: Path) -> bytes:
 
 
 def new_nonce() -> str:
-    """Return a random number that no other connection has had."""
+    """Return a random number for one connection, in hexadecimal."""
     return secrets.token_hex(_NONCE_BYTES)
 
 
 def prove(key: bytes, role: str, nonce: str, head_nonce: str) -> str:
-    """Return the proof that an end with this role knows the key, in this connection alone."""
+    """Return the proof that an end knows the key: the HMAC-SHA256 of its role and both nonces, in hexadecimal.
+
+    ``role`` is that of the end that proves: `HEAD`, `AGENT` or `RANK`.
+    """
     return hmac.new(key, f"ropebridge {role} {nonce} {head_nonce}".encode(), "sha256").hexdigest()
 
 
 def is_nonce(value: object) -> bool:
-    """Return whether a value of the other end has the form of a nonce."""
+    """Return whether a received value has the form of a nonce."""
     return isinstance(value, str) and len(value) == 2 * _NONCE_BYTES and value.isascii()
 
 
 def is_proof(value: object, expected: str) -> bool:
-    """Return whether a value of the other end is the proof that is expected of it."""
+    """Return whether a received value is the expected proof, in a time that does not depend on the value."""
     return isinstance(value, str) and hmac.compare_digest(value.encode(), expected.encode())
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as a line."""
+    """Return a message as a line of JSON."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes | bytearray) -> Message | None:
-    """Return the message in a line; None if it is no JSON object."""
+    """Return the message in a line; None if the line is not a JSON object."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
@@ -90,10 +96,10 @@ def decode(line: bytes | bytearray) -> Message | None:
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
-    """Return a socket that listens at one address of this host and nowhere else.
+    """Return a socket that listens at one address of this host only.
 
     Args:
-        address: Host by name or number, IPv6 as well, and port; port 0 is any.
+        address: Host (a name, an IPv4 or an IPv6 address) and port; port 0 lets the system choose a free one.
 
     Raises:
         OSError: This host does not have the address, or the port is in use.
@@ -103,11 +109,11 @@ def listen(address: tuple[str, int]) -> socket.socket:
 
 
 def tune(connection: socket.socket, silence_s: float) -> None:
-    """Have small messages leave at once, and the kernel end a connection whose other host is silent.
+    """Turn off Nagle's algorithm, and have the kernel end a connection whose remote host does not answer.
 
     Args:
         connection: A connected socket.
-        silence_s: How long the other host may answer nothing, in seconds; 0 if it is this host.
+        silence_s: How long the remote host may not answer, in seconds; 0 if the other end is on this host.
     """
     if connection.family == socket.AF_UNIX:
         return
@@ -124,7 +130,7 @@ def tune(connection: socket.socket, silence_s: float) -> None:
 
 
 class Channel:
-    """The end of an agent or a rank."""
+    """The end of a control channel that belongs to an agent or a rank."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -132,17 +138,17 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Send a message, in any thread; if the head is gone, `receive` shows it."""
+        """Send a message; safe in any thread. A lost connection raises nothing here: `receive` then returns None."""
         message = {"kind": kind, **fields, **({"payload_bytes": len(payload)} if payload else {})}
         self.send_plain(message, payload)
 
     def send_plain(self, message: Message, payload: bytes = b"") -> None:
-        """Send a message as it is."""
+        """Send a message without adding ``kind`` or ``payload_bytes``."""
         with self._sending, suppress(OSError):
             self._connection.sendall(encode(message) + payload)
 
     def receive(self, limit: int = LINE_BYTES) -> Message | None:
-        """Return the next message; None if the other end is gone, or does not speak this language."""
+        """Return the next message; None if the connection is closed or the line is not a JSON object."""
         try:
             line = self._lines.readline(limit)
         except (OSError, ValueError):
@@ -150,7 +156,7 @@ class Channel:
         return decode(line) if line.endswith(b"\n") else None
 
     def close(self) -> None:
-        """End the channel, also for a thread that receives."""
+        """Close the channel; a `receive` that waits in another thread returns None."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._lines.close()
@@ -158,11 +164,11 @@ class Channel:
 
 
 class UnprovedHeadError(RunError):
-    """Whoever listens at the head's address does not know this job's key."""
+    """The process that listens at the head's address does not know this job's key."""
 
 
 def _connect(address: tuple[str, int], role: str, key: bytes, silence_s: float) -> Channel:
-    """Return a channel to the head, after both ends have proved themselves."""
+    """Return an authenticated channel to the head."""
     limit_s = timeouts().proof_s
     connection = socket.create_connection(address, timeout=limit_s)
     channel = Channel(connection)
@@ -176,7 +182,8 @@ def _connect(address: tuple[str, int], role: str, key: bytes, silence_s: float) 
     if not is_nonce(head_nonce) or not is_proof(answer.get("proof"), prove(key, HEAD, nonce, str(head_nonce))):
         channel.close()
         raise UnprovedHeadError(
-            f"whoever listens at {address[0]}:{address[1]} does not know this job's key: is it the head of another job?"
+            f"{address[0]}:{address[1]}: the process that listens there does not know this job's key; the head's "
+            "address and port must be those of this job's head, not of another job's"
         )
     channel.send_plain({"proof": prove(key, role, nonce, str(head_nonce))})
     connection.settimeout(None)
@@ -185,18 +192,18 @@ def _connect(address: tuple[str, int], role: str, key: bytes, silence_s: float) 
 
 
 def reach_head(address: tuple[str, int], role: str, key: bytes, silence_s: float, wait_s: float) -> Channel:
-    """Return a channel to the head, which may start later than this process, or have been cut off.
+    """Return an authenticated channel to the head; retry, since the head may start later than this process.
 
     Args:
         address: Host and port of the control server.
         role: `AGENT` or `RANK`.
         key: The key of the job.
-        silence_s: How long the other host may answer nothing, in seconds; 0 if it is this host.
-        wait_s: How long to try, in seconds.
+        silence_s: How long the head's host may not answer, in seconds; 0 if the head is on this host.
+        wait_s: How long to retry, in seconds.
 
     Raises:
-        UnprovedHeadError: Somebody else listens there.
-        RunError: Nobody can be reached there.
+        UnprovedHeadError: A process without the job's key listens at the address.
+        RunError: No connection could be made.
     """
     until_s = time.monotonic() + wait_s
     while True:

@@ -1,6 +1,6 @@
-"""Records what happens on a rank as rows of events, for its file and for the head.
+"""Records the events of a rank as rows, for the rank's event file and for the head.
 
-What a partner of a tensor-parallel group does is in the rows of its first device, as in a simulation.
+A tensor-parallel group has one set of rows, those of its first device, in a run as in a simulation.
 """
 
 import threading
@@ -9,31 +9,32 @@ from typing import Protocol
 
 from planner.events.event import Event, EventWriter
 
-# A shorter wait is the time it takes to ask; the device did not stand idle.
+# The shortest wait that is recorded: a shorter one is the time of the call itself, not idle time of the device.
 NOTICEABLE_WAIT_S = 0.0005
 
-# A second of a busy rank; to write them takes a few milliseconds, and no more memory than the run has anyway.
+# Rows that are written together: about a second of a busy rank, which takes a few milliseconds to write.
 _ROWS_AT_ONCE = 1024
 
 
 class Feed(Protocol):
-    """What takes a copy of the rows, step by step."""
+    """A receiver of copies of the rows; it publishes them step by step."""
 
     def log(self, event: Event) -> None:
-        """Take a row; that of a send closes what `sending` opened."""
+        """Take a row; the row of a send also releases the step that `sending` held back."""
 
     def sending(self, step: int) -> None:
-        """Hold a step back while a send is under way."""
+        """Hold the step back from publication while a send of it is under way."""
 
     def release(self, step: int) -> None:
-        """Note that something is over that held a step back and has no row."""
+        """Release the step from one `sending` whose operation logs no row."""
 
 
 class EventRecorder:
     """Writes rows to a file, many at a time.
 
     Args:
-        feed: Takes a copy of each row; None if nobody steers the run.
+        file: The rank's event file.
+        feed: Takes a copy of each row; None if the launcher does not follow the run.
     """
 
     def __init__(self, file: EventWriter, feed: Feed | None) -> None:
@@ -43,38 +44,43 @@ class EventRecorder:
         self._lock = threading.Lock()
 
     def log(self, event: Event) -> None:
-        """Take a row, in any thread."""
+        """Record a row; safe in any thread."""
         with self._lock:
             self._rows.append(event)
         if self._feed is not None:
             self._feed.log(event)
 
     def end_step(self) -> None:
-        """Write the rows that have come together, if there are many."""
+        """Write the collected rows to the file if there are at least `_ROWS_AT_ONCE`."""
         if len(self._rows) >= _ROWS_AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
-        """Write the rows that have come together."""
+        """Write the collected rows to the file."""
         with self._lock:
             rows, self._rows = self._rows, []
         self._file.append(rows)
 
     def close(self) -> None:
-        """Write the rows that are left, and complete the file."""
+        """Write the remaining rows, and complete the file."""
         self.flush()
         self._file.close()
 
     def arrived(self, row: Callable[[float, float], Event], idle_since_s: float, arrived_s: float) -> None:
-        """Log an arrival: a wait, or a row without length where the device had other things to do.
+        """Log the arrival of a message: as a wait if the device was idle, otherwise as a row of zero length.
 
-        The latter say when the bytes arrived, and are gone once `executor.control.results` has used them.
+        A row of zero length records the time of arrival for `executor.control.results`, which then removes the row.
+
+        Args:
+            row: Makes the row from its start and its end, in run seconds.
+            idle_since_s: When the device became idle, in run seconds.
+            arrived_s: When the message arrived, in run seconds.
         """
         waited = arrived_s - idle_since_s > NOTICEABLE_WAIT_S
         self.log(row(idle_since_s if waited else arrived_s, arrived_s))
 
     def hold(self, step: int) -> Callable[[], None]:
-        """Keep a step from being shown until what is returned is called."""
+        """Hold a step back from publication; return the function that releases it."""
         feed = self._feed
         if feed is None:
             return lambda: None
@@ -82,9 +88,9 @@ class EventRecorder:
         return lambda: feed.release(step)
 
     def sending(self, step: int, row: Callable[[float, float], Event], start_s: float) -> Callable[[float], None]:
-        """Take note of a send that is under way; return what is to be called when its last byte has departed.
+        """Begin a send; return the function to call with the run second at which its last byte departed.
 
-        Its step is not published before: for updates, for which nobody waits, that is the run's last one.
+        The step is not published before that call. Sends of asynchronous updates pass the last step of the run.
         """
         if self._feed is not None:
             self._feed.sending(step)
@@ -92,11 +98,11 @@ class EventRecorder:
 
 
 class PartnerRows(EventRecorder):
-    """Writes a file without rows."""
+    """Records no rows: the recorder of a tensor-parallel partner, whose event file stays empty."""
 
     def log(self, event: Event) -> None:
         """Drop a row."""
 
     def sending(self, step: int, row: Callable[[float, float], Event], start_s: float) -> Callable[[float], None]:
-        """Open nothing: the row that would close it is dropped, and its step would never be published."""
+        """Hold nothing back: the row that would release the step is dropped."""
         return lambda end_s: None

@@ -1,4 +1,4 @@
-"""Telling the cause of a failure from what follows from it on the other ranks."""
+"""Separates the cause of a failure from the failures that it causes on other ranks."""
 
 import contextlib
 import json
@@ -19,31 +19,31 @@ from traces.common.errors import InputError, RopebridgeError, RunError
 
 
 class PeerLostError(RunError):
-    """The other end of a transfer is gone; the cause lies there."""
+    """The other end of a transfer is gone, so the cause of the failure is on that rank."""
 
 
 class SharedRunError(RunError):
-    """What every rank of the run raises alike; the message names the ranks that it is about."""
+    """An error that every rank raises with the same message, which names the ranks concerned."""
 
 
 class SharedInputError(InputError):
-    """The same for wrong input."""
+    """Wrong input that every rank reports with the same message, which names the ranks concerned."""
 
 
 def rank_name(rank: int, device: str = "") -> str:
-    """Return what a message calls a rank of this machine; ``device`` is empty where it is not known."""
+    """Return the name of a rank of this machine for messages; ``device`` is empty if unknown."""
     place = f"device '{device}', " if device else ""
     return f"rank {rank} ({place}host {socket.gethostname()})"
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says, without the stack of C++ that torch appends."""
+    """Return the first line of an error's message, without the C++ stack that torch appends."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 @contextmanager
 def blaming(peer: str) -> Iterator[None]:
-    """Turn what gloo raises when a peer is gone into an error that says so.
+    """Turn gloo's error for a lost peer into one that names the device ``peer``.
 
     Raises:
         PeerLostError: The transfer inside failed.
@@ -54,24 +54,24 @@ def blaming(peer: str) -> Iterator[None]:
         raise PeerLostError(f"lost the connection to device '{peer}': {first_line(error)}") from error
 
 
-# How far from the cause.
+# `RankFailure.follows` of a rank that lost a peer.
 _LOST_PEER = 2
 
-# How the lines of torch's own log start, which tell that a rank failed and not why.
+# The start of a line of torch's own log, such as "[E1123 ": such lines report that a rank failed, not the cause.
 _TORCHS_OWN = re.compile(r"\[?[EWI]\d{4} ")
 _TRACE = "Traceback (most recent call last):"
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """What a rank leaves when it cannot go on.
+    """The failure that a rank reports when it cannot continue.
 
     Attributes:
-        message: Names rank, device, host and cause.
-        follows: How far from the cause it may be: 0 for an error of the rank's own, 1 for one that all ranks raise, 2
-            for a lost peer.
-        wrong_input: Whether the user can correct it.
-        trace: The Python stack of an error that nobody foresaw, otherwise empty.
+        message: One sentence with rank, device, host and cause.
+        follows: Distance from the cause, of which the smallest is reported: 0 for an error of this rank, 1 for an
+            error that all ranks raise, 2 for a lost peer.
+        wrong_input: Whether the user's input is the cause.
+        trace: The Python traceback of an unexpected error, otherwise empty.
     """
 
     message: str
@@ -81,12 +81,12 @@ class RankFailure:
 
     @property
     def explains(self) -> bool:
-        """Whether this says more than that another rank is lost."""
+        """Whether the failure is more than the loss of another rank."""
         return self.follows < _LOST_PEER
 
     @classmethod
     def of_error(cls, name: str, error: Exception) -> "RankFailure":
-        """Return what the rank ``name`` says of an error."""
+        """Return the failure of the rank ``name`` with an error."""
         shared = isinstance(error, SharedRunError | SharedInputError)
         message = str(error) or type(error).__name__
         return cls(
@@ -98,7 +98,13 @@ class RankFailure:
 
     @classmethod
     def of_exit(cls, name: str, status: int, printed: str) -> "RankFailure":
-        """Return what is known of a process that could write nothing down; a signal is a negative status."""
+        """Return the failure of a process that ended without a report.
+
+        Args:
+            name: The name of the rank in messages.
+            status: The exit status; the negative number of the signal if a signal ended the process.
+            printed: The end of the process's log.
+        """
         if status < 0:
             return cls(f"{name} was ended by {_signal_name(-status)}")
         lines = printed.strip().splitlines()
@@ -116,13 +122,13 @@ class RankFailure:
 
 
 def give_up(job: JobFolder, rank: int, name: str, error: Exception) -> Never:
-    """Write down why this rank cannot go on, and end its process; its agent then tells the head."""
+    """Write the reason of the failure to the rank's error file, and end the process; the agent informs the head."""
     failure = RankFailure.of_error(name, error)
     partial = job.of_rank("error", rank).with_suffix(f".{threading.get_ident()}")
     try:
         print(f"ropebridge: {failure.message}\n{failure.trace}", end="", file=sys.stderr, flush=True)
         partial.write_text(json.dumps(asdict(failure)))
-        # Of several threads that give up, the first one's reason stays.
+        # If several threads fail, the first one's reason is kept.
         with contextlib.suppress(FileExistsError):
             os.link(partial, job.of_rank("error", rank))
     finally:
@@ -130,7 +136,7 @@ def give_up(job: JobFolder, rank: int, name: str, error: Exception) -> Never:
 
 
 def read_failure(job: JobFolder, rank: int) -> RankFailure | None:
-    """Return why a rank gave up; None if it has written nothing."""
+    """Return the failure in a rank's error file; None if there is none."""
     try:
         return RankFailure(**json.loads(job.of_rank("error", rank).read_text()))
     except (OSError, ValueError, TypeError):

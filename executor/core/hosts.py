@@ -1,4 +1,4 @@
-"""The hosts of a job that runs on several machines: which ranks each has, where they meet, and by which key."""
+"""The hosts of a job that runs on several machines: the ranks of each, the head's address, and the job's key."""
 
 import json
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from pathlib import Path
 from executor.core.control_channel import read_key, write_key
 from planner.scenario.cluster import Cluster
 
-# The one port of the head that other hosts connect to, besides the connections of gloo.
+# The head's port for agents and ranks of other hosts; gloo's connections use further ports.
 DEFAULT_PORT = 29400
 
-# The file of the job's key, beside that of its hosts.
+# Name of the file with the job's key, in the folder of the hosts file.
 KEY_FILE = "key"
 
 
@@ -20,9 +20,9 @@ class HostPart:
     """One host's part in a job.
 
     Attributes:
-        name: The host's name, as the scenario's devices have it.
-        ranks: The job's ranks that it has, in the order of the processes there; none on a head that only steers.
-        interface: The network interface over which its ranks reach the others, such as ``wg0``; several with commas.
+        name: The host's name, as in the field ``machine`` of the scenario's devices.
+        ranks: The job's ranks on this host, in increasing order; empty on a head without devices.
+        interface: The network interface of the ranks' connections, such as ``wg0``; several separated by commas.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Hosts:
     """All hosts of a job.
 
     Attributes:
-        head: Name of the host that has the policy and the run folder.
-        address: The head's address, at which the others reach it and to which alone it binds.
+        head: Name of the host with the launcher, the policy and the run folder.
+        address: The only address at which the head listens, and at which other hosts connect to the head.
         port: The head's port for agents and ranks.
-        arrival_s: How long the head waits until all others are there, in seconds.
-        silence_s: A host that answers nothing for so long is lost, in seconds.
-        key: The secret of this job, by which its hosts know each other; see executor/core/control_channel.py.
+        arrival_s: How long the head waits for the agents of all other hosts, in seconds.
+        silence_s: How long a host may not answer before it counts as lost, in seconds.
+        key: The secret with which the hosts authenticate each other; see executor/core/control_channel.py.
     """
 
     head: str
@@ -57,7 +57,7 @@ class Hosts:
 
     @property
     def others(self) -> list[str]:
-        """The names of the hosts besides the head."""
+        """The names of all hosts but the head."""
         return [part.name for part in self.parts if part.name != self.head]
 
     @property
@@ -70,14 +70,14 @@ class Hosts:
         return next(part.name for part in self.parts if rank in part.ranks)
 
     def write(self, path: Path) -> None:
-        """Write a new file that `read_hosts` reads, and the key beside it, which nobody else can read."""
+        """Write a file for `read_hosts`, and the key with mode 0600 to `KEY_FILE` in the same folder."""
         data = asdict(self)
         write_key(path.with_name(KEY_FILE), data.pop("key"))
         path.write_text(json.dumps(data))
 
 
 def read_hosts(path: Path) -> Hosts | None:
-    """Return the hosts of a job; None if there is no such file, since the job runs on this machine alone."""
+    """Return the hosts of a job; None if the file is missing, which means that the job runs on this machine alone."""
     if not path.exists():
         return None
     data = json.loads(path.read_text())
@@ -86,7 +86,7 @@ def read_hosts(path: Path) -> Hosts | None:
 
 
 def ranks_by_host(cluster: Cluster, devices: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return host to its ranks, in their order; ``devices`` are in rank order."""
+    """Return a dictionary of host names to ranks, in increasing order; ``devices`` are in rank order."""
     found: dict[str, list[int]] = {}
     for rank, device in enumerate(devices):
         found.setdefault(cluster.by_name[device].machine, []).append(rank)

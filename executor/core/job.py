@@ -1,4 +1,4 @@
-"""The folder of a job: what its launcher writes for its workers, and what they leave."""
+"""The folder of a job: the documents that the launcher writes for the workers, and the files that the workers write."""
 
 import json
 from collections.abc import Mapping
@@ -20,29 +20,29 @@ Emulator = Literal["none", "shaper", "relay"]
 EmulatorChoice = Literal["none", "shaper", "relay", "auto"]
 Tcp = Literal["wide-area", "as-is"]
 
-# Number of the process of its rank that a process is, from 0, in its environment.
+# Environment variable of a rank's process: how many processes this rank had before, since a lost one is replaced.
 INCARNATION = "ROPEBRIDGE_INCARNATION"
 
-# The files of each rank, by kind.
+# The name of each rank's file by kind; the placeholder is the number of the rank.
 RANK_FILES: Mapping[str, str] = MappingProxyType(
     {
-        # Everything that its processes print. Two ranks that end at the same time would mix their lines in one file.
+        # All output of the rank's processes. One file for all ranks would mix their lines.
         "log": "rank-{}.log",
         "events": "events-{}.parquet",
-        # What its process held at the end of each step, as it comes.
+        # Memory, processor time, open files and threads of the process at the end of each step.
         "resources": "resources-{}.jsonl",
-        # Its part of the loss of each step.
+        # The rank's part of the loss of each step.
         "losses": "losses-{}.json",
-        # Its trained parameters, in real compute.
+        # The trained parameters; only with real compute.
         "parameters": "parameters-{}.safetensors",
-        # The norms of gradients: executor/training/noise_scale.py.
+        # Norms of gradients: executor/training/noise_scale.py.
         "norms": "gradient-norms-{}.jsonl",
-        # Why it gave up.
+        # The reason of a failure, a `RankFailure`.
         "error": "error-{}.json",
     }
 )
 
-# What a rank of another host brings to the head at the end; the receiver makes the file's name of it.
+# Kinds of files that a rank of another host sends to the head at the end; the head derives the file name itself.
 FILE_KINDS = ("parameters", "resources", "norms")
 
 _DOCUMENTS = ("scenario", "plan", "config")
@@ -53,18 +53,22 @@ class RunConfig:
     """How the workers run a job.
 
     Attributes:
-        compute: Whether the model is trained, ``real``, or its bytes are moved at the profile's pace, ``paced``.
-        emulator: What emulates the links: nothing; a `LinkShaper` in each process; a relay between namespaces.
+        compute: ``real`` trains the model; ``paced`` sleeps for the profile's times and sends messages of the right
+            size.
+        steps: Number of the step after the last one.
+        emulator: What emulates the links: ``none``; ``shaper``, a `LinkShaper` in each process; ``relay``, a process
+            between network namespaces.
         adapts: Whether a policy may change the plan.
-        tcp: How the relay's hosts are set: as hosts for wide-area links should be, or as this machine is.
-        backup_every: Steps between two copies of the state of all layers, from which a run goes on when ranks are lost;
-            0 where such a run ends.
-        checkpoints: The folder of the state on disk, from which a run goes on that has ended; empty if there is none.
-        checkpoints_mark: A mark by which the ranks know that folder; see `CheckpointFolder.check_held`.
-        checkpoint_every: Steps from one checkpoint to the next; 0 writes none.
+        tcp: TCP settings in the relay's namespaces: tuned for wide-area links, or those of this machine.
+        backup_every: Number of steps between two copies of the state of all layers in memory, with which a run survives
+            the loss of ranks; 0 makes no copies, so that the loss of a rank ends the run.
+        checkpoints: The folder of checkpoints, from which an ended run can be resumed; empty if there is none.
+        checkpoints_mark: Content of a file in that folder, by which each rank checks that its folder is the same; see
+            `CheckpointFolder.check_held`.
+        checkpoint_every: Number of steps between two checkpoints; 0 writes none.
+        first_step: The first step of the run; if it is not 0, training resumes from the checkpoint of this step.
         spread: Whether the ranks are on several hosts.
-        is_watched: Whether each step is shown as soon as it is finished.
-        first_step: The first step of the run; where it is not 0, training goes on from the checkpoint of this step.
+        is_watched: Whether the launcher shows each step as soon as the step is finished.
     """
 
     compute: ComputeMode
@@ -82,12 +86,12 @@ class RunConfig:
 
     @property
     def is_steered(self) -> bool:
-        """Whether the ranks hear from the launcher while they run."""
+        """Whether the launcher sends the ranks messages while they run."""
         return self.adapts or self.publishes or self.is_watched
 
     @property
     def publishes(self) -> bool:
-        """Whether the launcher hears of all that happens step by step: files of ranks may be lost, or elsewhere."""
+        """Whether ranks send their rows to the launcher, since their files may be lost or on other hosts."""
         return self.backup_every > 0 or self.spread
 
 
@@ -95,11 +99,12 @@ class JobFolder:
     """The files of one job.
 
     Attributes:
-        key: The secret of the job, which its owner alone can read: executor/core/control_channel.py.
-        origin: Second 0 of the run, for the relay of the emulated links: executor/core/clock.py.
-        run_failure: Why the relay could not go on, in one sentence.
-        relay_report: What the relay did, written at its end: executor/wan/relay.py.
-        published: The rows of all ranks as the launcher was told of them, where files of ranks may be lost.
+        key: File of the job's secret key, with mode 0600: executor/core/control_channel.py.
+        ledger: File that the `LinkShaper` objects of all ranks share: executor/transport/link_shaper.py.
+        origin: File of second 0 of the run, for the relay of the emulated links: executor/core/clock.py.
+        run_failure: File of the relay's failure, in one sentence.
+        relay_report: File of the relay's report, written at its end: executor/wan/relay.py.
+        published: File of the rows that the ranks sent to the launcher, since files of ranks may be lost.
     """
 
     def __init__(self, path: Path) -> None:
@@ -114,32 +119,32 @@ class JobFolder:
         self.published = path / "published.parquet"
 
     def write(self, scenario: Scenario, plan: Plan, config: RunConfig) -> None:
-        """Write what the workers read."""
+        """Write the documents that the workers read."""
         write_resolved_scenario(scenario, self._document("scenario"))
         write_plan(plan, self._document("plan"))
         self._document("config").write_text(json.dumps(asdict(config)))
 
     def read(self) -> tuple[Scenario, Plan, RunConfig]:
-        """Return what the launcher wrote."""
+        """Return the scenario, the plan and the configuration that the launcher wrote."""
         config = RunConfig(**json.loads(self._document("config").read_text()))
         return read_resolved_scenario(self._document("scenario")), read_plan(self._document("plan")), config
 
     def documents(self) -> dict[str, Any]:
-        """Return what the workers read, for a folder on another host: a document's name to what it says."""
+        """Return the documents for a folder on another host: a dictionary of names to parsed JSON."""
         return {name: json.loads(self._document(name).read_text()) for name in _DOCUMENTS}
 
     def write_documents(self, documents: Mapping[str, Any], code: Path | None, checkpoints: str) -> None:
-        """Write what the workers of this host read, as its head has sent it.
+        """Write the documents that the head has sent for the workers of this host.
 
-        What is imported and where files go on this host is not taken from the head.
+        For security the head decides neither which file this host imports nor where it writes checkpoints.
 
         Args:
-            documents: What `documents` gave on the head.
-            code: The model's file on this host; None if it imports none.
+            documents: The result of `documents` on the head.
+            code: The model's file on this host; None if this host imports none.
             checkpoints: The folder for checkpoints on this host; empty if there is none.
 
         Raises:
-            RunError: The job writes checkpoints, and this host has no folder for them.
+            RunError: The job writes checkpoints, and ``checkpoints`` is empty.
         """
         found = {name: dict(documents[name]) for name in _DOCUMENTS}
         if found["scenario"].get("code") is not None:
@@ -161,11 +166,11 @@ class JobFolder:
 
 
 def rank_devices(scenario: Scenario, plan: Plan, config: RunConfig) -> tuple[str, ...]:
-    """Return the devices in rank order: those of the first plan, then those that a later one may have.
+    """Return the names of the devices in rank order: those of the first plan, then those that a later plan may use.
 
-    Only between plans whose pipelines wait for each other can layers change devices, so only these need the rest of the
-    cluster. On
-    several machines the order is the cluster's: what runs where must not change with the plan that a run goes on with.
+    Layers can change devices only if gradients are synchronised by all-reduce, so only such plans include the other
+    devices of the cluster. On several machines the order is the cluster's, so that a resumed run, whose plan may be
+    another one, has the same rank on each machine.
     """
     devices = [device.name for device in scenario.cluster.devices]
     spare: list[str] = []

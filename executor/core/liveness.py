@@ -1,8 +1,8 @@
-"""Whether the processes of the ranks still go on: each touches a file every second, which its agent checks.
+"""Heartbeats of the ranks' processes: each touches a file every second, and the agent checks the file's time.
 
-A process that stands still keeps its connections: the others would wait for it as they do for a link that is out. Time
-is counted in checks, so that a machine that is too busy for the ranks is too busy for the agent too. Code of the user
-that never returns is not seen here: other threads of its process go on, and it may just be slow.
+A stopped process keeps its connections open, so its peers could not tell it from a link that is down. The agent counts
+time in its own checks, so that a machine too busy to run the ranks does not let the agent count time either. User code
+that never returns is not detected: the heartbeat's thread goes on, and the code may just be slow.
 """
 
 import os
@@ -13,26 +13,26 @@ from pathlib import Path
 
 from executor.core.timeouts import timeouts
 
-# States of Linux' processes.
+# States of a process in Linux: /proc/PID/stat, see proc(5).
 _ENDED = "ZX"
 _STOPPED = "T"
 _DEBUGGED = "t"
 
 
 def beat_path(folder: Path, rank: int) -> Path:
-    """Return the file in a job's folder that a rank's process touches while it goes on; it holds the process's id."""
+    """Return the path of a rank's heartbeat file, which contains the id of the rank's process."""
     return folder / f"beat-{rank}"
 
 
 def start_beating(folder: Path, rank: int) -> None:
-    """Have a thread show that this process goes on, for as long as it does."""
+    """Start a daemon thread that touches the rank's heartbeat file for the life of this process."""
     path = beat_path(folder, rank)
     path.write_text(str(os.getpid()))
     threading.Thread(target=_beat, args=(path, timeouts().heartbeat_s), name="heartbeat", daemon=True).start()
 
 
 def _beat(path: Path, interval_s: float) -> None:
-    # The folder of the run may be gone a moment before this process is.
+    # The folder of the run may be removed a moment before this process ends.
     with suppress(FileNotFoundError):
         while True:
             os.utime(path)
@@ -40,12 +40,12 @@ def _beat(path: Path, interval_s: float) -> None:
 
 
 class LivenessProbe:
-    """What is seen of one rank's process, check by check.
+    """Decides, from one check to the next, whether a rank's process must be killed.
 
     Args:
-        path: The file that it touches once it has begun.
-        stopped_s: For how long a signal may stop the process, in seconds.
-        silent_s: For how long it may show no sign of life, in seconds.
+        path: The heartbeat file, which the process creates after its start.
+        stopped_s: The longest time for which a signal may stop the process, in seconds.
+        silent_s: The longest time without a heartbeat, in seconds.
         pause_s: Time from one check to the next, in seconds.
     """
 
@@ -60,7 +60,7 @@ class LivenessProbe:
         self._stopped = 0
 
     def check(self) -> str:
-        """Return why the process must be ended; nothing if it goes on, or has ended."""
+        """Return why the process must be killed; an empty string if it runs, or has ended."""
         try:
             state = self._state.read_text().rpartition(") ")[2][:1]
         except OSError:
@@ -70,7 +70,7 @@ class LivenessProbe:
         try:
             beat_ns = self._path.stat().st_mtime_ns
         except OSError:
-            # It has not begun, and touches nothing yet.
+            # The process has not started its heartbeat yet.
             beat_ns = self._beat_ns + 1
         self._stopped = self._stopped + 1 if state == _STOPPED else 0
         self._silent = self._silent + 1 if beat_ns == self._beat_ns and state != _DEBUGGED else 0

@@ -1,4 +1,7 @@
-"""What the ranks of a job are told: the plan of a step, and with what a session begins."""
+"""Contents of messages between the head and the ranks: plans of steps, the start of a session, rows of a step.
+
+A session is a set of ranks that are connected with each other, from one step until a rank is lost or others join.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
@@ -13,12 +16,12 @@ from planner.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class NewPlan:
-    """What steps run from some step on.
+    """A plan, which takes effect at some step.
 
     Attributes:
-        moves: The state that travels before the first of them; None where every rank keeps its layers.
-        joins: Whether the plan has devices that do not belong to the session: all finish the step before, and begin a
-            new session together with those.
+        moves: Layers whose state is sent to other ranks before that step; None if every rank keeps its layers.
+        joins: Whether the plan uses devices outside the session: its ranks then finish the steps before, and begin a
+            new session together with those devices.
     """
 
     plan: Plan
@@ -32,7 +35,7 @@ class NewPlan:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> "NewPlan":
-        """Return what `to_data` gave."""
+        """Return the object from the result of `to_data`."""
         moves = None if data["moves"] is None else tuple(LayerTransfer(**move) for move in data["moves"])
         return cls(parse_plan(data["plan"]), moves, data["joins"])
 
@@ -43,8 +46,8 @@ class Reconfiguration:
 
     Attributes:
         step: The first step of the new plan.
-        to: The plan, and what moves before it.
-        ready_s: When this rank knew of it, in run seconds, if it had to wait for that.
+        to: The new plan, with the layers that change devices before that step.
+        ready_s: When the plan reached this rank, in run seconds; minus infinity if the rank did not wait for the plan.
     """
 
     step: int
@@ -54,18 +57,19 @@ class Reconfiguration:
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """With what a session begins: ranks that are connected with each other until one of them is lost or others join.
+    """The state in which a session begins.
 
     Attributes:
         number: Number of the session, from 0.
-        ranks: The job's ranks that belong to it, in the order of their ranks within it.
-        first_step: The step with which it begins; the parameters are those before this step.
-        durable: The newest step of which every rank is known to have complete copies: from it all could begin again.
-        plans: The plans of this step and of those after it, as far as they are known. What moves before the first of
-            them is the state of layers that ranks do not have as it was before that step.
-        store_prefix: A random name for the addresses by which gloo connects these ranks.
-        origin_s: Second 0 of the run by the head's clock; None if the ranks have yet to agree on it.
-        local_delivery_s: Seconds that the host itself takes to deliver a message, as measured before the run.
+        ranks: The job's ranks in the session; the index of a rank here is its rank in torch's process group.
+        first_step: The first step of the session; training resumes with the parameters before this step.
+        durable: The newest step before which copies of all layers are known to be complete, so that training could
+            resume from it.
+        plans: The known plans: of ``first_step``, of the step after it, and so on. The moves of the first plan restore
+            layers, in their state before ``first_step``, on ranks that do not have them.
+        store_prefix: A random prefix of the keys in the store through which gloo connects these ranks.
+        origin_s: Second 0 of the run by the head's clock; None if the ranks have not agreed on it yet.
+        local_delivery_s: Time in seconds in which this host delivers a message to itself, measured before the run.
     """
 
     number: int
@@ -79,7 +83,10 @@ class SessionSpec:
 
     @classmethod
     def of_run(cls, plan: Plan, ranks: int, first_step: int, steps: int, store_prefix: str) -> "SessionSpec":
-        """Return with what a run of steps ``first_step`` to ``steps - 1`` begins: a plan, until one can be decided."""
+        """Return the first session of a run of steps ``first_step`` to ``steps - 1``.
+
+        The session knows the plans of the first `DECISION_LAG_STEPS` steps, which no decision can change.
+        """
         plans = (NewPlan(plan),) * min(DECISION_LAG_STEPS, steps - first_step)
         return cls(0, tuple(range(ranks)), first_step, first_step, plans, store_prefix)
 
@@ -90,23 +97,29 @@ class SessionSpec:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> "SessionSpec":
-        """Return what `to_data` gave; more entries are ignored."""
+        """Return the object from the result of `to_data`; unknown entries are ignored."""
         plain = {name: data[name] for name in cls.__slots__}
         plans = tuple(NewPlan.from_data(each) for each in data["plans"])
         return cls(**{**plain, "ranks": tuple(data["ranks"]), "plans": plans})
 
 
 def pack(events: list[Event], loss: float | None, kept: int | None) -> dict[str, Any]:
-    """Return what a rank publishes of a step: rows, its part of the loss, and up to which step its copies reach."""
+    """Return the message that a rank publishes after a step.
+
+    Args:
+        events: The rank's rows of the step.
+        loss: The rank's part of the step's loss; None if it computes no loss.
+        kept: The newest step before which the rank's copies are complete; None if it keeps none.
+    """
     rows = [[getattr(event, name) for name in Event.__slots__] for event in events]
     return {"rows": rows, "loss": loss, "kept": kept}
 
 
 def unpack(rows: list[list[Any]], devices: Collection[str]) -> list[Event]:
-    """Return the events of what a rank has published.
+    """Return the events from the ``rows`` of `pack`.
 
     Raises:
-        ValueError: An event is none, or is of a device that the job does not have.
+        ValueError: A row has an unknown kind, or a device outside ``devices``.
     """
     events = [Event(EventKind(kind), *rest) for kind, *rest in rows]
     for event in events:

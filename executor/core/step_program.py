@@ -1,4 +1,4 @@
-"""What a rank does in a step."""
+"""The program of a device in a step: its actions in order, their transfers, and its gradient sums."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,13 +19,13 @@ from planner.step.tables import SYNC, UPDATE
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Bytes from one device to another: an activation forward, or a gradient back.
+    """A message between two stages: an activation for the next stage, or a gradient for the previous one.
 
     Attributes:
-        kind: Kind of the action that it feeds: forward, backward or input gradient.
-        stage: The receiving stage.
-        first: First sample of the microbatch that it carries.
-        end: Sample after the last one.
+        kind: Kind of the action that needs the message: forward, backward or input gradient.
+        first: Index in the microbatch of the first sample in the message.
+        end: Index of the sample after the last one.
+        size_bytes: Size of the message as sent, after any compression, in bytes.
     """
 
     source: str
@@ -40,17 +40,17 @@ class Transfer:
 
     @property
     def sending_stage(self) -> int:
-        """The stage that it comes from."""
+        """Index of the stage that sends the message."""
         return self.stage - 1 if self.kind is Kind.FORWARD else self.stage + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """Gradients of a bucket of layers that are complete before an action ends.
+    """A bucket of layers whose gradients become complete during an action, so that their sum may begin.
 
     Attributes:
-        sync: Which of the device's sums may begin.
-        after_s: How long after the action's beginning, by its profile, seconds.
+        sync: Index of the sum in `DeviceProgram.synchronisations`.
+        after_s: Time from the start of the action until the gradients are complete, by the profile, in seconds.
     """
 
     sync: int
@@ -62,10 +62,12 @@ class Work:
     """One action of a device.
 
     Attributes:
-        first: First sample of the microbatch that this device takes.
-        end: Sample after the last one.
-        duration_s: What the profile says it lasts, seconds.
-        completes: Gradients whose sums overlap with it, in order.
+        first: Index in the microbatch of the first sample that this device computes.
+        end: Index of the sample after the last one.
+        duration_s: Duration by the profile, in seconds.
+        receives: Messages that must arrive before the action.
+        sends: Messages to send after the action.
+        completes: Gradient sums that may begin during the action, in order.
     """
 
     action: Action
@@ -83,14 +85,13 @@ class DeviceProgram:
     """One device's part of one step.
 
     Attributes:
-        pipeline: Index of the pipeline it works for.
-        stage: Index of its stage, of the first one if it holds several.
-        work: Its actions in order.
-        synchronisations: Gradient sums, in order: after the last action, or besides them where they overlap.
-        overlaps: Whether they overlap with actions: each begins when an action completes its gradients, or with the
-            step where none does.
-        update_s: What the profile says of the optimizer's update after them, seconds.
-        partners: Who computes every action with it, and has the same rows of them.
+        stage: Index of the device's stage; of the first one if it holds several.
+        work: The device's actions in order.
+        synchronisations: Gradient sums in order.
+        update_s: Duration of the optimizer's update by the profile, in seconds.
+        partners: The other devices of the tensor-parallel group; empty without one, and on the partners themselves.
+        overlaps: Whether gradient sums run beside actions: each begins when an action completes its gradients, or at
+            the start of the step if no action does. Otherwise all sums follow the last action.
     """
 
     device: str
@@ -103,7 +104,7 @@ class DeviceProgram:
     overlaps: bool = False
 
     def compute_event(self, step: int, action: Action, start_s: float, end_s: float) -> Event:
-        """Return the row for an action."""
+        """Return the row of an action."""
         place = (action.stage, action.microbatch)
         return self._event(EventKind.COMPUTE, step, str(action.kind), start_s, end_s, place=place)
 
@@ -112,7 +113,7 @@ class DeviceProgram:
         return self._event(EventKind.COMPUTE, step, UPDATE_ACTION, start_s, end_s)
 
     def transfer_event(self, kind: EventKind, step: int, transfer: Transfer, start_s: float, end_s: float) -> Event:
-        """Return the row for sending or receiving a transfer."""
+        """Return the row of the send or the receive of a transfer."""
         sent = kind is EventKind.SEND
         peer, stage = (transfer.target, transfer.sending_stage) if sent else (transfer.source, transfer.stage)
         place = (stage, transfer.microbatch)
@@ -121,11 +122,11 @@ class DeviceProgram:
     def exchange_event(
         self, kind: EventKind, step: int, peer: str, size_bytes: int, start_s: float, end_s: float
     ) -> Event:
-        """Return the row for sending or receiving a part of the gradients."""
+        """Return the row of the send or the receive of one round of a gradient sum."""
         return self._event(kind, step, SYNC_ACTION, start_s, end_s, peer, size_bytes)
 
     def sync_event(self, step: int, size_bytes: int, start_s: float, end_s: float) -> Event:
-        """Return the row for a whole gradient sum, with the bytes that this device sent for it."""
+        """Return the row of a whole gradient sum; ``size_bytes`` is what this device sent in all its rounds."""
         return self._event(EventKind.SYNC, step, SYNC_ACTION, start_s, end_s, size_bytes=size_bytes)
 
     def _event(
@@ -139,7 +140,7 @@ class DeviceProgram:
         size_bytes: int = 0,
         place: tuple[int, int] | None = None,
     ) -> Event:
-        """Return a row; ``place`` is the stage and the microbatch, by default this device's stage and none."""
+        """Return a row; ``place`` is stage and microbatch, by default this device's stage and -1 for no microbatch."""
         stage, microbatch = place or (self.stage, -1)
         return Event(
             kind, self.device, peer, self.pipeline, stage, microbatch, step, action, start_s, end_s, size_bytes
@@ -148,7 +149,7 @@ class DeviceProgram:
 
 @lru_cache(maxsize=32)
 def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
-    """Return the program of every device that sends and receives, in rank order: the compiled step as objects.
+    """Return the programs of a plan's devices by name: of the first device only in each tensor-parallel group.
 
     The plan must have passed `planner.check.check_plan` for this scenario.
     """
@@ -173,8 +174,8 @@ def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
 def device_program(plan: Plan, scenario: Scenario, device: str) -> DeviceProgram:
     """Return the program of any device of a plan that passes `planner.check.check_plan` for the scenario.
 
-    A partner does what the first device of its group does, but for sending and receiving between stages; its gradients
-    are summed with those of its like in the other groups, of which only the first ones' sums are in the rows.
+    A partner in a tensor-parallel group has the actions of the group's first device without their transfers. Its
+    gradients are summed with those of the partners at the same place in the groups of the stage's other replicas.
     """
     programs = compile_plan(plan, scenario)
     if device in programs:
@@ -199,7 +200,7 @@ def _replicas(plan: Plan) -> Iterator[Replica]:
 
 
 def _transfers(step: CompiledStep) -> dict[int, Transfer]:
-    """Transfers by the number of their message; parts of gradient sums are not among them."""
+    """Return the transfers by the number of their message, without messages of gradient sums."""
     actions, messages = step.actions, step.messages
     fed = messages.receiver
     columns = (
@@ -224,7 +225,7 @@ def _transfers(step: CompiledStep) -> dict[int, Transfer]:
 def _completes(
     step: CompiledStep, syncs: Sequence[GradientSync], plan: Plan, scenario: Scenario
 ) -> dict[int, list[Completed]]:
-    """Which of its device's sums may begin during an action, by its number."""
+    """Return the gradient sums that may begin during each action, by the number of the action."""
     found: dict[int, list[Completed]] = {}
     for _, buckets in groupby(ready_buckets(syncs, step.actions, step.actors, plan, scenario), lambda each: each.actor):
         for place, each in enumerate(buckets):
@@ -235,7 +236,7 @@ def _completes(
 def _work(
     step: CompiledStep, transfers: Mapping[int, Transfer], completes: Mapping[int, Sequence[Completed]]
 ) -> dict[int, Work]:
-    """Work by the number of its action; the exchanges of gradient sums are not among it."""
+    """Return the work by the number of its action, without gradient sums."""
     graph = step.graph
     first_received, received = graph.first_received.tolist(), graph.received.tolist()
     first_sent = graph.first_sent.tolist()
@@ -254,7 +255,7 @@ def _work(
 
 @dataclass(frozen=True, slots=True)
 class StepProgram:
-    """A rank's program of a step, under the step's plan."""
+    """A rank's program in one step, with the plan of that step."""
 
     step: int
     plan: Plan

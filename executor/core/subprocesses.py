@@ -1,4 +1,4 @@
-"""Processes of a job: their environment, how they are started or forked, and that they end whatever happens."""
+"""Processes of a job: their environment, how to start or fork them, and how to end them reliably."""
 
 import ctypes
 import os
@@ -20,9 +20,9 @@ _PR_SET_NAME = 15
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the process ``parent``, which started it, ends for whatever reason.
+    """Have the kernel kill this process when its parent, the process with the id ``parent``, ends for any reason.
 
-    Linux only; elsewhere the launcher's own clean-up is all there is.
+    Linux only; on other systems only the launcher's clean-up ends this process.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The parent may have ended before the call took effect.
@@ -31,28 +31,28 @@ def die_with_parent(parent: int) -> None:
 
 
 def environment(interface: str) -> dict[str, str]:
-    """Return the environment of an agent and its ranks, which connect over a network interface."""
-    # gloo must not look the host's name up.
+    """Return the environment of an agent and its ranks, whose connections use the network interface ``interface``."""
+    # With an interface gloo does not resolve the host's name.
     return {**python_environment(), "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"}
 
 
 def python_environment() -> dict[str, str]:
-    """Return the environment of a process of ours, with which it imports what this one does.
+    """Return the environment with which a new Python process imports the same modules as this process.
 
-    That is never a folder of the same name where the user happens to stand.
+    The current directory is not searched, so a folder there with the name of a package is not imported.
     """
     return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def _prctl(option: int, argument: object) -> None:
-    """Set something of this process, where the system is Linux."""
+    """Call prctl(2) for this process; do nothing on systems without it."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(option, argument)
 
 
 @contextmanager
 def ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """End an agent after the block if it goes on."""
+    """End an agent's process after the block if the process still runs."""
     try:
         yield
     finally:
@@ -61,7 +61,7 @@ def ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 
 def end(process: "subprocess.Popen[Any]", grace_s: float) -> None:
-    """End a process by a signal on which it ends what it has started, and after some seconds by the kernel's."""
+    """End a process by SIGTERM, on which it ends its own children, and after ``grace_s`` seconds by SIGKILL."""
     process.terminate()
     try:
         process.wait(grace_s)
@@ -71,18 +71,18 @@ def end(process: "subprocess.Popen[Any]", grace_s: float) -> None:
 
 
 class ForkedProcess:
-    """A process that goes on from this one's memory: what is loaded here need not be loaded again.
+    """A forked process, which shares the modules that this process has loaded.
 
-    Loading torch takes seconds of a processor core, for each rank. The other threads of this process may only wait in
-    the kernel while it forks, holding no lock that the new process needs.
+    Without the fork each rank would load torch, which takes seconds of a processor core. During the fork the other
+    threads of this process must wait in the kernel, and hold no lock that the new process needs.
 
     Args:
-        name: What `ps` and `top` call the process, up to 15 characters.
-        main: What the process does; it ends with status 0 when this returns, with 1 when it raises.
-        log: The file to which its output and errors are appended.
+        name: Name of the process in `ps` and `top`, up to 15 characters.
+        main: Function that the process runs; the exit status is 0 if it returns, 1 if it raises.
+        log: File to which standard output and standard error are appended.
 
     Attributes:
-        returncode: Its status after `wait`, negative if a signal ended it; None before.
+        returncode: Exit status after `wait`, the negative number of the signal if one ended the process; None before.
     """
 
     def __init__(self, name: str, main: Callable[[], None], variables: Mapping[str, str], log: Path) -> None:
@@ -97,7 +97,7 @@ class ForkedProcess:
             run_and_exit(partial(_begin, name, main, variables, log))
 
     def wait(self) -> int:
-        """Wait for the end of the process; return its status. Only one thread may wait."""
+        """Wait for the end of the process; return its exit status. Only one thread may call this."""
         if self.returncode is None:
             _, status = os.waitpid(self.pid, 0)
             self.returncode = os.waitstatus_to_exitcode(status)
@@ -109,7 +109,7 @@ class ForkedProcess:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End the process, which cannot refuse."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -120,14 +120,14 @@ def _begin(name: str, main: Callable[[], None], variables: Mapping[str, str], lo
     written = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for descriptor, standard in ((nothing, 0), (written, 1), (written, 2)):
         os.dup2(descriptor, standard)
-    # A connection of the agent must end with the agent.
+    # The child must not keep the agent's connections open after the agent's end.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.environ.update(variables)
     main()
 
 
 def run_and_exit(main: Callable[[], None]) -> Never:
-    """Run ``main``, and end the process at once: with status 0, or 1 and a traceback if it raises."""
+    """Run ``main``, and end the process without Python's clean-up: with status 0, or 1 and a traceback on an error."""
     status = 1
     try:
         main()

@@ -1,8 +1,7 @@
-"""Every interval that the control of a job waits for, in one place.
+"""All timeouts and intervals in the control of a job.
 
-A test, or a person with an unusual network, changes some of them by the environment variable ``ROPEBRIDGE_TIMEOUTS``,
-which holds a JSON object such as ``{"stopped_s": 1.0}``. The processes of a job inherit it; on several hosts each host
-reads its own.
+The environment variable ``ROPEBRIDGE_TIMEOUTS``, for tests and unusual networks, changes some of them by a JSON object
+such as ``{"stopped_s": 1.0}``. The processes of a job inherit the variable; each host of a job needs its own.
 """
 
 import json
@@ -17,31 +16,32 @@ class Timeouts:
     """Intervals in seconds.
 
     Attributes:
-        proof_s: Time in which a new connection must prove that it knows the job's key; the head then closes it.
+        proof_s: Time limit for the authentication of a new connection, after which the head closes the connection.
         reach_s: Time for which a process tries to reach the control server of its own host's launcher.
         retry_s: Pause between two attempts to reach the head.
-        arrival_s: Time for all ranks to load torch and to come to the first comparison of facts.
-        arrival_per_rank_s: Additional time for each rank, since many ranks may share few processor cores.
+        arrival_s: Time limit for all ranks to load torch and to send the facts that `Agreements` compares first.
+        arrival_per_rank_s: Addition to ``arrival_s`` per rank, since many ranks may share few processor cores.
         head_start_s: Time from the agreement on the start of the run to its second 0, besides the links' latency.
-        connect_s: Time for gloo to connect the ranks of a session with each other.
-        recv_s: Time to wait for a message of a peer; a link may be out for minutes.
-        trouble_s: Time to wait, after a lost connection, for news of a dead peer; then every rank connects anew.
-        explanation_s: Time to wait, after a rank has lost a peer, for the cause of that.
-        session_end_s: Time that a rank with a lost connection waits for the head's decision.
-        heartbeat_s: Interval at which a rank touches its file.
-        probe_s: Interval at which an agent checks whether its ranks go on.
-        stopped_s: Time for which a signal may stop a rank's process in a run that ends with it.
-        stopped_recovering_s: The same in a run that goes on without it.
-        silent_s: Time without a heartbeat after which a rank's process is ended; long enough for code that lets no
-            other thread of its process run, as some extensions do.
-        early_death_s: Age below which the death of a process counts as early; a rank that dies early three times in a
-            row is not started again.
-        agent_exit_s: Time for an agent to end its ranks before it is killed.
-        host_exit_s: Time for agents of other hosts to end after the job.
+        connect_s: Time limit for gloo to connect the ranks of a session with each other.
+        recv_s: Time limit for a message of a peer; long, since a link may be out for minutes.
+        trouble_s: Time from a rank's report of a lost connection until all ranks connect anew, unless an agent reports
+            the end of a process before.
+        explanation_s: Time that the head waits, after a rank has lost a peer, for a report of the cause.
+        session_end_s: Time limit for a rank with a lost connection to receive the end of the session from the head.
+        heartbeat_s: Interval at which a rank touches its heartbeat file.
+        probe_s: Interval at which an agent checks the processes of its ranks.
+        stopped_s: Time after which a process that a signal has stopped is killed, if the run ends with a lost rank.
+        stopped_recovering_s: The same if the run survives lost ranks.
+        silent_s: Time without a heartbeat after which a rank's process is killed; long, since some extensions hold
+            Python's global lock, so that the heartbeat's thread cannot run.
+        early_death_s: Age below which the death of a process counts as early; the run ends after three early deaths
+            of a rank in a row.
+        agent_exit_s: Time limit for an agent to end its ranks, after which the agent is killed.
+        host_exit_s: Time limit for the processes of all hosts to end after the job.
         clock_interval_s: Interval at which a rank measures the offset of its clock from the head's.
-        clock_answer_s: Time for the head to answer such a question.
-        shared_folder_s: Time until other hosts see what the head has written into a shared folder.
-        shared_folder_retry_s: Pause between two looks into that folder.
+        clock_answer_s: Time limit for the head to answer with a reading of its clock.
+        shared_folder_s: Time limit for a file that the head has written into a shared folder to appear on other hosts.
+        shared_folder_retry_s: Pause between two checks for that file.
     """
 
     proof_s: float = 5.0
@@ -70,5 +70,5 @@ class Timeouts:
 
 
 def timeouts() -> Timeouts:
-    """Return the intervals of this process, with what its environment changes."""
+    """Return the timeouts of this process, with the changes of ``ROPEBRIDGE_TIMEOUTS``."""
     return Timeouts(**json.loads(os.environ.get(_VARIABLE, "{}")))

@@ -1,1 +1,1 @@
-"""One rank of a run: its process, its session with the other ranks, its training loop."""
+"""The process of one rank: its connection to the head, its sessions with other ranks, and its training loop."""

@@ -1,4 +1,4 @@
-"""What one rank knows of its job from the start, and what its process holds over all sessions."""
+"""The configuration of one rank, and the objects that its process keeps over all sessions."""
 
 import gc
 from array import array
@@ -49,35 +49,35 @@ class RankConfig:
 
     @property
     def recovers(self) -> bool:
-        """Whether the run goes on when ranks are lost."""
+        """Whether the run survives the loss of ranks."""
         return self.run.backup_every > 0
 
     def program(self, plan: Plan) -> DeviceProgram | None:
-        """Return this rank's program under a plan; None if it has none there."""
+        """Return this rank's program under a plan; None if the plan does not use its device."""
         if self.device not in plan.devices:
             return None
         program = device_program(plan, self.scenario, self.device)
         if self.run.compute == "real" or self.leads(plan):
             return program
-        # In paced compute the first device of a group spends the time, and moves the bytes, of all of it.
+        # In paced compute the first device of a tensor-parallel group runs the program; its partners only wait.
         return replace(program, work=(), synchronisations=(), update_s=0.0)
 
     def leads(self, plan: Plan) -> bool:
-        """Return whether this rank is no partner in a tensor-parallel group of a plan that it has a part in."""
+        """Return whether a plan uses this rank other than as a partner in a tensor-parallel group."""
         return self.device in compile_plan(plan, self.scenario)
 
     def wire(self, plan: Plan) -> Wire:
-        """Return how payloads look on the wire under a plan."""
+        """Return the wire format of payloads under a plan."""
         if self.run.compute == "paced":
             return UncheckedWire()
         return CompressedWire(plan.compression, self.scenario.cluster)
 
     @property
     def watches(self) -> bool:
-        """Whether arrivals matter that nobody waits for.
+        """Whether a thread waits for each posted receive, also while no action needs the message.
 
-        They show a policy, and the rows of emulated links, what links carry; updates are applied on arrival; and of a
-        lost peer hears who waits for it.
+        The times of arrival show a policy, and the rows of runs with a relay, what the links carry; asynchronous
+        updates are applied on arrival; and only a thread that waits for a peer gets an error when the peer is lost.
         """
         updates = self.plan.synchronisation.method != "allreduce"
         return self.run.is_steered or updates or self.run.emulator == "relay"
@@ -85,15 +85,17 @@ class RankConfig:
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """What the process of a rank holds over all sessions.
+    """The objects that the process of a rank keeps over all sessions.
 
     Attributes:
-        shaper: Emulator of the links; None where nothing or the relay does.
-        group: The tensor-parallel group of this rank; None where it computes by itself.
-        samples: Takes the resources of the process at the end of each step.
-        backups: Copies of the state; None where the run ends with the first lost rank.
-        checkpoints: Writes the state to disk; None where nobody asks for that.
-        loss_steps: The steps that have a part of their loss here; sixteen bytes a step together with these.
+        shaper: Emulator of the links; None if the links are not emulated, or emulated by the relay.
+        group: The tensor-parallel group of this rank; None if the rank computes alone.
+        file: The rank's event file.
+        samples: The file of the process's resources at the end of each step.
+        backups: Copies of the state; None if the run ends with the first lost rank.
+        checkpoints: Writes the state to disk; None if the run writes no checkpoints.
+        loss_steps: The steps of which this rank computes a part of the loss.
+        losses: The part of the loss of each of ``loss_steps``.
     """
 
     compute: Compute
@@ -116,12 +118,12 @@ class RankContext:
 def build_context(
     config: RankConfig, model: LoadedModel | None, give_up: Callable[[Exception], None], *, is_connected: bool
 ) -> RankContext:
-    """Return what this process holds; its clock has yet to be started.
+    """Return the objects that this process keeps; the clock is not started yet.
 
     Args:
         config: The rank's part in the job.
         model: The model that is trained; None in paced compute.
-        give_up: Called in another thread with an error that ends this process.
+        give_up: Called with an error that must end this process, in the thread where the error occurred.
         is_connected: Whether the ranks of the job are connected, so that they can form tensor-parallel groups.
     """
     scenario, run, training = config.scenario, config.run, config.scenario.training
@@ -146,8 +148,8 @@ def build_context(
         checkpoints = Checkpointing(run, config.device, scenario, state, compute, give_up)
     file = EventWriter(config.folder.of_rank("events", config.rank))
     samples = SampleFile(config.folder.of_rank("resources", config.rank))
-    # The first plan is compiled, and all that takes its time is done, before the run's first second.
+    # Compile the first plan before the run starts; the result is cached.
     config.program(config.plan)
-    # What is there by now stays: to look for what is not needed any more takes a millisecond then.
+    # The present objects stay: without them a garbage collection takes about a millisecond.
     gc.freeze()
     return RankContext(compute, clock, shaper, group, file, samples, backups, checkpoints, array("q"), array("d"))

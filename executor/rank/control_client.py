@@ -1,7 +1,6 @@
-"""A rank's connection to the control server of its job: executor/control/control_server.py says who says what.
+"""A rank's connection to the control server of its job; executor/control/control_server.py lists the messages.
 
-One thread receives what the head pushes. What was pushed is kept here until somebody waits for it: no rank ever asks
-whether a plan has come.
+One thread receives the head's messages and keeps their contents until another thread waits for them.
 """
 
 import base64
@@ -27,7 +26,7 @@ from executor.rank.handshake import Facts, Statement
 from planner.adapt.policy import DECISION_LAG_STEPS
 from traces.common.errors import InputError, RopebridgeError
 
-# What a session, and with it the run, may end with.
+# How a session ends: `ENDED` if another session follows, `FINISHED` at the end of the run.
 ENDED, FINISHED = "ended", "finished"
 
 _PIECE_BYTES = 1 << 20
@@ -37,12 +36,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Agreed(Generic[T]):
-    """What ranks have agreed on.
+    """The result of an agreement of all ranks.
 
     Attributes:
-        value: What this rank has prepared.
-        token: A random name that all of them have heard.
-        now_s: The reading of the head's monotonic clock when all had said something, in seconds.
+        value: The value that this rank has prepared.
+        token: A random name, the same on all ranks.
+        now_s: The reading of the head's monotonic clock at the agreement in seconds, the same on all ranks.
     """
 
     value: T
@@ -51,26 +50,27 @@ class Agreed(Generic[T]):
 
 
 class SessionEndedError(Exception):
-    """A rank is lost, or another one joins: the session of these ranks is over, and they begin another one."""
+    """The session is over, since a rank or a connection is lost or ranks join; another session follows."""
 
 
 def end_without_a_word() -> None:
-    """End this process by a signal: nothing that it could say would explain why the head is gone."""
+    """Kill this process without a message: it cannot know why the connection to the head is closed."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class ControlClient:
-    """One rank's process, as its head knows it.
+    """The rank's end of its connection to the head.
 
     Args:
-        job: The job's folder on this host, which has the key.
-        name: What messages call it.
-        lose_head: Called, in another thread, when the head has closed the connection before the run is over: it goes on
-            without this rank, or is gone.
+        job: The job's folder on this host, which contains the key.
+        rank: Number of the rank.
+        name: Name of the rank in messages.
+        lose_head: Called, in the receiving thread, when the connection is closed before the run is over: the head has
+            ended, or continues without this process.
 
     Attributes:
-        is_remote: Whether the head is on another host, whose clock is another one.
-        is_ending: Whether the session is over, or about to be: what was to be called at its end has been or will be.
+        is_remote: Whether the head is on another host, and so has another monotonic clock.
+        is_ending: Whether the session is over, or the function of `call_at_end` is being called.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ControlClient:
         threading.Thread(target=self._receive, args=(self._channel,), name="control", daemon=True).start()
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Send the head a message, in any thread."""
+        """Send the head a message; safe in any thread."""
         self._channel.send(kind, payload, **fields)
 
     # --- before a session ---
@@ -111,17 +111,18 @@ class ControlClient:
         *,
         wrong_input: bool = False,
     ) -> Agreed[T]:
-        """Prepare something on every rank; return it if all could and their facts are the same.
+        """Prepare a value on every rank; return it once the head has found that all facts are equal.
 
         Args:
-            topic: A name that differs in each call of a run.
-            count: How many ranks take part: those below this number.
-            prepare: Returns what this rank has prepared, and what must be the same on all.
-            wait_s: How long the head waits for the others, in seconds.
-            wrong_input: Whether the user can correct a difference.
+            topic: Name of the agreement, used once in a run.
+            count: Number of ranks that take part: ranks 0 to ``count - 1``.
+            prepare: Returns the value of this rank, and the facts that must be equal on all ranks.
+            wait_s: How long the head waits for the other ranks, in seconds.
+            wrong_input: Whether a difference is an error in the user's input.
 
         Raises:
-            RopebridgeError: On every rank the same: who could not prepare, or differs, or did not come.
+            RopebridgeError: A rank could not prepare, has other facts, or did not take part in time; the message is
+                the same on every rank.
             SessionEndedError: The session in which this was called is over.
         """
 
@@ -156,7 +157,7 @@ class ControlClient:
         """Return a reading of the head's monotonic clock, in seconds.
 
         Raises:
-            TimeoutError: The head does not answer.
+            TimeoutError: The head has not answered within `Timeouts.clock_answer_s`.
         """
         self._questions += 1
         number = self._questions
@@ -167,33 +168,33 @@ class ControlClient:
             return self._readings.pop(number)
 
     def await_session(self) -> SessionSpec | None:
-        """Wait until this rank belongs to a session; return with what it begins, None if the run is over."""
+        """Wait for the next session of this rank; return its specification, or None if the run is over."""
         with self._changed:
             self._changed.wait_for(lambda: self._spec is not None or self._outcome == FINISHED)
             spec, self._spec = self._spec, None
             return spec
 
     def begin(self, spec: SessionSpec) -> None:
-        """Begin the one session of a run that ends with the first rank that is lost; nobody pushes its spec."""
+        """Begin the only session of a run without recovery; the head sends no specification in such a run."""
         with self._changed:
             self._begin(spec)
 
     # --- during a session ---
 
     def call_at_end(self, on_end: Callable[[], None]) -> None:
-        """Call something, in another thread, if the session ends before the run does."""
+        """Register a function that the receiving thread calls if the session ends before the run."""
         self._on_end = on_end
 
     def known(self, step: int) -> NewPlan | None:
-        """Return the plan of a step if it is there already, with what moves right before that step."""
+        """Return the plan of a step with the moves before the step; None if the plan has not arrived."""
         with self._changed:
             return self._plans.get(step)
 
     def wait(self, step: int) -> NewPlan:
-        """Return the plan of a step, waiting for it if need be, with what moves right before that step.
+        """Wait for the plan of a step; return it with the moves before the step.
 
         Raises:
-            SessionEndedError: It will never come.
+            SessionEndedError: The session is over, so that the plan will not arrive.
         """
         with self._changed:
             self._changed.wait_for(lambda: step in self._plans or self._outcome)
@@ -202,23 +203,30 @@ class ControlClient:
             return self._plans[step]
 
     def durable(self, step: int) -> int:
-        """Return the step of which, when this step was decided on, every rank had complete copies."""
+        """Return the newest step before which copies were complete when the plan of ``step`` was decided."""
         with self._changed:
             return self._durables[step]
 
     def outcome(self, wait_s: float | None = None) -> str:
-        """Wait until the session is over; return `FINISHED`, `ENDED`, or nothing after ``wait_s`` seconds."""
+        """Wait until the session is over; return `FINISHED` or `ENDED`, or an empty string after ``wait_s`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._outcome, wait_s)
             return self._outcome
 
     def report(self, session: int, copies: Mapping[int, frozenset[int]], now_s: float, unpublished: Any) -> None:
-        """Say which layers this rank has by step, and what it has not published, now that a session is over."""
+        """Report to the head after a session.
+
+        Args:
+            session: Number of the session.
+            copies: Steps to the layers whose state before that step this rank has.
+            now_s: When the session ended on this rank, in run seconds.
+            unpublished: The rows of steps that were not published, as in `executor.core.messages.pack`.
+        """
         held = {step: sorted(layers) for step, layers in copies.items()}
         self.send("report", session=session, copies=held, now_s=now_s, unpublished=unpublished)
 
     def send_files(self, job: JobFolder) -> None:
-        """Bring the head all files that this rank has left in its own folder of the job."""
+        """Send the head all files of this rank from the job's folder on this host."""
         for kind in FILE_KINDS:
             path = job.of_rank(kind, self.rank)
             if path.exists():
@@ -228,20 +236,20 @@ class ControlClient:
                 self.send("file", file=kind)
         self.send("files-sent")
 
-    # --- what the head pushes ---
+    # --- messages from the head ---
 
     def _receive(self, channel: Channel) -> None:
         try:
             while (message := channel.receive()) is not None:
                 if message["kind"] == ENDED:
-                    # Before anybody who hears of the end drops what this closes.
+                    # First close the connections: threads that see the end of the session drop them.
                     self.is_ending = True
                     self._on_end()
                 with self._changed:
                     self._take(message)
                     self._changed.notify_all()
         except Exception:
-            # In the log of this rank; its agent shows the end of that.
+            # Goes to the log of this rank, whose end its agent sends to the head.
             traceback.print_exc()
             sys.stderr.flush()
         finally:
@@ -280,27 +288,27 @@ class ControlClient:
 
 
 class ControlStore(Store):
-    """The store through which gloo exchanges its addresses: every value goes over the control server to all ranks."""
+    """A torch store, through which gloo exchanges addresses; the control server sends every value to all ranks."""
 
     def __init__(self, client: ControlClient) -> None:
         super().__init__()
         self._client = client
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Give all ranks a value."""
+        """Set a value on all ranks."""
         raw = value.encode() if isinstance(value, str) else bytes(value)
         self._client.send("store", key=key, value=base64.b64encode(raw).decode())
 
     def get(self, key: str) -> bytes:
-        """Return the value of a key, waiting for it if need be."""
+        """Wait for the value of a key, and return it."""
         self.wait([key])
         return self._client._values[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait for values.
+        """Wait for the values of keys.
 
         Raises:
-            RuntimeError: Some have not come in time, or the session is over.
+            RuntimeError: A value has not arrived within ``timeout``, or the session is over.
         """
         client = self._client
         wait_s = timeout.total_seconds() if timeout is not None else timeouts().connect_s
@@ -309,9 +317,11 @@ class ControlStore(Store):
                 lambda: all(key in client._values for key in keys) or client._outcome == ENDED, wait_s
             )
             if not all(key in client._values for key in keys):
-                raise RuntimeError("the address of a rank has not come")
+                raise RuntimeError(
+                    f"the address of a rank has not arrived within {wait_s:.0f} s, or the session ended before"
+                )
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether values are there."""
+        """Return whether the values of all keys have arrived."""
         with self._client._changed:
             return all(key in self._client._values for key in keys)

@@ -1,7 +1,7 @@
-"""Ranks tell the head what they are about to do, before any of them posts a message.
+"""Agreement of all ranks on the facts of a run, before any of them posts a message.
 
-gloo ends the process, without a Python exception, where a send and its receive differ in size: two ranks with unlike
-plans must not come that far. The head compares what all say, and each rank hears the outcome.
+If the sizes of a send and its receive differ, gloo aborts the process without a Python exception; so ranks with
+different plans must be found before. The head compares the facts of all ranks, and sends each rank the outcome.
 """
 
 import hashlib
@@ -21,10 +21,10 @@ from planner.plan.plan import Plan
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
 
-# Of a SHA-256: enough to tell two files apart.
+# Hexadecimal digits of a SHA-256 that are compared and shown.
 _DIGITS = 12
 
-# Ranks that one message names.
+# The largest number of ranks, or of differences, that one message names.
 _MAX_NAMED = 4
 
 Job = tuple[Scenario, Plan, RunConfig]
@@ -32,7 +32,7 @@ Facts = Mapping[str, str]
 
 
 def job_facts(folder: JobFolder, job: Job) -> dict[str, str]:
-    """Return what must be the same on all ranks before any of them loads a model."""
+    """Return the facts that must be equal on all ranks before any of them loads a model: names to values."""
     scenario, plan, config = job
     facts = {
         "ropebridge": _ropebridge_version(),
@@ -48,10 +48,10 @@ def job_facts(folder: JobFolder, job: Job) -> dict[str, str]:
 
 
 def model_facts(sizes: Sequence[LayerSize], profile: ModelProfile) -> dict[str, str]:
-    """Return what must be the same of the model on all ranks: each layer's parameters and output.
+    """Return the facts of the model that must be equal on all ranks: each layer's parameters and output.
 
     Raises:
-        InputError: A layer is not what the profile says, by which the plan was made.
+        InputError: The sizes of a layer differ from the scenario's profile.
     """
     compare_sizes(profile, sizes)
     return {f"layer {index}": _layer_facts(size) for index, size in enumerate(sizes)}
@@ -70,7 +70,7 @@ def _ropebridge_version() -> str:
 
 
 def _resolved(folder: JobFolder) -> str:
-    """Return the scenario without where the model's file is, which may be elsewhere on each host."""
+    """Return the scenario as JSON, without the path of the model's file, which may differ between hosts."""
     data = folder.documents()["scenario"]
     if data["code"] is not None:
         del data["code"]["path"]
@@ -83,13 +83,13 @@ def _digest(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What a rank says of itself.
+    """The statement of one rank on a topic.
 
     Attributes:
-        name: What messages call the rank.
-        facts: What must be the same on all ranks.
-        failure: Why it cannot go on; empty if it can.
-        wrong_input: Whether the user can correct that, or a difference in the facts.
+        name: Name of the rank in messages.
+        facts: Values that must be equal on all ranks, by name.
+        failure: Why the rank cannot continue; empty if it can.
+        wrong_input: Whether the failure, or a difference in the facts, is an error in the user's input.
     """
 
     name: str
@@ -100,14 +100,14 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Why ranks do not go on together."""
+    """The reason for which the ranks cannot run the job together."""
 
     message: str
     wrong_input: bool
 
 
 def compare(statements: Sequence[Statement]) -> Disagreement | None:
-    """Return why ranks cannot go on together, None if they can; the others are compared with the first."""
+    """Return the failures of ranks, or their differences from the first rank's facts; None if all agree."""
     failed = [each for each in statements if each.failure]
     if failed:
         message = _listed([f"{each.name}: {each.failure}" for each in failed])
@@ -129,7 +129,7 @@ def _listed(parts: Sequence[str], separator: str = "; ") -> str:
 
 
 class _Topic:
-    """What ranks have said of one topic; ``agreed`` is what a rank said with which all agreed."""
+    """The statements on one topic by rank; after an agreement ``agreed`` is the statement of the first rank."""
 
     def __init__(self, count: int, wait_s: float) -> None:
         self.count = count
@@ -140,10 +140,10 @@ class _Topic:
 
 
 class Agreements:
-    """The head's part: compares what ranks say once all have said something.
+    """Compares, on the head, the statements of ranks once all have arrived.
 
     Args:
-        answer: Called with a rank, a topic and why the ranks disagree, None if they do not.
+        answer: Called with a rank, a topic and the disagreement of the ranks; None if they agree.
     """
 
     def __init__(self, answer: Callable[[int, str, Disagreement | None], None]) -> None:
@@ -151,7 +151,7 @@ class Agreements:
         self._topics: dict[str, _Topic] = {}
 
     def state(self, rank: int, message: Message) -> None:
-        """Take what a rank says; a process that comes later is compared with those who have agreed.
+        """Handle a rank's message ``agree``; after an agreement, compare its statement with the agreed one.
 
         Raises:
             TypeError, KeyError, ValueError: The message is malformed.
@@ -172,17 +172,17 @@ class Agreements:
             self._conclude(name, outcome)
 
     def forget(self, rank: int) -> None:
-        """Forget what a rank has said that is lost; its next process will say it again."""
+        """Forget the statements of a lost rank; its next process will send them again."""
         for topic in self._topics.values():
             topic.statements.pop(rank, None)
 
     @property
     def due_s(self) -> float:
-        """When the next topic is to be given up, by the monotonic clock; infinity if none is open."""
+        """When the next topic times out, by the monotonic clock; infinity if none is open."""
         return min((topic.due_s for topic in self._topics.values() if topic.statements), default=float("inf"))
 
     def give_up_late(self) -> None:
-        """End the topics for which some ranks have not come in time."""
+        """End the topics that have timed out, with a disagreement that names the missing ranks."""
         now_s = time.monotonic()
         for name, topic in self._topics.items():
             if topic.statements and now_s >= topic.due_s:

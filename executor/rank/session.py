@@ -1,4 +1,4 @@
-"""One rank in a session: ranks that are connected from a step on, until the run ends, one is lost or others join."""
+"""One rank in a session: a set of ranks connected until the run ends, one of them is lost, or others join."""
 
 import threading
 from collections.abc import Callable
@@ -29,8 +29,9 @@ class Session:
     """One rank in one session.
 
     Args:
-        connect: Connects this rank with the others, all together.
-        start: Agrees with the others on the start of the run, once all are connected; called where that is open.
+        connect: Connects the ranks of the session with each other; all of them call it together.
+        start: Agrees with the other ranks on second 0 of the run; called after ``connect`` unless that is known.
+        give_up: Called with an error that must end this process.
     """
 
     _config: RankConfig
@@ -52,11 +53,11 @@ class Session:
         self._client.call_at_end(self._abort)
 
     def run(self, conclude: Callable[[], None]) -> None:
-        """Carry out all steps that are left, then ``conclude``.
+        """Run all remaining steps, then call ``conclude``.
 
         Raises:
-            SessionEndedError: A rank is lost, or a connection, or others join, and another session begins.
-            PeerLostError: The same where the run ends with that.
+            SessionEndedError: A rank or a connection is lost, or ranks join, and another session follows.
+            PeerLostError: A rank or a connection is lost, and the run ends.
         """
         config, context = self._config, self._context
         try:
@@ -73,7 +74,7 @@ class Session:
             self._rows.flush()
             conclude()
             if config.recovers:
-                # Until all have come to the end, this rank's part may be asked for.
+                # Until all ranks are done, the loss of one may require this rank's copies for another session.
                 self._client.send("done", session=self._spec.number)
                 if self._client.outcome() == ENDED:
                     raise SessionEndedError
@@ -82,19 +83,19 @@ class Session:
             if not config.recovers:
                 raise
             self._client.send("trouble", session=self._spec.number)
-            # Whether a lost connection is the end of the session, or of this rank's run.
+            # If the head does not end the session, the lost connection ends this process.
             if self._client.outcome(timeouts().session_end_s) != ENDED:
                 raise
             raise SessionEndedError from None
 
     def leave(self) -> None:
-        """Close all connections, of which what waits for them hears, and tell the head what this rank has."""
+        """Close all connections, which ends waits on them with an error, and report this rank's copies to the head."""
         backups, publisher = self._context.backups, self._publisher
         assert backups is not None
         assert publisher is not None
         if self._transport is not None:
             self._transport.abandon()
-        # Connections must not outlive their process group.
+        # Drop the connections before their process group is destroyed.
         self._transport = None
         self._rows.flush()
         if dist.is_initialized():
@@ -116,9 +117,9 @@ class Session:
         return transport
 
     def _restore(self, transport: Transport) -> None:
-        """Have the layers as they were before the first step: from this rank's own copies and those of others."""
+        """Restore the layers as they were before the session's first step, from the copies of all its ranks."""
         if self._spec.number == 0 or self._spec.origin_s is None:
-            # Nobody has trained yet.
+            # No rank has trained yet.
             return
         backups, compute = self._context.backups, self._context.compute
         assert backups is not None
@@ -137,7 +138,7 @@ class Session:
     # --- the training loop ---
 
     def _train(self, transport: Transport, groups: ProcessGroups) -> None:
-        """Carry out all steps, epoch by epoch: between two of them layers change devices."""
+        """Run all steps, epoch by epoch; between two epochs layers change devices."""
         change = self._run_epoch(transport, self._spec.first_step, self._spec.plans[0].plan)
         while change is not None:
             if change.to.joins:
@@ -146,14 +147,18 @@ class Session:
             change = self._run_epoch(transport, change.step, change.to.plan)
 
     def _run_epoch(self, transport: Transport, first: int, plan: Plan) -> Reconfiguration | None:
-        """Carry out the steps from ``first`` on, which runs ``plan``; return why that ends, None if the run does."""
+        """Run the steps from ``first`` on, beginning with ``plan``, until layers change devices.
+
+        Returns:
+            The change of devices that ends the epoch; None at the end of the run.
+        """
         run, clock = self._config.run, self._context.clock
         if self._config.device not in plan.devices:
             return self._follow_epoch(first)
         interpreter = self._interpreter(transport, plan, first)
 
         def known(step: int) -> StepProgram | None:
-            """Return a step if its plan is known already; None after the last one of this epoch."""
+            """Return the program of a step; None if its plan is not known yet, or the step is beyond this epoch."""
             new = self._client.known(step) if run.is_steered else NewPlan(plan)
             if step >= run.steps or new is None or _begins_another(new, step, first):
                 return None
@@ -195,14 +200,14 @@ class Session:
         return StepProgram(step, new.plan, program)
 
     def _let_others_join(self, step: int) -> NoReturn:
-        """Keep the layers as they are before a step, with which a session begins that has others too."""
+        """Copy the layers before ``step``, with which the next session begins, and end this session."""
         assert self._context.backups is not None, "without copies all devices are in the one session"
         self._context.backups.copy(step)
         self._client.outcome()
         raise SessionEndedError
 
     def _reconfigure(self, transport: Transport, groups: ProcessGroups, change: Reconfiguration) -> None:
-        """Send and take the layers that change devices; this rank waits for nothing else."""
+        """Send and receive the layers that change devices; there is no barrier with other ranks."""
         plan, context = change.to.plan, self._context
         context.compute.wait_until(change.ready_s)
         with blaming("one of the others"):
@@ -267,7 +272,7 @@ class Session:
     # --- how a session ends ---
 
     def _fail(self, error: Exception) -> None:
-        """Take an error of a thread that moves bytes and could not go on."""
+        """Handle the error of a sending or receiving thread."""
         if not (self._config.recovers and isinstance(error, PeerLostError)):
             self._give_up(error)
         self._client.send("trouble", session=self._spec.number)
@@ -279,5 +284,5 @@ class Session:
 
 
 def _begins_another(new: NewPlan, step: int, first: int) -> bool:
-    """Return whether a step begins another epoch than the one that began with ``first``: layers change devices."""
+    """Return whether layers change devices before ``step``, which ends the epoch that began with ``first``."""
     return new.moves is not None and step > first

@@ -1,4 +1,4 @@
-"""What a rank publishes of each step of a session, beside the training and never in its way."""
+"""The rows and resource samples that a rank publishes for each step."""
 
 import json
 import os
@@ -19,12 +19,12 @@ _PAGE_BYTES = resource.getpagesize()
 
 @dataclass(frozen=True, slots=True)
 class ResourceSample:
-    """One process at the end of one step.
+    """Resources of one process at the end of one step.
 
     Attributes:
-        time_s: Seconds since the start of the run.
-        cpu_s: Seconds of processor time since the process began, all threads, user and system.
-        resident_bytes: Memory that it really occupies.
+        time_s: Time since the start of the run in seconds.
+        cpu_s: Processor time of all threads since the start of the process, user and system, in seconds.
+        resident_bytes: Resident memory in bytes.
     """
 
     step: int
@@ -36,7 +36,7 @@ class ResourceSample:
 
 
 def sample_resources(step: int, time_s: float) -> ResourceSample:
-    """Return what this process holds now; Linux only."""
+    """Return the present resources of this process; Linux only."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     open_files = len(os.listdir("/proc/self/fd"))
@@ -46,7 +46,7 @@ def sample_resources(step: int, time_s: float) -> ResourceSample:
 
 
 class SampleFile:
-    """Samples as JSON lines, each on disk as soon as it is there."""
+    """Writes samples as JSON lines, each to disk at once."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", buffering=1)
@@ -61,17 +61,20 @@ class SampleFile:
 
 
 def read_samples(path: Path) -> list[ResourceSample]:
-    """Return what a `SampleFile` holds."""
+    """Return the samples in the file of a `SampleFile`."""
     return [ResourceSample(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 @dataclass(eq=False)
 class StepPublisher:
-    """Collects the rows of each step, and publishes them once the step's sends have left.
+    """Collects the rows of each step, and publishes them to the head once the step's sends have departed.
 
     Args:
-        first_step: The step with which it begins.
-        kept: Gives the step before which this rank's copies of the state are complete; None where it keeps none.
+        client: The connection to the head.
+        session: Number of the session.
+        first_step: The first step of the session.
+        steps: Number of the step after the last one.
+        kept: Returns the newest step before which this rank's copies are complete; None if it keeps none.
     """
 
     _client: ControlClient
@@ -84,16 +87,16 @@ class StepPublisher:
         self._events: defaultdict[int, list[Event]] = defaultdict(list)
         self._late: list[Event] = []
         self._losses: dict[int, float] = {}
-        # What holds a step back: itself, until it is finished, and each of its sends.
+        # By step, how many operations hold it back: 1 for the step itself until it is finished, 1 for each send.
         self._open: defaultdict[int, int] = defaultdict(lambda: 1)
         self._finished = first_step - 1
         self._lock = threading.Lock()
 
     def log(self, event: Event) -> None:
-        """Take an event; that of a send or of a move of layers closes what `sending` opened.
+        """Take a row; the row of a send or of a move of layers also releases the step that `sending` held back.
 
-        Updates of other pipelines may be sent and applied when the step that they belong to has long been published.
-        They go with the next one; a policy does not see them.
+        Asynchronous updates may be sent and applied after their step was published. Such rows are published with the
+        next step; a policy does not get them.
         """
         with self._lock:
             is_late = event.step <= self._finished and event.step not in self._open
@@ -102,24 +105,24 @@ class StepPublisher:
             self.release(self._steps - 1 if event.action == UPDATE_ACTION else event.step)
 
     def sending(self, step: int) -> None:
-        """Hold a step back while a send, or a move of layers before the step, is under way."""
+        """Hold a step back from publication while a send, or a move of layers before the step, is under way."""
         with self._lock:
             self._open[step] += 1
 
     def note_loss(self, step: int, loss: float) -> None:
-        """Take this rank's part of a step's loss, before the step is finished."""
+        """Store this rank's part of a step's loss; must precede `finish`."""
         with self._lock:
             self._losses[step] = loss
 
     def finish(self, step: int) -> None:
-        """Note that the rank has done its work of a step; it is published once its sends have left."""
+        """Finish a step; the step is published once all its sends have departed."""
         with self._lock:
             self._open.setdefault(step, 1)
             self._finished = step
         self.release(step)
 
     def release(self, step: int) -> None:
-        """Note that something is over that held a step back."""
+        """Release a step from one `sending`; publish the step if nothing else holds it back."""
         with self._lock:
             self._open[step] -= 1
             if self._open[step]:
@@ -130,6 +133,6 @@ class StepPublisher:
         self._client.send("step", session=self._session, step=step, part=part)
 
     def unpublished(self) -> dict[str, Any]:
-        """Return what happened in steps that were never published, as it would have been."""
+        """Return the rows of all steps that were not published, in one message as of `pack`."""
         with self._lock:
             return pack([event for events in self._events.values() for event in events], None, None)

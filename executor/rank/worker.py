@@ -36,15 +36,15 @@ from executor.wan.testbed import enter_device_network
 from planner.events.event import to_table
 from traces.common.errors import InputError, RunError
 
-# At the end the others may have hours of work left. Who waits there still hears within seconds that a peer is gone.
+# Timeout of the barrier at the end: other ranks may have hours of work left. A lost peer ends the barrier in seconds.
 _UNTIL_ALL_ARE_DONE = timedelta(days=365)
 
-# The news of the start travels for so many times the longest latency at most.
+# The run starts at least so many times the longest link latency after the agreement, so that all ranks know the start.
 _HEAD_START_LATENCIES = 8
 
 
 def preload(job: JobFolder) -> None:
-    """Load what every rank that is forked from this process needs: half of a rank's start, for each rank."""
+    """Load the modules that every rank forked from this process needs; this halves the start of each rank."""
     # pyarrow loads pandas with its first array.
     to_table([])
     scenario, plan, _ = job.read()
@@ -56,14 +56,14 @@ def main(agent: str, folder: str) -> None:
     """Run this process's rank of the job in ``folder``."""
     client = join_job(agent, folder)
     run_rank(client, JobFolder(Path(folder)), int(os.environ["WORLD_SIZE"]))
-    # All is written and closed. Threads of torch abort a process in which what they look at is taken down.
+    # All files are closed. Skip the interpreter's clean-up, during which threads of torch may abort the process.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def join_job(agent: str, folder: str) -> ControlClient:
-    """Make this process, which an agent has started and with which it ends, a rank of its job."""
+    """Connect this process, which an agent has started, to the head as a rank; it ends with the agent."""
     die_with_parent(int(agent))
     keep_freed_memory()
     enter_device_network()
@@ -77,15 +77,15 @@ def join_job(agent: str, folder: str) -> ControlClient:
 def run_rank(
     client: ControlClient, job: JobFolder, ranks: int, *, scope: str = "", head_start_s: float | None = None
 ) -> None:
-    """Run one rank of a job, from the comparison with the others to what it leaves; end this process if that fails.
+    """Run one rank of a job, from the agreement with the other ranks to its result files; on an error end the process.
 
     Args:
         client: The connection to the head.
-        job: The job's files.
+        job: The folder of the job.
         ranks: Number of the job's ranks.
-        scope: What topics of agreement begin with, where a process runs several jobs.
-        head_start_s: From agreeing on the start of the run to the start, in seconds; less is for runs of which nobody
-            asks when things happened.
+        scope: Prefix of the topics of agreements, for a process that runs several jobs.
+        head_start_s: Time from the agreement on second 0 to second 0; None for `Timeouts.head_start_s`. With a shorter
+            time the first events may be late.
     """
     end = partial(give_up, job, client.rank, client.name)
     head_start_s = timeouts().head_start_s if head_start_s is None else head_start_s
@@ -94,7 +94,7 @@ def run_rank(
 
 
 class Rank:
-    """One rank of one job, over all sessions."""
+    """Runs one rank of one job, over all its sessions."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Rank:
         head_start_s: float,
     ) -> None:
         self._client = client
-        # Torch does not keep what is written in Python alive.
+        # Torch holds no reference to a store written in Python.
         self._store = ControlStore(client)
         self._folder = job
         self._ranks = ranks
@@ -115,19 +115,21 @@ class Rank:
         self._head_start_s = head_start_s
         limits = timeouts()
         self._arrival_s = limits.arrival_s + limits.arrival_per_rank_s * ranks
-        # Models take unequal times to load.
+        # Ranks take unequal times to load their models.
         self._loading_s = max(limits.recv_s, self._arrival_s)
         torch.set_num_threads(threads_of_a_rank(int(os.environ.get("LOCAL_WORLD_SIZE", ranks))))
 
     def run(self) -> None:
-        """Run all steps with the others and write what they left."""
+        """Run all steps together with the other ranks, and write the result files."""
         client = self._client
         agreed = client.agree(f"{self._scope}job", self._ranks, self._read, self._arrival_s)
         devices = rank_devices(*agreed.value)
         if len(devices) != self._ranks:
-            raise RunError(f"the plan is for {len(devices)} devices, and {self._ranks} ranks were started")
+            raise RunError(
+                f"the plan is for {len(devices)} devices, but {self._ranks} ranks were started: one for each"
+            )
         config = self._config = RankConfig(self._folder, client.rank, *agreed.value, devices)
-        # Loaded before the ranks agree on the start: models take their time.
+        # Load the model before the ranks agree on the start of the run, since this takes long.
         model = self._load_model() if config.run.compute == "real" else None
         if config.run.checkpoints:
             self._check_checkpoints()
@@ -154,7 +156,7 @@ class Rank:
             except SessionEndedError:
                 session.leave()
             del session
-            # Errors and the calls that they came through hold each other, and with them the connections of before.
+            # An error and its traceback form a cycle, which keeps the session's connections alive until a collection.
             gc.collect()
             spec = client.await_session()
         self._close()
@@ -172,7 +174,7 @@ class Rank:
         return ProcessGroups(spec.plans[0].plan.connections)
 
     def _agree_on_start(self, spec: SessionSpec) -> None:
-        """Agree on second 0 of the run, by the head's clock: a little after everybody has heard of it."""
+        """Agree with all ranks on second 0 of the run by the head's clock: late enough for all of them to know it."""
         config, client = self._config, self._client
         local_delivery_s = 0.0
         if config.run.emulator == "shaper":
@@ -211,7 +213,7 @@ class Rank:
         return self._client.agree(f"{self._scope}model", self._ranks, load, self._loading_s, wrong_input=True).value
 
     def _check_checkpoints(self) -> None:
-        """Refuse folders that are not the same one on all hosts."""
+        """Raise if the folder of checkpoints is not the same one on all hosts."""
         folder, mark = CheckpointFolder(Path(self._config.run.checkpoints)), self._config.run.checkpoints_mark
 
         def check() -> tuple[None, Facts]:
@@ -222,7 +224,7 @@ class Rank:
         self._client.agree(f"{self._scope}checkpoints", self._ranks, check, wait_s, wrong_input=True)
 
     def _conclude(self) -> None:
-        """Write what the steps have left."""
+        """Write the rank's result files: losses, parameters, norms of gradients."""
         rank, folder, context = self._config.rank, self._folder, self._context
         if not self._config.recovers:
             dist.barrier(timeout=_UNTIL_ALL_ARE_DONE)
@@ -236,7 +238,7 @@ class Rank:
             write_norms(context.trained.norms, folder, rank)
 
     def _close(self) -> None:
-        """Complete all files; now nobody can be lost any more for whom something would have to be done again."""
+        """Close all files and connections; no step will be repeated any more."""
         context = self._context
         if context.shaper is not None:
             context.shaper.close()
@@ -250,18 +252,18 @@ class Rank:
 
 @contextmanager
 def _saying_why(end: Callable[[Exception], None]) -> Iterator[None]:
-    """Call ``end``, which ends this process, with what is raised inside."""
+    """Call ``end``, which ends this process, with an error that is raised inside."""
     try:
         yield
     except Exception as error:
         end(error)
     except SystemExit as error:
-        # As an exit status of its own it would end this rank without a word, and others would seem to be the cause.
+        # Otherwise the rank would end without a reason, and other ranks would seem to be the cause.
         end(RunError(f"the model's code ended the process: SystemExit({error.code!r})"))
 
 
 def _device(job: JobFolder, rank: int) -> str:
-    """Return this rank's device, for messages; nothing if there is none."""
+    """Return the name of this rank's device for messages; an empty string if it is unknown."""
     try:
         return rank_devices(*job.read())[rank]
     except (InputError, IndexError, OSError, ValueError):
