@@ -1,1 +1,1 @@
-"""The published systems, the baselines and `auto`: strategies that make plans and policies that change them."""
+"""Strategies, which make plans, and policies, which change plans during a run: published systems, baselines, `auto`."""

@@ -1,7 +1,7 @@
 """Strategies and adaptation policies by name.
 
-A strategy makes a plan for a scenario; a policy may replace the plan between two steps. Both are named, or are Python
-files of the user.
+A strategy makes a plan for a scenario; a policy may replace the plan between two steps. The user chooses each by a name
+of `STRATEGIES` or `POLICIES`, or by the path of a Python file.
 """
 
 from collections.abc import Callable, Mapping
@@ -64,14 +64,14 @@ POLICIES: Mapping[str, Callable[[Scenario], Policy] | None] = {
 
 
 def make_plan(strategy: str, scenario: Scenario) -> Plan:
-    """Return the checked plan that a strategy makes for a scenario.
+    """Return the plan that a strategy makes for a scenario, after `check_plan` has accepted it.
 
     Args:
         strategy: Name of a strategy, or path of a Python file that defines ``plan(scenario)``.
         scenario: Model, cluster and training to plan for.
 
     Raises:
-        InputError: There is no such strategy, or its plan does not fit the scenario.
+        InputError: The name or file is unknown, the user's code fails, or `check_plan` refuses the plan.
     """
     if strategy.endswith(".py"):
         plan = _plan_from_file(Path(strategy), scenario)
@@ -82,14 +82,14 @@ def make_plan(strategy: str, scenario: Scenario) -> Plan:
 
 
 def make_policy(name: str, scenario: Scenario) -> Policy | None:
-    """Return a fresh policy for one run; None for ``none``.
+    """Return a new policy object for one run, or None for the name ``none``, with which the plan never changes.
 
     Args:
         name: Name of a policy, or path of a Python file that defines a function or class ``policy(scenario)``.
         scenario: Model, cluster and training that the policy decides for.
 
     Raises:
-        InputError: There is no such policy.
+        InputError: The name or file is unknown, or the user's code fails.
     """
     if name.endswith(".py"):
         return _policy_from_file(Path(name), scenario)
@@ -99,24 +99,24 @@ def make_policy(name: str, scenario: Scenario) -> Policy | None:
 
 def _plan_from_file(path: Path, scenario: Scenario) -> Plan:
     make = load_function(path, "plan", "strategy", "plan(scenario) that returns a planner.plan.plan.Plan")
-    with user_code(path, "'plan' fails", "correct the strategy"):
+    with user_code(path, "'plan' fails", f"correct plan(scenario) in {path.name}"):
         made = make(scenario)
     if not isinstance(made, Plan):
         raise InputError(
-            f"'plan' returns a {type(made).__name__}", where=str(path), valid="return a planner.plan.plan.Plan"
+            f"plan(scenario) returns a {type(made).__name__}", where=str(path), valid="return a planner.plan.plan.Plan"
         )
     return made
 
 
 def _policy_from_file(path: Path, scenario: Scenario) -> Policy:
     make = load_function(path, "policy", "policy", "policy(scenario) that returns an object with 'decide'")
-    with user_code(path, "'policy' fails", "correct the policy"):
+    with user_code(path, "'policy' fails", f"correct policy(scenario) in {path.name}"):
         made: Policy = make(scenario)
     if not callable(getattr(made, "decide", None)):
         raise InputError(
-            f"'policy' returns a {type(made).__name__} without 'decide'",
+            f"policy(scenario) returns a {type(made).__name__} without 'decide'",
             where=str(path),
-            valid="see planner.adapt.policy.Policy",
+            valid="return an object with decide(observation, plan), as planner.adapt.policy.Policy",
         )
     return _UserPolicy(path, made)
 
@@ -129,5 +129,5 @@ class _UserPolicy:
         self._policy = policy
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        with user_code(self._path, f"'decide' fails at step {observation.step}", "correct the policy"):
+        with user_code(self._path, f"'decide' fails at step {observation.step}", "correct this method"):
             return self._policy.decide(observation, plan)

@@ -1,4 +1,4 @@
-"""Python files of the user with models, strategies or policies. Only the command line names them, never a plan."""
+"""Run Python files of the user (models, strategies, policies); only the command line names such files, never a plan."""
 
 import importlib.util
 import sys
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @contextmanager
 def user_code(path: Path, failure: str, valid: str) -> Iterator[None]:
-    """Run the user's code: its output goes to stderr, and an exception becomes an `InputError`.
+    """Send what the user's code prints inside the ``with`` block to stderr, and turn its exceptions into `InputError`.
 
     Args:
         path: Path of the file with the code.
-        failure: Description of the failure if the code raises an exception.
-        valid: What the user can do about it.
+        failure: What failed, for the message of the error.
+        valid: What the user can do about the failure, for the message.
 
     Raises:
         InputError: The code raised an exception.
@@ -37,33 +37,35 @@ def user_code(path: Path, failure: str, valid: str) -> Iterator[None]:
 
 
 class _NoBytecodeLoader(SourceFileLoader):
-    """A loader that writes no bytecode beside the user's file."""
+    """A loader that writes no ``__pycache__`` beside the user's file."""
 
     def set_data(self, path: str, data: "ReadableBuffer", *, _mode: int = 0o666) -> None:
         """Discard the compiled code."""
 
 
 def load_function(path: Path, function: str, what: str, signature: str) -> Callable[..., Any]:
-    """Return a function of a Python file. Its name in `sys.modules` cannot clash with an installed package.
+    """Import a Python file and return one of its functions.
+
+    The module is stored in `sys.modules` under a name with a prefix of ours, which no installed package has.
 
     Args:
-        path: Path of the file.
+        path: Path of the file, which ends in ``.py``.
         function: Name of the function.
-        what: Kind of file in error messages, such as ``model``.
-        signature: Signature of the function in error messages.
+        what: Kind of file for error messages, such as ``model``.
+        signature: Signature of the function for error messages, with what it returns.
 
     Raises:
-        InputError: There is no such file or function, or the file fails on import.
+        InputError: The file is missing or no Python file, raises an exception on import, or lacks the function.
     """
     if path.suffix != ".py":
-        raise InputError("this is not a Python file", where=str(path), valid="name a file that ends in .py")
+        raise InputError(f"the {what} file is not a Python file", where=str(path), valid="name a file that ends in .py")
     name = f"ropebridge_user_{what}_{path.stem}"
     loader = _NoBytecodeLoader(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None, "there is a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with user_code(path, f"the {what} file fails on import", "correct it"):
+    with user_code(path, f"the {what} file fails on import", f"correct it until 'python {path.name}' runs"):
         loader.exec_module(module)
     found = getattr(module, function, None)
     if not callable(found):

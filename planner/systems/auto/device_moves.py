@@ -1,6 +1,6 @@
-"""Moves of the local search in small clusters, where every device may differ: of devices, samples and stages.
+"""Changes of devices, samples or stages that the local search tries in small clusters, where every device may differ.
 
-Depths stay as they are; the caller fits them to memory.
+Depths (microbatches in flight) are copied from the old plan; the caller fits them to memory.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,14 +11,14 @@ from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.cluster import Device
 
-# Most devices for which pairs of devices are tried; in larger clusters many devices are equivalent.
+# Most devices of a plan for which moves of single devices are tried; in larger ones many devices are interchangeable.
 FEW_DEVICES = 8
 
 
 def device_moves(plan: Plan) -> Iterator[Plan]:
-    """Give the plans in which stages or devices change places, or samples go from one replica to another.
+    """Yield plans in which stages or devices change places, or samples go from one replica to another.
 
-    There are none for a plan of more than `FEW_DEVICES` devices.
+    For a plan of more than `FEW_DEVICES` devices, yield nothing.
     """
     if len(plan.devices) > FEW_DEVICES:
         return
@@ -29,7 +29,7 @@ def device_moves(plan: Plan) -> Iterator[Plan]:
 
 
 def _with_swapped_stages(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """Return the pipelines in which two stages exchange their replicas."""
+    """Yield pipelines in which two stages exchange all their replicas."""
     for one, other in combinations(range(len(pipeline.stages)), 2):
         stages = list(pipeline.stages)
         stages[one] = replace(pipeline.stages[one], replicas=pipeline.stages[other].replicas)
@@ -38,7 +38,7 @@ def _with_swapped_stages(pipeline: Pipeline) -> Iterator[Pipeline]:
 
 
 def _with_moved_sample(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """Return pipelines in which one sample of the largest microbatch goes to another replica, without an idle one."""
+    """Yield pipelines in which one sample of the largest microbatch moves to another replica of the same stage."""
     for index, stage in enumerate(pipeline.stages):
         given = [end - first for first, end in stage.intervals(max(pipeline.microbatches))]
         for giver, taker in permutations(range(len(given)), 2):
@@ -54,7 +54,7 @@ def _with_moved_sample(pipeline: Pipeline) -> Iterator[Pipeline]:
 
 
 def _with_moved_devices(plan: Plan) -> Iterator[Plan]:
-    """Return plans in which two devices of different stages change places, or one becomes another stage's replica."""
+    """Yield plans in which two replicas of different stages change places, or one moves to another stage."""
     places = [(number, at) for number, pipeline in enumerate(plan.pipelines) for at in range(len(pipeline.stages))]
     for one, other in permutations(places, 2):
         ours, theirs = (plan.pipelines[number].stages[at].replicas for number, at in (one, other))
@@ -63,7 +63,7 @@ def _with_moved_devices(plan: Plan) -> Iterator[Plan]:
             if sum(each.share for each in left) > 0:
                 share = sum(each.share for each in theirs) / len(theirs)
                 yield _with_replicas(plan, {one: left, other: (*theirs, replace(replica, share=share))})
-            # Single-device stages of one pipeline are swapped by `_with_swapped_stages`.
+            # `_with_swapped_stages` already swaps two single-replica stages of one pipeline.
             if one < other and (one[0] != other[0] or len(ours) + len(theirs) > 2):
                 for there, taken in enumerate(theirs):
                     here = replace(taken, share=replica.share), replace(replica, share=taken.share)
@@ -77,7 +77,7 @@ def _with_moved_devices(plan: Plan) -> Iterator[Plan]:
 
 
 def _with_replicas(plan: Plan, replicas: Mapping[tuple[int, int], tuple[Replica, ...]]) -> Plan:
-    """Return the plan with other replicas in some stages, which are given by pipeline and stage."""
+    """Return the plan with new replicas in some stages; a key is (index of the pipeline, index of the stage)."""
     pipelines = [
         replace(
             pipeline,
@@ -92,11 +92,11 @@ def _with_replicas(plan: Plan, replicas: Mapping[tuple[int, int], tuple[Replica,
 
 
 def stage_moves(plan: Plan, devices: Sequence[Device]) -> Iterator[Plan]:
-    """Give the plans in which a stage is split, two stages are merged, or an idle device becomes a replica.
+    """Yield plans in which one stage is split, two stages are merged, or an unused device becomes a replica.
 
     Args:
         plan: Plan to change.
-        devices: Devices that may be used.
+        devices: Devices that may be used, those of the plan included.
     """
     idle = [device.name for device in devices if device.name not in plan.devices]
     for number, pipeline in enumerate(plan.pipelines):
@@ -107,7 +107,7 @@ def stage_moves(plan: Plan, devices: Sequence[Device]) -> Iterator[Plan]:
 
 
 def _split(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
-    """One replica of a stage becomes a stage of its own with the first or the last layers."""
+    """Yield the stages with one of them cut in two, one replica on one side of the cut and the rest on the other."""
     for at, stage in enumerate(stages):
         if len(stage.replicas) < 2:
             continue
@@ -125,7 +125,7 @@ def _split(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
 
 
 def _merged(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
-    """Two consecutive stages become one with the replicas of both."""
+    """Yield the stages with two consecutive ones merged into one with the replicas of both."""
     for at in range(len(stages) - 1):
         one, other = stages[at], stages[at + 1]
         if one.replicas[0].tensor_parallel == other.replicas[0].tensor_parallel:
@@ -134,7 +134,7 @@ def _merged(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
 
 
 def _joined(pipeline: Pipeline, idle: Sequence[str]) -> Iterator[tuple[Stage, ...]]:
-    """Make an idle device a replica, with one sample of the largest microbatch or the mean share of the others."""
+    """Yield the stages with an unused device as a new replica, which takes one sample or as many as the others do."""
     largest = max(pipeline.microbatches)
     for at, stage in enumerate(pipeline.stages):
         given = [float(end - first) for first, end in stage.intervals(largest)]
@@ -152,7 +152,7 @@ def _joined(pipeline: Pipeline, idle: Sequence[str]) -> Iterator[tuple[Stage, ..
 
 
 def _microbatches(pipeline: Pipeline, stages: int) -> list[tuple[int, ...]]:
-    """Microbatches as before, and other numbers of them where the number of stages changes."""
+    """Return the divisions of the batch to try: the old one and, with other numbers of stages, finer and coarser."""
     count, most = len(pipeline.microbatches), pipeline.samples
     if stages == len(pipeline.stages):
         return [pipeline.microbatches]

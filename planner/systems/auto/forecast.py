@@ -1,9 +1,9 @@
 """Forecasts of the links between regions, and the bias of predicted step times, learned from the steps of a run.
 
-Every step that uses a link leaves a sample of its rate, its latency and how long it held. A regime is the time between
-two changes of the mean of the rate's logarithm, which the Page-Hinkley test finds; samples of earlier regimes do not
-count. The forecast is the regime's samples themselves, not their mean, since a plan meets the slow moments too. The
-lengths of past regimes say how long one is expected to last.
+Every step that uses a link gives one sample of the link's rate and latency, which lasts as long as the step. A regime
+is the time between two changes of the mean of log(rate); the Page-Hinkley test finds the changes. The forecast of a
+link is the set of all samples of the current regime, not their mean, since a plan runs at slow moments too. A regime is
+expected to last as long as past regimes did on average.
 """
 
 import math
@@ -18,27 +18,27 @@ from planner.scenario.scenario import Scenario
 from planner.step.evaluate import contention_factors
 from traces.common.errors import InputError
 
-# Assumed: length of a regime before any change was seen, seconds.
+# Assumed length of the first regime of a link, seconds: before a change was found, no length is known.
 FIRST_DWELL_S = 600.0
 
-# Age of the oldest sample of a link that is kept, seconds.
+# Most seconds of steps whose samples of a link are kept; older samples are dropped.
 MEMORY_S = 900.0
 
-# Page-Hinkley on logarithms of rates. Assumed: half of a change by a factor of two is slack; the threshold is the sum
-# that 20 steps at such a change give, which bursts of some seconds do not reach.
+# Parameters of the Page-Hinkley test on log(rate). Assumed: changes by a factor of two are worth finding, so the slack
+# is half of log(2). The threshold is reached after 20 steps at such a change; bursts of a few seconds do not reach it.
 SLACK = math.log(2) / 2
 THRESHOLD = 20 * (math.log(2) - SLACK)
 
-# Least rate that a sample counts with, bits per second: an outage has no logarithm.
+# Lower rates are replaced by this one, bits per second: the rate of an outage is 0, which has no logarithm.
 LEAST_BPS = 1e4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageHinkley:
-    """Page-Hinkley test, one value at a time: has the mean of a series changed?
+    """State of a Page-Hinkley test, which finds changes of the mean of a series from one value at a time.
 
-    Two sums add up by how much values deviate from the mean so far, less a slack, and never fall below zero; a sum
-    above the threshold is a change. After a change a new detector starts::
+    ``mean`` is the mean of all values so far, this one included. For each value, two sums are updated; a sum above the
+    threshold is a change, after which the caller starts a new detector::
 
         up   = max(0, up   + (value - mean) - slack)
         down = max(0, down - (value - mean) - slack)
@@ -47,15 +47,15 @@ class PageHinkley:
     Cumulative Sum Tests, Biometrika 1971.
 
     Attributes:
-        slack: Deviation that does not count, in the values' unit; usually half of the least change worth finding.
-        threshold: Least sum that is a change, in the values' unit.
-        up: Sum of the deviations above the mean.
-        down: Sum of the deviations below the mean.
+        slack: Deviation that is ignored, in the values' unit; usually half of the least change worth finding.
+        threshold: Limit above which a sum is a change, in the values' unit.
+        up: Sum of deviations above the mean, as defined above.
+        down: Sum of deviations below the mean, as defined above.
         count: Number of values seen.
         mean: Mean of all values seen.
 
     Raises:
-        InputError: Slack or threshold is negative or not finite.
+        InputError: The slack or the threshold is negative or not finite.
     """
 
     slack: float
@@ -69,16 +69,17 @@ class PageHinkley:
         if not 0 <= self.slack < math.inf or not 0 <= self.threshold < math.inf:
             raise InputError(
                 f"a slack of {self.slack:g} and a threshold of {self.threshold:g} are not allowed",
+                where="PageHinkley",
                 valid="both are finite and not negative",
             )
 
     @property
     def changed(self) -> bool:
-        """Whether the mean went up or down."""
+        """Whether a sum is above the threshold, that is, the mean has changed."""
         return max(self.up, self.down) > self.threshold
 
     def after(self, value: float) -> "PageHinkley":
-        """Return the detector that has seen one ``value`` more; the mean includes it."""
+        """Return the state after one more ``value``."""
         count = self.count + 1
         mean = self.mean + (value - self.mean) / count
         deviation = value - mean
@@ -89,10 +90,10 @@ class PageHinkley:
 
 @dataclass(frozen=True, slots=True)
 class LinkSample:
-    """One step's sample of a link.
+    """Rate and latency of a link as observed in one step.
 
     Attributes:
-        rate_bps: Payload rate while busy, bits per second.
+        rate_bps: Payload rate while the link was busy, bits per second.
         latency_s: One-way latency, seconds.
         duration_s: Duration of the step, seconds.
     """
@@ -103,10 +104,10 @@ class LinkSample:
 
 
 class LinkForecast:
-    """The current regime of one link; one object for one run.
+    """Samples of the current regime of one link, and the lengths of past regimes; one object for one run.
 
     Args:
-        rate_bps: Declared rate, bits per second.
+        rate_bps: Declared payload rate, bits per second.
         latency_s: Declared one-way latency, seconds.
     """
 
@@ -120,21 +121,21 @@ class LinkForecast:
 
     @property
     def age_s(self) -> float:
-        """Seconds of the regime in which the link was used."""
+        """Total duration of the steps of this regime that used the link, seconds."""
         return self._age_s
 
     @property
     def expected_dwell_s(self) -> float:
-        """Seconds for which the regime is expected to go on: the mean length of earlier ones, or its age if longer."""
+        """Expected remaining time of this regime, seconds: the mean length of past regimes, or its age if longer."""
         return max(self._age_s, sum(self._dwells_s) / len(self._dwells_s))
 
     @property
     def samples(self) -> tuple[LinkSample, ...]:
-        """The regime's samples, the newest last; the declared rate and latency if there are none."""
+        """Samples of this regime, the newest last; if there are none, one with the declared rate and latency."""
         return tuple(self._samples) or (self.declared,)
 
     def learn(self, sample: LinkSample) -> bool:
-        """Add the sample of a step that used the link; return whether a new regime begins."""
+        """Add the sample of a step that used the link; return whether this sample begins a new regime."""
         self.unseen_s = 0.0
         self._samples.append(sample)
         self._age_s += sample.duration_s
@@ -150,21 +151,22 @@ class LinkForecast:
         return True
 
     def skip(self, duration_s: float) -> None:
-        """Note a step that did not use the link."""
+        """Count a step of ``duration_s`` seconds that did not use the link."""
         self.unseen_s += duration_s
 
     def restart(self) -> None:
-        """Begin a regime without samples, after a link has been unused for too long."""
+        """Begin a new regime without samples, without recording the length of the old one."""
         self._detector = PageHinkley(slack=SLACK, threshold=THRESHOLD)
         self._samples.clear()
         self._age_s = 0.0
 
 
 def observed_links(observation: Observation, scenario: Scenario) -> dict[str, tuple[float, float | None]]:
-    """Return rate and latency of each link between regions that a step used, bits per second and seconds, by name.
+    """Return (rate in bits per second, latency in seconds or None) of each link between regions that a step used.
 
-    The rate of a path over several such links counts for each of them. Where several flows share a link, the fastest
-    one counts, scaled up to the whole link.
+    Keys are link names. A path over several such links gives each of them its rate, and a part of its latency in
+    proportion to the declared latencies. A flow that shares a link with others has its rate scaled up to that of the
+    whole link; of several flows on a link, the highest rate and the lowest latency count.
     """
     factors = contention_factors(observation.plan, scenario)
     seen: dict[str, tuple[float, float | None]] = {}
@@ -182,7 +184,10 @@ def observed_links(observation: Observation, scenario: Scenario) -> dict[str, tu
 
 
 def forecast_paths(plan: Plan, scenario: Scenario, states: Mapping[str, LinkSample]) -> Paths:
-    """Return the plan's paths with links as in ``states``, by link name; each flow has its share of a link."""
+    """Return the paths between the plan's devices at the rates and latencies of ``states``, by link name.
+
+    Links without a state are as declared. Flows that share a link divide its rate.
+    """
     factors = contention_factors(plan, scenario)
 
     def path(source: str, target: str) -> ConstantRatePath:
@@ -198,23 +203,23 @@ def forecast_paths(plan: Plan, scenario: Scenario, states: Mapping[str, LinkSamp
         latency_s = sum(state.latency_s if state else link.latency_s for state, link in seen)
         jitter_s = sum(link.jitter_s for state, link in seen if state is None)
         rate_bps = max(rate_bps, LEAST_BPS) / factors.get((source, target), 1.0)
-        # A state is what messages really reached: it has a link's size curve in it.
+        # Sampled rates are those that messages reached, so that the link's size curve is already included.
         curves = tuple(link.size_curve for state, link in seen if state is None and link.size_curve is not None)
         return ConstantRatePath(rate_bps, latency_s, curves, scenario.effects.network.share, jitter_s)
 
     return path
 
 
-# Least weight of the newest step: older steps fade.
+# Least weight of the newest step in a running mean: after 30 steps the mean becomes exponential.
 LEAST_WEIGHT = 1 / 30
 
-# The mean of a kind counts as much as so many steps of the plan itself.
+# The mean of all plans of a kind (`_kind`) counts as much as so many steps of the plan itself.
 STEPS_OF_KIND = 4
 
 
 @dataclass(slots=True)
 class _Mean:
-    """Running mean of logarithms of ratios."""
+    """Running mean of log(measured / predicted) over steps."""
 
     value: float = 0.0
     steps: int = 0
@@ -225,11 +230,12 @@ class _Mean:
 
 
 class PredictionBias:
-    """Ratios of measured to predicted seconds of a step; one object for one run.
+    """Correction of predicted step times, learned from measured ones; one object for one run.
 
-    A prediction assumes that rates are constant during a step. Where they vary, a fixed order waits for each slow
-    moment in turn, a dynamic order waits less, and a plan on one device not at all. The factor of a plan is learned
-    from its own steps, and from those of plans of its kind as long as it has few.
+    A prediction assumes that link rates are constant during a step. If rates vary, predictions are too short: most for
+    plans with a fixed order of actions, less for those with a dynamic order, not at all for plans on one device. These
+    are the three kinds of plans. The factor of a plan is learned from the plan's own steps and, while there are few,
+    also from the steps of all plans of its kind.
     """
 
     def __init__(self) -> None:
@@ -237,17 +243,17 @@ class PredictionBias:
         self._kinds: dict[str, _Mean] = {}
 
     def learn(self, plan: Plan, measured_s: float, predicted_s: float) -> None:
-        """Learn from one step of a plan."""
+        """Add the measured and the predicted seconds of one step of a plan."""
         value = math.log(measured_s / predicted_s)
         self._plans.setdefault(plan, _Mean()).learn(value)
         self._kinds.setdefault(_kind(plan), _Mean()).learn(value)
 
     def has_run(self, plan: Plan) -> bool:
-        """Return whether any step of the plan has been learned from."""
+        """Return whether `learn` was called for this plan."""
         return plan in self._plans
 
     def factor(self, plan: Plan) -> float:
-        """Return the factor by which a prediction for a plan is multiplied; 1 if nothing is known."""
+        """Return the factor that corrects a plan's predicted step times; 1 if no plan of its kind has run."""
         own, kind = self._plans.get(plan, _Mean()), self._kinds.get(_kind(plan), _Mean())
         return math.exp((own.steps * own.value + STEPS_OF_KIND * kind.value) / (own.steps + STEPS_OF_KIND))
 

@@ -1,4 +1,4 @@
-"""The local search: from a plan to better ones by small changes, until none helps or the budget is spent."""
+"""Local search: improve a plan by small changes until none lowers its score or the budget of evaluations is spent."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,10 +16,11 @@ from planner.systems.auto.device_moves import FEW_DEVICES, device_moves, stage_m
 
 
 def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
-    """Give the plans that differ in one cut, microbatch count, recomputing stage, share of the batch or device.
+    """Yield the plans that differ from ``plan`` by one change and fit into memory.
 
-    Equivalent pipelines change together. In small clusters single devices and samples move as well, and stages are
-    split and merged.
+    A change moves the cut between two stages by a layer, alters the number of microbatches, switches recomputation of
+    one stage, or moves samples to other pipelines. Equivalent pipelines change together. Plans of few devices also get
+    the changes of `planner.systems.auto.device_moves`.
     """
     groups = equivalent_pipelines(plan, scenario)
     for group in groups:
@@ -41,12 +42,12 @@ def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
 
 
 def _in_all(plan: Plan, group: Sequence[int], changed: Pipeline) -> Plan:
-    """Return the plan in which all pipelines of a group are like ``changed``, each on its own devices."""
+    """Return the plan with copies of ``changed`` for all pipelines of a group, each copy on the pipeline's devices."""
     return replace_pipelines(plan, group, [on_devices(changed, places_of(plan.pipelines[index])) for index in group])
 
 
 def _with_shifted_cut(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """Return the pipelines with one layer more or less before one cut."""
+    """Yield the pipelines in which one cut between two stages is moved by one layer."""
     stages = pipeline.stages
     for cut in range(len(stages) - 1):
         left, right = stages[cut], stages[cut + 1]
@@ -57,7 +58,7 @@ def _with_shifted_cut(pipeline: Pipeline) -> Iterator[Pipeline]:
 
 
 def _with_other_count(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """Return the pipelines with another number of microbatches."""
+    """Yield the pipelines with one microbatch more or less, or 1/2, 2, 3/4 or 4/3 times as many."""
     count, most = len(pipeline.microbatches), pipeline.samples
     for other in sorted({count - 1, count + 1, count // 2, count * 2, count * 3 // 4, count * 4 // 3} - {count}):
         if 1 <= other <= most:
@@ -65,14 +66,17 @@ def _with_other_count(pipeline: Pipeline) -> Iterator[Pipeline]:
 
 
 def _with_other_recompute(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """Return the pipelines in which one stage recomputes, or no longer does."""
+    """Yield the pipelines in which one stage starts or stops to recompute activations."""
     for index, stage in enumerate(pipeline.stages):
         other = replace(stage, recompute=not stage.recompute)
         yield replace(pipeline, stages=(*pipeline.stages[:index], other, *pipeline.stages[index + 1 :]))
 
 
 def _with_moved_samples(plan: Plan, scenario: Scenario, giver: Sequence[int], taker: Sequence[int]) -> Iterator[Plan]:
-    """Return the plans in which a microbatch of each pipeline of one group, or part of it, goes to another group."""
+    """Yield the plans in which one group of equivalent pipelines gives samples to another group.
+
+    The samples are one, a quarter of a microbatch of each giving pipeline, or one whole microbatch of each.
+    """
     samples = max(plan.pipelines[giver[0]].microbatches) * len(giver)
     for part in sorted({1, max(1, samples // 4), samples}):
         left = sum(plan.pipelines[index].samples for index in giver) - part
@@ -87,7 +91,7 @@ def _with_moved_samples(plan: Plan, scenario: Scenario, giver: Sequence[int], ta
 
 
 def _with_samples(plan: Plan, scenario: Scenario, group: Sequence[int], samples: int) -> Plan | None:
-    """Return the plan with so many samples for all pipelines of a group together; None if they do not fit."""
+    """Return the plan in which a group takes ``samples`` in total, evenly divided; None if memory does not suffice."""
     shares = even_cut(samples, len(group))
     for share in set(shares):
         own = [index for index, part in zip(group, shares, strict=True) if part == share]
@@ -99,23 +103,23 @@ def _with_samples(plan: Plan, scenario: Scenario, group: Sequence[int], samples:
 
 
 def _resized(pipeline: Pipeline, samples: int) -> Pipeline:
-    """Return the pipeline with another number of samples in microbatches of about the same size."""
+    """Return the pipeline with ``samples`` per step, in microbatches of about the old size."""
     count = max(1, round(samples / max(pipeline.microbatches)))
     return replace(pipeline, microbatches=even_cut(samples, min(count, samples)))
 
 
-# Least share that a change must gain, so that the search does not wander on rounding errors.
+# A change must lower the score by at least this fraction, so that rounding errors do not count as improvements.
 LEAST_GAIN = 1e-4
 
 
 def improve(plan: Plan, scenario: Scenario, score: Callable[[Plan], float], evaluations: int) -> tuple[Plan, float]:
-    """Return the best plan that is found, and its score.
+    """Return a plan and its score after repeatedly taking the first neighbour with a lower score.
 
     Args:
         plan: Plan to start from.
         scenario: Scenario that the plan is for.
         score: Function that returns the quantity to minimise.
-        evaluations: Most calls of ``score``.
+        evaluations: Limit on the number of calls of ``score``.
     """
     best, best_score = plan, score(plan)
     left, improved = evaluations - 1, True

@@ -1,7 +1,7 @@
-"""The objective of a search, and the cost model of plans: how long a step takes, exactly or quickly.
+"""The objective that a search minimises, and two models of a plan's step time: a detailed and a fast one.
 
-In a small cluster the evaluator times every device, and estimates how flows share links. In a larger one equivalent
-pipelines are evaluated once, and gradient sums are added in closed form.
+The detailed model (`contended_step_time_s`) evaluates every device. The fast one (`approximate_step_time_s`) does the
+same for few devices; for more it evaluates one of several equivalent pipelines, and adds gradient sums in closed form.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -19,23 +19,26 @@ from traces.common.errors import InputError
 
 OBJECTIVES = ("throughput", "cost")
 
-# Most devices of which all are evaluated.
+# Most devices of a plan for which the fast model evaluates all, and of a cluster for which link sharing is estimated.
 MOST_EVALUATED = 12
 
 
-# Returns the time of a plan's step, seconds.
+# A function that returns the time of one step of a plan, seconds.
 CostModel = Callable[[Plan], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A quantity to minimise, with limits.
+    """A quantity to minimise, with limits that the plan must keep.
 
     Attributes:
-        name: ``throughput`` minimises the time of a step, ``cost`` its price.
-        budget_per_hour: Highest price of a plan, US dollars per hour; None for no limit.
-        samples_per_s: Least throughput of a plan; None for no limit. A deadline is the samples to train divided by the
-            seconds that are left.
+        name: ``throughput`` to minimise the time of a step, ``cost`` to minimise the price of a step.
+        budget_per_hour: Upper limit of the plan's price, US dollars per hour; None for no limit.
+        samples_per_s: Lower limit of the throughput, samples per second; None for no limit. For a deadline, give the
+            samples to train divided by the seconds that are left.
+
+    Raises:
+        InputError: The name is unknown, or a limit is not above zero.
     """
 
     name: str = "throughput"
@@ -44,14 +47,15 @@ class Objective:
 
     def __post_init__(self) -> None:
         if self.name not in OBJECTIVES:
-            raise InputError(f"unknown objective '{self.name}'", valid=f"one of {', '.join(OBJECTIVES)}")
+            valid = f"one of {', '.join(OBJECTIVES)}"
+            raise InputError(f"unknown objective '{self.name}'", where="objective", valid=valid)
         for name in ("budget_per_hour", "samples_per_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"{name} is {value:g}", where="objective", valid="a number above zero")
 
     def score(self, plan: Plan, step_s: float, scenario: Scenario) -> float:
-        """Return the quantity to minimise for a plan whose step takes ``step_s``; infinite if it breaks a limit."""
+        """Return the quantity to minimise, seconds or US dollars per step; infinity if the plan breaks a limit."""
         per_hour = sum(scenario.cluster.by_name[device].price_per_hour for device in plan.devices)
         step_price = per_hour * step_s / 3600 + traffic_price(plan, scenario)
         if self.budget_per_hour is not None and 3600 * step_price > self.budget_per_hour * step_s:
@@ -62,9 +66,9 @@ class Objective:
 
 
 def traffic_price(plan: Plan, scenario: Scenario) -> float:
-    """Return the price of a step's transfers between stages in both directions, US dollars.
+    """Return the price of one step's activations and gradients sent between stages, US dollars.
 
-    Gradient sums are left out: assumed small beside these transfers where links have a price.
+    Gradient sums between replicas and pipelines are not counted (assumed small where links have a price).
     """
     price = 0.0
     for pipeline in plan.pipelines:
@@ -77,24 +81,24 @@ def traffic_price(plan: Plan, scenario: Scenario) -> float:
 
 
 def approximate_step_time_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the time of a step at constant rates, seconds; of many devices, equivalent pipelines are timed once."""
+    """Return the time of a step at constant rates by the fast model (described above), seconds."""
     if len(plan.devices) <= MOST_EVALUATED:
         return contended_step_time_s(plan, scenario)
     return step_time_s(representatives(plan, scenario), scenario) + _gradient_sums_s(plan, scenario)
 
 
 def contended_step_time_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the time of a step at constant rates, seconds, with every device evaluated.
+    """Return the time of a step at constant rates, seconds, by the detailed model.
 
-    In clusters of up to `MOST_EVALUATED` devices, link sharing is estimated (`contended_paths`); in larger ones each
-    pair of devices is assumed to have its path for itself.
+    In clusters of up to `MOST_EVALUATED` devices, the effect of flows that share a link is estimated
+    (`contended_paths`). In larger clusters each pair of devices is assumed to have links of its own.
     """
     few = len(scenario.cluster.devices) <= MOST_EVALUATED
     return step_time_s(plan, scenario, contended_paths(plan, scenario) if few else None)
 
 
 def _gradient_sums_s(plan: Plan, scenario: Scenario) -> float:
-    """Seconds of gradient sums on the device that has most of them; each device does one after the other."""
+    """Return the largest time that one device spends in gradient sums, one after the other, seconds."""
     busy_s = dict.fromkeys(plan.devices, 0.0)
     for sync in gradient_syncs(plan, scenario):
         paths = {nominal_path(scenario, *hop, plan.connections) for hop in _hops(sync.devices, scenario)}
@@ -105,7 +109,7 @@ def _gradient_sums_s(plan: Plan, scenario: Scenario) -> float:
 
 
 def _hops(devices: Sequence[str], scenario: Scenario) -> list[tuple[str, str]]:
-    """Hops of a ring: one for each pair of kinds and regions within a host, and one between hosts."""
+    """Return the (source, target) hops of a ring over devices, without hops that must take as long as another one."""
     by_name = scenario.cluster.by_name
     hops: dict[Hashable, tuple[str, str]] = {}
     for one, other in zip(devices, [*devices[1:], devices[0]], strict=True):

@@ -1,14 +1,18 @@
-"""The policy ``auto``, ours: it forecasts links, keeps a portfolio of plans, and moves layers only where that pays.
+"""The policy ``auto``: forecasts links, keeps a portfolio of plans, and changes to the one that saves most time.
 
-Every step adds a sample to the forecasts of the links that it used (`planner.systems.auto.forecast`). From
-time to time, and at once when a link has changed, the portfolio (`planner.systems.auto.portfolio`) is scored on the
-forecasts' samples; a new plan is searched for only where rates are in a range that no search has covered. Other depths,
-microbatches and orders cost nothing and are adopted as soon as they gain. Layers move only where the gain that is
-expected of the rest of a regime exceeds the cost of the move twice, and where the regime has already lost as much as
-the move costs, which bounds the regret. Links that the plan does not use are probed
-(`planner.systems.auto.probing`), for a bounded share of the time.
+Every step adds a sample to the forecast of each link that the step used (`planner.systems.auto.forecast`). Every
+`REVIEW_EVERY_S` seconds, and at once when a link has changed, the policy computes the step time of all plans of the
+portfolio (`planner.systems.auto.portfolio`) at the forecast rates. A new search is made only for ranges of rates that
+no earlier search has covered.
 
-All thresholds are ours.
+A change that moves no layers (other depths, microbatches or orders) costs nothing, and is made if it saves
+`LEAST_GAIN`. A change that moves layers must fulfil two conditions more, which bound the regret:
+
+- the time that it saves in the expected rest of the regime is at least `SAFETY` times the time of the move,
+- the time that it would have saved since the regime began is at least the time of the move.
+
+A regime is the time between two changes of a link's mean rate. Links that the plan does not use are probed
+(`planner.systems.auto.probing`) for a limited share of the run. The method and all thresholds are our own.
 """
 
 import math
@@ -38,36 +42,36 @@ from planner.systems.auto.probing import (
     probing_plan,
 )
 
-# Seconds between two reviews of the portfolio, and samples of each link on which plans are scored.
+# Seconds between two reviews of the portfolio, and number of states (a sample of every link) at which plans are timed.
 REVIEW_EVERY_S = 20.0
 STATES = 12
 
-# Least gain of a change: without layers that move; with, to a plan that has run before; and with, to a plan that has
-# not, for which predictions are off by as much (docs/systems/auto.md).
+# Least share of a step's time that a change must save: if no layers move; if layers move to a plan that has run before;
+# and to a plan that has not, whose predicted time may be wrong by as much (docs/systems/auto.md).
 LEAST_GAIN, LEAST_GAIN_OF_MOVE, LEAST_GAIN_OF_NEW = 0.02, 0.05, 0.10
 
-# Factor by which the expected gain of a move must exceed its cost.
+# Least ratio of the time that a move of layers is expected to save to the time of the move.
 SAFETY = 2.0
 
 # Seconds after which unused links are probed for the first time; the wait doubles after each probe without a result.
 PROBE_AFTER_S = 120.0
 
-# Least and most steps of a probe, and the share of the time that probes may cost.
+# Least and most steps of a probe, and the share of the run's time that all probes together may lose.
 LEAST_PROBE_STEPS, MOST_PROBE_STEPS = 2, 12
 PROBE_SHARE = 0.01
 
-# Seconds for which a link's samples count as current after its last use.
+# A link's samples are stale if the link has not been used for more than these seconds.
 FRESH_S = 60.0
 
 
 class AutoPolicy:
-    """Forecasts links, plans anew and moves layers; one object for one run."""
+    """The policy ``auto``; one object for one run."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         regions = set(scenario.cluster.regions)
         self._links = {
-            # What steps will show of a latency has the jitter in it.
+            # Latencies observed during steps include the jitter, so the declared one must as well.
             link.name: LinkForecast(
                 payload_bps(scenario.effects.network, link.bandwidth_bps), link.latency_s + link.jitter_s
             )
@@ -91,7 +95,7 @@ class AutoPolicy:
         return self._portfolio.plans if self._portfolio is not None else ()
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return the plan that is worth changing to, or None."""
+        """Return the plan to use from the next step on, or None to keep ``plan``."""
         if self._portfolio is None:
             self._portfolio = Portfolio(self._scenario, plan)
         away = frozenset({*observation.gone, *observation.away})
@@ -104,7 +108,7 @@ class AutoPolicy:
             return None
         changed = self._learn(observation)
         if observation.plan != plan:
-            # A change of plans is not over yet.
+            # The observed step still ran an earlier plan.
             return None
         if self._incumbent is not None:
             return self._after_probe(self._portfolio, plan, self._incumbent, away)
@@ -115,7 +119,7 @@ class AutoPolicy:
         return self._better(self._portfolio, plan, plan, away) or self._probe(self._portfolio, plan, away)
 
     def _learn(self, observation: Observation) -> bool:
-        """Learn from a step; return whether a link has changed."""
+        """Add a step to the forecasts and to the bias; return whether a new regime of any link begins."""
         duration_s = self._duration_s(observation)
         self._elapsed_s += duration_s
         seen = observed_links(observation, self._scenario)
@@ -138,11 +142,11 @@ class AutoPolicy:
         return changed
 
     def _duration_s(self, observation: Observation) -> float:
-        """Seconds since the end of the step before."""
+        """Return the time from the end of the previous step to the end of this one, seconds."""
         return observation.end_s - (self._before.end_s if self._before is not None else 0.0)
 
     def _cover(self, portfolio: Portfolio, away: frozenset[str]) -> None:
-        """Have plans for links at their mean rates, at those of slow moments, and in an outage."""
+        """Search for plans at three sets of link rates: the means, the lower quartiles, and an outage of all links."""
         declared = {link.name: link.bandwidth_bps for link in self._scenario.cluster.links}
         mean, slow = {}, {}
         for name, link in self._links.items():
@@ -153,7 +157,7 @@ class AutoPolicy:
             portfolio.cover(tuple(sorted(steps.items())), away)
 
     def _better(self, portfolio: Portfolio, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
-        """Return the plan that is worth changing to from ``plan``, where ``incumbent`` would run otherwise."""
+        """Return the plan that saves most time compared with ``incumbent`` after the move from ``plan``, or None."""
         own_s = self._times_s(incumbent)
         observed = self._observed()
         best, best_s = None, 0.0
@@ -179,7 +183,7 @@ class AutoPolicy:
         return LEAST_GAIN_OF_MOVE if self._bias.has_run(plan) else LEAST_GAIN_OF_NEW
 
     def _times_s(self, plan: Plan, optimistic: bool = False) -> Floats:
-        """Seconds of a step in each of the forecast states, [`STATES`]; optimistic: with stale links as declared."""
+        """Return the seconds of a step in each forecast state, [`STATES`]; optimistic: stale links as declared."""
         samples = {name: self._optimistic(link) if optimistic else link.samples for name, link in self._links.items()}
         networks = [
             forecast_paths(plan, self._scenario, {name: _at(each, state) for name, each in samples.items()})
@@ -188,11 +192,11 @@ class AutoPolicy:
         return self._bias.factor(plan) * step_times_s(plan, self._scenario, networks)
 
     def _optimistic(self, link: LinkForecast) -> tuple[LinkSample, ...]:
-        """Return the samples of a link, or its declared rate where they are stale."""
+        """Return the samples of a link; if they are stale, a single one with the declared rate and latency."""
         return link.samples if link.unseen_s <= FRESH_S and link.age_s > 0 else (link.declared,)
 
     def _used(self, plan: Plan) -> set[str]:
-        """Names of the links between regions that a plan uses."""
+        """Return the names of the links between regions that a plan uses."""
         pairs = set()
         for pipeline in plan.pipelines:
             for left, right in zip(pipeline.stages, pipeline.stages[1:], strict=False):
@@ -209,12 +213,12 @@ class AutoPolicy:
         return all(link.age_s > 0 and link.unseen_s <= FRESH_S for link in links)
 
     def _regime_s(self, links: set[str]) -> tuple[float, float]:
-        """Return the least seconds for which links are expected to stay in their regimes, and the least age."""
+        """Return two minima over links: the expected rest of the regime, and its age so far, seconds."""
         dwell_s = min((self._links[name].expected_dwell_s for name in links), default=math.inf)
         return dwell_s, min((self._links[name].age_s for name in links), default=math.inf)
 
     def _observed(self) -> Scenario:
-        """Return the scenario at the harmonic mean of the forecast rates, since times add up."""
+        """Return the scenario with links at the harmonic mean of their samples' rates, which gives mean times."""
         links = []
         for link in self._scenario.cluster.links:
             if link.name in self._links:
@@ -224,7 +228,7 @@ class AutoPolicy:
         return replace(self._scenario, cluster=Cluster(self._scenario.cluster.devices, tuple(links)))
 
     def _probe(self, portfolio: Portfolio, plan: Plan, away: frozenset[str]) -> Plan | None:
-        """Return a plan that probes stale links, where a better plan may depend on them and the probe is affordable."""
+        """Return a plan that probes stale links, or None if no probe is due, affordable and likely to save time."""
         stale = [name for name, link in self._links.items() if link.unseen_s > FRESH_S]
         if not stale or self._elapsed_s - self._probed_at_s < self._wait_s:
             return None
@@ -244,7 +248,7 @@ class AutoPolicy:
         return probing
 
     def _after_probe(self, portfolio: Portfolio, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
-        """Return the better plan that the probe has found, the incumbent, or None to continue the probe."""
+        """Return a plan that the probe has shown to be better, else the incumbent; None to continue the probe."""
         self._probe_steps += 1
         if self._probe_steps < LEAST_PROBE_STEPS:
             return None
@@ -261,17 +265,17 @@ class AutoPolicy:
         return better or incumbent
 
     def _without(self, portfolio: Portfolio, away: frozenset[str]) -> Plan | None:
-        """Return the best plan on the devices that are present; None if no plan fits them."""
+        """Return the plan with the shortest mean step on the devices that are present; None if there is none."""
         self._cover(portfolio, away)
         able = [each for each in portfolio.plans if not away.intersection(each.devices)]
         return min(able, key=lambda each: float(self._times_s(each).mean()), default=None)
 
 
 def _steps(ratio: float) -> int:
-    """Return the number of steps of `RATE_STEP` above or below the declared rate."""
+    """Return the exponent n of `RATE_STEP` ** n nearest to a ratio of rates, within the portfolio's limits."""
     return max(-MOST_STEPS_DOWN, min(MOST_STEPS_UP, round(math.log(ratio, RATE_STEP))))
 
 
 def _at(samples: Sequence[LinkSample], state: int) -> LinkSample:
-    """Return the sample of one state; states are spread evenly over the samples."""
+    """Return a link's sample for one of the `STATES` states, which are spread evenly over the samples."""
     return samples[(2 * state + 1) * len(samples) // (2 * STATES)]

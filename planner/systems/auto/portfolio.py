@@ -1,4 +1,4 @@
-"""The portfolio of policy `auto`: plans found so far, for links as they are or may become."""
+"""The portfolio of policy `auto`: the plans found so far in a run, each by a search at certain link rates."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -17,7 +17,8 @@ from planner.systems.auto.strategy import (
 )
 from traces.common.errors import InputError
 
-# Rates are rounded to powers of this factor times the declared rate: plans for closer rates differ little.
+# A search is made at rates of `RATE_STEP` ** n times the declared rate, since plans for closer rates differ little.
+# The exponent n is between -`MOST_STEPS_DOWN` and `MOST_STEPS_UP`.
 RATE_STEP = 2.0
 MOST_STEPS_DOWN, MOST_STEPS_UP = 5, 1
 
@@ -42,10 +43,10 @@ class Portfolio:
         return tuple(self._plans)
 
     def cover(self, steps: tuple[tuple[str, int], ...], away: frozenset[str]) -> None:
-        """Search for a plan for links at these rates, unless that was done before.
+        """Search for a plan at some link rates and add it, unless an earlier call had the same arguments.
 
         Args:
-            steps: Link name and rate, as steps of `RATE_STEP` above or below the declared rate.
+            steps: Pairs of a link's name and the exponent n of its rate, `RATE_STEP` ** n times the declared one.
             away: Names of devices that are absent.
         """
         if (steps, away) in self._covered:
@@ -58,7 +59,7 @@ class Portfolio:
         self._add(found)
 
     def _add(self, plan: Plan) -> None:
-        """Add a plan, and the same with a dynamic order, which suits time-varying links."""
+        """Add a plan, and the same plan with dynamic order, which loses less time where link rates vary."""
         self._plans[plan] = None
         dynamic = replace(plan, order="dynamic")
         if is_possible(dynamic, self._scenario):
@@ -66,10 +67,10 @@ class Portfolio:
 
 
 def planned(scenario: Scenario, away: frozenset[str] = frozenset()) -> Plan:
-    """Return the plan of the search at declared rates.
+    """Return the plan that `search` finds with links constant at their declared rates, without devices ``away``.
 
     Raises:
-        InputError: No plan fits.
+        InputError: No plan fits into memory.
     """
     devices, links = scenario.cluster.devices, scenario.cluster.links
     steady = tuple(replace(link, trace=None) for link in links)
@@ -86,7 +87,7 @@ def _planned(
     effects: Effects,
     away: frozenset[str],
 ) -> Plan:
-    """`planned`, cached by value since several runs ask for the same plan."""
+    """Return the result of `planned`, cached by the parts of the scenario, since several runs need the same plan."""
     scenario = Scenario(name, Cluster(devices, links), model, training, effects=effects)
     if len(away) == len(devices):
         raise no_split_fits(scenario, "auto", [])

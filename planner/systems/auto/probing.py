@@ -1,8 +1,8 @@
-"""Probing of links that the plan does not use: for a few steps, the first or last layer is computed beyond them.
+"""Probe links that the current plan does not use: for a few steps, compute the first or last layer behind such a link.
 
-A plan within one region learns nothing about the links around it. Moving half of the model to try them costs as much as
-moving it for good, both ways; the first and the last layer of most models are small, and all samples still pass the
-link.
+With a plan within one region, the rates of the links to other regions stay unknown. A trial with half of the model
+behind a link would have to move half of the model there and back. Most models have a small first and last layer: moving
+only these is cheap, and still all samples pass the link.
 """
 
 from collections.abc import Collection
@@ -13,15 +13,15 @@ from planner.cost.in_flight import fitting_depths, latency_aware_depths
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 
-# Microbatches of a probing step: enough that computing and sending overlap.
+# Most microbatches of a probing step: enough that compute and transfers overlap.
 MICROBATCHES = 16
 
 
 def probing_plan(plan: Plan, scenario: Scenario, links: Collection[str], away: Collection[str]) -> Plan | None:
-    """Return the plan with its last layer, its first one or both beyond some of these links; None if impossible.
+    """Return the plan with its last layer, its first layer or both moved across ``links``; None if impossible.
 
     Args:
-        plan: Plan with one pipeline; others are not probed from.
+        plan: Plan that runs now; None is returned if it has several pipelines.
         scenario: Scenario that the plan is for.
         links: Names of the links to probe.
         away: Names of devices that are absent.
@@ -45,7 +45,7 @@ def probing_plan(plan: Plan, scenario: Scenario, links: Collection[str], away: C
 def _beyond(
     scenario: Scenario, stage: Stage, links: Collection[str], taken: Collection[str], other_than: str | None = None
 ) -> str | None:
-    """Return a free device at the far end of a link from a stage, in another region than device ``other_than``."""
+    """Return a device across one of ``links``, neither in ``taken`` nor in the region of ``other_than``, or None."""
     here = stage.replicas[0].device
     near = {scenario.cluster.by_name[name].region for name in (here, other_than) if name is not None}
     for device in scenario.cluster.devices:

@@ -1,8 +1,9 @@
-"""Robust plans for time-varying links: a plan is scored by its throughput in most windows of the links' traces.
+"""Robust plans for time-varying links: score a plan by the throughput that it reaches in most windows of the traces.
 
-A window is a time of constant rates: each link has its mean rate and mean latency of these seconds. A step is shorter
-than a window, so it meets one window rather than the mean of all. The score of a plan is a quantile over the windows:
-with 0.1, the throughput that nine windows of ten reach or exceed.
+A window is an interval of the links' traces, in which each link is taken to have its mean rate and mean latency of the
+interval. Most steps are shorter than a window, so that a step runs at the rates of one window, not at the mean of all.
+The score of a plan is a quantile over the windows: 0.1 stands for the throughput that at least nine of ten windows
+reach.
 """
 
 from dataclasses import dataclass, replace
@@ -20,11 +21,11 @@ from planner.step.graph import Floats
 from planner.systems.auto.objective import CostModel
 from traces.common.errors import InputError
 
-# Assumed: longer than most steps, shorter than a run.
+# Assumed length of a window, seconds: longer than most steps, shorter than a run.
 WINDOW_S = 60.0
 
-# A short trace is cut into the least number of windows all the same, since one window has no quantiles; of a long one
-# at most the largest number are evaluated, evenly spaced.
+# Least number of windows, into which even a short trace is cut, since quantiles need several values; and most windows
+# of a long trace that are evaluated, which are evenly spaced.
 LEAST_WINDOWS, MOST_WINDOWS = 10, 240
 
 
@@ -33,10 +34,10 @@ class RobustRate:
     """Throughput that a plan reaches in most windows.
 
     Attributes:
-        quantile: Share of the windows in which the plan may be slower.
+        quantile: Share of the windows in which the plan may be slower than ``samples_per_s``.
         windows: Number of windows that were evaluated.
         window_s: Length of a window, seconds.
-        samples_per_s: Throughput that all other windows reach, samples per second.
+        samples_per_s: Throughput reached in all but a share ``quantile`` of the windows, samples per second.
     """
 
     quantile: float
@@ -46,10 +47,10 @@ class RobustRate:
 
 
 def trace_windows(scenario: Scenario, window_s: float = WINDOW_S) -> list[tuple[float, float]]:
-    """Return start and end of windows over the longest trace, seconds; one window where no link has a trace.
+    """Return (start, end) of the windows over the longest trace, seconds; one window if no link has a trace.
 
-    All windows are equally long, about ``window_s`` or shorter where the trace is short. None goes beyond the end of a
-    trace that does not loop.
+    All windows are equally long: about ``window_s``, or shorter if the trace is short. No window goes beyond the end of
+    the shortest trace that ends, that is, neither loops nor holds its last rate.
     """
     traces = [link.trace for link in scenario.cluster.links if link.trace is not None]
     if not traces:
@@ -62,10 +63,10 @@ def trace_windows(scenario: Scenario, window_s: float = WINDOW_S) -> list[tuple[
 
 
 def robust_cost_model(scenario: Scenario, quantile: float, window_s: float = WINDOW_S) -> CostModel:
-    """Return a cost model: the seconds of a step that only a share ``quantile`` of the windows exceeds.
+    """Return a function from a plan to the seconds of a step that at most a share ``quantile`` of windows exceeds.
 
     Raises:
-        InputError: The quantile is not a share below 1.
+        InputError: The quantile is below 0, or 1 or more.
     """
     check_quantile(quantile)
     windows = [in_window(scenario, *window) for window in trace_windows(scenario, window_s)]
@@ -80,7 +81,7 @@ def robust_rate(plan: Plan, scenario: Scenario, quantile: float, window_s: float
     """Return the throughput that a plan reaches in all but a share ``quantile`` of the windows.
 
     Raises:
-        InputError: The quantile is not a share below 1.
+        InputError: The quantile is below 0, or 1 or more.
     """
     step_s = robust_cost_model(scenario, quantile, window_s)(plan)
     windows = trace_windows(scenario, window_s)
@@ -89,7 +90,7 @@ def robust_rate(plan: Plan, scenario: Scenario, quantile: float, window_s: float
 
 
 def in_bad_windows(scenario: Scenario, quantile: float, window_s: float = WINDOW_S) -> Scenario:
-    """Return the scenario with constant links, each as slow as in all but a share ``quantile`` of its windows."""
+    """Return the scenario with constant links, each as slow as in all but a share ``quantile`` of the windows."""
     windows = [in_window(scenario, *window) for window in trace_windows(scenario, window_s)]
     links = []
     for same in zip(*(window.cluster.links for window in windows), strict=True):
@@ -101,16 +102,16 @@ def in_bad_windows(scenario: Scenario, quantile: float, window_s: float = WINDOW
 
 
 def check_quantile(quantile: float) -> None:
-    """Raise an `InputError` unless the quantile is a share of 0 or more and below 1."""
+    """Raise `InputError` unless 0 <= ``quantile`` < 1."""
     if not 0 <= quantile < 1:
         raise InputError(
             f"a quantile of {quantile:g} is not allowed",
-            valid="a share of 0 or more and below 1: 0.1 for the throughput that nine windows of ten reach",
+            valid="a share of 0 or more and below 1, such as 0.1 for the throughput that nine windows of ten reach",
         )
 
 
 def _exceeded_by(times_s: Floats, quantile: float) -> float:
-    """Return the least time that at most a share of the windows exceeds, seconds."""
+    """Return the least of the values that at most a share ``quantile`` of the values exceeds."""
     longest_first = np.sort(times_s)[::-1]
-    # A share such as 0.29 of 100 windows rounds to a little less than 29.
+    # In floating point 0.29 * 100 is a little less than 29, hence the small summand.
     return float(longest_first[min(len(times_s) - 1, int(quantile * len(times_s) + 1e-9))])

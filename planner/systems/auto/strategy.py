@@ -1,4 +1,7 @@
-"""The strategy ``auto``: the best plan that a search over everything a plan can express finds."""
+"""The strategy ``auto``: a search over everything that a plan can express (docs/systems/auto.md).
+
+A local search improves the best candidates; their actions are ordered, and the plan with the least objective wins.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +27,13 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class _Effort:
-    """The effort of the local search.
+    """The effort of the local search in clusters of up to ``most_devices`` devices.
 
     Attributes:
-        most_devices: Most devices of a cluster for which it is made.
-        starts: Best candidates that are improved.
-        evaluations: Plans that are scored from each start.
-        finished: Best results whose actions are ordered.
+        most_devices: Most devices of a cluster to which this effort applies.
+        starts: Number of candidates, the best first, from which the local search starts.
+        evaluations: Most plans that are scored from each start.
+        finished: Number of results, the best first, whose actions are ordered.
     """
 
     most_devices: float
@@ -39,13 +42,14 @@ class _Effort:
     finished: int
 
 
-# Plans of more devices take longer to score. In the smallest clusters, starts that differ in their groups of devices
-# are improved a little first, and then the best of them for longer.
+# Plans of more devices take longer to score. In small clusters the local search is made in two rounds: with
+# `_FIRST_EVALUATIONS` from candidates whose pipelines use different sets of devices, and from the best results again
+# with `_SMALL.evaluations`.
 _SMALL = _Effort(most_devices=12, starts=10, evaluations=120, finished=2)
 _LARGER = (_Effort(64, starts=3, evaluations=60, finished=2), _Effort(inf, starts=2, evaluations=20, finished=1))
 _FIRST_EVALUATIONS = 40
 
-# Numbers of buckets in which gradients are summed while backward goes on, where all devices hold all layers.
+# Numbers of gradient buckets that are tried for data-parallel plans, whose sums overlap with backward.
 BUCKETS = (1, 2, 4, 8)
 
 _NAME = "auto"
@@ -58,17 +62,18 @@ def search(
     without: frozenset[str] = frozenset(),
     seeds: Iterable[Plan] = (),
 ) -> Plan:
-    """Return the best plan that is found. It depends on nothing but the arguments.
+    """Return the plan with the least objective that is found; equal arguments give equal plans.
 
     Args:
         scenario: Scenario to plan for.
         objective: Quantity to minimise, and its limits.
-        cost_model: Function that returns the time of a plan's step; the compiled evaluator if None.
+        cost_model: Function from a plan to the seconds of its step; if None, `planner.systems.auto.objective`'s two
+            models: the fast one during the search, the detailed one for the final choice.
         without: Names of devices that may not be used.
-        seeds: Plans that the result is no worse than.
+        seeds: Plans of other planners; the result is at least as good as each of them.
 
     Raises:
-        InputError: No plan fits into memory, or none keeps within the objective's limits.
+        InputError: No plan fits into memory, or none keeps the objective's limits.
     """
     quick = cost_model or (lambda plan: approximate_step_time_s(plan, scenario))
     exact = cost_model or (lambda plan: contended_step_time_s(plan, scenario))
@@ -94,13 +99,13 @@ def search(
         raise InputError(
             "no plan keeps within the limits of the objective",
             where=f"strategy '{_NAME}'",
-            valid="a larger budget, a lower rate, or more devices",
+            valid="give a larger budget (dollars per hour), a lower rate (samples per second), or more devices",
         )
     return replace(best, strategy=_NAME)
 
 
 def candidates(scenario: Scenario, without: frozenset[str] = frozenset()) -> Iterator[Plan]:
-    """Give the plans of the best pipelines of a small cluster, and of the best pipeline mixes."""
+    """Yield candidates without devices ``without``: `small_cluster_plans` if devices are few, and `find_mixes`."""
     devices = [device for device in scenario.cluster.devices if device.name not in without]
     if len(devices) <= MOST_DEVICES:
         yield from small_cluster_plans(devices, scenario, _NAME)
@@ -111,7 +116,7 @@ def candidates(scenario: Scenario, without: frozenset[str] = frozenset()) -> Ite
 
 
 def _improved(ranked: Sequence[Plan], scenario: Scenario, score: Callable[[Plan], float]) -> list[Plan]:
-    """Return the best plans after the local search, the best first."""
+    """Return the best results of the local search from candidates; both are in ascending order of their scores."""
 
     def best(starts: Sequence[Plan], evaluations: int, most: int) -> list[Plan]:
         found = [improve(plan, scenario, score, evaluations) for plan in starts]
@@ -124,14 +129,14 @@ def _improved(ranked: Sequence[Plan], scenario: Scenario, score: Callable[[Plan]
     distinct = {_device_sets(plan): plan for plan in reversed(ranked)}
     starts = [plan for plan in ranked if distinct[_device_sets(plan)] is plan][: _SMALL.starts]
     first = best(starts, _FIRST_EVALUATIONS, len(starts))
-    # Gradient sums that overlap with backward may make the best data-parallel plan better than all others.
+    # `_ordered` can shorten data-parallel plans by overlapping gradient sums with backward: keep at least one of them.
     rest = first[_SMALL.finished :]
     data_parallel = [plan for plan in rest if all(len(each.stages) == 1 for each in plan.pipelines)][:1]
     return best([*first[: _SMALL.finished], *data_parallel], _SMALL.evaluations, _SMALL.finished + 1)
 
 
 def _device_sets(plan: Plan) -> frozenset[frozenset[str]]:
-    """Return the devices of each pipeline."""
+    """Return the set of devices of each pipeline."""
     return frozenset(
         frozenset(device for stage in pipeline.stages for replica in stage.replicas for device in replica.devices)
         for pipeline in plan.pipelines
@@ -139,7 +144,7 @@ def _device_sets(plan: Plan) -> frozenset[frozenset[str]]:
 
 
 def _ordered(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
-    """Return the plan in the order that a search finds; with few devices in others too."""
+    """Yield versions of a plan: with other orders of actions or, if it is data-parallel, other gradient buckets."""
     few = len(plan.devices) <= _SMALL.most_devices
     if any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
         yield with_schedule(plan, scenario, "compact-zb")
@@ -148,42 +153,44 @@ def _ordered(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
         return
     whole = replace(plan, schedule="1f1b", order="scheduled")
     yield whole
-    # More, smaller buckets begin sooner while backward goes on, but pay for latency more often.
+    # The more buckets, the sooner the first sum starts during backward, but each bucket adds a latency.
     largest = scenario.model.parameter_bytes(0, len(scenario.model.layers))
     for buckets in BUCKETS if few and len(plan.devices) > 1 else ():
         size_bytes = max(1, largest // buckets)
         yield replace(whole, synchronisation=replace(plan.synchronisation, bucket_bytes=size_bytes))
 
 
-# Most devices for which the published planners are asked: the time of Asteroid's grows with the square of their number.
+# Most devices for which plans of the published planners are taken as seeds, and most for Asteroid's, whose planning
+# time grows with the square of the number of devices.
 MOST_SEEDED, MOST_OF_ASTEROID = 32, 12
 
 
 def auto(scenario: Scenario) -> Plan:
-    """Return the plan with the highest throughput.
+    """Return the plan with the highest throughput that the search finds.
 
     Raises:
-        InputError: No plan fits into memory, or the profile lacks a device kind.
+        InputError: No plan fits into memory, or the model's profile has no times for a device kind of the cluster.
     """
     return plan_for(scenario, Objective())
 
 
 def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | None = None) -> Plan:
-    """Return the best plan for an objective.
+    """Return the plan with the least objective that `search` finds with plans of published planners as seeds.
 
     Args:
         scenario: Scenario to plan for.
         objective: Quantity to minimise, and its limits.
-        cost_model: Function that returns the time of a plan's step; the compiled evaluator if None.
+        cost_model: Function from a plan to the seconds of its step; None as in `search`.
 
     Raises:
-        InputError: No plan fits into memory or keeps within the limits, or the profile lacks a device kind.
+        InputError: No plan fits into memory or keeps the limits, or the model's profile has no times for a device kind
+            of the cluster.
     """
     return search(scenario, objective, cost_model, seeds=_published(scenario))
 
 
 def _published(scenario: Scenario) -> Iterator[Plan]:
-    """Return the plans of LB-BSP and of the published systems with the same update rule, as far as they have one."""
+    """Yield the plans of published planners that train synchronously, except those that find no plan."""
     devices = len(scenario.cluster.devices)
     strategies = (deepcee, cannikin, lb_bsp) if devices <= MOST_SEEDED else ()
     for strategy in (*strategies, asteroid) if devices <= MOST_OF_ASTEROID else strategies:
@@ -194,13 +201,14 @@ def _published(scenario: Scenario) -> Iterator[Plan]:
 
 
 def robust_plan(scenario: Scenario, objective: Objective, quantile: float) -> Plan:
-    """Return the plan with the best score in all but a share ``quantile`` of the windows of the links' traces.
+    """Return the plan with the least objective when its step takes as long as in a bad window of the links' traces.
 
-    Two searches are made, one around the links' mean rates and one around those of bad windows: a plan that avoids a
-    link which often fails is not among the best at its mean rate.
+    The step time is the one that at most a share ``quantile`` of the windows exceeds (`robust_cost_model`). Two
+    searches are made, with candidates for the links' mean rates and for their rates in bad windows, because a plan that
+    avoids an unreliable link is no good candidate at the link's mean rate.
 
     Raises:
-        InputError: The quantile is not a share below 1, or no plan fits or keeps within the limits.
+        InputError: The quantile is below 0, or 1 or more; no plan fits into memory or keeps the limits.
     """
     cost_model = robust_cost_model(scenario, quantile)
     plans = [plan_for(each, objective, cost_model) for each in (scenario, in_bad_windows(scenario, quantile))]

@@ -1,1 +1,1 @@
-"""Baseline strategies: data parallelism and uniform or simple pipelines."""
+"""Baseline strategies: `ddp`, `megatron`, `gpipe`, `zb-h1-equal`, `pipedream`, `dapple` and `hetpipe`."""

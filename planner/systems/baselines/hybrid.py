@@ -1,17 +1,24 @@
-"""Hybrid pipelines as baselines: PipeDream, and, by Asteroid's planner with other rules, DAPPLE and HetPipe.
+"""Baselines that combine pipelines with data parallelism: PipeDream, DAPPLE and HetPipe.
 
-DAPPLE (Fan et al., PPoPP 2021) makes one pipeline of groups, but takes devices for equal. As Asteroid's comparison
-describes it [second-hand]: mean speeds of the devices, equal shares inside a group, depths K = P - p. Assumed: the same
-round latency and the same exact search as Asteroid's, so that the two differ in these three things alone; devices in
-the cluster's order; shares equal as far as memory allows.
+A group is the set of devices that hold the same stage as replicas. DAPPLE and HetPipe use Asteroid's planner
+(`planner.systems.asteroid.strategy`), which minimises its round latency, with other rules. A depth K is the number of
+microbatches in flight at stage p of P, p counted from 0.
 
-HetPipe (Park et al., USENIX ATC 2020) is data parallelism over virtual workers, each a pipeline over unlike devices, so
-that all virtual workers are equivalent [paper]: devices, fastest first, are dealt to the first worker up to the last
-and from there back to the first. HetPipe's workers exchange updates through parameter servers with bounded staleness;
-here gradients are summed in every step, so that the update rule is that of all other plans. Assumed: every worker takes
-an equal part of the batch; its devices are sorted by memory, one a stage, with depths K = P - p, split with the least
-round latency (HetPipe minimises the slowest stage); the number of workers is the one with the shortest step by
-`planner.step.evaluate.step_time_s`; a worker with more devices than layers leaves its slowest out.
+DAPPLE (Fan et al., PPoPP 2021) makes one pipeline of groups and plans as if all devices were equal. As the Asteroid
+paper describes it [second-hand], each layer's time is its mean over all devices, the replicas of a group take equal
+shares, and depths are K = P - p. Assumed: everything else is as in Asteroid (round latency, exact search); devices keep
+the cluster's order; shares are equal as far as memory allows.
+
+HetPipe (Park et al., USENIX ATC 2020) trains with data parallelism over virtual workers. Each virtual worker is a
+pipeline over unlike devices, and all virtual workers are about equally fast [paper]. Devices, sorted from fastest to
+slowest, are dealt to workers 1 to n, the next n to workers n to 1, and so on. HetPipe's workers exchange updates
+through parameter servers with bounded staleness; here gradients are summed in every step, as in other plans. Assumed:
+
+- Every worker takes an equal part of the batch.
+- The devices of a worker are sorted by memory, hold one stage each, and have depths K = P - p.
+- Layers are cut for the least round latency, whereas HetPipe minimises the slowest stage's time.
+- The number of workers is the one with the shortest step by `planner.step.evaluate.step_time_s`.
+- A worker with more devices than layers leaves its slowest devices out.
 """
 
 from functools import cache
@@ -31,7 +38,7 @@ from planner.systems.asteroid.strategy import HybridRules, hybrid_pipeline, hybr
 
 
 def dapple(scenario: Scenario) -> Plan:
-    """Return one pipeline of groups, planned for devices of mean speed.
+    """Return one pipeline of groups, planned as if every device had the mean speed.
 
     Raises:
         InputError: No split fits into memory.
@@ -40,12 +47,12 @@ def dapple(scenario: Scenario) -> Plan:
 
 
 def hetpipe(scenario: Scenario) -> Plan:
-    """Return equivalent pipelines over unlike devices.
+    """Return pipelines of about equal speed, one for each virtual worker, over unlike devices.
 
     Raises:
         InputError: No split fits into memory.
     """
-    # A worker is a pipeline: it has two devices or more, if the cluster has, and one sample or more.
+    # A worker needs at least one sample, and at least two devices unless the cluster has only one.
     most = max(1, min(len(scenario.cluster.devices) // 2, scenario.training.global_batch))
     plans = [plan for count in range(1, most + 1) if (plan := _with_workers(scenario, count)) is not None]
     if not plans:
@@ -65,7 +72,7 @@ def _with_workers(scenario: Scenario, count: int) -> Plan | None:
 
 
 def _dealt(scenario: Scenario, count: int) -> list[list[Device]]:
-    """Return the devices of each worker, sorted by memory; devices are dealt by speed, to and fro."""
+    """Return the devices of each of ``count`` workers, dealt by speed (see the module) and sorted by memory."""
     layers = len(scenario.model.layers)
 
     def whole_model_s(device: Device) -> float:
@@ -79,21 +86,23 @@ def _dealt(scenario: Scenario, count: int) -> list[list[Device]]:
 
 
 def pipedream(scenario: Scenario) -> Plan:
-    """Return one pipeline of replicated stages, the slowest as fast as possible (Narayanan et al., SOSP 2019).
+    """Return one pipeline of replicated stages with the least time of its slowest stage or transfer.
 
-    With T(i..j) the compute time of layers i to j, W their parameter bytes, act_k the output bytes of layer k and BW
-    the bandwidth, the best slowest time for the first j layers on m devices is::
+    PipeDream's recursion (Narayanan et al., SOSP 2019, section 3.1): T(i..j) is the compute time of layers i to j in
+    both directions, W(i..j) their parameter bytes, act_k the output bytes of layer k and BW the bandwidth in bytes/s.
+    A(j, m) is the least possible time of the slowest stage or transfer for the first j layers on m devices, of which n
+    hold the last stage, layers k + 1 to j::
 
         A(j, m) = min over k < j, n < m of max( A(k, m - n),
                                                 2 * act_k / (BW * n),
                                                 (T(k+1..j) + 4 (n - 1) W(k+1..j) / (BW n)) / n )
 
-    It assumes equal devices and one bandwidth; here (assumed) a layer's time is its mean over the devices, and BW is
-    the narrowest declared link between devices that follow each other in the cluster. Depths are the paper's: as many
-    microbatches as devices follow for each replica. Weights are not stashed: the pipeline is flushed every step, so
-    that the update rule is that of synchronous training.
+    The paper assumes equal devices and one bandwidth. Assumed here: a layer's time is its mean over the devices, and BW
+    is the lowest declared bandwidth between consecutive devices of the cluster. The microbatches in flight are the
+    paper's: the devices from this stage to the last, divided by the stage's replicas. PipeDream keeps several versions
+    of the weights; here the pipeline is flushed in every step, so that training is synchronous.
 
-    It ignores memory: `check_plan` may refuse the plan.
+    Memory is ignored: `check_plan` may refuse the plan.
     """
     devices = [device.name for device in scenario.cluster.devices]
     microbatches = even_microbatches(scenario, scenario.training.global_batch, len(devices))
@@ -103,14 +112,14 @@ def pipedream(scenario: Scenario) -> Plan:
         replicas = tuple(Replica(name) for name in devices[used : used + width])
         stages.append(Stage(first_layer, end_layer, replicas, in_flight=ceil((len(devices) - used) / width)))
         used += width
-    # A synchronous flush needs depths that never grow along the stages, an asynchronous pipeline does not.
+    # With a flush, microbatches in flight may not increase from one stage to the next: raise those of earlier stages.
     depths = list(accumulate((stage.in_flight for stage in reversed(stages)), max))[::-1]
     pipeline = Pipeline(tuple(stages), microbatches).with_depths(depths)
     return Plan(scenario.name, scenario.model.name, "pipedream", "1f1b", (pipeline,))
 
 
 def _split(scenario: Scenario, samples: int) -> list[tuple[int, int, int]]:
-    """Stages as (first layer, end layer, number of devices), in order."""
+    """Return the stages in pipeline order, each as (first layer, index after its last layer, number of devices)."""
     model, cluster = scenario.model, scenario.cluster
     time_until_s: list[float] = mean_compute_s(scenario, samples).tolist()
     bytes_until = [0, *accumulate(layer.parameter_bytes for layer in model.layers)]
@@ -123,7 +132,7 @@ def _split(scenario: Scenario, samples: int) -> list[tuple[int, int, int]]:
 
     @cache
     def best(end: int, devices: int) -> tuple[float, tuple[tuple[int, int, int], ...]]:
-        """Least time of the slowest stage for the first ``end`` layers on ``devices`` devices, and these stages."""
+        """Return A(end, devices), seconds, and the stages that reach this time."""
         choice: tuple[float, tuple[tuple[int, int, int], ...]]
         choice = (stage_s(0, end, devices), ((0, end, devices),))
         for cut in range(1, end):

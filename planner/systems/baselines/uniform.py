@@ -1,12 +1,15 @@
-"""Baselines that divide the model or the batch evenly, whatever the devices are: DDP, Megatron, GPipe and ZB-H1.
+"""Baselines that divide the model or the batch evenly, without regard to speeds and links: DDP, Megatron, GPipe, ZB-H1.
 
-Devices are taken in the cluster's order, without regard to their speeds or links.
+Devices are taken in the cluster's order.
 
-``ddp`` is data parallelism as in PyTorch: every device holds the whole model and takes an equal share. The batch is one
-microbatch where memory allows it, otherwise the fewest equal ones that fit (gradient accumulation). ``megatron`` makes
-equal pipelines of as many stages as divide the devices; ``gpipe`` and ``zb-h1-equal`` (Qi et al., Zero Bubble Pipeline
-Parallelism, 2024) make one pipeline. Assumed: with more devices than layers, GPipe leaves devices out, and with ZB-H1
-neighbours share a stage as equal replicas.
+- ``ddp`` is data parallelism as in PyTorch's DistributedDataParallel: every device holds the whole model and takes an
+  equal share of the batch. The batch is one microbatch if memory allows, else the fewest equal microbatches that fit
+  (gradient accumulation).
+- ``megatron`` makes equal pipelines. Each has the largest number of stages that divides the number of devices and is at
+  most the number of layers.
+- ``gpipe`` (Huang et al., NeurIPS 2019) makes one pipeline. Assumed: devices beyond the number of layers stay idle.
+- ``zb-h1-equal`` (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024) makes one pipeline. Assumed: with more
+  devices than layers, neighbouring devices share a stage as equal replicas.
 """
 
 from collections.abc import Sequence
@@ -22,7 +25,7 @@ from traces.common.errors import InputError
 
 
 def megatron(scenario: Scenario) -> Plan:
-    """Return uniform pipelines over all devices.
+    """Return equal pipelines over all devices, with layers divided evenly among the stages.
 
     Raises:
         InputError: There are more pipelines than samples.
@@ -36,7 +39,7 @@ def megatron(scenario: Scenario) -> Plan:
         raise InputError(
             f"a global batch of {batch} cannot be split over {copies} pipelines of {count} stages",
             where="training.global_batch",
-            valid=f"give each pipeline a sample: a batch of {copies} or more, fewer devices, or more layers",
+            valid=f"each pipeline needs a sample: give a global batch of at least {copies}, or fewer devices",
         )
     pipelines = []
     for copy in range(copies):
@@ -48,7 +51,7 @@ def megatron(scenario: Scenario) -> Plan:
 
 
 def _even_stages(groups: Sequence[Sequence[Device]], layers: int, depths: Sequence[int]) -> tuple[Stage, ...]:
-    """Return a stage for each group of devices, with equal numbers of layers."""
+    """Return one stage for each group of devices; numbers of layers differ by one at most."""
     count = len(groups)
     return tuple(
         Stage(
@@ -59,10 +62,10 @@ def _even_stages(groups: Sequence[Sequence[Device]], layers: int, depths: Sequen
 
 
 def gpipe(scenario: Scenario) -> Plan:
-    """Return one uniform pipeline.
+    """Return one pipeline with layers divided evenly; all stages recompute activations if memory requires it.
 
     Raises:
-        InputError: A stage does not fit into memory, even if it recomputes.
+        InputError: A stage does not fit into memory even with recomputation.
     """
     layers = len(scenario.model.layers)
     devices = scenario.cluster.devices[:layers]
@@ -77,7 +80,7 @@ def gpipe(scenario: Scenario) -> Plan:
 
 
 def zb_equal(scenario: Scenario) -> Plan:
-    """Return one uniform pipeline over all devices."""
+    """Return one pipeline over all devices with layers divided evenly, for the schedule ZB-H1."""
     devices, layers = scenario.cluster.devices, len(scenario.model.layers)
     count = min(len(devices), layers)
     stages = _even_stages(even_groups(devices, count), layers, plain_depths(count))
@@ -86,11 +89,11 @@ def zb_equal(scenario: Scenario) -> Plan:
 
 
 def ddp(scenario: Scenario) -> Plan:
-    """Return one stage with every device as a replica."""
+    """Return one stage that holds all layers, with every device as a replica."""
     replicas = tuple(Replica(device.name) for device in scenario.cluster.devices)
     stage = Stage(0, len(scenario.model.layers), replicas, in_flight=1)
     batch = scenario.training.global_batch
-    # One sample per device and microbatch is the finest cut; if even that does not fit, the plan's check says so.
+    # At one sample per device, microbatches cannot become smaller; if these do not fit, `check_plan` refuses the plan.
     finest = ceil(batch / len(replicas))
     microbatches = next(
         (

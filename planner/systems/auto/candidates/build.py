@@ -1,4 +1,4 @@
-"""Plans from templates: which devices of a device class each pipeline takes."""
+"""Make plans from templates: choose the devices of a device class that each pipeline takes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,20 +11,21 @@ from planner.step.orders import hiding_depths
 from planner.systems.auto.candidates.device_classes import DeviceClass
 from planner.systems.auto.candidates.templates import PipelineTemplate
 
-# Device names of each tensor-parallel group, of each replica, of each stage.
+# Device names of a pipeline: a tuple of stages, a stage a tuple of replicas, a replica a tuple of the names of the
+# devices that share its layers by tensor parallelism.
 Places = tuple[tuple[tuple[str, ...], ...], ...]
 
-# A dynamic order comes close to the order that a search finds, and needs no search.
+# Schedule and order of candidate plans: a dynamic order is nearly as fast as one that a search finds, without search.
 QUICK_ORDER = ("compact-zb", "dynamic")
 
 
 def plan_of(templates: Sequence[PipelineTemplate], scenario: Scenario, strategy: str) -> Plan | None:
-    """Return the plan of templates side by side, in the quick order; None where its microbatches do not fit.
+    """Return the plan of templates side by side, in `QUICK_ORDER`; None if a microbatch does not fit into memory.
 
     Args:
         templates: Templates on disjoint device classes; their samples add up to the global batch.
         scenario: Scenario that the plan is for.
-        strategy: Name of the strategy in the plan.
+        strategy: Name that the plan gives as its strategy.
     """
     pipelines: list[Pipeline] = []
     for template in templates:
@@ -42,7 +43,7 @@ def plan_of(templates: Sequence[PipelineTemplate], scenario: Scenario, strategy:
 
 
 def on_devices(pipeline: Pipeline, places: Places) -> Pipeline:
-    """Return the same pipeline on other, equivalent devices."""
+    """Return the pipeline with its replicas on other devices; shares and depths are unchanged."""
     stages = tuple(
         replace(
             stage,
@@ -57,12 +58,12 @@ def on_devices(pipeline: Pipeline, places: Places) -> Pipeline:
 
 
 def places_of(pipeline: Pipeline) -> Places:
-    """Return the devices of a pipeline."""
+    """Return the device names of a pipeline by stage, replica and tensor-parallel group."""
     return tuple(tuple(replica.devices for replica in stage.replicas) for stage in pipeline.stages)
 
 
 def _places(template: PipelineTemplate) -> list[Places]:
-    """Return the devices of each pipeline; replicas of a stage are neighbours, and sum their gradients within hosts."""
+    """Return the devices of each pipeline; replicas are neighbours, so that gradient sums stay within hosts."""
     places: list[list[tuple[tuple[str, ...], ...]]] = [[] for _ in range(template.pipelines)]
     used: dict[DeviceClass, int] = {}
     for stage in template.stages:
@@ -89,7 +90,7 @@ def _pipeline(template: PipelineTemplate, samples: int, places: Places) -> Pipel
 
 
 def with_hiding_depths(pipeline: Pipeline, scenario: Scenario) -> Pipeline | None:
-    """Return the pipeline with depths that hide its round trips, as far as memory allows; None if nothing fits."""
+    """Return the pipeline with enough microbatches in flight to hide transfers if memory allows; None if none fits."""
     fitted = fitting_depths(plain_depths(len(pipeline.stages)), pipeline.stages, scenario, pipeline.microbatches)
     if fitted is None:
         return None

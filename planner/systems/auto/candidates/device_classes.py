@@ -1,4 +1,4 @@
-"""Classes of interchangeable devices, and the options of a stage on one of them."""
+"""Device classes, which are sets of interchangeable devices, and the ways in which a stage can use a class."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,23 +9,23 @@ from planner.scenario.cluster import Cluster, Device
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError
 
-# Numbers of replicas of a stage that are tried. More pipelines side by side do the same as more replicas, except where
-# device classes differ: there a stage on one device may feed one on several.
+# Numbers of replicas of a stage that are tried. Several pipelines side by side can replace replicas, unless the stages
+# of one pipeline need different numbers of devices because their device classes differ.
 WIDTHS = (1, 2, 3, 4)
 
-# Most consecutive stages on one device class: with more, a stage would hold hardly a layer.
+# Most consecutive stages of a pipeline on one device class; with more stages, few layers would be left for each.
 MOST_STAGES_OF_CLASS = 12
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DeviceClass:
-    """Devices of one kind, memory size and price in one region.
+    """Devices of equal kind, memory size, price and network interface in one region.
 
     Attributes:
-        hosts: Names of the devices, host by host.
+        hosts: Names of the devices of each host.
         kind: Device kind in the model's profile.
-        region: Region of the cluster.
-        memory_bytes: Memory of each device.
+        region: Name of the region.
+        memory_bytes: Memory of each device, bytes.
     """
 
     hosts: tuple[tuple[str, ...], ...]
@@ -35,12 +35,12 @@ class DeviceClass:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """All devices, host by host."""
+        """Names of all devices; those of one host are consecutive."""
         return tuple(device for host in self.hosts for device in host)
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The first device and the last one: in different hosts, if there are several."""
+        """Names of two devices, in different hosts if there are several, between which paths of the class are timed."""
         return self.hosts[0][0], self.hosts[-1][-1]
 
     @property
@@ -50,7 +50,7 @@ class DeviceClass:
 
     @property
     def host_size(self) -> int:
-        """Number of devices of the largest host."""
+        """Largest number of devices of the class in one host."""
         return max(len(host) for host in self.hosts)
 
     def group_count(self, degree: int) -> int:
@@ -58,14 +58,14 @@ class DeviceClass:
         return sum(len(host) // degree for host in self.hosts)
 
     def groups(self, degree: int) -> list[tuple[str, ...]]:
-        """Return disjoint groups of ``degree`` devices of one host; the remainder of a host is in none."""
+        """Return disjoint groups of ``degree`` devices, each within one host; surplus devices are in no group."""
         return [
             host[at : at + degree] for host in self.hosts for at in range(0, len(host) - len(host) % degree, degree)
         ]
 
 
 def device_classes_of(cluster: Cluster, without: frozenset[str] = frozenset()) -> tuple[DeviceClass, ...]:
-    """Return the device classes of a cluster, in the order in which its devices name them.
+    """Return the device classes of a cluster, in the order of their first devices in the cluster.
 
     Args:
         cluster: Cluster whose devices are grouped.
@@ -93,10 +93,11 @@ class StageOption:
 
     Attributes:
         device_class: Class whose devices hold the stages.
-        degree: Devices that share each layer by tensor parallelism.
-        width: Replicas of each stage.
-        recompute: Whether stages keep only their input and recompute activations.
-        most_stages: Most stages for which one pipeline's part of the class has devices.
+        degree: Number of devices that share each layer by tensor parallelism.
+        width: Number of replicas of each stage.
+        recompute: Whether stages save only their input and recompute activations during backward.
+        most_stages: Most stages of one pipeline on this class: enough devices for each pipeline, and no more than
+            `MOST_STAGES_OF_CLASS`.
     """
 
     device_class: DeviceClass
@@ -109,14 +110,17 @@ class StageOption:
 def stage_options(
     device_classes: Sequence[DeviceClass], scenario: Scenario, pipelines: int, samples: int, recompute: bool
 ) -> tuple[StageOption, ...]:
-    """Return the options that each of ``pipelines`` equal pipelines has on its part of each device class.
+    """Return every combination of degree and width that one of ``pipelines`` equal pipelines can use on each class.
 
     Args:
-        device_classes: Device classes in any order.
+        device_classes: Device classes in any order, whose devices the pipelines share evenly.
         scenario: Scenario that gives the model.
-        pipelines: Number of pipelines that share the classes.
-        samples: Samples of a microbatch; a replica takes one or more.
-        recompute: Whether stages keep only their input.
+        pipelines: Number of equal pipelines.
+        samples: Samples of a microbatch, an upper limit of the width.
+        recompute: Whether stages save only their input and recompute activations during backward.
+
+    Raises:
+        InputError: The profile has no times for the kind of a class.
     """
     options = []
     for each in device_classes:
@@ -129,10 +133,10 @@ def stage_options(
 
 @lru_cache(maxsize=256)
 def _degrees(scenario: Scenario, device_class: DeviceClass) -> tuple[int, ...]:
-    """Degrees of tensor parallelism within a host that the model was profiled with on the class's kind.
+    """Return the degrees of tensor parallelism that fit into a host and that the profile has times for; 1 is first.
 
     Raises:
-        InputError: The profile has no times for the kind at all.
+        InputError: The profile has no times for the class's kind at degree 1.
     """
     scenario.model.times(0, len(scenario.model.layers), device_class.kind, 1)
     sharded = (degree for degree in sorted(scenario.model.sharded) if degree <= device_class.host_size)

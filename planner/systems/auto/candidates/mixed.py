@@ -1,4 +1,4 @@
-"""Pipeline mixes: different templates side by side, each on its part of the device classes and of the batch."""
+"""Pipeline mixes: different templates side by side, each with its own device classes and its own part of the batch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,26 +12,26 @@ from planner.systems.auto.candidates.device_classes import DeviceClass
 from planner.systems.auto.candidates.templates import INFEASIBLE_S, PipelineTemplate, gradient_sum_s, retimed
 from planner.systems.auto.candidates.uniform import KEPT, SLACK, find_templates
 
-# All partitions of at most so many device classes are tried; of more, only those into regions, into single classes, and
-# the whole. A pipeline may leave classes out.
+# A partition divides the device classes into parts; each part gets a template. Up to this number of classes, all
+# partitions are tried. For more: the whole, one part for each region, one for each class, and the fastest classes.
 MOST_PARTED = 4
 
-# Of many device classes the fastest two, three and so on, up to so many, are tried side by side.
+# With more classes than that, the fastest 2, 3, ..., `MOST_FASTEST` classes are also tried as parts without the rest.
 MOST_FASTEST = 6
 
-# All combinations of templates are tried for at most so many parts.
+# Up to this number of parts, all combinations of their templates are tried.
 MOST_COMBINED = 3
 
-# Templates of each part that are combined with those of the others.
+# Number of templates of each part that take part in combinations.
 _PER_PART = 3
 
-# Mixes that take longer than the best by this factor, by the closed form, are dropped.
+# Mixes are dropped if their step, by the closed form, takes longer than the shortest one by more than this factor.
 WORST_KEPT = 1.3
 
-# The samples of a part are varied by this share around those that its speed gives it.
+# The samples of a template are varied by up to this fraction around the number in proportion to its speed.
 _AROUND = 0.2
 
-# A first division of the batch follows the speeds that devices have with so many samples at once.
+# Samples of a microbatch with which devices are timed to divide the batch among parts for the first time.
 _SAMPLES = 4
 
 
@@ -41,7 +41,8 @@ class PipelineMix:
 
     Attributes:
         templates: Templates on disjoint device classes.
-        step_s: Time of a step by the closed form, gradient sums over all templates included, seconds.
+        step_s: Time of a step, gradient sums over all templates included, by the closed form of
+            `planner.systems.auto.candidates.templates`, seconds.
     """
 
     templates: tuple[PipelineTemplate, ...]
@@ -49,7 +50,7 @@ class PipelineMix:
 
 
 def find_mixes(device_classes: Sequence[DeviceClass], scenario: Scenario) -> list[PipelineMix]:
-    """Return the best mixes, the best first; none if nothing fits."""
+    """Return at most `KEPT` mixes, the one with the shortest step first; an empty list if none fits into memory."""
     batch = scenario.training.global_batch
     found: list[PipelineMix] = []
     for parts in sorted(_partitions(device_classes, scenario), key=len):
@@ -92,7 +93,7 @@ def _all_partitions(device_classes: list[DeviceClass]) -> Iterator[list[list[Dev
 
 
 def _side_by_side(parts: Sequence[Sequence[DeviceClass]], scenario: Scenario, limit_s: float) -> Iterator[PipelineMix]:
-    """Mixes with a template for each part; parts on which nothing fits are left out."""
+    """Yield mixes with one template for each part, without the parts on which no pipeline fits within the limits."""
     batch = scenario.training.global_batch
     shares = _divided(batch, [sum(map(_speed_of(scenario), part)) for part in parts])
     sizes = [sum(each.size for each in part) for part in parts]
@@ -107,7 +108,7 @@ def _side_by_side(parts: Sequence[Sequence[DeviceClass]], scenario: Scenario, li
 
 
 def _combinations(found: Sequence[Sequence[PipelineTemplate]]) -> Iterator[tuple[PipelineTemplate, ...]]:
-    """All combinations of few parts' templates; of many parts the best of each, and one other at a time."""
+    """Yield combinations of one template for each part; for many parts, the first ones with at most one exception."""
     if len(found) <= MOST_COMBINED:
         yield from product(*found)
         return
@@ -119,7 +120,7 @@ def _combinations(found: Sequence[Sequence[PipelineTemplate]]) -> Iterator[tuple
 
 
 def _speed_of(scenario: Scenario) -> Callable[[DeviceClass], float]:
-    """Return the throughput of a device class if every device were always busy, samples/s."""
+    """Return a function from a device class to its throughput if every device is always busy, samples/s."""
     layers = len(scenario.model.layers)
 
     def speed(device_class: DeviceClass) -> float:
@@ -130,7 +131,7 @@ def _speed_of(scenario: Scenario) -> Callable[[DeviceClass], float]:
 
 
 def _divided(samples: int, speeds: Sequence[float]) -> list[int]:
-    """Return samples in proportion to speeds, one or more for each; the largest part takes the remainder."""
+    """Return ``samples`` divided in proportion to speeds, at least one each; the largest part absorbs rounding."""
     total = sum(speeds)
     shares = [max(1, round(samples * speed / total)) for speed in speeds]
     largest = shares.index(max(shares))
@@ -139,9 +140,10 @@ def _divided(samples: int, speeds: Sequence[float]) -> list[int]:
 
 
 def _balanced(templates: Sequence[PipelineTemplate], scenario: Scenario) -> PipelineMix:
-    """Return the mix whose samples are divided so that the slowest template is quickest.
+    """Return the mix of templates with the batch divided for the least time of the slowest template.
 
-    A template's samples are a multiple of its pipelines; the last one takes the remainder.
+    The samples are first divided by speed. Each template but the last is tried with every near multiple of its number
+    of pipelines; the last template takes the samples that remain.
     """
     batch = scenario.training.global_batch
     shares = _divided(batch, [each.samples / each.pipeline_s for each in templates])
@@ -168,7 +170,7 @@ def _slowest_s(templates: Sequence[PipelineTemplate]) -> float:
 
 
 def _gradient_sum_s(templates: Sequence[PipelineTemplate], scenario: Scenario) -> float:
-    """Seconds of the slowest gradient sum, as if all holders of a stage's layers were where the worst of them are."""
+    """Return the time of the slowest gradient sum, seconds, as if all replicas of a layer had the slowest links."""
     holders = sum(each.pipelines * min(stage.width for stage in each.stages) for each in templates)
     stages = [stage for each in templates for stage in each.stages]
     slowest_s = max(gradient_sum_s(stage, scenario, holders) for stage in stages)

@@ -1,4 +1,4 @@
-"""The costs of stage options, as tables for the partition dynamic programme."""
+"""Tables of the costs of stage options, for the dynamic programme of `planner.systems.auto.candidates.partition_dp`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from planner.systems.auto.candidates.partition_dp import PartitionCosts
 def option_costs(
     options: Sequence[StageOption], scenario: Scenario, pipelines: int, microbatch: int, holder_factor: float
 ) -> PartitionCosts:
-    """Return the costs of some options; pipelines pass the device classes in the order in which the options name them.
+    """Return the costs of options; pipelines use the device classes in the order in which ``options`` first names them.
 
     Args:
         options: Options on the device classes.
         scenario: Scenario that gives model and links.
-        pipelines: Number of pipelines that share the classes.
+        pipelines: Number of equal pipelines that share the classes.
         microbatch: Samples of a microbatch.
-        holder_factor: Devices that hold a layer in the whole plan, for each one that does in these pipelines.
+        holder_factor: Number of replicas of a layer in the whole plan divided by their number in these pipelines.
     """
     classes = dict.fromkeys(each.device_class for each in options)
     places = {each: place for place, each in enumerate(classes)}
@@ -54,13 +54,14 @@ def option_costs(
 
 
 def next_contexts(options: Sequence[StageOption], places: Mapping[DeviceClass, int]) -> Ints:
-    """Return which options may follow which, as `PartitionCosts.next_context`.
+    """Return which option may come in front of which, as the field `PartitionCosts.next_context`.
 
-    All stages on one device class use it in the same way and are consecutive; a context counts them, less one.
+    All stages of a pipeline on one device class use the same option and are consecutive. The context is the number of
+    stages on the class so far, minus one.
 
     Args:
         options: Options on the device classes.
-        places: Place of each device class in the order in which pipelines pass them.
+        places: Index of each device class along a pipeline.
     """
     place = np.array([places[each.device_class] for each in options])
     most = np.array([each.most_stages for each in options])
@@ -72,12 +73,15 @@ def next_contexts(options: Sequence[StageOption], places: Mapping[DeviceClass, i
 def lower_bounds_s(
     options: Sequence[StageOption], scenario: Scenario, pipelines: int, microbatch: int
 ) -> tuple[float, float]:
-    """Return lower bounds of the slowest stage's time for one microbatch, and of all stages' together, seconds.
+    """Return two lower bounds for one microbatch, seconds: the slowest stage's time, and the sum of all stages' times.
 
-    The second takes the quickest option for every layer. The first is that of layers which may be cut at any place
-    and be anywhere: with c_i(l) the device time of layer l on class i in the best of its options, C_i their sum and u_i
-    the devices of a pipeline's part, (sum over l of min_i c_i(l) / C_i) / (sum over i of u_i / C_i) is feasible for the
-    dual of that linear programme.
+    The second bound takes the quickest option for every layer. The first is a solution of the dual of a linear
+    programme, in which any fraction of a layer may be on any class::
+
+        (sum over l of min over i of c_i(l) / C_i) / (sum over i of u_i / C_i)
+
+    c_i(l) is the time of layer l on class i times the number of devices that share it, least over the class's options;
+    C_i is the sum of c_i over all layers; u_i is the number of devices of class i for each pipeline.
     """
     best: dict[DeviceClass, Floats] = {}
     alone_s = np.full(len(scenario.model.layers), np.inf)
@@ -94,7 +98,7 @@ def lower_bounds_s(
 
 
 def class_ring_s(scenario: Scenario, device_class: DeviceClass, size_bytes: float, holders: int) -> float:
-    """Return the time in which a ring of so many devices of a class sums ``size_bytes`` of gradients, seconds."""
+    """Return the time of a ring all-reduce of ``size_bytes`` over ``holders`` devices of a class, seconds."""
     return ring_s([_ring_path(scenario, device_class)], size_bytes, holders) if holders > 1 else 0.0
 
 
@@ -105,31 +109,31 @@ def _ring_path(scenario: Scenario, device_class: DeviceClass) -> ConstantRatePat
 
 @lru_cache(maxsize=65536)
 def _sums_s(scenario: Scenario, device_class: DeviceClass, degree: int, holders: int) -> Floats:
-    """Seconds of the sum of all layers before each one, as parts of one sum of the whole model, [layers + 1]."""
+    """Return the time to sum the gradients of layers 0 to i - 1, in proportion to their bytes, s, [layers + 1]."""
     size_bytes = layer_table(scenario, device_class.kind, 1, degree).parameter_bytes
     whole_bytes = float(size_bytes[-1])
     return np.asarray(size_bytes * (class_ring_s(scenario, device_class, whole_bytes, holders) / max(whole_bytes, 1.0)))
 
 
 def option_table(scenario: Scenario, option: StageOption, microbatch: int) -> LayerTable:
-    """Return the costs of layers on a device of an option, whose replicas share a microbatch of so many samples."""
+    """Return the costs of layers on one device of an option, whose replicas share ``microbatch`` samples."""
     samples = -(-microbatch // option.width)
     return layer_table(scenario, option.device_class.kind, samples, option.degree, recompute=option.recompute)
 
 
 def option_memory(scenario: Scenario, option: StageOption, microbatch: int) -> tuple[Floats, Floats]:
-    """Return the memory of ranges of layers on a device of an option, as `planner.cost.layers.range_memory`."""
+    """Return the memory of ranges of layers on one device of an option, as `planner.cost.layers.range_memory`."""
     return range_memory(scenario, -(-microbatch // option.width), option.degree, recompute=option.recompute)
 
 
 def boundary_costs(
     options: Sequence[StageOption], scenario: Scenario, pipelines: int, microbatch: int
 ) -> tuple[Floats, Floats]:
-    """Return the time for which each layer's output keeps the links busy, and that until it arrives, in seconds.
+    """Return two arrays [option in front, option behind, layer], for the output of a layer between two stages.
 
-    Both are given for each pair of options, [options, options, layers]. The outputs that a host sends for one
-    microbatch of each pipeline pass its interface, those of a region the region's links, and no link is busy for less
-    time than one message takes.
+    The first is the time for which the output of one microbatch of every pipeline keeps the busiest link busy, seconds:
+    the messages share the network interfaces of hosts and the links of regions. The second is the time until one
+    message arrives, seconds.
 
     Args:
         options: Options on the device classes.
@@ -140,7 +144,7 @@ def boundary_costs(
     count, layers = len(options), len(scenario.model.layers)
     busy_s, delivery_s = np.zeros((count, count, layers)), np.zeros((count, count, layers))
     width = np.array([option.width for option in options])
-    # Assumed: the stages of a host's devices are the same one, of different pipelines or replicas.
+    # Assumed: all devices of a host hold the same stage, for different pipelines or as replicas, and send at once.
     senders = [min(pipelines * option.width, option.device_class.host_size // option.degree or 1) for option in options]
     host_samples = np.array(senders) * -(-microbatch // width)
     places: dict[DeviceClass, list[int]] = {}
@@ -167,9 +171,10 @@ class _ClassPath:
     """The path between devices of two classes.
 
     Attributes:
-        path: Path of one message by itself.
-        host_s: Time that one sample of each layer's output takes on the interfaces of hosts, seconds, [layers].
-        region_s: Time that it takes on the links of and between regions, seconds, [layers].
+        path: Path of a message that shares its links with no other.
+        host_s: Time of each layer's output for one sample on the slowest network interface of a host, seconds,
+            [layers].
+        region_s: The same on the slowest link of a region or between regions, seconds, [layers].
     """
 
     path: ConstantRatePath
@@ -194,7 +199,7 @@ def _class_path(scenario: Scenario, one: DeviceClass, other: DeviceClass) -> _Cl
 
 @lru_cache(maxsize=16384)
 def _message_s(scenario: Scenario, one: DeviceClass, other: DeviceClass, samples: int) -> Floats:
-    """Seconds for which each layer's output keeps an idle path busy, and until it arrives, [2, layers]."""
+    """Return the time to send each layer's output over an idle path, and the time until it arrives, s, [2, layers]."""
     path = _class_path(scenario, one, other).path
     sizes, which = np.unique(
         samples * np.array([layer.output_bytes for layer in scenario.model.layers]), return_inverse=True

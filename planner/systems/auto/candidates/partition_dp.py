@@ -1,14 +1,16 @@
-"""The partition dynamic programme: layers cut into stages, and each stage on one of several options, in compiled code.
+"""Dynamic programme that cuts layers into stages and chooses one of several options for each stage, in compiled code.
 
-Of all pipelines in which no stage and no link is busy for longer than a bound per microbatch, it finds the one with the
-shortest round trip, which is the time from a microbatch's first forward to its last backward. Stages are put in front
-of each other, from the last layer to the first, so that the number of microbatches in flight at each stage is known. A
-state is the number of stages so far, the option and the first layer of the foremost stage, and a context: what the
-stages so far leave to those in front of them. For a chain over device classes it counts the stages on the option's
-class (`planner.systems.auto.candidates.stage_options`); for few devices it is the set of devices in use
-(`planner.systems.auto.candidates.subset_dp`). The time of a step is
+An option is a way to place a stage on devices. The round trip is the time from a microbatch's first forward to its last
+backward. For a given bound, the programme finds the pipeline with the shortest round trip among those in which no stage
+and no link is busy for longer than the bound per microbatch. The time of a step with M microbatches is
 
     (M - 1) * bound + round trip.
+
+Pipelines are built from the last stage to the first, because the number of microbatches in flight at a stage depends on
+the number of stages after it. A state of the programme has four parts: the number of stages so far, the option and the
+first layer of the first of them, and a context, which restricts the options of the stages still to come in front. For
+device classes (`option_costs`) the context is the number of stages so far on the class of the option, minus one; for
+few devices (`subset_dp`) it is the set of devices in use.
 """
 
 from typing import NamedTuple
@@ -18,32 +20,36 @@ from numba import njit
 
 from planner.step.graph import Floats, Ints
 
-# The least feasible bound is found to within this share of it.
+# Relative accuracy of the bisection for the least feasible bound.
 _CLOSE = 0.01
 
-# Bounds that are tried, in multiples of the least feasible one: a slower bottleneck may save a stage, and with few
-# microbatches the bottleneck hardly matters.
+# Bounds that are tried, as multiples of the least feasible one. A larger bound may allow fewer stages and so a shorter
+# round trip, which outweighs the bound if there are few microbatches.
 _WIDER = np.array([1.0, 1.02, 1.06, 1.15, 1.35, 1.8, np.inf])
 
 
 class PartitionCosts(NamedTuple):
-    """Costs of layers on each option: seconds for one microbatch in both directions, and bytes per device.
+    """Costs of layers on each option, for one microbatch; times are in seconds for forward and backward together.
+
+    Entry i of an axis of size layers + 1 covers layers 0 to i - 1. A range of layers is [first layer, end layer], the
+    end exclusive. Of two options of neighbouring stages, the one in front has the earlier layers.
 
     Attributes:
-        compute_s: Compute time of all layers before each one, without launches, [options, devices, layers + 1].
-        launches_s: Launch overhead of a stage.
-        resident_bytes: Memory of a range of layers whatever is in flight, [options, devices, first layer, end layer].
-        saved_bytes: Memory that each microbatch in flight adds to it, [options, devices, first layer, end layer].
-        capacity_bytes: Memory of each device, [options, devices].
-        busy_s: Time for which each layer's output keeps the links between two options busy, [options, options, layers].
-        transfer_s: Time until each layer's output arrives, plus that of its gradient, [options, options, layers].
-        sum_s: Time to sum the gradients of all layers before each one, [options, layers + 1].
-        first_context: Context of a last stage on each option, [options].
-        next_context: Context after a stage on one option is followed, in front, by one on another, or -1 where that is
-            not allowed, [context, option behind, option in front].
-        blocks: Whether a stage does nothing else during its transfers.
-        waits: Whether a stage whose memory holds fewer microbatches than it needs waits; otherwise it does not fit.
-        adds_sums: Whether the gradient sums of all stages count as part of the round trip.
+        compute_s: Running sum of the layers' compute time, [options, devices, layers + 1].
+        launches_s: Overhead of a stage for launching forward and backward.
+        resident_bytes: Memory of a range of layers without microbatches, [options, devices, first layer, end layer].
+        saved_bytes: Memory of a range for each microbatch in flight, [options, devices, first layer, end layer].
+        capacity_bytes: Memory of each device, infinite for those not in the option, [options, devices].
+        busy_s: Time for which each layer's output keeps a link busy, [option in front, option behind, layers].
+        transfer_s: Time until each layer's output arrives, plus the time until the gradient of the output arrives,
+            [option in front, option behind, layers].
+        sum_s: Running sum of the times to sum layers' gradients over replicas, [options, layers + 1].
+        first_context: Context of a pipeline's last stage, with which building starts, [options].
+        next_context: New context when a stage is put in front of another; -1 if that is not allowed,
+            [context, option behind, option in front].
+        blocks: Whether a device computes nothing during its transfers.
+        waits: Whether a stage may hold fewer microbatches than its depth, and wait; otherwise it does not fit.
+        adds_sums: Whether gradient sums count as part of the round trip.
     """
 
     compute_s: Floats
@@ -62,14 +68,14 @@ class PartitionCosts(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What a pipeline must keep within.
+    """Limits that every pipeline of one run of the programme must keep.
 
     Attributes:
-        microbatches: Microbatches of a step, M.
-        bound_s: Most time that a stage or a link takes for one microbatch, seconds.
+        microbatches: Number of microbatches of a step, M.
+        bound_s: Most time of a stage or a link for one microbatch, seconds.
         round_trip_s: Most time of the round trip, seconds.
-        quickest_s: Lower bound of the compute time of all layers before each one, [layers].
-        sum_s: Most time that a stage takes to sum its gradients, seconds.
+        quickest_s: Lower bound of the compute time of layers 0 to i - 1, seconds, [layers].
+        sum_s: Most time of a stage's gradient sum, seconds.
     """
 
     microbatches: int
@@ -80,13 +86,13 @@ class Limits(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """A pipeline's stages, first to last.
+    """The pipeline that the programme has found.
 
     Attributes:
-        bottleneck_s: Bound of the slowest stage or link, seconds; infinite if no pipeline fits.
-        round_trip_s: Time of one microbatch there and back, seconds.
-        option: Option of each stage, [stages].
-        first_layer: First layer of each stage, [stages].
+        bottleneck_s: Bound that no stage and no link exceeds, seconds; infinite if no pipeline fits.
+        round_trip_s: Time from a microbatch's first forward to its last backward, seconds.
+        option: Index of the option of each stage, first stage first, [stages]; empty if no pipeline fits.
+        first_layer: Index of the first layer of each stage, [stages].
     """
 
     bottleneck_s: float
@@ -98,15 +104,15 @@ class Partition(NamedTuple):
 def best_partition(
     costs: PartitionCosts, microbatches: int, most_stages: int, least_s: float, limit_s: float, most_sum_s: float
 ) -> Partition:
-    """Return the pipeline with the shortest step if that is below ``limit_s``, else one without stages.
+    """Return the pipeline with the shortest step, or a `Partition` without stages if no step is within ``limit_s``.
 
     Args:
         costs: Costs of layers on each option.
-        microbatches: Microbatches of a step, M.
-        most_stages: Most stages of a pipeline.
-        least_s: Lower bound of the slowest stage's time, seconds.
-        limit_s: Longest step of interest, without gradient sums, seconds.
-        most_sum_s: Most time that a stage may take to sum its gradients, seconds.
+        microbatches: Number of microbatches of a step, M.
+        most_stages: Limit on the number of stages.
+        least_s: Lower bound of the slowest stage's time for a microbatch, with which the bisection starts, seconds.
+        limit_s: Limit on the time of a step without gradient sums, seconds.
+        most_sum_s: Limit on the time of a stage's gradient sum, seconds.
     """
     bottleneck_s, round_trip_s, option, first_layer = _best_partition(
         costs, microbatches, most_stages, least_s, limit_s, most_sum_s
@@ -153,14 +159,14 @@ def _best_partition(
 
 @njit(cache=True)
 def _least(costs: PartitionCosts, limits: Limits, round_trip_s: Floats, next_state: Ints) -> float:  # pragma: no cover
-    """Fill the tables and return the least round trip of all layers, seconds; infinite if nothing fits."""
+    """Fill the tables (`fill`) and return the least round trip of a whole pipeline, seconds; infinite if none fits."""
     fill(costs, limits, round_trip_s, next_state)
     return float(best_start(round_trip_s, 0, round_trip_s.shape[2])[0])
 
 
 @njit(cache=True)
 def best_start(round_trip_s: Floats, context: int, end_context: int) -> tuple[float, int]:  # pragma: no cover
-    """Return the least round trip of all layers in a range of contexts, seconds, and the state it starts in, or -1."""
+    """Return the least round trip of a whole pipeline in a range of contexts, seconds, and its state's flat index."""
     best_s, start = np.inf, -1
     stages, options, contexts, layers = round_trip_s.shape
     for number in range(1, stages):
@@ -174,20 +180,23 @@ def best_start(round_trip_s: Floats, context: int, end_context: int) -> tuple[fl
 
 @njit(cache=True)
 def fill(costs: PartitionCosts, limits: Limits, round_trip_s: Floats, next_state: Ints) -> None:  # pragma: no cover
-    """Fill the tables of all states: the least round trip from there, seconds, and the state after it, -1 for none.
+    """Fill two tables with an entry for each state, both [stages so far, option, context, first layer].
 
-    Both tables are [stages so far, option of the first stage, context, first layer].
+    ``round_trip_s`` becomes the least round trip of the stages so far, seconds, infinite if the state is impossible;
+    ``next_state`` the flat index of the state without the first of these stages, or -1 if there is only one stage.
     """
     tables, options, contexts, layers = round_trip_s.shape
     round_trip_s[:] = np.inf
-    # Least round trip with no more stages: a longer one needs no less memory and leads to nothing better.
+    # Least round trip with at most the present number of stages. A state with more stages and no shorter round trip is
+    # not continued, since more stages in flight need no less memory.
     least_s = np.full((options, contexts, layers), np.inf)
     for option in range(options):
         for first in range(layers - 1, -1, -1):
             time_s, sum_s = compute_s(costs, option, first, layers), _sum_s(costs, option, first, layers)
             if time_s > limits.bound_s or sum_s > limits.sum_s:
                 break
-            # Where stages recompute, a longer one may need less memory: it keeps the input of its first layer.
+            # No break: with recomputation a stage that starts earlier may need less memory, since it saves only the
+            # input of its first layer.
             if wait_s(costs, option, first, layers, 1, 0.0) > 0:
                 continue
             total_s = time_s + (sum_s if costs.adds_sums else 0.0)
@@ -216,7 +225,7 @@ def _prepend(
     round_trip_s: Floats,
     next_state: Ints,
 ) -> None:  # pragma: no cover
-    """Put every possible stage in front of a state whose first layer is ``end``."""
+    """Update both tables for every stage that may come in front of state ``here``, whose first layer is ``end``."""
     so_far_s, depth = round_trip_s[stages, option, context, end], min(limits.microbatches, stages + 1)
     for front in range(round_trip_s.shape[1]):
         place = costs.next_context[context, option, front]
@@ -245,7 +254,7 @@ def _prepend(
 
 @njit(cache=True)
 def compute_s(costs: PartitionCosts, option: int, first: int, end: int) -> float:  # pragma: no cover
-    """Return the seconds that layers take on the slowest device of an option."""
+    """Return the seconds that layers ``first`` to ``end`` - 1 take on the slowest device of an option."""
     slowest_s = 0.0
     for device in range(costs.compute_s.shape[1]):
         slowest_s = max(slowest_s, costs.compute_s[option, device, end] - costs.compute_s[option, device, first])
@@ -261,9 +270,11 @@ def _sum_s(costs: PartitionCosts, option: int, first: int, end: int) -> float:  
 def wait_s(
     costs: PartitionCosts, option: int, first: int, end: int, depth: int, round_trip_s: float
 ) -> float:  # pragma: no cover
-    """Return the seconds per microbatch for which memory makes a stage wait.
+    """Return the time per microbatch that a stage needs if memory limits its microbatches in flight, seconds.
 
-    0 where it holds ``depth`` microbatches, each for a round trip of ``round_trip_s``; infinite where it does not fit.
+    With n < ``depth`` microbatches in flight, each for ``round_trip_s``, the result is ``round_trip_s`` / n. It is 0 if
+    memory holds ``depth`` microbatches, and infinite if it holds none, or fewer than ``depth`` and ``costs.waits`` is
+    false.
     """
     held = depth
     for device in range(costs.compute_s.shape[1]):
@@ -278,7 +289,7 @@ def wait_s(
 
 @njit(cache=True)
 def unwind(start: int, next_state: Ints, option: Ints, first_layer: Ints) -> int:  # pragma: no cover
-    """Write option and first layer of each stage from a state on, and return how many stages there are."""
+    """Write the option and first layer of each stage into two arrays, from state ``start`` on; return their number."""
     _, options, contexts, layers = next_state.shape
     flat = next_state.reshape(-1)
     stages, state = 0, start

@@ -1,4 +1,4 @@
-"""Candidate plans of small clusters: pipelines on every set of devices, alone and in pairs, with nothing left out."""
+"""Candidate plans of small clusters: the best pipelines on every set of devices, alone and in pairs side by side."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -26,36 +26,37 @@ from planner.systems.auto.candidates.subset_dp import (
     timed_pipelines,
 )
 
-# More devices have too many sets: they are searched by device class.
+# Most devices for which every set is tried; more devices are searched by device class.
 MOST_DEVICES = 6
 
-# Where there are at most so many pipelines, all of them are timed.
+# Up to this number of possible pipelines, all are timed; with more, the dynamic programme selects some.
 _MOST_TIMED = 3000
 
-# At most so many pipelines become plans, if the closed form finds them no slower than the best by this factor; and at
-# most so many pairs.
+# `_ALONE` pipelines at most become plans, and only if their step, by the closed form, takes no longer than `_WORST`
+# times the shortest; and `_PAIRS` pairs of pipelines at most.
 _ALONE, _WORST, _PAIRS = 120, 1.6, 64
 
-# Divisions of the batch between two sets that are tried, those of each pair that may become plans, and pipelines of
-# each set that are combined.
+# For two pipelines side by side: divisions of the batch that are tried, divisions that are kept for each pair of device
+# sets, and pipelines of each set that are combined.
 _DIVISIONS, _DIVISIONS_OF_PAIR, _PER_SET = 64, 3, 3
 
-# Microbatch sizes that are tried, besides those that cut the batch evenly into so few microbatches.
+# Samples of a microbatch that are tried: those of `_MICROBATCHES`, and the batch divided by each of `_COUNTS`.
 _COUNTS = (1, 2, 3)
 _MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
 def count_pipelines(devices: int, layers: int) -> int:
-    """Return the number of pipelines: ordered, disjoint sets of devices, each with a range of the layers."""
+    """Return the number of pipelines, of which each is a sequence of disjoint device sets with consecutive layers."""
     return sum(comb(layers - 1, len(subsets) - 1) for subsets in _ordered_subsets((1 << devices) - 1))
 
 
 @lru_cache(maxsize=8)
 def all_pipelines(devices: int, layers: int) -> tuple[Ints, Ints]:
-    """Return the sets of devices, as numbers whose bits are devices, and the first layers of all pipelines' stages.
+    """Return the stages of all pipelines on some of ``devices`` devices.
 
     Returns:
-        Two arrays [pipelines, devices]; the set is 0 after the last stage.
+        Two arrays of integers, [pipelines, devices], with an entry for each stage: the set of its devices, as a number
+        whose bits are the devices' indices, and the index of its first layer. Both are 0 after the last stage.
     """
     pipelines = [
         (subsets, (0, *cuts))
@@ -70,7 +71,7 @@ def all_pipelines(devices: int, layers: int) -> tuple[Ints, Ints]:
 
 
 def _ordered_subsets(devices: int) -> Iterator[tuple[int, ...]]:
-    """Every sequence of disjoint sets of some of the devices."""
+    """Yield every sequence of disjoint, non-empty subsets of a set of devices, as numbers whose bits are devices."""
     subset = devices
     while subset:
         yield (subset,)
@@ -82,10 +83,10 @@ class _PipelineShare(NamedTuple):
     """A pipeline that takes a part of the batch.
 
     Attributes:
-        sought: Microbatch size for which the pipeline was searched for, samples.
-        number: Number of the pipeline among those found for this size.
-        microbatch: Largest microbatch, samples.
-        samples: Samples per step.
+        sought: Samples of a microbatch for which the pipeline was found, a key of `_Found`.
+        number: Index of the pipeline among those found for this microbatch size.
+        microbatch: Samples of its largest microbatch, at most ``sought``.
+        samples: Samples that it takes per step.
     """
 
     sought: int
@@ -94,20 +95,20 @@ class _PipelineShare(NamedTuple):
     samples: int
 
 
-# Seconds of a step by the closed form, and the pipeline that takes them.
+# Seconds of a step by the closed form, and the pipeline.
 _Timed = tuple[float, _PipelineShare]
 
-# Microbatch size to the pipelines found for it.
+# The pipelines found for each microbatch size, in samples.
 _Found = Mapping[int, SubsetPipelines]
 
 
 def small_cluster_plans(devices: Sequence[Device], scenario: Scenario, strategy: str) -> Iterator[Plan]:
-    """Give the plans of the best pipelines on the best sets of devices, and of pairs of them side by side.
+    """Yield plans of one pipeline, and of two pipelines side by side, that are quickest by the closed form.
 
     Args:
         devices: Devices that may be used, `MOST_DEVICES` at most.
         scenario: Scenario that the plans are for.
-        strategy: Name of the strategy in the plans.
+        strategy: Name that the plans give as their strategy.
     """
     batch, layers = scenario.training.global_batch, len(scenario.model.layers)
     found: dict[int, SubsetPipelines] = {}
@@ -127,16 +128,16 @@ def small_cluster_plans(devices: Sequence[Device], scenario: Scenario, strategy:
 
 
 def _alone(found: _Found, batch: int) -> list[_PipelineShare]:
-    """Return the best pipelines that take the whole batch."""
+    """Return the quickest pipelines that take the whole batch, and the quickest one on every set of devices."""
     by_set = _best_of_sets(found, batch, _ALONE)
     ranked = sorted(each for timed in by_set.values() for each in timed)
     quick = [share for time_s, share in ranked[:_ALONE] if time_s <= _WORST * ranked[0][0]]
-    # The plan that costs least, or keeps within a budget, may be slow: the best one of every set of devices is kept.
+    # With a price as the objective or a budget, a slow pipeline on few devices may be the best: keep one for each set.
     return list(dict.fromkeys((*quick, *(timed[0][1] for timed in by_set.values()))))
 
 
 def _pairs(found: _Found, devices: Sequence[Device], scenario: Scenario) -> list[tuple[_PipelineShare, _PipelineShare]]:
-    """Return the best pairs of pipelines on disjoint sets of devices, each with the best divisions of the batch."""
+    """Return the quickest pairs of pipelines on disjoint sets of devices, with the batch divided between the two."""
     batch = scenario.training.global_batch
     divisions = sorted({round(part) for part in np.linspace(1, batch - 1, _DIVISIONS)}) if batch > 1 else []
     sizes = sorted({samples for part in divisions for samples in (part, batch - part)})
@@ -155,9 +156,10 @@ def _pairs(found: _Found, devices: Sequence[Device], scenario: Scenario) -> list
 
 
 def _best_of_sets(found: _Found, samples: int, most: int) -> dict[int, list[_Timed]]:
-    """Pipelines that take so many samples per step: of each set of devices the best few, the best first.
+    """Return the ``most`` quickest pipelines of each device set when they take ``samples`` per step, quickest first.
 
-    Microbatches smaller than those that a pipeline was searched for are assumed to take proportionally less.
+    If the microbatches become smaller than those for which a pipeline was found, its time is assumed to shrink in
+    proportion.
     """
     by_set: dict[int, list[_Timed]] = {}
     keys, sizes, steps_s, used = list(found), [], [], []
@@ -179,7 +181,7 @@ def _best_of_sets(found: _Found, samples: int, most: int) -> dict[int, list[_Tim
 
 
 def _sum_between_s(ones: Sequence[Device], others: Sequence[Device], scenario: Scenario) -> float:
-    """Seconds of the gradient sums between two pipelines, as if each had a stage for every device."""
+    """Return the time of gradient sums between two pipelines, as if each device held an equal stage, seconds."""
     size_bytes = scenario.model.parameter_bytes(0, len(scenario.model.layers)) / min(len(ones), len(others))
     ends = [(a.name, b.name) for a in ones for b in others]
     paths = {nominal_path(scenario, *hop) for one, other in ends for hop in ((one, other), (other, one))}
@@ -189,7 +191,7 @@ def _sum_between_s(ones: Sequence[Device], others: Sequence[Device], scenario: S
 def _plan(
     shares: Sequence[_PipelineShare], found: _Found, devices: Sequence[Device], scenario: Scenario, strategy: str
 ) -> Iterator[Plan]:
-    """Return the plan of pipelines side by side, if it fits."""
+    """Yield the plan with these pipelines side by side, or nothing if a pipeline does not fit into memory."""
     pipelines = []
     for sought, number, microbatch, samples in shares:
         subset, first_layer = found[sought].devices[number], found[sought].first_layer[number]

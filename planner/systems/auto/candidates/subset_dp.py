@@ -1,8 +1,9 @@
 """Pipelines of few, unlike devices: the partition dynamic programme with every set of devices as an option.
 
-A set is a number whose bits are the indices of its devices, which are the replicas of a stage. The best pipeline is
-found for every set of devices that the pipeline uses and for every bound of a grid, so that nothing is left out but
-what memory forbids. Where there are few pipelines, all of them are timed instead.
+A set of devices, the replicas of a stage, is a number: bit i is 1 if device i is a member. For every set of devices
+that a whole pipeline may use, and for every bound of a grid, the programme of
+`planner.systems.auto.candidates.partition_dp` finds the pipeline with the shortest round trip. If there are only few
+possible pipelines, all of them are timed instead (`timed_pipelines`).
 """
 
 from collections.abc import Sequence
@@ -27,11 +28,11 @@ from planner.systems.auto.candidates.partition_dp import (
     wait_s,
 )
 
-# The grid of bounds goes from the least possible one to the time of the quickest device alone, and beyond that where
-# memory or links rule such bounds out.
+# The grid has `_BOUNDS` bounds from the least possible one to the time of the quickest device alone, and `_BEYOND`
+# bounds from there to `_FARTHEST` times that time, for cases in which memory or links forbid smaller ones.
 _BOUNDS, _BEYOND, _FARTHEST = 40, 10, 20.0
 
-# Compute time per layer of a device without samples, seconds: it excludes the set.
+# Compute time per layer of a device that gets no samples, seconds: so large that its set is never used.
 _NO_SAMPLES_S = 1e30
 
 
@@ -40,10 +41,11 @@ class SubsetPipelines(NamedTuple):
 
     Attributes:
         used: Set of all devices of the pipeline, [pipelines].
-        bound_s: Most time that a stage or a link takes for one microbatch, seconds, [pipelines].
-        round_trip_s: Time of one microbatch there and back plus that of gradient sums, seconds, [pipelines].
+        bound_s: Time that no stage and no link exceeds for one microbatch, seconds, [pipelines].
+        round_trip_s: Time from a microbatch's first forward to its last backward plus the time of all stages' gradient
+            sums, seconds, [pipelines].
         devices: Set of devices of each stage, 0 after the last stage, [pipelines, most stages].
-        first_layer: First layer of each stage, [pipelines, most stages].
+        first_layer: Index of the first layer of each stage, [pipelines, most stages].
     """
 
     used: Ints
@@ -53,20 +55,20 @@ class SubsetPipelines(NamedTuple):
     first_layer: Ints
 
     def steps_s(self, microbatches: int) -> Floats:
-        """Return the time of a step of so many microbatches, seconds, [pipelines]."""
+        """Return the time of a step of ``microbatches`` microbatches for each pipeline, seconds, [pipelines]."""
         return np.asarray((microbatches - 1) * self.bound_s + self.round_trip_s)
 
 
 def devices_of(subset: int, devices: Sequence[Device]) -> list[Device]:
-    """Return the devices of a set, whose bits are their indices."""
+    """Return the members of a set: device i if bit i of ``subset`` is 1."""
     return [device for number, device in enumerate(devices) if subset >> number & 1]
 
 
 def samples_by_speed(members: Sequence[Device], scenario: Scenario, microbatch: int) -> dict[str, int]:
-    """Return the samples of a microbatch that each device takes, by name.
+    """Return the number of samples of a microbatch that each device takes, by device name.
 
-    Each device takes one sample, as far as they go, since the set may need its memory; every further sample goes to the
-    device that finishes it first.
+    If the samples suffice, every device takes at least one, even a slow one, since its memory may be needed. Each
+    further sample goes to the device that would finish first with it.
     """
     layers = len(scenario.model.layers)
     first = min(1, microbatch // len(members))
@@ -80,7 +82,7 @@ def samples_by_speed(members: Sequence[Device], scenario: Scenario, microbatch: 
 
 
 def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int) -> PartitionCosts:
-    """Return the costs of a microbatch of so many samples; option i is the set i + 1, a context the set in use."""
+    """Return the costs of all sets of devices: option i is the set i + 1, a context the set of all devices in use."""
     subsets = range(1, 1 << len(devices))
     shape = (len(subsets), len(devices), len(scenario.model.layers) + 1)
     seconds, resident, saved = np.zeros(shape), np.zeros((*shape, shape[-1])), np.zeros((*shape, shape[-1]))
@@ -106,9 +108,9 @@ def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int)
         saved,
         np.where(is_member, capacity, np.inf),
         np.maximum(busy_s, busy_s.swapaxes(0, 1)),
-        # The links there and those back may be unlike.
+        # Outputs and their gradients travel in opposite directions, whose links may differ.
         delivery_s + delivery_s.swapaxes(0, 1),
-        # Sums are shared out over the layers by the model state that these hold.
+        # The time to sum the whole model's gradients is divided among the layers in proportion to their model state.
         sums_s[:, None] * (states / max(states[-1], 1.0)),
         sets,
         np.where((context & sets[None, None, :]) == 0, context | sets[None, None, :], -1).repeat(len(subsets), axis=1),
@@ -125,7 +127,7 @@ def _compute_s(scenario: Scenario, kind: str, samples: int) -> Floats:
 
 
 def _boundary_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int) -> tuple[Floats, Floats]:
-    """Seconds for which each layer's output keeps the worst path between two sets busy, and until it arrives."""
+    """Return the seconds to send each layer's output between sets, and until it arrives, [sets, sets, layers] each."""
     subsets, outputs = range(1, 1 << len(devices)), np.array([layer.output_bytes for layer in scenario.model.layers])
     busy_s, delivery_s = (np.zeros((len(subsets), len(subsets), len(outputs))) for _ in range(2))
     for one in subsets:
@@ -149,7 +151,7 @@ def _slowest(paths: set[ConstantRatePath], sizes: Ints) -> tuple[Floats, Floats]
 
 
 def _gradient_sum_s(members: Sequence[Device], scenario: Scenario) -> float:
-    """Seconds of a ring over the devices for the gradients of the whole model."""
+    """Return the time of a ring all-reduce of the whole model's gradients over the devices, seconds."""
     count = len(members)
     if count < 2:
         return 0.0
@@ -159,7 +161,7 @@ def _gradient_sum_s(members: Sequence[Device], scenario: Scenario) -> float:
 
 
 def bounds_grid(costs: PartitionCosts) -> Floats:
-    """Return rising bounds of the slowest stage or link, seconds: the search finds the best pipelines for each."""
+    """Return the bounds of the slowest stage or link with which `best_pipelines` is run, ascending, seconds."""
     devices = range(costs.compute_s.shape[1])
     alone_s = np.array([costs.compute_s[(1 << number) - 1, number, -1] for number in devices]) + costs.launches_s
     high = float(alone_s.min())
@@ -168,17 +170,18 @@ def bounds_grid(costs: PartitionCosts) -> Floats:
 
 
 def best_pipelines(costs: PartitionCosts, microbatches: int, bounds_s: Floats) -> SubsetPipelines:
-    """Return the pipelines with the shortest round trip for each bound and each set of devices in use.
+    """Return the pipeline with the shortest round trip for each bound and each set of all devices in use.
 
     Args:
         costs: Costs of every set of devices.
-        microbatches: Most microbatches in flight at a stage; it keeps as many as there are stages from it on.
-        bounds_s: Rising bounds of the slowest stage or link, seconds.
+        microbatches: Number of microbatches of a step. A stage holds as many in flight as there are stages from this
+            one to the last, and never more than this number.
+        bounds_s: Bounds of the slowest stage or link, ascending, seconds.
     """
     round_trip_s, subset, first_layer = _best_pipelines(costs, microbatches, bounds_s)
     bound, used = np.nonzero(np.isfinite(round_trip_s))
     stages = np.concatenate((subset[bound, used], first_layer[bound, used]), axis=1)
-    # A pipeline that several bounds find is kept with the least of them.
+    # A pipeline found with several bounds is kept once, with the least bound.
     _, first = np.unique(stages, axis=0, return_index=True)
     bound, used = bound[first], used[first]
     return SubsetPipelines(
@@ -187,13 +190,13 @@ def best_pipelines(costs: PartitionCosts, microbatches: int, bounds_s: Floats) -
 
 
 def timed_pipelines(costs: PartitionCosts, microbatches: int, subset: Ints, first_layer: Ints) -> SubsetPipelines:
-    """Return those of some pipelines that fit, with their times.
+    """Return the given pipelines with their times, without those that do not fit into memory.
 
     Args:
         costs: Costs of every set of devices.
-        microbatches: Most microbatches in flight at a stage.
+        microbatches: Number of microbatches of a step, a limit of those in flight at a stage.
         subset: Set of devices of each stage, 0 after the last stage, [pipelines, most stages].
-        first_layer: First layer of each stage, [pipelines, most stages].
+        first_layer: Index of the first layer of each stage, [pipelines, most stages].
     """
     bound_s, round_trip_s = _time_pipelines(costs, microbatches, subset, first_layer)
     fits = np.isfinite(bound_s)

@@ -1,6 +1,11 @@
-"""Pipeline templates: equal pipelines over device classes, their times by a closed form, and their microbatch size.
+"""Pipeline templates: equal pipelines over device classes, timed by a closed form.
 
-step = (M - 1) * slowest stage or link + round trip of one microbatch + slowest gradient sum
+With M microbatches for each pipeline, the time of a step is::
+
+    (M - 1) * slowest stage or link + round trip of one microbatch + slowest gradient sum
+
+The first term takes the time for one microbatch in both directions. The round trip is the time from a microbatch's
+first forward to its last backward.
 """
 
 from dataclasses import dataclass, replace
@@ -11,24 +16,24 @@ from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
 from planner.systems.auto.candidates.option_costs import boundary_costs, class_ring_s, option_memory, option_table
 
-# Microbatch sizes are tried from the template's size divided by this factor to its size multiplied by it.
+# `retimed` tries microbatch sizes from the template's size divided by this factor to the size times this factor.
 _WIDEST = 2.0
 
-# Time of what does not fit, seconds. It is finite because infinity times zero is not a number.
+# Time that stands for "does not fit into memory", seconds. It is finite because infinity times zero is NaN.
 INFEASIBLE_S = 1e30
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateStage:
-    """Consecutive layers on a part of a device class, in each pipeline of a template.
+    """A stage of each pipeline of a template: consecutive layers on devices of one class.
 
     Attributes:
         device_class: Class whose devices hold the layers.
-        degree: Devices that share each layer by tensor parallelism.
-        width: Replicas in one pipeline.
+        degree: Number of devices that share each layer by tensor parallelism.
+        width: Number of replicas of the stage in one pipeline.
         first_layer: Index of the first layer.
         end_layer: Index after the last layer.
-        recompute: Whether the stage keeps only its input and recomputes activations.
+        recompute: Whether the stage saves only its input and recomputes activations during backward.
     """
 
     device_class: DeviceClass
@@ -45,11 +50,11 @@ class PipelineTemplate:
 
     Attributes:
         pipelines: Number of pipelines.
-        samples: Samples of all pipelines per step.
+        samples: Samples that all pipelines together take per step.
         microbatch: Samples of a microbatch.
         stages: Stages of each pipeline, first to last.
-        bottleneck_s: Time of the slowest stage or link for a microbatch, seconds.
-        round_trip_s: Time of one microbatch there and back, seconds.
+        bottleneck_s: Time of the slowest stage or link for one microbatch, seconds.
+        round_trip_s: Time from a microbatch's first forward to its last backward, seconds.
         sum_s: Time of the slowest gradient sum, seconds.
     """
 
@@ -71,12 +76,12 @@ class PipelineTemplate:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step by the closed form."""
+        """Time of a step with gradient sums, by the closed form, seconds."""
         return self.pipeline_s + self.sum_s
 
 
 def gradient_sum_s(stage: TemplateStage, scenario: Scenario, holders: int) -> float:
-    """Return the time in which a ring of so many devices like a stage's sums its gradients, seconds."""
+    """Return the time of a ring all-reduce of a stage's gradients over ``holders`` devices of its class, seconds."""
     model = scenario.model.at_degree(stage.degree)
     return class_ring_s(
         scenario, stage.device_class, model.parameter_bytes(stage.first_layer, stage.end_layer), holders
@@ -84,9 +89,9 @@ def gradient_sum_s(stage: TemplateStage, scenario: Scenario, holders: int) -> fl
 
 
 def retimed(template: PipelineTemplate, scenario: Scenario, samples: int) -> PipelineTemplate:
-    """Return the template for so many samples per step, with the microbatch size of the shortest step.
+    """Return the template for ``samples`` per step, with the microbatch size that gives the shortest `pipeline_s`.
 
-    The stages stay as they are; gradient sums are left out.
+    Stages and ``sum_s`` are unchanged. If nothing fits into memory, the times are `INFEASIBLE_S`.
     """
     if samples < template.pipelines:
         return replace(template, samples=samples, bottleneck_s=INFEASIBLE_S, round_trip_s=INFEASIBLE_S)
@@ -111,7 +116,7 @@ def _with_microbatch(template: PipelineTemplate, scenario: Scenario, samples: in
 def _times_s(
     stages: tuple[TemplateStage, ...], scenario: Scenario, pipelines: int, microbatch: int, microbatches: int
 ) -> tuple[float, float]:
-    """Seconds of the slowest stage or link for a microbatch, and of its round trip; or `INFEASIBLE_S`, twice."""
+    """Return ``bottleneck_s`` and ``round_trip_s`` of a template, both `INFEASIBLE_S` if a stage exceeds memory."""
     options = [StageOption(stage.device_class, stage.degree, stage.width, stage.recompute, 1) for stage in stages]
     busy_s, delivery_s = boundary_costs(options, scenario, pipelines, microbatch)
     blocks = scenario.effects.compute.transfers_block

@@ -1,8 +1,8 @@
-"""The search for uniform plans: equal pipelines side by side, each over all or some of the device classes.
+"""The search for templates: equal pipelines side by side, each over all or some of the given device classes.
 
-Every number of pipelines that divides some device class differently is tried, with every microbatch size worth a try
-and every order of few classes; what its lower bound rules out is left out. Times are those of the closed form of
-`planner.systems.auto.candidates.templates`.
+All useful numbers of pipelines are combined with the sizes of `_MICROBATCHES` and, for few classes, with all orders of
+the classes along a pipeline. Combinations are skipped if their lower bound is longer than a step already found. Times
+are those of the closed form of `planner.systems.auto.candidates.templates`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,22 +16,24 @@ from planner.systems.auto.candidates.option_costs import lower_bounds_s, next_co
 from planner.systems.auto.candidates.partition_dp import Partition, best_partition
 from planner.systems.auto.candidates.templates import PipelineTemplate, TemplateStage, gradient_sum_s
 
-# At most so many of the best templates go on to the evaluator, if they are within this factor of the best.
+# Most templates that are kept, and the most that their step may exceed the shortest one, as a factor.
 KEPT = 12
 SLACK = 1.03
 
+# Most stages of a pipeline.
 MOST_STAGES = 16
 
-# All orders of at most so many device classes are tried; of more, the given one and its reverse.
+# Up to this number of device classes, all orders are tried; for more, the given order and its reverse.
 MOST_PERMUTED = 3
 
-# Pipelines are searched for without a limit on gradient sums, then with a limit of this share of the sum found, so many
-# times in all; not where sums take less than the last share of the longest step of interest.
+# The dynamic programme runs up to `_SUM_BOUNDS` times: first without a limit on the time of gradient sums, then each
+# time with the limit `_LESS_SUM` times the longest sum just found. It stops early if that sum is shorter than
+# `_SHORT_SUM` times the longest step of interest.
 _SUM_BOUNDS = 3
 _LESS_SUM = 0.6
 _SHORT_SUM = 0.1
 
-# Microbatch sizes for which pipelines are searched for; `retimed` tries sizes in between.
+# Samples of a microbatch with which pipelines are searched for; `retimed` tries sizes in between.
 _MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -42,13 +44,16 @@ def find_templates(
     holder_factor: float = 1.0,
     limit_s: float = inf,
 ) -> list[PipelineTemplate]:
-    """Return the best templates over some device classes, the best first; none if nothing fits.
+    """Return at most `KEPT` templates over some device classes, the one with the shortest step first.
+
+    Templates with recomputation are searched for only if none without it fits into memory. The list is empty if nothing
+    fits, or if no step is within ``limit_s``.
 
     Args:
         device_classes: Classes of which all or some devices are used.
         scenario: Scenario that gives model and links.
-        samples: Samples per step.
-        holder_factor: Devices that hold a layer in the whole plan, for each one that does in these pipelines.
+        samples: Samples that all pipelines together take per step.
+        holder_factor: Number of replicas of a layer in the whole plan divided by their number in these pipelines.
         limit_s: Longest step of interest, seconds.
     """
     for recompute in (False, True):
@@ -65,7 +70,7 @@ def find_templates(
 
 
 def _best(found: Sequence[PipelineTemplate]) -> list[PipelineTemplate]:
-    # Equal templates differ only in what their microbatches were rounded to: the first one is kept.
+    # Of templates with equal pipelines, microbatch and stages, keep the first.
     distinct = {(each.pipelines, each.microbatch, each.stages): each for each in reversed(found)}
     ranked = sorted(distinct.values(), key=lambda each: each.step_s)[:KEPT]
     return [each for each in ranked if each.step_s <= SLACK * ranked[0].step_s]
@@ -73,13 +78,13 @@ def _best(found: Sequence[PipelineTemplate]) -> list[PipelineTemplate]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Shape:
-    """A number of pipelines and a microbatch size.
+    """A number of pipelines and a microbatch size to search with.
 
     Attributes:
         pipelines: Number of equal pipelines.
         microbatch: Samples of a microbatch.
-        microbatches: Microbatches of a pipeline.
-        options: Options of each pipeline's stages.
+        microbatches: Number of microbatches of a pipeline per step.
+        options: Ways in which the stages of a pipeline can use the device classes.
         bottleneck_s: Lower bound of the slowest stage's time for a microbatch, seconds.
         least_s: Lower bound of the time of a step, seconds.
     """
@@ -110,9 +115,9 @@ def _shapes(
 def _templates(
     shape: _Shape, scenario: Scenario, samples: int, holder_factor: float, limit_s: float
 ) -> Iterator[PipelineTemplate]:
-    """Return the best pipelines of each order of the device classes whose steps are within the limit."""
+    """Yield the best template for each order of classes and limit on gradient sums, if its step is short enough."""
     costs = option_costs(shape.options, scenario, shape.pipelines, shape.microbatch, holder_factor)
-    # But for its links, no pipeline takes longer than all layers on the slowest device.
+    # Limit steps to 4 times the compute time of all layers on the slowest option, so that the bisection starts finite.
     limit_s = min(limit_s, 4 * costs.compute_s.max() * shape.microbatches)
     layers = len(scenario.model.layers)
     for places in _orders(list(dict.fromkeys(option.device_class for option in shape.options))):
@@ -132,14 +137,14 @@ def _templates(
                     shape.pipelines, samples, shape.microbatch, stages, found.bottleneck_s, found.round_trip_s, sum_s
                 )
             )
-            # Fewer parameters on a device make shorter sums, for which a longer pipeline may be worth it.
+            # More stages leave fewer parameters on each device, and the shorter sums may outweigh the longer pipeline.
             most_sum_s = _LESS_SUM * sum_s
             if sum_s < _SHORT_SUM * limit_s:
                 break
 
 
 def _orders(device_classes: Sequence[DeviceClass]) -> Iterator[dict[DeviceClass, int]]:
-    """Places of the device classes along a pipeline."""
+    """Yield orders of the device classes along a pipeline, each as a mapping from a class to its index."""
     given = range(len(device_classes))
     for places in permutations(given) if len(device_classes) <= MOST_PERMUTED else (given, given[::-1]):
         yield dict(zip(device_classes, places, strict=True))
@@ -153,7 +158,7 @@ def _stages(found: Partition, options: Sequence[StageOption], layers: int) -> It
 
 
 def _without_common_width(template: PipelineTemplate) -> PipelineTemplate:
-    """Return the template with pipelines in place of replicas that all stages have: equal templates compare equal."""
+    """Return the template with replicas common to all stages turned into pipelines: equal templates compare equal."""
     times = gcd(*(stage.width for stage in template.stages))
     if times == 1 or template.microbatch % times or template.pipelines * times > template.samples:
         return template
