@@ -1,7 +1,8 @@
 """Training without a global barrier: pipelines send updates when they have them, and apply those that arrive.
 
-An update's staleness is the number of steps that its receiver had finished when the update arrived, less the number of
-the receiver's steps whose updates had reached the sender when it began the first step that the update sums.
+The staleness of an update is a - b: a is the number of steps that the receiver had finished when the update arrived; b
+is the number of those steps whose updates had reached the sender when the sender began the first step that the update
+sums.
 """
 
 from bisect import bisect_right
@@ -17,7 +18,7 @@ from sim.network.connection import Message
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class UpdateMessage(Message):
-    """A message with an update."""
+    """A message that carries an update of the edge with index ``edge`` in `AsyncUpdates.edges`."""
 
     edge: int
 
@@ -32,9 +33,10 @@ class AsyncUpdates:
         self._bound = synchronisation.staleness_bound
         self._sender = [number[edge.sender] for edge in edges]
         self._receiver = [number[edge.receiver] for edge in edges]
-        # (step, actor): steps that may not begin yet.
+        # Pairs (step, actor): the actor must not begin the step before further updates have arrived.
         self._bounded: list[tuple[int, int]] = []
-        # Arrivals by edge, one per exchange; when each actor began and ended each of its steps.
+        # Arrival times by edge, one per exchange; times at which each actor began and ended each of its steps. All in
+        # seconds.
         self._arrivals_s: list[list[float]] = [[] for _ in edges]
         self._begun_s: defaultdict[int, list[float]] = defaultdict(list)
         self._ended_s: defaultdict[int, list[float]] = defaultdict(list)
@@ -55,7 +57,7 @@ class AsyncUpdates:
         return begins_s
 
     def finish(self, actor: int, now_s: float) -> list[UpdateMessage]:
-        """Take note that an actor has finished its step; return the updates that it sends."""
+        """Record that an actor has finished its step; return the updates that the actor sends."""
         ended_s = self._ended_s[actor]
         ended_s.append(now_s)
         step = len(ended_s) - 1
@@ -68,7 +70,7 @@ class AsyncUpdates:
         ]
 
     def arrive(self, message: UpdateMessage) -> list[tuple[int, int]]:
-        """Take note of an update's arrival; return steps that waited for updates of this receiver, with the actor."""
+        """Record the arrival of an update; return the pairs (step, actor) in which the receiver waited for updates."""
         self._arrivals_s[message.edge].append(message.arrived_s)
         released = [(step, actor) for step, actor in self._bounded if actor == self._receiver[message.edge]]
         self._bounded = [each for each in self._bounded if each not in released]
@@ -89,7 +91,7 @@ class AsyncUpdates:
         ]
 
     def _allowed_s(self, step: int, actor: int) -> float | None:
-        """Return from when on a step may begin, seconds: None if that is not known yet, 0 if nothing bounds it."""
+        """Return a step's earliest start, seconds: None if not known yet, 0 without a staleness bound."""
         if self._bound is None:
             return 0.0
         exchanges = max(0, (step - self._bound) // self._interval_steps)
@@ -111,7 +113,7 @@ class AsyncUpdates:
         return Event(EventKind.UPDATE, *place, "", arrived_s, arrived_s, edge.size_bytes, staleness)
 
     def _known_steps(self, sender: int, receiver: int, now_s: float) -> int:
-        """Return the number of an actor's steps whose updates had reached another: the fewest over shared layers."""
+        """Return the number of steps of ``sender`` whose updates had reached ``receiver`` for all shared layers."""
         edges = zip(self._sender, self._receiver, self._arrivals_s, strict=True)
         found = [arrivals_s for *ends, arrivals_s in edges if ends == [sender, receiver]]
         return min((self._interval_steps * bisect_right(arrivals_s, now_s) for arrivals_s in found), default=0)

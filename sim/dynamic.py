@@ -1,7 +1,7 @@
 """Devices that choose among the actions that are ready, with no fixed order for the step.
 
-The rule is that of `planner.schedules.dynamic`, which the executor follows too. It absorbs jitter, but every choice
-needs an event.
+The rule is that of `planner.schedules.dynamic`, which the executor follows too. A dynamic order absorbs jitter, but
+every choice needs a SimPy event.
 """
 
 from collections import deque
@@ -26,9 +26,9 @@ class _Actor:
     """The step of one actor.
 
     Attributes:
-        choice: Actions that are ready, and which of them is best.
-        number: Number in the step's graph of each action that the actor chooses from.
-        busy: Whether the actor works, or has not begun.
+        choice: The ready actions, of which the scheduling rule chooses the next one.
+        number: Index in the step's graph of each action that the actor chooses from.
+        busy: Whether the actor carries out an action, or has not begun the step.
     """
 
     choice: DynamicChoice
@@ -57,7 +57,7 @@ class DynamicStep:
     def __post_init__(self, scenario: Scenario) -> None:
         actions = self._step.compiled.actions
         kinds, places = actions.kind.tolist(), zip(actions.stage.tolist(), actions.microbatch.tolist(), strict=True)
-        # Sums of gradients and updates come in a fixed order, and are not chosen.
+        # Gradient sums and parameter updates have a fixed order.
         self._action = [
             Action(stage, KINDS[kind], microbatch) if kind < SYNC else None
             for kind, (stage, microbatch) in zip(kinds, places, strict=True)
@@ -78,7 +78,7 @@ class DynamicStep:
         self._at(float(self._devices.clock_s[actor]), lambda now_s: self._go_on(actor, now_s))
 
     def arrive(self, message: int) -> None:
-        """Take note that a message's arrival is known; the message counts from then on."""
+        """Make the receiving action ready at the message's arrival, whose time is known."""
         if self._action[self._receiver(message)] is not None:
             arrival_s = float(self._step.state.arrival_s[message])
             self._at(arrival_s, lambda now_s: self._arrived(message, now_s))
@@ -105,9 +105,10 @@ class DynamicStep:
         return received
 
     def _go_on(self, number: int, now_s: float) -> None:
-        """Let an actor choose once everything else of this time has happened, since more may be ready then.
+        """Let an actor choose after all other events of this time, which may make further actions ready.
 
-        An actor without actions left has finished choosing, also a replica whose share of every microbatch is empty.
+        An actor without remaining actions is reported as ready for the fixed rest of the step; so is a replica whose
+        share of every microbatch is empty.
         """
         actor = self._actors[number]
         if actor.choice.remaining:
@@ -126,14 +127,14 @@ class DynamicStep:
         action, state = actor.number[chosen], self._step.state
         start_s, end_s = occupied(self._devices, number, now_s, float(self._step.times.duration_s[action]))
         if start_s > now_s:
-            # The device is away, or leaves before this action ends: it chooses anew when it is back.
+            # The device is absent, or leaves before this action ends. The actor chooses again when the device returns.
             if start_s < float("inf"):
                 self._at(start_s, lambda now_s: self._go_on(number, now_s))
             return
         actor.choice.start(chosen)
         state.start_s[action], state.end_s[action] = start_s, end_s
         for message in self._received(action):
-            # The actor has waited for this message if it was idle before the message came.
+            # The actor waited for this message if it became idle before the message arrived.
             idle_since_s = float(self._devices.clock_s[number])
             state.wait_s[message] = idle_since_s if now_s > idle_since_s else state.arrival_s[message]
         if end_s < float("inf"):

@@ -1,7 +1,7 @@
-"""Carries out steps: lets devices work as far as they can, sends their messages and takes what arrives.
+"""Carries out steps: advances devices as far as their inputs allow, sends their messages and takes arrivals.
 
-Devices run ahead of the clock as far as their times follow from what is known; the clock moves only where a message
-passes over links that others use too, or where devices choose their actions themselves.
+Devices run ahead of the clock as far as their times follow from what is known; SimPy's clock advances only for messages
+on links that several connections share, and for devices with a dynamic order.
 """
 
 from collections import deque
@@ -21,20 +21,20 @@ from sim.step_gate import StepGate
 
 
 class PostedReceives:
-    """When devices post their receives, and the messages that wait for that, where senders wait for a ready notice.
+    """The times at which devices post their receives, and the messages whose senders wait for a ready notice.
 
-    A device posts the receives of a step when it starts the step before, if the step's plan is known then.
+    A device posts the receives of step k + 1 when it starts step k, or as soon as the plan of step k + 1 is known.
     """
 
     def __init__(self, steps: StepRuns, gate: StepGate, network: Network) -> None:
         self._steps = steps
         self._gate = gate
         self._network = network
-        # (step, actor): receives to be posted when the step's plan is known.
+        # Pairs (step, actor) whose receives are posted as soon as the step's plan is known.
         self._unplanned: list[tuple[int, int]] = []
 
     def start_step(self, step: int, actor: int, now_s: float) -> None:
-        """Post the receives of the next step for an actor that starts a step, or note that they are to be posted."""
+        """Post the receives of the next step for an actor that starts a step, or defer them until its plan is known."""
         if step == self._gate.first_step:
             self._post(step, actor, now_s)
         if step + 1 < min(self._gate.known_steps, self._gate.end_step):
@@ -43,7 +43,7 @@ class PostedReceives:
             self._unplanned.append((step + 1, actor))
 
     def post_planned(self, now_s: float) -> None:
-        """Post the receives of steps whose plan has become known, for actors that have started the step before."""
+        """Post the deferred receives of steps whose plan has become known."""
         planned = [(step, actor) for step, actor in self._unplanned if step < self._gate.known_steps]
         self._unplanned = [each for each in self._unplanned if each[0] >= self._gate.known_steps]
         for step, actor in planned:
@@ -51,7 +51,7 @@ class PostedReceives:
                 self._post(step, actor, now_s)
 
     def is_posted(self, message: Message, receiver: int, line: int) -> bool:
-        """Return whether a message's receive is posted; if not, the message is sent as soon as it is."""
+        """Return whether a message's receive is posted; if not, queue the message until the receive is posted."""
         step = self._steps[message.step]
         message.posted_s = float(step.posted_s[receiver])
         if not np.isnan(message.posted_s):
@@ -69,10 +69,10 @@ class PostedReceives:
 
 @dataclass(eq=False)
 class StepEngine:
-    """Carries out the steps under way.
+    """Carries out the steps that have begun and are not finished.
 
     Args:
-        receives: Receives that devices have posted; None if senders do not wait for them.
+        receives: Receives that devices have posted; None if senders do not wait for posted receives.
     """
 
     _environment: simpy.Environment
@@ -110,9 +110,9 @@ class StepEngine:
             self._dynamic[number].begin(actor)
 
     def advance(self) -> Iterator[tuple[int, list[int]]]:
-        """Let all actors that are ready go on until each of them waits; yield steps, and actors that finish them.
+        """Advance all ready actors until each waits; yield each step with the actors that have finished it.
 
-        Actors may start steps between two of these.
+        The caller may start further steps between two yields.
         """
         while self._unsent:
             self._send(*self._unsent.popleft())
@@ -135,7 +135,7 @@ class StepEngine:
                 yield number, step.state.finished[:finished_count].tolist()
 
     def arrive(self, message: Message) -> StepRun:
-        """Take the departure and arrival of a step's message; return the step."""
+        """Record the departure and arrival times of a message; return its step."""
         step, number = self._steps[message.step], message.number
         state, dynamic = step.state, self._dynamic.get(step.number)
         state.departed_s[number] = message.departed_s
@@ -160,7 +160,7 @@ class StepEngine:
         graph = step.compiled.graph
         line = int(step.times.line[graph.channel[message]])
         if self._network.lines.mode[line] != SHARED:
-            # A line of its own that never carries the message: its receiver waits for ever, and the run stalls.
+            # An exclusive line whose rate stays at zero: the receiver waits for ever, and the run stalls.
             return
         step.unfinished += 1
         size_bytes = int(step.compiled.messages.size_bytes[message])
@@ -169,7 +169,7 @@ class StepEngine:
             self._network.connections[line].send(sent)
 
     def _unblock(self, step: StepRun, message: Message) -> None:
-        """Let the sender of a message that has departed go on, if it does nothing else while it sends."""
+        """Let the sender of a departed message continue, where senders block until their messages have departed."""
         actor = int(step.compiled.actions.actor[step.compiled.messages.sender[message.number]])
         self._devices.clock_s[actor] = max(self._devices.clock_s[actor], message.departed_s)
         step.state.sending[actor] -= 1

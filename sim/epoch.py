@@ -26,12 +26,12 @@ from sim.step_gate import StepGate, StopCondition
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """How an epoch begins.
+    """The start of an epoch.
 
     Attributes:
-        transfers: Layers that travel before it; devices that need none of them begin at once.
-        ready_s: When each device has finished the epoch before, seconds from the start of the run.
-        earliest_s: When devices that were not in the epoch before can begin, seconds from the start of the run.
+        transfers: Layer transfers before the first step; devices that receive no layers begin at once.
+        ready_s: Time at which each device finished the previous epoch, seconds from the start of the run.
+        earliest_s: Earliest start of devices that were not in the previous epoch, seconds from the start of the run.
     """
 
     plan: Plan
@@ -45,7 +45,7 @@ class Epoch:
         return self.ready_s.get(device, self.earliest_s)
 
     def communicating_pairs(self, scenario: Scenario, *, adapts: bool) -> dict[tuple[str, str], bool]:
-        """Return ordered pairs of devices that communicate, and whether they also do so outside of steps."""
+        """Return pairs (source, target) of devices; True if they also communicate outside of steps."""
         compiled = compile_step(self.plan, scenario)
         graph, actors = compiled.graph, compiled.actors
         channels = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)
@@ -60,7 +60,7 @@ class Epoch:
 
 
 class EpochRun:
-    """Carries out an epoch, up to the end of the run or to a decision for which everything is set up anew."""
+    """Carries out an epoch, up to the end of the run or to a decision that begins a new epoch."""
 
     def __init__(
         self,
@@ -89,14 +89,14 @@ class EpochRun:
         self.updates = AsyncUpdates(update_edges(plan, scenario), plan.synchronisation, actors)
         actor_of = {name: actor for actor, group in enumerate(self._groups) for name in group}
         self._transfer = StateTransfer(epoch.transfers, actor_of)
-        # Finished steps that the policy has not seen since they were over after the time up to which the epoch has run.
+        # Finished steps that ended after the ``until_s`` of the latest `run`; the policy has not seen them yet.
         self._unseen: list[StepRun] = []
         self._transfer.send(self.network, epoch.first_step, epoch.ready_at_s)
         waiting = self._transfer.waiting
         self._enter(epoch.first_step, [actor for actor in range(len(actors)) if actor not in waiting])
 
     def run(self, until_s: float = math.inf) -> None:
-        """Go on until nothing happens any more, or up to a time; steps that are over later are not finished yet."""
+        """Process events up to ``until_s``; the policy does not see steps that end later."""
         unseen, self._unseen = self._unseen, []
         for step in unseen:
             self._finish(step, until_s)
@@ -105,7 +105,7 @@ class EpochRun:
             self._next_event(until_s)
 
     def receive_layers(self) -> float:
-        """Go on until all layers have arrived; return when that was, seconds. No step is finished meanwhile."""
+        """Process events until all layers have arrived; return that time, seconds. No step finishes meanwhile."""
         begins_s = float(self._environment.now)
         self._advance(-math.inf)
         while self._transfer.waiting and self._environment.peek() < math.inf:
@@ -114,17 +114,17 @@ class EpochRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether all actors have finished the last step, before the time up to which the epoch has run."""
+        """Whether all actors have finished the last step within the time up to which the epoch has run."""
         return not self.gate.unfinished and not self._unseen
 
     @property
     def now_s(self) -> float:
-        """Time that the epoch has come to, seconds from the start of the run."""
+        """Latest time that the environment or a device has reached, seconds from the start of the run."""
         return max(float(self._environment.now), float(self._devices.clock_s.max()))
 
     @property
     def ended_s(self) -> dict[str, float]:
-        """When each device had finished all steps, seconds from the start of the run."""
+        """Time at which each device finished its last step, seconds from the start of the run."""
         clocks_s = zip(self._groups, self._devices.clock_s.tolist(), strict=True)
         return {device: clock_s for group, clock_s in clocks_s for device in group}
 
@@ -160,7 +160,7 @@ class EpochRun:
                 self._finish(self._engine.arrive(message), until_s)
 
     def _advance(self, until_s: float) -> None:
-        """Let actors that are ready go on, and enter their next steps, until all of them wait."""
+        """Advance ready actors through this step and into their next steps until all actors wait."""
         for number, actors in self._engine.advance():
             if self.updates.edges:
                 self._send_updates(actors)
@@ -186,14 +186,14 @@ class EpochRun:
             self._engine.start(number, admitted)
 
     def _has_updates(self, number: int, actor: int) -> bool:
-        """Return whether an actor has the updates that it needs for a step, and move its clock to when it had them."""
+        """Return whether an actor has the updates that a step needs; if so, move its clock to their last arrival."""
         begins_s = self.updates.begin(number, actor, float(self._devices.clock_s[actor]))
         if begins_s is not None:
             self._devices.clock_s[actor] = begins_s
         return begins_s is not None
 
     def _finish(self, step: StepRun, until_s: float) -> None:
-        """Record a step that everybody has finished, and let the policy see it."""
+        """Record a step that all actors have finished, and show it to the policy."""
         if step.unfinished:
             return
         adapts = self.gate.adaptation is not None

@@ -24,14 +24,14 @@ class LayerMessage(Message):
 class StateTransfer:
     """All layers that travel before an epoch, and the actors that wait for them.
 
-    Messages between the same two devices leave in order, and before those of the step. Devices that leave meanwhile are
-    ignored: what they send still arrives.
+    Messages between the same two devices leave in order, before those of the first step. Absences of devices are
+    ignored during the transfers: messages of absent devices still arrive.
 
     Args:
         actor_of: Actor of each device that receives layers.
 
     Attributes:
-        end_s: When the last layers so far have arrived, seconds.
+        end_s: Latest arrival of layers so far, seconds.
     """
 
     def __init__(self, transfers: Sequence[LayerTransfer], actor_of: Mapping[str, int]) -> None:
@@ -52,7 +52,7 @@ class StateTransfer:
             network.connection(each.source, each.target).send(message)
 
     def arrive(self, message: LayerMessage) -> int | None:
-        """Take layers that have arrived; return the actor that now has all its layers, or None."""
+        """Record arrived layers; return the receiving actor if it now has all its layers, None otherwise."""
         actor = self._actor_of[message.transfer.target]
         self._awaited[actor] -= 1
         self.end_s = max(self.end_s, message.arrived_s)
@@ -67,7 +67,7 @@ def migrate_event(message: LayerMessage) -> Event:
 
 
 def travel_s(migration: Migration, scenario: Scenario, connections: int) -> float:
-    """Return how long a migration takes from the start of a run if nothing else is on the links, seconds.
+    """Return the duration of a migration that starts with the run and has the links to itself, seconds.
 
     Raises:
         RunError: A link stays at rate zero for ever.
@@ -79,5 +79,5 @@ def travel_s(migration: Migration, scenario: Scenario, connections: int) -> floa
     StateTransfer(migration.moves, receivers).send(network, 0, lambda _: 0.0)
     environment.run()
     if len(network.delivered) < len(migration.moves):
-        raise RunError("layers that change devices never arrive; does a link stay at rate zero?")
+        raise RunError("the layers of a migration never arrive; does a link of their paths stay at rate zero?")
     return max((message.arrived_s for message in network.delivered), default=0.0)

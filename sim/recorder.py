@@ -34,7 +34,7 @@ class Recorder:
         self._others.append(event)
 
     def decide(self, decision: Decision, time_s: float) -> None:
-        """Record a decision that was made at a time."""
+        """Record a decision of the policy, made at ``time_s`` seconds of the run."""
         step = decision.observed_step
         self.add(Event(EventKind.DECISION, "", "", -1, -1, -1, step, "", time_s, time_s, 0))
 
@@ -45,9 +45,9 @@ class Recorder:
         return events
 
     def until(self, time_s: float, step: StepRun) -> EventLog:
-        """Return the events of a step that is going to be lost which had ended at a time.
+        """Return those events of an unfinished step that ended by ``time_s``; the step is about to be lost.
 
-        Devices that have updated their parameters take that back: there is no event of it.
+        Parameter updates are left out: devices revert them when the step is lost.
         """
         events = self._events(step)
         ended = events.columns["end_s"] <= time_s
@@ -154,7 +154,7 @@ class Recorder:
         )
 
     def _columns(self, kind: EventKind, step: StepRun, **given: NDArray[np.int64] | NDArray[np.float64]) -> Columns:
-        """Return all columns of events, with those that are not given filled with what means that nothing applies."""
+        """Return all columns of events; columns that are not given hold the value for 'not applicable'."""
         count = len(given["start_s"])
         blank = {"pipeline": -1, "stage": -1, "microbatch": -1, "size_bytes": 0, "staleness": -1}
         fixed = {**blank, "kind": self._number[kind], "peer": self._number[""], "step": step.number}
@@ -168,7 +168,7 @@ def _join(parts: Sequence[Columns]) -> Columns:
 # A run records the same step time after time.
 @lru_cache(maxsize=32)
 def _partners(plan: Plan) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the devices that lead tensor-parallel groups, with the others of their groups."""
+    """Return pairs (leader, partners): the first device of each tensor-parallel group, and its other devices."""
     replicas = (r for p in plan.pipelines for s in p.stages for r in s.replicas)
     return [(replica.device, replica.partners) for replica in replicas if replica.partners]
 
@@ -184,6 +184,6 @@ def _computed(compiled: CompiledStep) -> tuple[NDArray[np.int64], NDArray[np.int
 
 @lru_cache(maxsize=32)
 def _sent(compiled: CompiledStep) -> NDArray[np.int64]:
-    """Return the messages that leave a device, which are not those between it and its communication stream."""
+    """Return the indices of messages between different devices; others go to a device's communication stream."""
     names, actor = np.array(compiled.actors), compiled.actions.actor
     return np.flatnonzero(names[actor[compiled.messages.sender]] != names[actor[compiled.messages.receiver]])

@@ -23,7 +23,7 @@ class Simulator:
     """Runs plans in simulated time. The same inputs give the same events.
 
     Args:
-        duration_s: Time at or after which no step starts, seconds from the start of the run; steps under way then are
+        duration_s: Time from which no step starts, seconds from the start of the run; steps that have started are
             finished.
     """
 
@@ -31,7 +31,7 @@ class Simulator:
         self._duration_s = duration_s
 
     def run(self, scenario: Scenario, plan: Plan, policy: Policy | None, steps: int) -> RunRecord:
-        """Simulate ``steps`` training steps, or those that start within the duration if they are fewer.
+        """Simulate ``steps`` training steps, or only those that start before ``duration_s``.
 
         Raises:
             InputError: The scenario cannot carry out the plan.
@@ -50,9 +50,9 @@ class Simulator:
 class Run:
     """One run: epochs one after the other, with migrations between them.
 
-    Where a decision moves layers, they travel as soon as their source has finished the step before, and a device starts
-    the next step when it has what it needs: there is no barrier. Where devices have left and the policy goes on without
-    them, the step under way is lost at the moment when that is known; steps that everybody has finished are kept.
+    Layers that a decision moves are sent as soon as their source has finished the previous step, and a device starts
+    the next step when it has received all its layers: there is no barrier. If devices leave and the policy continues
+    without them, unfinished steps are lost when the absence is detected; steps that all devices have finished are kept.
 
     Args:
         adaptation: Plans of the other steps; None if all steps have the same plan.
@@ -80,10 +80,10 @@ class Run:
         return self._recorder.log()
 
     def _run_to_departure(self, epoch_run: EpochRun, plan: Plan) -> Epoch | None:
-        """Run an epoch until a device is known to have left and the policy goes on without it.
+        """Run an epoch until the absence of a device is detected and the policy continues without that device.
 
         Returns:
-            The epoch that follows the departure; None if the epoch has run until nothing happens any more.
+            The next epoch; None if this epoch has run until no event is left.
         """
         absences = noticed_absences(self._scenario.faults)
         if self._adaptation is not None and plan.synchronisation.method == "allreduce" and absences:
@@ -105,7 +105,7 @@ class Run:
     def _ask(
         self, adaptation: Adaptation, epoch_run: EpochRun, now_s: float, gone: tuple[str, ...], away: tuple[str, ...]
     ) -> Decision | None:
-        """Show the policy the steps under way; if it goes on without devices that are gone, these steps are lost."""
+        """Show the unfinished steps to the policy; they are lost if it continues without the absent devices."""
         lost = [self._recorder.until(now_s, step) for _, step in sorted(epoch_run.steps.items())]
         events = [event for part in lost for event in part]
         decision = adaptation.lose_devices(epoch_run.gate.next_step, events, gone, away)
@@ -137,7 +137,7 @@ class Run:
         return Epoch(start.plan, start.first_step, start.migration.moves, ended_s, min(ended_s.values()))
 
     def _check_traces(self, epoch_run: EpochRun) -> None:
-        """Refuse a run that lasts longer than a trace that ends: nothing is known of the link then."""
+        """Refuse a run that lasts longer than a trace that ends: the link's later rate is unknown."""
         used = {link.name for route in epoch_run.network.routes for link in route.path}
         for link in self._scenario.cluster.links:
             trace = link.trace

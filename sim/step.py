@@ -1,4 +1,4 @@
-"""A step of a run: what it consists of, how long that takes, and how far it has come."""
+"""A step of a run: its compiled actions and messages, their durations, and its progress."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -34,8 +34,8 @@ def first_segments(compiled: CompiledStep) -> Ints:
 def jitter_factors(seed: int, step: int, count: int, deviation: float) -> NDArray[np.float64]:
     """Return log-normal factors of mean 1 for the actions of a step, [count].
 
-    They come from raw Philox words through the inverse of the normal distribution, which unlike NumPy's own normal
-    numbers is promised never to change.
+    Raw Philox words are transformed by the inverse of the normal distribution: NumPy guarantees that raw words never
+    change, which it does not for its own normal numbers.
 
     Args:
         seed: Seed of the scenario.
@@ -77,7 +77,7 @@ class StepRun:
 
     @property
     def over_s(self) -> float:
-        """When the last action ended and the last message departed, for a finished step; seconds."""
+        """Time at which a finished step's last action has ended and its last message has departed, seconds."""
         return float(np.nanmax(np.concatenate((self.state.end_s, self.state.departed_s))))
 
     @property
@@ -90,7 +90,7 @@ class StepRun:
 
 
 class StepRuns(dict[int, StepRun]):
-    """Steps under way by their number; a step is made when it is first asked for."""
+    """Unfinished steps by their number; a missing step is created on first access."""
 
     def __init__(self, plan: Plan, adaptation: Adaptation | None, scenario: Scenario, network: Network) -> None:
         super().__init__()
@@ -106,7 +106,8 @@ class StepRuns(dict[int, StepRun]):
         compute = self._scenario.effects.compute
         if compute.jitter > 0:
             factors = jitter_factors(compute.seed, number, compiled.graph.actions, compute.jitter)
-            # All segments of an action have the same factor: where buckets become ready does not change its duration.
+            # All segments of an action have the same factor, so that gradient buckets do not change the action's
+            # duration.
             times = times._replace(duration_s=times.duration_s * factors[first_segments(compiled)])
         actors = compiled.graph.actors
         unknown_s = np.full(actors, np.nan)

@@ -1,4 +1,4 @@
-"""Which step the devices of an epoch may start: its plan must be known, and the run must go on so far."""
+"""Decides which step devices may start: the step's plan must be known, and the run must not end before it."""
 
 import math
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from planner.step.graph import Floats
 
 
 class StopCondition:
-    """When a run ends.
+    """The end of a run: after a number of steps, or when a duration has passed.
 
-    Devices ask in any order, not in that of time: if one of them may start a step, all others do too.
+    Devices ask in any order of simulated time: if one device may start a step, all devices start it.
 
     Args:
-        duration_s: Time at or after which no step starts, seconds from the start of the run.
+        duration_s: Time from which no step starts, seconds from the start of the run.
     """
 
     def __init__(self, steps: int, duration_s: float = math.inf) -> None:
@@ -26,7 +26,7 @@ class StopCondition:
         self._allowed = 0
 
     def allows(self, step: int, now_s: float) -> bool:
-        """Return whether a device that could start a step at a time may do so."""
+        """Return whether a device that is ready for a step at ``now_s`` seconds of the run may start it."""
         if now_s < self._duration_s:
             self._allowed = max(self._allowed, step + 1)
         return step < min(self._allowed, self.steps)
@@ -35,14 +35,14 @@ class StopCondition:
 class StepGate:
     """Holds actors back until they may start their next step, and shows finished steps to the policy.
 
-    With a policy, a step may start once the step ``DECISION_LAG_STEPS`` before it is finished everywhere: only then its
-    plan is known. The epoch ends before the first step of a decision for which everything is set up anew.
+    With a policy, step k may start once all devices have finished step k - ``DECISION_LAG_STEPS``, from which the
+    policy decides the plan of step k. The epoch ends before the first step of a decision that begins a new epoch.
 
     Attributes:
         end_step: Step before which the epoch ends.
         known_steps: Number of steps whose plan is known, counted from the start of the run.
         next_step: First step that not every actor has finished.
-        unfinished: Number of actors that have not come to the end of the epoch, or to a step that may not start.
+        unfinished: Number of actors that have reached neither the end of the epoch nor a step that may not start.
     """
 
     def __init__(

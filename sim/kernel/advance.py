@@ -1,7 +1,7 @@
-"""Devices at work, in compiled code: each goes on until it waits for something that is not known yet.
+"""Advances devices in compiled code: each works until it needs a message whose arrival time is not known yet.
 
-Actions in a fixed order, and messages over lines that nobody shares, need no events: their times follow from those
-before them. Only messages on shared lines are returned, for connections to send.
+Actions in a fixed order and messages over exclusive lines need no SimPy events: their times follow from earlier ones.
+Only messages on shared lines are returned, for connections to send.
 """
 
 from typing import NamedTuple
@@ -14,17 +14,17 @@ from planner.schedules.kernel.timing import transmit_fifo
 from planner.step.graph import Flags, Floats, Ints, StepGraph
 from sim.kernel.piecewise import RateTables, rate_at, resumes_s, time_of
 
-# How a line carries messages: at a constant rate, at the rate of a table, or over links shared with other lines.
+# Modes of a line: constant rate, a rate that follows a table, or links shared with other lines.
 CONSTANT, TABLED, SHARED = 0, 1, 2
 
 
 class StepState(NamedTuple):
-    """How far a step has come; times are seconds from the start of the run, nan where not known yet.
+    """Progress of a step. Times are seconds from the start of the run, nan where not known yet.
 
     Attributes:
         position: Next action of each actor, [actors].
         arrival_s: When each message arrives, [messages].
-        waiting: Actor that waits for a message, -1 if none does, [messages].
+        waiting: Actor that waits for each message, -1 for none, [messages].
         wait_s: When the receiver began to wait for a message, [messages].
         sent_s: When each message was ready to be sent, [messages].
         departed_s: When the last bit of each message left, [messages].
@@ -203,7 +203,7 @@ def advance(
     state: StepState,
     ready: Ints,
 ) -> tuple[int, int]:
-    """Let actors of a step that are ready go on until they wait, and those that wait for their messages.
+    """Advance the ready actors of a step, and the actors that wait for their messages, until every actor waits.
 
     Returns:
         Number of messages put into ``state.unsent``, and of actors put into ``state.finished``, in order of events.

@@ -15,7 +15,7 @@ _FULL_SPEED = RateTable((0.0,), (1.0,))
 
 
 def make_devices(groups: Sequence[Sequence[str]], scenario: Scenario) -> Devices:
-    """Return the devices of each actor at the start of a run; an actor is as fast as its slowest device."""
+    """Return clocks, speeds and absences of all actors at the start of a run."""
     tables: list[RateTable] = []
     numbers, absences = [], []
     for group in groups:

@@ -1,4 +1,4 @@
-"""What happens at a time: timers, and flows of bits that depart."""
+"""The events of the simulated network: timers, and flows of bits over links."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +15,10 @@ class Timer(simpy.Event):
 
     Args:
         time_s: When the event occurs, seconds.
-        expire: Called with the timer when it occurs. A timer cannot be cancelled: a callback that has set a newer one
-            ignores the older.
-        late: Whether the event occurs after all timers of that time that are not late, also those set later.
+        expire: Called with the timer when it occurs. A timer cannot be cancelled: the callback must ignore timers that
+            a newer one has replaced.
+        late: Whether the event occurs after all timers of the same time with ``late=False``, even those created
+            afterwards.
     """
 
     def __init__(
@@ -37,9 +38,9 @@ class Flow:
 
     Attributes:
         links: Names of the links on the flow's path.
-        bits: Bits that have not left yet.
-        weight: Number of TCP connections, each of which gets one share.
-        ceiling_bps: Highest rate of one of these connections, bits per second.
+        bits: Number of bits that have not departed yet.
+        weight: Number of TCP connections; each gets one share of a link.
+        ceiling_bps: Highest rate of each connection, bits per second.
         depart: Called with the time when the last bit has left, seconds.
     """
 

@@ -1,4 +1,4 @@
-"""Rates over time as tables for compiled code: of links in bits per second, of devices relative to their profile.
+"""Rates over time as tables for compiled code: link rates in bits per second, device speeds relative to the profile.
 
 A table is piecewise constant. After its duration it repeats from a given time on; a table of infinite duration keeps
 its last rate.
@@ -67,7 +67,7 @@ def link_table(trace: LinkTrace) -> RateTable:
 
 
 def latency_table(trace: LinkTrace) -> RateTable:
-    """Return a trace's latencies as a table; the trace has them."""
+    """Return the latencies of a trace that has them as a table."""
     assert trace.latency_s is not None
     duration_s = trace.duration_s if trace.loops else math.inf
     return RateTable(trace.times_s.tolist(), trace.latency_s.tolist(), duration_s)
@@ -119,7 +119,7 @@ def find_piece(tables: RateTables, table: int, time_s: float) -> tuple[int, floa
 
 @njit(cache=True)
 def next_piece(tables: RateTables, table: int, piece: int, shift_s: float) -> tuple[int, float, float]:
-    """Return the piece after another, its shift, and when it starts; it starts at infinity if there is none."""
+    """Return the next piece, its shift in seconds and its start in seconds; the start is infinite if there is none."""
     if piece + 1 < tables.first[table + 1]:
         return piece + 1, shift_s, tables.times_s[piece + 1] + shift_s
     duration_s = tables.duration_s[table]
@@ -134,10 +134,10 @@ def next_piece(tables: RateTables, table: int, piece: int, shift_s: float) -> tu
 
 @njit(cache=True)
 def holding(tables: RateTables, table: int, time_s: float) -> tuple[float, float]:
-    """Return the rate that holds from ``time_s`` on, and when it changes, seconds."""
+    """Return the rate at ``time_s``, and the time of the next change of the rate, seconds."""
     piece, shift_s = find_piece(tables, table, time_s)
     following, shift_s, change_s = next_piece(tables, table, piece, shift_s)
-    # The end of a piece can be rounded to before it: the next piece holds then.
+    # Rounding can put the end of a piece at or before ``time_s``; the next piece then applies.
     while change_s <= time_s:
         piece = following
         following, shift_s, change_s = next_piece(tables, table, piece, shift_s)
@@ -168,7 +168,7 @@ def moved(tables: RateTables, table: int, start_s: float, end_s: float, ceiling:
 
 @njit(cache=True)
 def time_of(tables: RateTables, table: int, amount: float, start_s: float, ceiling: float) -> float:
-    """Return when ``amount`` has moved from ``start_s`` on at rates limited to ``ceiling``.
+    """Return the time at which ``amount`` has moved, from ``start_s`` on, at rates limited to ``ceiling``.
 
     Returns infinity if nothing moves for longer than the longest outage.
     """
@@ -181,7 +181,7 @@ def time_of(tables: RateTables, table: int, amount: float, start_s: float, ceili
         rate = min(tables.rate[piece], ceiling)
         piece, shift_s, change_s = next_piece(tables, table, piece, shift_s)
         if rate > 0.0:
-            # Rounding must not move the end past a change of the rate, which may be an outage.
+            # Rounding must not move the end past a change of the rate: the next piece may be an outage.
             if now_s + amount / rate <= change_s or amount - rate * (change_s - now_s) <= 1e-12 * amount:
                 return float(min(now_s + amount / rate, change_s))
             amount -= rate * max(change_s - now_s, 0.0)

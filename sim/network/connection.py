@@ -1,4 +1,4 @@
-"""A connection over shared links: it sends one message after the other, as far as the windows of TCP let it."""
+"""A connection over shared links, which sends messages in order within the limits of TCP's congestion window."""
 
 import math
 from collections import deque
@@ -21,17 +21,17 @@ _MOST_HALVINGS = 64
 
 
 class SendWindow:
-    """The congestion window of a TCP sender, of all connections of one direction together.
+    """The congestion window of a TCP sender: the sum over all parallel connections of one direction.
 
-    At most a window of bytes is unacknowledged; bytes are acknowledged a round trip after they left. In slow start each
-    acknowledged byte opens the window by another one (RFC 5681), as long as the sender makes use of it; for each
-    retransmission timeout of idleness the window halves (RFC 2861, as Linux does it).
+    At most a window of bytes is unacknowledged; bytes are acknowledged one round trip after they left. In slow start
+    each acknowledged byte increases the window by one byte (RFC 5681), as long as the sender fills the window. The
+    window halves for each retransmission timeout that the sender is idle (RFC 2861, as Linux implements it).
 
     Args:
         initial_bytes: Initial window, bytes.
-        most_bytes: Largest window, which is the size of the connections' buffers, bytes.
+        most_bytes: Largest window, given by the size of the connections' buffers, bytes.
         round_trip_s: Latency there and back, seconds.
-        timeout_s: Least retransmission timeout without the round trip, seconds.
+        timeout_s: Smallest retransmission timeout, excluding the round trip, seconds.
     """
 
     def __init__(self, initial_bytes: float, most_bytes: float, round_trip_s: float, timeout_s: float) -> None:
@@ -41,15 +41,15 @@ class SendWindow:
         self._timeout_s = timeout_s + round_trip_s
         self._window_bytes = initial_bytes
         self._idle_since_s = 0.0
-        # When each part will be acknowledged, its bytes, and the bytes in flight when it left.
+        # For each part: time of the acknowledgement in seconds, size in bytes, bytes in flight when the part left.
         self._unacknowledged: deque[tuple[float, float, float]] = deque()
         self._in_flight_bytes = 0.0
 
     def waiting_s(self, now_s: float, size_bytes: int, rate_bps: float) -> float:
-        """Send a message; return how much longer that takes than its bytes alone take on the path, seconds.
+        """Send a message; return the delay that the window adds to the transmission time on the path, seconds.
 
         Args:
-            now_s: When the message could start, seconds; times rise from message to message.
+            now_s: Earliest start of the message, seconds; not before that of the previous message.
             size_bytes: Size of the message, bytes.
             rate_bps: Payload rate of the path, bits per second.
         """
@@ -68,7 +68,7 @@ class SendWindow:
                 continue
             part_s = 8 * part_bytes / rate_bps
             clock_s += part_s
-            # Bytes are acknowledged one by one: a part in the middle of the times of its bytes.
+            # Bytes are acknowledged one by one; the part counts as acknowledged halfway through its bytes.
             self._in_flight_bytes += part_bytes
             acknowledged_s = clock_s - part_s / 2 + self._round_trip_s
             self._unacknowledged.append((acknowledged_s, part_bytes, self._in_flight_bytes))
@@ -80,8 +80,8 @@ class SendWindow:
         while self._unacknowledged and self._unacknowledged[0][0] <= now_s:
             latest_bytes = self._unacknowledged[-1][2]
             _, part_bytes, in_flight_bytes = self._unacknowledged.popleft()
-            # Linux opens a window to twice what the sender uses at most. A sender that fills the path has as much again
-            # in the buffer before it.
+            # Linux grows a window to at most twice the bytes in flight. A sender that fills the path also fills the
+            # buffer in front of the path.
             useful_bytes = 2 * min(max(in_flight_bytes, latest_bytes), max(path_bytes, self._initial_bytes))
             self._window_bytes = max(self._window_bytes, min(self._window_bytes + part_bytes, useful_bytes))
             self._in_flight_bytes -= part_bytes
@@ -92,13 +92,13 @@ class SendWindow:
         idle_s = now_s - self._idle_since_s
         if idle_s < self._timeout_s:
             return
-        # All earlier bytes have been acknowledged by then, and have opened the window.
+        # By now all earlier bytes have been acknowledged, and have increased the window.
         self._acknowledge(now_s, math.inf)
         halvings = math.floor(min(idle_s / self._timeout_s, _MOST_HALVINGS))
         self._window_bytes = max(self._initial_bytes, self._window_bytes / 2**halvings)
 
 
-# One or several links that flows share.
+# A link, or a set of links, that several flows share.
 SharedLink = FairLink | FifoLink | SharedLinks
 
 
@@ -108,12 +108,14 @@ class Message:
 
     Attributes:
         step: Training step that it belongs to.
-        number: Number of the message in the step's graph; -1 for messages that are outside of it.
+        number: Index of the message in the step's graph; -1 for messages outside of the graph.
         size_bytes: Size of the payload, bytes.
-        ready_s: When its sender has it ready, seconds; may lie ahead of the clock.
-        posted_s: When its receiver posted the receive; minus infinity if senders do not wait for that.
-        departed_s: When its last bit left the sender, seconds; nan until then.
-        arrived_s: When it is at its receiver, seconds; nan until it has departed, and then perhaps ahead of the clock.
+        ready_s: Time at which the sender has the message ready, seconds; may be later than the current time.
+        posted_s: Time at which the receiver posted the receive, seconds; minus infinity if senders do not wait for
+            receives.
+        departed_s: Time at which the last bit left the sender, seconds; nan until then.
+        arrived_s: Arrival at the receiver, seconds; nan until the message has departed; may be later than the current
+            time.
     """
 
     step: int
@@ -130,9 +132,9 @@ class Connection:
     """One direction between two devices, over links that it shares with others.
 
     Args:
-        link: What the connection's flows share.
-        back_s: Latency of the way back, seconds.
-        delivered: Queue that takes messages as they depart.
+        link: The shared link, or set of links, that carries the connection's flows.
+        back_s: Latency from the target to the source, seconds.
+        delivered: Queue to which each message is appended when it departs.
     """
 
     _environment: simpy.Environment
@@ -159,13 +161,13 @@ class Connection:
         self._arrived_s = 0.0
 
     def send(self, message: Message) -> None:
-        """Queue a message; it leaves when it is ready and those before it have left."""
+        """Queue a message; it departs when it is ready and all earlier messages have departed."""
         self._queue.append(message)
         if len(self._queue) == 1:
             self._await_start()
 
-    # These methods are one generator process in parts: with a process per connection, runs over shared links took a
-    # quarter longer.
+    # These methods are callbacks in place of one SimPy process per connection, with which runs over shared links took
+    # 25 % longer.
 
     def _await_start(self) -> None:
         """Wait until the first message of the queue can leave, and transmit it."""
@@ -178,14 +180,14 @@ class Connection:
             self._transmit_window()
 
     def _transmit_window(self, _: Timer | None = None) -> None:
-        """Transmit as much of the message as a window holds: at most that is queued before links at a time."""
+        """Transmit the next part of the message, at most one window: the links queue no more than that at a time."""
         sent_bytes = min(self._left_bytes, self._window_bytes)
         self._left_bytes -= sent_bytes
         self._link.start(self._flow(sent_bytes, self._queue[0].size_bytes))
 
     def _depart(self, departed_s: float) -> None:
         """Transmit the next window of the message, or deliver it and go on with the next message."""
-        # Half a byte is what rounding leaves.
+        # A remainder of at most half a byte comes from rounding.
         if self._left_bytes > 0.5:
             self._transmit_window()
             return
@@ -199,14 +201,14 @@ class Connection:
             self._await_start()
 
     def _start_s(self, message: Message) -> float:
-        """Return when a message's bytes can leave without a pause, seconds."""
+        """Return the time from which a message's bytes can leave without waiting for the window, seconds."""
         start_s = max(self._environment.now, message.ready_s, message.posted_s + self._back_s)
         if self._window is not None:
             start_s += self._window.waiting_s(start_s, message.size_bytes, self._payload_bps(start_s))
         return start_s
 
     def _flow(self, sent_bytes: float, message_bytes: int) -> Flow:
-        """Return a flow of some bytes of a message, whose size may limit its rate."""
+        """Return a flow of ``sent_bytes`` of a message; links' size curves may limit the flow's rate."""
         effects, route = self._effects, self._route
         ceiling_bps = self._ceiling_bps
         for curve in route.size_curves if message_bytes else ():
@@ -216,7 +218,7 @@ class Connection:
         return Flow(route.link_names, bits, route.connections, ceiling_bps, self._depart)
 
     def _payload_bps(self, time_s: float) -> float:
-        """Return the payload rate of the path at a time if nothing else is on it, bits per second."""
+        """Return the payload rate of the unshared path at a time, bits per second."""
         slowest_bps = min(
             link.bandwidth_bps if link.trace is None else float(link.trace.bandwidth_at(time_s))
             for link in self._route.path

@@ -1,4 +1,4 @@
-"""The network of an epoch: lines whose times follow from arithmetic, and connections over shared links."""
+"""The network of an epoch: exclusive lines, whose message times are computed directly, and shared connections."""
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ class Network:
     """All lines between communicating devices.
 
     Args:
-        pairs: Ordered pairs of devices, and whether a pair needs a connection even where nobody shares its links.
+        pairs: Ordered pairs of devices; True if the pair needs a `Connection` even on links that no other pair uses.
 
     Attributes:
         lines: Lines in arrays; `sim.kernel.advance` transmits over those that are not `SHARED`.
-        delivered: Messages that have departed and that nobody has taken yet, in order of their departures.
+        delivered: Departed messages that the epoch has not processed yet, in order of departure.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ def _make_lines(routes: Sequence[Route], exclusive: Sequence[bool], scenario: Sc
         traced = [link.trace is not None for link in route.binding]
         changing = [table for table, follows in zip(rates, traced, strict=True) if follows or len(table.rates) > 1]
         rate_number = latency_number = -1
-        # A path without links leads from a device to its own communication stream.
+        # A path without links connects a device to its own communication stream.
         eventful = bool(route.path) and (not alone or effects.ready_notice or effects.cold_start)
         several = len(changing) > 1 or len(route.varying_links) > 1
         if eventful or several or (changing and route.size_curves):
@@ -107,15 +107,15 @@ def _path_latency(route: Route) -> RateTable:
 
 
 def _shared_links(environment: simpy.Environment, routes: Sequence[Route], scenario: Scenario) -> dict[str, SharedLink]:
-    """Return what carries flows over each shared link, by the link's name."""
+    """Return the model of each shared link, by the link's name; links of one route share a model."""
     links = {link.name: link for route in routes for link in route.binding}
     number = {name: index for index, name in enumerate(links)}
     tables = join_tables([link_rates(link, scenario) for link in links.values()])
     shared: dict[str, SharedLink] = {}
     for names in group_links(routes):
         own = [route for route in routes if route.link_names[0] in names]
-        # With open windows whole messages queue before links. Where packets are lost windows are small: what is on a
-        # link comes from all senders at the same time.
+        # Large windows put whole messages into a link's queue. Losses keep windows small, so that the packets of all
+        # senders alternate on a link.
         queues = scenario.effects.network.cold_start and not any(route.loses_packets for route in own)
         group: SharedLink
         if not _is_one_link(names, own):

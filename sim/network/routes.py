@@ -1,8 +1,8 @@
-"""Routes of lines, and which links bind them.
+"""Routes of lines, and the links that limit the rate of each route.
 
-A line is one direction between two devices. Times on links that no other line takes follow from arithmetic; only shared
-links need events. A link that can never fill, whatever the lines over it carry, binds none of them and is left out:
-the network interface of a host behind a slow wide-area link, for example.
+A line is one direction between two devices. Times on exclusive links are computed directly; only shared links need
+events. A link that the lines over it can never fill limits none of them and is ignored, for example the network
+interface of a host behind a slow wide-area link.
 """
 
 import math
@@ -44,7 +44,7 @@ class Route:
 
     @cached_property
     def latency_s(self) -> float:
-        """Sum of the links' latencies where they do not vary, seconds."""
+        """Sum of the links' constant latencies, seconds."""
         return sum(link.latency_s for link in self.path)
 
     @cached_property
@@ -84,10 +84,10 @@ def link_rates(link: Link, scenario: Scenario) -> RateTable:
 
 
 def find_routes(pairs: Sequence[tuple[str, str]], scenario: Scenario, connections: int) -> list[Route]:
-    """Return the route of each ordered pair of devices that may talk.
+    """Return the route of each ordered pair of devices that may communicate.
 
     Raises:
-        InputError: No link leads there.
+        InputError: No path connects a pair.
     """
     cluster = scenario.cluster
     paths = [cluster.path(source, target) for source, target in pairs]
@@ -106,7 +106,7 @@ def find_routes(pairs: Sequence[tuple[str, str]], scenario: Scenario, connection
         demand_bps = 0.0
         for line in lines:
             elsewhere = [max(tables[link.name].rates) for link in binding[line] if link.name != name]
-            # Where windows open and close, what is left of them goes at any rate.
+            # A window that changes with time sets no constant ceiling for the rate.
             ceiling_bps = math.inf if network.cold_start else counts[line] * ceilings[line]
             demand_bps += min([*elsewhere, ceiling_bps], default=math.inf) if elsewhere else math.inf
         if demand_bps <= min(tables[name].rates) and links[name].size_curve is None:

@@ -1,7 +1,7 @@
 """Links that messages share along paths of several links, integrated exactly.
 
-Between two moments at which a flow starts, a flow departs or a link's rate changes, all rates are constant; the links
-compute new rates at these moments only.
+All rates are constant between two events; an event is the start or departure of a flow, or a change of a link's rate.
+New rates are computed at events only.
 """
 
 import math
@@ -20,7 +20,7 @@ def max_min_rates(flows: Sequence[Flow], capacity_bps: Mapping[str, float]) -> l
     """Return the max-min fair rate of each flow in bits per second, over all its connections.
 
     Args:
-        flows: Flows over at least one link each, with ``weight`` connections of at most ``ceiling_bps`` each.
+        flows: Flows that each use at least one link; each has ``weight`` connections of at most ``ceiling_bps``.
         capacity_bps: Bits per second of each link that some flow takes.
     """
     rates = [0.0] * len(flows)
@@ -62,7 +62,7 @@ def first_come_rates(flows: Sequence[Flow], capacity_bps: Mapping[str, float]) -
     A flow that waits for one of its links does not hold up others on the rest of its path.
 
     Args:
-        flows: Flows in order of their starts; each takes what those before it leave.
+        flows: Flows in order of their starts; each gets the rate that the earlier flows leave.
         capacity_bps: Bits per second of each link that some flow takes.
     """
     remaining_bps = dict(capacity_bps)
@@ -81,8 +81,8 @@ class SharedLinks:
 
     Args:
         tables: Rates of links in bits per second.
-        share: Returns the rate of each flow, given the flows in order of their starts and the rate of each link, in
-            bits per second.
+        share: Returns the rate of each flow, bits per second, from the flows in order of their starts and the rate of
+            each link in bits per second.
     """
 
     _environment: simpy.Environment
@@ -99,7 +99,7 @@ class SharedLinks:
         self._moved_s = 0.0
 
     def start(self, flow: Flow) -> None:
-        """Let a flow share its links from now on."""
+        """Add a flow to its links."""
         now_s = self._environment.now
         self._progress(now_s)
         if not self._flows:
@@ -111,7 +111,7 @@ class SharedLinks:
             self._timer = Timer(self._environment, now_s, self._expire)
 
     def _progress(self, now_s: float) -> None:
-        """Take away the bits that have left since the last change."""
+        """Subtract the bits that have departed since the last change."""
         elapsed_s = now_s - self._updated_s
         if elapsed_s > 0:
             for flow, rate_bps in zip(self._flows, self._rates, strict=True):
@@ -119,7 +119,7 @@ class SharedLinks:
             self._updated_s = now_s
 
     def _expire(self, timer: Timer) -> None:
-        """Let flows depart whose bits have left, share the links among the others, and wait for the next change."""
+        """Complete flows without remaining bits, share the links among the other flows, and set the next timer."""
         if timer is not self._timer:
             return
         self._timer = None

@@ -1,4 +1,4 @@
-"""One link that messages share: equally (`FairLink`), or one after the other (`FifoLink`)."""
+"""One link that several flows share: equally (`FairLink`), or first in, first out (`FifoLink`)."""
 
 import heapq
 import math
@@ -24,7 +24,7 @@ class FairLink:
         self._environment = environment
         self._tables = tables
         self._table = table
-        # Most links inside a region never change: their integral needs no table.
+        # Most links inside a region have a constant rate, for which no table is needed.
         constant = tables.first[table + 1] - tables.first[table] == 1
         self._constant_bps = float(tables.rate[tables.first[table]]) if constant else None
         # (virtual time of the departure, order of arrival, flow), a heap.
@@ -34,14 +34,14 @@ class FairLink:
         self._virtual_bits = 0.0
         self._updated_s = 0.0
         self._timer: Timer | None = None
-        # The virtual time of the departure that the timer is set for, as long as no flow starts meanwhile.
+        # Virtual time of the departure for which the timer is set; 0 after another flow has started.
         self._due_bits = 0.0
 
     def start(self, flow: Flow) -> None:
-        """Let a flow share the link from now on."""
+        """Add a flow to the link."""
         now_s = self._environment.now
         self._progress(now_s)
-        # A new flow delays the others: a timer set before expires too early, and is set again then.
+        # A new flow delays the others: an earlier timer expires too early, and is then set again.
         self._due_bits = 0.0
         bits = self._virtual_bits + flow.bits / flow.weight
         is_first = not self._flows or bits < self._flows[0][0]
@@ -63,12 +63,13 @@ class FairLink:
             self._updated_s = now_s
 
     def _expire(self, timer: Timer) -> None:
-        """Let flows depart whose bits have left, and wait for the next departure."""
+        """Complete flows whose virtual departure time is reached, and set a timer for the next departure."""
         if timer is not self._timer:
             return
         self._timer = None
         self._progress(timer.time_s)
-        # Rounding may leave a rest that an outage would then hold for long: the timer was set for this departure.
+        # Rounding may leave a remainder of the departing flow, which an outage could delay; the timer was set for its
+        # departure.
         self._virtual_bits = max(self._virtual_bits, self._due_bits)
         reached_bits = self._virtual_bits * (1 + 1e-14)
         flows = self._flows
@@ -99,10 +100,10 @@ class FairLink:
 
 
 class FifoLink:
-    """A link before which whole flows queue: first come, first served.
+    """A link with a queue of whole flows: first in, first out.
 
-    What a TCP window lets through leaves its sender at once and waits in the buffer before the link. A flow that comes
-    later does not delay it, as it would where both share the link.
+    A TCP window of bytes leaves its sender at once and waits in the buffer in front of the link. A later flow does not
+    delay these bytes, as it would on a `FairLink`.
     """
 
     def __init__(self, environment: simpy.Environment, tables: RateTables, table: int) -> None:
@@ -120,7 +121,7 @@ class FifoLink:
     def _serve(self, now_s: float) -> None:
         flow = self._queue[0]
         departure_s = time_of(self._tables, self._table, flow.bits, now_s, flow.ceiling_bps * flow.weight)
-        # A flow that never departs holds up all behind it; the run then stalls.
+        # A flow that never departs blocks all later flows; the run then stalls.
         if departure_s < math.inf:
             Timer(self._environment, departure_s, self._expire)
 
