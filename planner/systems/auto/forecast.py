@@ -75,7 +75,7 @@ class PageHinkley:
 
     @property
     def changed(self) -> bool:
-        """Whether a sum is above the threshold, that is, the mean has changed."""
+        """Whether one of the two sums is above the threshold: the mean of the series has changed."""
         return max(self.up, self.down) > self.threshold
 
     def after(self, value: float) -> "PageHinkley":

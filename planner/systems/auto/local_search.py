@@ -91,7 +91,7 @@ def _with_moved_samples(plan: Plan, scenario: Scenario, giver: Sequence[int], ta
 
 
 def _with_samples(plan: Plan, scenario: Scenario, group: Sequence[int], samples: int) -> Plan | None:
-    """Return the plan in which a group takes ``samples`` in total, evenly divided; None if memory does not suffice."""
+    """Return the plan in which a group's pipelines take ``samples`` in total; None if a pipeline exceeds memory."""
     shares = even_cut(samples, len(group))
     for share in set(shares):
         own = [index for index, part in zip(group, shares, strict=True) if part == share]

@@ -81,7 +81,7 @@ def traffic_price(plan: Plan, scenario: Scenario) -> float:
 
 
 def approximate_step_time_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the time of a step at constant rates by the fast model (described above), seconds."""
+    """Return the time of a step at constant rates, seconds, by the fast model (see the module's docstring)."""
     if len(plan.devices) <= MOST_EVALUATED:
         return contended_step_time_s(plan, scenario)
     return step_time_s(representatives(plan, scenario), scenario) + _gradient_sums_s(plan, scenario)
@@ -109,7 +109,7 @@ def _gradient_sums_s(plan: Plan, scenario: Scenario) -> float:
 
 
 def _hops(devices: Sequence[str], scenario: Scenario) -> list[tuple[str, str]]:
-    """Return the (source, target) hops of a ring over devices, without hops that must take as long as another one."""
+    """Return the hops (source, target) of a ring over devices; of hops with ends of equal kinds, only the first."""
     by_name = scenario.cluster.by_name
     hops: dict[Hashable, tuple[str, str]] = {}
     for one, other in zip(devices, [*devices[1:], devices[0]], strict=True):

@@ -53,7 +53,8 @@ LEAST_GAIN, LEAST_GAIN_OF_MOVE, LEAST_GAIN_OF_NEW = 0.02, 0.05, 0.10
 # Least ratio of the time that a move of layers is expected to save to the time of the move.
 SAFETY = 2.0
 
-# Seconds after which unused links are probed for the first time; the wait doubles after each probe without a result.
+# Seconds after which unused links are probed for the first time. The wait doubles after a probe that finds no better
+# plan.
 PROBE_AFTER_S = 120.0
 
 # Least and most steps of a probe, and the share of the run's time that all probes together may lose.
@@ -213,7 +214,7 @@ class AutoPolicy:
         return all(link.age_s > 0 and link.unseen_s <= FRESH_S for link in links)
 
     def _regime_s(self, links: set[str]) -> tuple[float, float]:
-        """Return two minima over links: the expected rest of the regime, and its age so far, seconds."""
+        """Return the shortest expected rest of the links' regimes, and the shortest age of one, seconds."""
         dwell_s = min((self._links[name].expected_dwell_s for name in links), default=math.inf)
         return dwell_s, min((self._links[name].age_s for name in links), default=math.inf)
 

@@ -24,8 +24,8 @@ from traces.common.errors import InputError
 # Assumed length of a window, seconds: longer than most steps, shorter than a run.
 WINDOW_S = 60.0
 
-# Least number of windows, into which even a short trace is cut, since quantiles need several values; and most windows
-# of a long trace that are evaluated, which are evenly spaced.
+# Least number of windows: even a short trace is cut into as many, since quantiles need several values. Most windows
+# that are evaluated: of a long trace they are chosen at equal distances.
 LEAST_WINDOWS, MOST_WINDOWS = 10, 240
 
 

@@ -1,6 +1,7 @@
 """The strategy ``auto``: a search over everything that a plan can express (docs/systems/auto.md).
 
-A local search improves the best candidates; their actions are ordered, and the plan with the least objective wins.
+A local search improves the best candidate plans. Then the order of the actions of the best results is optimised, and
+the plan with the lowest score by the objective is returned.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,7 +63,7 @@ def search(
     without: frozenset[str] = frozenset(),
     seeds: Iterable[Plan] = (),
 ) -> Plan:
-    """Return the plan with the least objective that is found; equal arguments give equal plans.
+    """Return the plan with the lowest score by ``objective`` that is found; equal arguments give equal plans.
 
     Args:
         scenario: Scenario to plan for.
@@ -175,7 +176,7 @@ def auto(scenario: Scenario) -> Plan:
 
 
 def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | None = None) -> Plan:
-    """Return the plan with the least objective that `search` finds with plans of published planners as seeds.
+    """Return the plan with the lowest score that `search` finds, with plans of published planners as seeds.
 
     Args:
         scenario: Scenario to plan for.
@@ -201,7 +202,7 @@ def _published(scenario: Scenario) -> Iterator[Plan]:
 
 
 def robust_plan(scenario: Scenario, objective: Objective, quantile: float) -> Plan:
-    """Return the plan with the least objective when its step takes as long as in a bad window of the links' traces.
+    """Return the plan with the lowest score by ``objective`` for the step time of a bad window of the links' traces.
 
     The step time is the one that at most a share ``quantile`` of the windows exceeds (`robust_cost_model`). Two
     searches are made, with candidates for the links' mean rates and for their rates in bad windows, because a plan that

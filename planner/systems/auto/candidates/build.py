@@ -63,7 +63,7 @@ def places_of(pipeline: Pipeline) -> Places:
 
 
 def _places(template: PipelineTemplate) -> list[Places]:
-    """Return the devices of each pipeline; replicas are neighbours, so that gradient sums stay within hosts."""
+    """Return the devices of each pipeline; replicas of a stage are neighbours in the class, if possible in one host."""
     places: list[list[tuple[tuple[str, ...], ...]]] = [[] for _ in range(template.pipelines)]
     used: dict[DeviceClass, int] = {}
     for stage in template.stages:
@@ -90,7 +90,7 @@ def _pipeline(template: PipelineTemplate, samples: int, places: Places) -> Pipel
 
 
 def with_hiding_depths(pipeline: Pipeline, scenario: Scenario) -> Pipeline | None:
-    """Return the pipeline with enough microbatches in flight to hide transfers if memory allows; None if none fits."""
+    """Return the pipeline with enough microbatches in flight to hide transfers, or all that fit; None if none fits."""
     fitted = fitting_depths(plain_depths(len(pipeline.stages)), pipeline.stages, scenario, pipeline.microbatches)
     if fitted is None:
         return None

@@ -170,7 +170,7 @@ def _slowest_s(templates: Sequence[PipelineTemplate]) -> float:
 
 
 def _gradient_sum_s(templates: Sequence[PipelineTemplate], scenario: Scenario) -> float:
-    """Return the time of the slowest gradient sum, seconds, as if all replicas of a layer had the slowest links."""
+    """Return an upper estimate of the slowest gradient sum, seconds: a ring over all replicas, on the slowest links."""
     holders = sum(each.pipelines * min(stage.width for stage in each.stages) for each in templates)
     stages = [stage for each in templates for stage in each.stages]
     slowest_s = max(gradient_sum_s(stage, scenario, holders) for stage in stages)

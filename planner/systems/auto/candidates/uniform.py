@@ -1,8 +1,9 @@
 """The search for templates: equal pipelines side by side, each over all or some of the given device classes.
 
-All useful numbers of pipelines are combined with the sizes of `_MICROBATCHES` and, for few classes, with all orders of
-the classes along a pipeline. Combinations are skipped if their lower bound is longer than a step already found. Times
-are those of the closed form of `planner.systems.auto.candidates.templates`.
+Each number of pipelines that gives a pipeline another number of devices of some class is combined with each size of
+`_MICROBATCHES` and, for few classes, with each order of the classes along a pipeline. A combination is skipped if its
+lower bound of the step time exceeds the shortest step already found by more than `SLACK`. Times follow the closed form
+of `planner.systems.auto.candidates.templates`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -115,7 +116,10 @@ def _shapes(
 def _templates(
     shape: _Shape, scenario: Scenario, samples: int, holder_factor: float, limit_s: float
 ) -> Iterator[PipelineTemplate]:
-    """Yield the best template for each order of classes and limit on gradient sums, if its step is short enough."""
+    """Yield the best template for each order of classes and limit on gradient sums, if its step is within ``limit_s``.
+
+    The limit does not include gradient sums.
+    """
     costs = option_costs(shape.options, scenario, shape.pipelines, shape.microbatch, holder_factor)
     # Limit steps to 4 times the compute time of all layers on the slowest option, so that the bisection starts finite.
     limit_s = min(limit_s, 4 * costs.compute_s.max() * shape.microbatches)
