@@ -1,4 +1,4 @@
-"""The same trace in other pieces: equal windows, as few as possible, or starts that give a certain duration."""
+"""Resampling of traces: into equal windows, into as few pieces as possible, or to preserve the duration in a file."""
 
 import math
 
@@ -11,10 +11,10 @@ MAXIMUM_STEPS = 50_000_000
 
 
 def step_edges_s(duration_s: float, step_s: float) -> FloatArray:
-    """Return where equal steps start, and where the last one ends.
+    """Return the edges of equal steps from 0 to a duration.
 
     Args:
-        duration_s: End of the last step, seconds; that step is shorter where this is no multiple.
+        duration_s: End of the last step, seconds; the last step is shorter if this is no multiple of ``step_s``.
         step_s: Length of every other step, seconds.
 
     Returns:
@@ -32,7 +32,7 @@ def step_edges_s(duration_s: float, step_s: float) -> FloatArray:
             f"{duration_s:g} s in steps of {step_s:g} s are {steps:.3g} steps",
             valid=f"choose a longer step or a shorter duration, at most {MAXIMUM_STEPS:,} steps",
         )
-    # 0.3 s / 0.1 s is a hair less than 3, 0.7 s / 0.1 s a hair less than 7: neither adds a step of no length.
+    # Rounding in the quotient must not add a step of no length: 0.3 / 0.1 is slightly less than 3 as a float.
     num_steps = max(1, math.ceil(steps - 1e-9))
     return np.append(step_s * np.arange(num_steps), duration_s)
 
@@ -50,7 +50,7 @@ def resampled(trace: LinkTrace, step_s: float) -> LinkTrace:
     edges_s = step_edges_s(trace.duration_s, step_s)
     latency_s = None
     if trace.latency_s is not None:
-        # The mean of a latency is integrated exactly as that of a rate.
+        # The mean latency of a window is computed like a mean rate, through a trace of latencies.
         latency = LinkTrace(trace.times_s, trace.latency_s, trace.duration_s, loops=trace.loops)
         latency_s = _window_means(latency, edges_s)
     rates_bps = _window_means(trace, edges_s)
@@ -70,7 +70,7 @@ def merged(trace: LinkTrace) -> LinkTrace:
 
 def _window_means(trace: LinkTrace, edges_s: FloatArray) -> FloatArray:
     bits = trace.bits_between(edges_s[:-1], edges_s[1:])
-    # A difference of sums can come out a rounding below zero.
+    # Rounding can make a difference of sums slightly negative.
     return np.maximum(bits, 0.0) / np.diff(edges_s)
 
 
@@ -78,15 +78,15 @@ SINGLE_ROW_S = 1.0
 
 
 def duration_by_rule_s(times_s: FloatArray) -> float:
-    """Return when the last of rows that start at ``times_s`` ends, seconds: it lasts for the median step."""
+    """Return the end of the last of the rows that start at ``times_s``, seconds: it lasts for the median step."""
     return float(times_s[-1]) + _median_step_s(times_s)
 
 
 def starts_lasting(times_s: FloatArray, duration_s: float) -> FloatArray:
-    """Return starts from which the rule makes ``duration_s``, to its last digit but for rounding.
+    """Return row times for which `duration_by_rule_s` gives ``duration_s``, up to rounding.
 
-    They are ``times_s``, followed by further starts inside the last piece where the rule alone is wrong: one
-    where that piece is longer than the median step, else as many as make a shorter step the median.
+    The result is ``times_s``, with further rows inside the last piece if the rule gives another duration: one row if
+    the last piece is longer than the median step, otherwise enough rows to make a shorter step the median.
 
     Args:
         times_s: Starts of the pieces, seconds, shape (n,).
@@ -96,7 +96,7 @@ def starts_lasting(times_s: FloatArray, duration_s: float) -> FloatArray:
         Seconds, shape (n or more,).
 
     Raises:
-        InputError: The last piece is too short to hold so many.
+        InputError: The last piece is too short for these rows.
     """
     if _lasts(times_s, duration_s):
         return times_s
@@ -107,8 +107,8 @@ def starts_lasting(times_s: FloatArray, duration_s: float) -> FloatArray:
 
 
 def _split_last(times_s: FloatArray, duration_s: float) -> FloatArray:
-    # More equal steps than there are others are the median, whatever the others are. As multiples of the
-    # duration's last digit, they add up to it exactly.
+    # Equal steps that outnumber all other steps are the median. As multiples of the spacing of floats at
+    # ``duration_s``, they add up exactly.
     num_steps = len(times_s) + 3
     digit_s = np.spacing(duration_s)
     step_s = digit_s * np.floor((duration_s - times_s[-1]) / num_steps / digit_s)

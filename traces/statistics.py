@@ -1,4 +1,4 @@
-"""Statistics: a trace in a few numbers or in one line of text, and the interval of repeated measurements."""
+"""Statistics and sparklines of traces, and confidence intervals of repeated measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from traces.trace import LinkTrace
 
 @dataclass(frozen=True, kw_only=True)
 class TraceStatistics:
-    """Statistics of a trace's rates over one period, weighted by how long each holds.
+    """Statistics of a trace's rates over one period, weighted by duration.
 
     Attributes:
         coefficient_of_variation: Standard deviation as a share of the mean; 0 where the mean is 0.
@@ -38,7 +38,7 @@ def describe(trace: LinkTrace) -> TraceStatistics:
     rates_bps = trace.bandwidth_bps
     deviation_bps = float(np.sqrt(np.sum(shares * (rates_bps - trace.mean_bps) ** 2)))
     order = np.argsort(rates_bps)
-    # The sum of the shares rounds; a percentile that falls on the edge of a piece belongs to that piece.
+    # Tolerance for rounding in the sum: a percentile at the edge of a piece belongs to that piece.
     reached = np.cumsum(shares[order]) + 1e-12
     p5_bps, median_bps, p95_bps = rates_bps[order][np.searchsorted(reached, [0.05, 0.5, 0.95])].tolist()
     return TraceStatistics(
@@ -70,8 +70,8 @@ def sparkline(trace: LinkTrace, width: int = 60) -> str:
     return "".join((OUTAGE + BLOCKS)[level] for level in levels)
 
 
-# The true median lies between the least and the most of six independent rounds with a probability of
-# 1 - 2 / 2^6 = 97 %, whatever their distribution.
+# The true median lies between the smallest and the largest of six independent rounds with a probability of 1 - 2 / 2^6
+# = 97 %, for any distribution.
 ROUNDS = 6
 CONFIDENCE = 1 - 2 / 2**ROUNDS
 

@@ -11,7 +11,7 @@ from traces.common.errors import InputError
 FloatArray = npt.NDArray[np.float64]
 
 
-# More bits than this in one period are a mistake in a unit: 100 Gbit/s for a year are 3e18.
+# Upper limit on the bits of one period, above which a unit must be wrong: 100 Gbit/s for a year are 3e18 bits.
 _MOST_BITS = 1e20
 
 
@@ -19,9 +19,9 @@ _MOST_BITS = 1e20
 class LinkTrace:
     """The bandwidth (and optionally latency) of a link over time.
 
-    Piece ``i`` holds from ``times_s[i]`` up to ``times_s[i + 1]``, the last one up to ``duration_s``.
-    After that the trace starts again when it ``loops``; otherwise its last piece holds for ever, or, when the trace
-    ``ends``, nothing is known: the last piece then still answers, and a run that lasts longer is to be refused.
+    Piece ``i`` holds from ``times_s[i]`` up to ``times_s[i + 1]``, the last one up to ``duration_s``. After
+    ``duration_s`` a trace with ``loops`` starts again. Without ``loops`` its last piece holds for ever; with ``ends``
+    that continuation is unknown, and callers must refuse runs that last longer.
 
     Attributes:
         times_s: Starts of the pieces, seconds, shape (n,), rising, the first 0.
@@ -91,13 +91,13 @@ class LinkTrace:
         return self.bandwidth_bps[self.piece_at(time_s)]
 
     def next_change_s(self, time_s: float) -> float:
-        """Return when the piece that holds at ``time_s`` ends, in seconds; infinity if it never does."""
+        """Return the end of the piece at ``time_s``, seconds; infinity if the piece never ends."""
         _, start_s = self._fold(np.float64(time_s))
         piece = int(self.piece_at(time_s))
         if not self.loops and piece == len(self.times_s) - 1:
             return float("inf")
         change_s = float(start_s + self._ends_s[piece])
-        # Adding the period's start can round the end of a piece down onto time_s itself: step over it.
+        # Adding the period's start can round the end of a piece down to ``time_s``, which is not a later time.
         return change_s if change_s > time_s else float(np.nextafter(time_s, np.inf))
 
     def bits_between(self, start_s: npt.ArrayLike, end_s: npt.ArrayLike) -> FloatArray:
@@ -111,10 +111,10 @@ class LinkTrace:
         return self._bits_until(end_s) - self._bits_until(start_s)
 
     def time_to_send(self, bits: npt.ArrayLike, start_s: npt.ArrayLike) -> FloatArray:
-        """Return how long the link needs from ``start_s`` to carry ``bits``, in seconds.
+        """Return the time that the link needs from ``start_s`` on to carry ``bits``, seconds.
 
-        The shortest such time: bits sent exactly when an outage begins do not wait for its end.
-        Infinity where the link never carries that much.
+        This is the shortest such time: bits that are complete exactly when an outage begins do not wait for the
+        outage's end. It is infinite if the link never carries so many bits.
 
         Args:
             bits: Amount to send, any shape, not negative.
@@ -134,7 +134,7 @@ class LinkTrace:
         return local_s, periods * self.duration_s
 
     def _bits_until(self, time_s: FloatArray) -> FloatArray:
-        """Bits carried from time 0 to ``time_s``."""
+        """Return the bits carried from time 0 to ``time_s``."""
         local_s, start_s = self._fold(time_s)
         piece = np.searchsorted(self.times_s, local_s, side="right") - 1
         before_bits: FloatArray = start_s / self.duration_s * self._cumulative_bits[-1]
@@ -142,17 +142,17 @@ class LinkTrace:
         return before_bits + (self._cumulative_bits[piece] + inside_bits)
 
     def _time_of_bits(self, bits: FloatArray) -> FloatArray:
-        """Earliest time by which ``bits`` have been carried since time 0: the inverse of `_bits_until`."""
-        # The sums that lead to `bits` round: without this slack, the last bit before an outage could come out
-        # one rounding later, which is after the outage.
+        """Return the earliest time by which ``bits`` have been carried since time 0: the inverse of `_bits_until`."""
+        # Tolerance for rounding in `bits`: without it, the last bit before an outage could appear to be carried after
+        # the outage.
         settled_bits = bits - 8 * np.spacing(bits)
         period_bits = float(self._cumulative_bits[-1])
         local_bits, periods = bits, np.zeros_like(bits)
         if self.loops and period_bits > 0:
             periods = np.maximum(np.ceil(settled_bits / period_bits) - 1, 0.0)
             local_bits = bits - periods * period_bits
-            # Inside the period also where the subtraction rounds, or a trace with an outage at one end would
-            # look for the rest of a bit there, for ever.
+            # Keep the value inside the period despite rounding: otherwise a trace with an outage at one end could never
+            # complete a fraction of a bit.
             settled_bits = np.clip(settled_bits - periods * period_bits, np.nextafter(0.0, 1.0), period_bits)
         piece = np.searchsorted(self._cumulative_bits, settled_bits, side="left") - 1
         piece = np.clip(piece, 0, len(self.times_s) - 1)

@@ -1,1 +1,1 @@
-"""What every package needs: errors, names, units, text and atomic files."""
+"""Modules that all packages use: errors, lookup of names, units, text and atomic files."""

@@ -8,7 +8,7 @@ from traces.common.errors import InputError
 
 
 def write_bytes_atomically(path: Path | str, data: bytes) -> None:
-    """Write a file beside its place and rename it, so that no reader sees half of it.
+    """Write a temporary file next to ``path`` and rename it, so that no reader sees a part of the file.
 
     Raises:
         InputError: The folder is missing or may not be written, or the path is itself a folder.
@@ -20,7 +20,7 @@ def write_bytes_atomically(path: Path | str, data: bytes) -> None:
         with beside.open("xb") as file:
             file.write(data)
             file.flush()
-            # Renamed before its bytes are on the disk, a file can be empty after a power cut.
+            # Without this, a renamed file can be empty after a power failure.
             os.fsync(file.fileno())
         beside.replace(path)
     except OSError as error:
@@ -35,7 +35,7 @@ def check_place(path: Path) -> None:
     """Check that a file can be written at a path.
 
     Raises:
-        InputError: The folder is missing or may not be entered, or the path is itself a folder, or too long.
+        InputError: The folder is missing or may not be entered, the path is a folder, or the path is too long.
     """
     try:
         is_folder, is_in_folder = path.is_dir(), path.parent.is_dir()

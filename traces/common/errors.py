@@ -50,10 +50,10 @@ class RunError(RopebridgeError):
 
 Thing = TypeVar("Thing")
 
-# Likeness of two spellings, by difflib, from which on they differ by a slip of the hand.
+# Similarity ratio of difflib from which a name counts as a typing error of another name.
 _SLIP_RATIO = 0.85
 
-# More suggestions than these are a list, and the list of all names follows anyway.
+# Largest number of suggestions in a message; the list of all names follows them.
 _MOST_NAMES = 3
 
 
@@ -63,8 +63,8 @@ def find_by_name(name: str, things: Mapping[str, Thing], kind: str, *, where: st
     Args:
         name: Name to look up.
         things: All entries by their names.
-        kind: Kind of the entries, in the singular (``"preset"``), for the message.
-        where: File and place in it, for the message.
+        kind: Singular noun for the entries in the message, such as ``"preset"``.
+        where: File and place in the file, for the message; empty for none.
 
     Raises:
         InputError: There is no such entry; the message suggests the nearest name and lists all.
@@ -85,9 +85,9 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], *, where: str = "")
 def nearest_names(name: str, names: Iterable[str]) -> list[str]:
     """Return the names that a person may have meant, the best first; empty where none is near.
 
-    One that differs by a slip comes first. Then those that say more or less with the same words: for ``A100`` both
-    ``a100-40`` and ``a100-80``, for ``NVIDIA A100 40GB`` the former. Else it is the one whose spelling is nearest. Case
-    does not matter.
+    A name that differs by a typing error comes first. Next come names whose words contain those of ``name``, or are
+    contained in them: for ``A100`` both ``a100-40`` and ``a100-80``, for ``NVIDIA A100 40GB`` only ``a100-40``. If
+    there is neither, the result is the name with the most similar spelling. Case does not matter.
     """
     by_words = {each: _words(each) for each in names}
     words = _words(name)

@@ -1,4 +1,4 @@
-"""Public faces of packages: names that load the module behind them when they are first asked for (PEP 562)."""
+"""Public names of packages, whose modules are imported on first access (PEP 562)."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -9,14 +9,14 @@ from typing import Any
 def lazy_face(
     package: str, names: Mapping[str, tuple[str, ...]]
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """Return what a package's ``__init__`` defines as ``__all__``, ``__getattr__`` and ``__dir__``.
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` for a package's ``__init__`` module.
 
-    Type checkers do not follow them: for these the package imports the same names under ``TYPE_CHECKING``.
+    Type checkers do not evaluate ``__getattr__``: for them the package also imports the names under ``TYPE_CHECKING``.
 
     Args:
         package: The package's ``__name__``.
-        names: Module to the public names that it defines. None of them may be that of a submodule of the package,
-            which takes the name's place as soon as it is imported.
+        names: Module name to the public names that the module defines. No public name may equal that of a submodule of
+            the package: importing the submodule would replace the name.
     """
     modules = {name: module for module, defined in names.items() for name in defined}
 

@@ -41,14 +41,14 @@ def is_number(text: str) -> bool:
 def parse_scaled(text: str, power: int, *, name: str, line: int) -> float:
     """Return the number in ``text`` times ``10**power``.
 
-    The decimal point is moved before the number becomes a float: multiplying afterwards would round twice,
-    and what was written would not come back when it is read.
+    The decimal point is moved before the conversion to a float: multiplying afterwards would round twice, so that a
+    value that was written could differ from the value that is read.
 
     Args:
         text: A decimal number.
-        power: Power of ten that turns its unit into the SI unit.
-        name: Quantity that the number is, for the message.
-        line: Number of its line, for the message.
+        power: Exponent of ten that converts the text's unit to the SI unit.
+        name: Name of the quantity, for the message.
+        line: Number of the line, counted from 1, for the message.
 
     Raises:
         LineError: The text is not a number, or the number is not finite or negative.
@@ -88,7 +88,7 @@ def check_rising(times_s: Sequence[float], lines: Sequence[int]) -> None:
             )
 
 
-# Largest number of nodes: more are taken for a mistake.
+# Largest accepted number of nodes; a larger number is treated as a mistake.
 MOST_NODES = 100_000
 
 
@@ -120,7 +120,7 @@ def checked_number(value: object, where: str) -> float:
     """Return a value as a number, finite and not negative.
 
     Raises:
-        InputError: The value is something else; ``where`` says its place.
+        InputError: The value is not such a number; ``where`` names its place in the document.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f"{json.dumps(value)[:40]} is not a number", where=where, valid="a number is needed")
@@ -133,7 +133,7 @@ def checked_count(value: object, where: str) -> int:
     """Return a value as a number of nodes.
 
     Raises:
-        InputError: The value is something else, or more than a hundred thousand; ``where`` says its place.
+        InputError: The value is not a whole number or is above `MOST_NODES`; ``where`` names its place in the document.
     """
     number = checked_number(value, where)
     if not number.is_integer() or number > MOST_NODES:
@@ -152,10 +152,10 @@ def _parse(text: str, valid: str) -> Any:
 
 
 def read_text(path: Path, valid: str) -> str:
-    """Return the text of a file, which should hold what is ``valid``.
+    """Return the text of a file; ``valid`` describes valid contents, for messages.
 
     Raises:
-        InputError: The file cannot be read, is binary, or is empty; without the path, which the caller adds.
+        InputError: The file cannot be read, is binary, or is empty. The error lacks the path, which the caller adds.
     """
     try:
         data = path.read_bytes()
@@ -191,13 +191,13 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True, kw_only=True)
 class Format(Generic[Content]):
-    """One format of text files with some content.
+    """A text file format for one type of content, such as `LinkTrace`.
 
     Attributes:
         looks_like: Description of such a file, for messages.
-        matches: Returns whether a text looks like this format; no text matches two formats.
-        read: Returns the content of a text; raises InputError.
-        write: Returns the text of some content; raises InputError if the format cannot hold it.
+        matches: Returns whether a text looks like this format; a text matches at most one format.
+        read: Parses a text; raises InputError if the text is invalid.
+        write: Formats content as text; raises InputError if the format cannot represent the content.
         suffixes: File name suffixes of the format.
         keeps_latency: Whether the format of a link trace can hold a latency.
     """
@@ -215,7 +215,7 @@ def recognised(text: str, formats: Mapping[str, Format[Content]], kind: str, val
     """Return the format that a text is in.
 
     Raises:
-        InputError: It is in none of them; the message calls them ``kind`` and says what would be ``valid``.
+        InputError: The text matches no format; ``kind`` and ``valid`` describe the formats in the message.
     """
     for known in formats.values():
         if known.matches(text):

@@ -38,12 +38,12 @@ def parse_quantity(text: object, units: Mapping[str, float], example: str) -> fl
     """Return ``text`` in the SI unit that ``units`` scales to.
 
     Args:
-        text: What the person wrote, such as ``"40 ms"``.
+        text: A number with a unit, such as ``"40 ms"``.
         units: Unit name to the factor that turns it into SI.
         example: A valid quantity, shown in the error.
 
     Raises:
-        InputError: Not a number with one of the units, negative, or not finite.
+        InputError: The text is not a number with one of the units, or the number is negative or not finite.
     """
     valid = f"write a number with one of {', '.join(units)}, for example '{example}'"
     if isinstance(text, bool) or not isinstance(text, str | int | float):
@@ -95,12 +95,12 @@ def parse_bytes_per_second(text: object) -> float:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return bytes in the unit that suits them: ``3.20 GiB``."""
+    """Return a size as text in B, MiB or GiB, such as ``3.20 GiB``."""
     if size_bytes < 2**20:
         return f"{size_bytes} B"
     return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.2f} MiB"
 
 
 def number_text(value: float) -> str:
-    """Return ``value`` as people read it: three significant digits, no exponent, thousands apart (``1,230``)."""
+    """Return ``value`` with three significant digits, thousands separators and no exponent, such as ``1,230``."""
     return f"{Decimal(f'{value:.3g}'):,f}"

@@ -1,4 +1,4 @@
-"""The file formats of traces, by name: a file is read in whichever it is, and written in a given one."""
+"""The file formats of link traces: the format of a file is recognised on reading, and chosen by name on writing."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -62,7 +62,7 @@ def read_trace(path: Path | str, *, loops: bool = True) -> LinkTrace:
 
     Args:
         path: Path of the file.
-        loops: Whether the trace starts again after its end, which no format says.
+        loops: Whether the trace starts again after its end; no format stores this.
 
     Raises:
         InputError: The file cannot be read, is of no known format, or is wrong; the error names the file and,

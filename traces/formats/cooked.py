@@ -1,9 +1,10 @@
 """Cooked traces: rows of ``seconds Mbit/s``, as video-streaming research keeps them.
 
-A rate holds from its row to the next one, the last for the median step between rows (a single row for one
-second). Rows may start at any time: the trace starts at 0. Rows of equal rate become one piece.
+A rate holds until the next row; the last rate holds for the median step between rows, or one second if there is one
+row. The first row may have any time, which becomes time 0 of the trace. Consecutive rows of equal rate become one
+piece.
 
-To keep a duration which that rule would not give, the writer repeats the last rate in further rows.
+The writer repeats the last rate in further rows where that rule would not give the duration of the trace.
 """
 
 import numpy as np

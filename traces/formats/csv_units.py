@@ -1,8 +1,9 @@
 """CSV whose header names the unit of every column: ``time_s,bandwidth_mbps,latency_ms``.
 
-A rate holds from its row to the next one, the last for the median step between rows (a single row for one
-second); a last row with a time only says instead when the trace ends. Rows may start at any time: the trace
-starts at 0. Under the header of a recording, which grows row by row, a last row without its line end does not count.
+A rate holds until the next row; the last rate holds for the median step between rows, or one second if there is one
+row. If the last row has only a time, that time is the end of the trace instead. The first row may have any time, which
+becomes time 0 of the trace. In a recording (`RECORDING_HEADER`), which grows row by row, a last row without line end is
+ignored.
 """
 
 from collections.abc import Mapping
@@ -28,12 +29,12 @@ COLUMNS: Mapping[str, tuple[str, int]] = MappingProxyType(
         "latency_us": ("latency", -6),
     }
 )
-"""Column name to (what it holds, power of ten that turns it into SI)."""
+"""Column name to (quantity, exponent of ten that converts the column's unit to the SI unit)."""
 
 QUANTITIES = ("time", "bandwidth", "latency")
 
 RECORDING_HEADER = 'time_s,bandwidth_mbps,"latency_ms"\n'
-"""Of a file that `traces.probe.recording` appends to; nobody else quotes like this."""
+"""Header of a file that `traces.probe.recording` appends to; the quotes tell it from other CSV files."""
 
 
 def matches(text: str) -> bool:
@@ -49,7 +50,7 @@ def read(text: str) -> LinkTrace:
             not rise.
     """
     if text.startswith(RECORDING_HEADER):
-        # What follows the last line end was being written.
+        # Text after the last line end is an incomplete row.
         text = text[: text.rindex("\n") + 1]
     rows = [(line, _cells(row)) for line, row in enumerate(text.splitlines(), start=1) if row.strip()]
     header_line, header = rows[0] if rows else (1, [])
@@ -72,7 +73,7 @@ def read(text: str) -> LinkTrace:
 
 
 def write(trace: LinkTrace) -> str:
-    """Write a trace in SI units at full precision; the row that ends it only where it is needed."""
+    """Write a trace in SI units at full precision, with a row for its end if the reader could not infer the end."""
     header = ["time_s", "bandwidth_bps"]
     columns = [trace.times_s.tolist(), trace.bandwidth_bps.tolist()]
     if trace.latency_s is not None:

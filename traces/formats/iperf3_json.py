@@ -1,7 +1,7 @@
-"""What ``iperf3 --client HOST --json`` prints: the throughput of each interval of a test.
+"""Output of ``iperf3 --client HOST --json``: the throughput of each interval of a test.
 
-Read are the sums over all streams, without the intervals that iperf3 was told to omit (``--omit``). The test
-starts at time 0 of the trace, and an interval holds until the next one starts.
+The reader takes the sums over all streams and skips intervals that iperf3 omits (``--omit``). The first interval starts
+at time 0 of the trace, and its rate holds until the next interval starts.
 """
 
 import json
@@ -46,7 +46,7 @@ def read(text: str) -> LinkTrace:
 
 
 def write(trace: LinkTrace) -> str:
-    """Write the part of such a document that says the rates, at full precision; the latency is lost."""
+    """Write a JSON document with the intervals' rates at full precision; the latency is lost."""
     edges_s = [*trace.times_s.tolist(), trace.duration_s]
     pieces = zip(edges_s, edges_s[1:], trace.bandwidth_bps.tolist(), strict=False)
     intervals = [

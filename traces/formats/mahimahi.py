@@ -1,4 +1,4 @@
-"""Mahimahi traces: one line per opportunity to send a packet of 1500 bytes, the millisecond it comes at.
+"""Mahimahi traces: each line is the millisecond of one opportunity to send a packet of 1500 bytes.
 
 The trace repeats after its last line. An opportunity at millisecond t carries its 12,000 bits evenly over
 (t - 1, t]; one at millisecond 0 counts as one at millisecond 1.
@@ -26,8 +26,8 @@ _BITS_PER_MILLISECOND_BPS = 1_000.0
 _CHUNK_LINES = 1_000_000
 _VALID = "a line is the whole millisecond of one 1500-byte opportunity, not before that of the line above"
 
-# The sums of a trace round. Without this slack, an opportunity that falls on a millisecond, as all do that
-# were read from this format, could come out one millisecond late.
+# Tolerance for rounding in the cumulative bits of a trace: without it, an opportunity on a whole millisecond, as in
+# every trace that was read from this format, could be written one millisecond late.
 _SLACK_BITS = 1e-2
 _SLACK_MS = 1e-6
 
@@ -44,7 +44,7 @@ def read(text: str) -> LinkTrace:
         LineError: A line is not a whole number, is negative, or is earlier than the one before.
     """
     stamps_ms, counts = np.unique(np.maximum(_parse(text), 1), return_counts=True)
-    # Two pieces per millisecond with opportunities: it, and the silence that follows up to the next one.
+    # Two pieces per millisecond with opportunities: the millisecond itself, and the gap before the next opportunity.
     starts_ms = np.stack((stamps_ms - 1, stamps_ms), axis=1).ravel()
     rates_bps = np.stack((counts * PACKET_BITS * _BITS_PER_MILLISECOND_BPS, np.zeros(len(counts))), 1).ravel()
     if starts_ms[0] > 0:
@@ -56,10 +56,10 @@ def read(text: str) -> LinkTrace:
 def write(trace: LinkTrace) -> str:
     """Write a trace; its latency is lost.
 
-    Opportunities come every 12,000 bits that the trace carries, at the end of the millisecond in which the
-    count is reached. It is counted back from the end of the trace, where the last one falls: what is left
-    over makes the first one come early, and any window of whole milliseconds holds its bits to within one
-    packet. Where the trace ends in an outage, the last one still comes at its end, to say how long it is.
+    The trace has an opportunity for every 12,000 bits, at the end of the millisecond in which these bits are complete.
+    Bits are counted backwards from the last opportunity, at the end of the trace, so that a remainder makes the first
+    opportunity early. Any window of whole milliseconds keeps its bits to within one packet. The last opportunity is at
+    the end of the trace even if the trace ends in an outage: it determines the duration.
 
     Raises:
         InputError: The trace carries nothing, or needs more than 50 million lines.
@@ -119,7 +119,7 @@ def _count_lines(trace: LinkTrace) -> int:
 
 
 def _opportunities_ms(trace: LinkTrace, num_lines: int) -> Iterator[MillisecondArray]:
-    """Give the milliseconds of all opportunities, a chunk at a time to bound the memory."""
+    """Yield the milliseconds of all opportunities, in chunks of bounded size."""
     end_ms = np.int64(np.ceil(trace.duration_s * 1e3 - _SLACK_MS))
     bits = trace.mean_bps * trace.duration_s
     for first in range(0, num_lines, _CHUNK_LINES):

@@ -1,4 +1,4 @@
-"""Traces made up from a few numbers; the random ones are the same for the same seed."""
+"""Generators of synthetic traces; random generators give the same trace for the same seed."""
 
 from traces.generators.fixed import constant, diurnal, outage, step
 from traces.generators.stochastic import markov, ornstein_uhlenbeck, with_outage_bursts

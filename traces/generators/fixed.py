@@ -71,11 +71,11 @@ def diurnal(
     duration_s: float,
     step_s: float = 60.0,
 ) -> LinkTrace:
-    """Return a trace that swings around a mean as a sine does, up first.
+    """Return a trace whose rate follows a sine around a mean, rising first.
 
     Args:
         mean_bps: Mean over a period, bits per second.
-        amplitude_share: Height of the swing as a share of the mean, 0 to 1.
+        amplitude_share: Amplitude of the sine as a share of the mean, 0 to 1.
         period_s: Period of the sine, seconds.
         duration_s: Duration of the trace, seconds.
         step_s: Length of a piece, seconds; its rate is the exact mean of the sine over it.
@@ -90,6 +90,6 @@ def diurnal(
     edges_s = step_edges_s(duration_s, step_s)
     angles = 2 * math.pi / period_s * edges_s
     sine_means = -np.diff(np.cos(angles)) / np.diff(angles)
-    # Where the step is very short the difference of cosines rounds, and a mean could leave [-1, 1].
+    # Rounding in the difference of cosines could put the mean over a very short step outside of [-1, 1].
     rates_bps = mean_bps * (1 + amplitude_share * np.clip(sine_means, -1, 1))
     return LinkTrace(edges_s[:-1], rates_bps, duration_s)

@@ -21,14 +21,14 @@ from traces.trace import LinkTrace
 class Preset:
     """Statistics of a kind of path.
 
-    The rate wanders as an Ornstein-Uhlenbeck process does (`ornstein_uhlenbeck`), and goes to zero in bursts
-    where ``zero_share`` says so (`with_outage_bursts`). The sources give means and spreads of one-second
-    samples, but not how long a rate stays: ``correlation_s`` and ``mean_outage_s`` are our assumptions.
+    The rate is an Ornstein-Uhlenbeck process (`ornstein_uhlenbeck`), interrupted by outages if ``zero_share`` is above
+    0 (`with_outage_bursts`). The sources give means and spreads of one-second samples, but no correlation over time:
+    ``correlation_s`` and ``mean_outage_s`` are assumptions.
 
     Attributes:
         mean_bps: Mean rate, bits per second, outages included.
         coefficient_of_variation: Standard deviation as a share of the mean, outages included.
-        correlation_s: How long the rate stays about the same, seconds.
+        correlation_s: Lag at which the autocorrelation of the rate's logarithm is 1/e, seconds.
         maximum_bps: Highest rate, bits per second; infinity where none was published.
         mean_outage_s: Mean length of an outage, seconds.
     """
@@ -108,7 +108,8 @@ def preset(name: str, *, duration_s: float, seed: int, step_s: float = 1.0) -> L
 def _between_outages(whole: Preset) -> Preset:
     """Return the statistics of a path between its outages.
 
-    With the share u of time up: the mean is u times that between outages, and so is the mean square.
+    With u the share of time outside of outages, the mean over the whole time is u times the mean between outages; the
+    same holds for the mean square.
     """
     up_share = 1 - whole.zero_share
     return dataclasses.replace(
@@ -137,9 +138,9 @@ def generate(name: str, parameters: Mapping[str, str], *, duration_s: float, see
 
     Args:
         name: A key of ``PRESETS`` or ``GENERATORS``.
-        parameters: Parameters of the generator, without the unit in their names but with one in their values:
-            ``{"bandwidth": "10 Mbit/s", "start": "5 s", "length": "500 ms"}``. Lists are pairs:
-            ``{"points": "0 s: 10 Mbit/s, 30 s: 0 bit/s"}``, ``{"states": "10 Mbit/s: 5 s, 1 Mbit/s: 2 s"}``.
+        parameters: Parameters of the generator by name without the unit suffix; their values are texts with a unit:
+            ``{"bandwidth": "10 Mbit/s", "start": "5 s", "length": "500 ms"}``. Lists are pairs: ``{"points": "0 s: 10
+            Mbit/s, 30 s: 0 bit/s"}``, ``{"states": "10 Mbit/s: 5 s, 1 Mbit/s: 2 s"}``.
         duration_s: Duration of the trace, seconds.
         seed: Seed of generators that are random; the same seed makes the same trace.
         step_s: Length of a piece, seconds, of generators that have steps.

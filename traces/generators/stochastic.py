@@ -13,12 +13,12 @@ from traces.trace import FloatArray, LinkTrace
 
 
 def fit_lognormal(mean: float, coefficient_of_variation: float, maximum: float = math.inf) -> tuple[float, float]:
-    """Return mean and standard deviation of the logarithm of X, so that min(X, maximum) has the moments.
+    """Return mean and standard deviation of log X for a lognormal X, so that min(X, maximum) has given moments.
 
     Args:
         mean: Mean of min(X, maximum), positive, in any unit.
-        coefficient_of_variation: Its standard deviation as a share of its mean.
-        maximum: Where it is cut off, in the unit of the mean.
+        coefficient_of_variation: Standard deviation of min(X, maximum) as a share of its mean.
+        maximum: Value at which X is cut off, in the unit of the mean.
 
     Raises:
         InputError: No values up to the maximum have such a mean and spread.
@@ -26,7 +26,7 @@ def fit_lognormal(mean: float, coefficient_of_variation: float, maximum: float =
     variance = math.log1p(coefficient_of_variation**2)
     if math.isinf(maximum) or coefficient_of_variation == 0 < mean <= maximum:
         return math.log(mean) - variance / 2, math.sqrt(variance)
-    # The widest spread that a bounded variable can have is that of one which is either 0 or the maximum.
+    # A variable that is either 0 or the maximum has the largest spread for a given mean.
     if not (mean < maximum and coefficient_of_variation**2 < 0.99 * (maximum / mean - 1)):
         raise InputError(
             f"no rates up to {maximum:g} have mean {mean:g} and coefficient of variation {coefficient_of_variation:g}",
@@ -52,7 +52,7 @@ def _moment(order: int, mu: float, sigma: float, ceiling: float) -> float:
 
 
 def _cdf(deviations: float) -> float:
-    # By erfc, not erf: far below the mean the share is tiny, and here it meets a large factor.
+    # By erfc, not erf, to keep precision far below the mean: the caller multiplies the tiny result by a large factor.
     return math.erfc(-deviations / math.sqrt(2)) / 2
 
 
@@ -67,13 +67,13 @@ Seed = int | np.random.SeedSequence
 
 
 def markov(states: Sequence[tuple[float, float]], *, duration_s: float, seed: Seed, step_s: float = 1.0) -> LinkTrace:
-    """Return a trace that dwells in one state after another, each next one drawn evenly from the others.
+    """Return a trace of a Markov chain of rates; each next state is drawn uniformly from the other states.
 
     Args:
-        states: (rate in bits per second, mean dwell in seconds) of each; dwells are geometric in steps.
+        states: (rate in bits per second, mean dwell time in seconds) of each state; dwell times are geometric in steps.
         duration_s: Duration of the trace, seconds.
         seed: Seed of the generator; the same seed makes the same trace.
-        step_s: Time that dwells are multiples of, seconds.
+        step_s: Dwell times are multiples of this step, seconds.
 
     Raises:
         InputError: There are fewer than two states, or one dwells for less than a step.
@@ -85,7 +85,7 @@ def markov(states: Sequence[tuple[float, float]], *, duration_s: float, seed: Se
             raise InputError(f"a state dwells for {dwell_s:g} s", valid=f"a step of {step_s:g} s or longer")
     chance = np.random.Generator(np.random.PCG64(seed))
     starts_s = step_edges_s(duration_s, step_s)[:-1]
-    # The time that a state holds in the long run is proportional to its dwell, as all are visited alike.
+    # States are visited equally often, so that the long-run share of each state is proportional to its dwell time.
     dwells_s = np.array([dwell_s for _, dwell_s in states])
     state = int(chance.choice(len(states), p=dwells_s / dwells_s.sum()))
     first_steps, rates_bps, now = [], [], 0
@@ -107,7 +107,7 @@ def ornstein_uhlenbeck(
     seed: Seed,
     step_s: float = 1.0,
 ) -> LinkTrace:
-    """Return a trace whose rate wanders around a mean and is drawn back to it.
+    """Return a trace whose rate varies randomly around a mean, to which it reverts.
 
     The logarithm of the rate is an Ornstein-Uhlenbeck process, stationary from the start: the rate is never
     negative, and its mean and coefficient of variation are exact in expectation.
@@ -153,7 +153,7 @@ def with_outage_bursts(
         zero_share: Share of the time that outages take in expectation, 0 to less than 1.
         mean_outage_s: Mean length of an outage, seconds; well above ``step_s``, or the shortest are lost.
         seed: Seed of the generator; the same seed makes the same outages.
-        step_s: Outages start and end at multiples of it, seconds.
+        step_s: Outages start and end at multiples of this step, seconds.
 
     Raises:
         InputError: The share is not in 0 to less than 1, or a time is not positive.
@@ -165,7 +165,7 @@ def with_outage_bursts(
     if zero_share == 0:
         return trace
     edges_s = step_edges_s(trace.duration_s, step_s)
-    # A step is out where its middle is: lengths rounded to steps in this way keep their mean.
+    # A step belongs to an outage if its middle does: this rounding to steps keeps the mean length of outages.
     is_out = _is_out((edges_s[:-1] + edges_s[1:]) / 2, zero_share, mean_outage_s, seed)
     starts_s = np.union1d(trace.times_s, edges_s[:-1])
     starts_out = is_out[np.searchsorted(edges_s, starts_s, side="right") - 1]

@@ -1,1 +1,1 @@
-"""Pre-emption traces: which nodes a provider takes back and returns, over time."""
+"""Pre-emption traces: the times at which a provider withdraws and returns nodes."""

@@ -1,7 +1,7 @@
 """Pre-emptions as numbers of nodes over time, in two formats that give nodes no names (see `trace_of_counts`).
 
-GPU counts, as eth-easl/sailor publishes them, are ``[{"Time": 0, "GPUs": 4}, ...]``: times are seconds, and a number
-holds until the next time, the last one for the median step between times.
+GPU counts, as eth-easl/sailor publishes them, are ``[{"Time": 0, "GPUs": 4}, ...]``: times are seconds, and a count
+holds until the next time; the last count holds for the median step between times.
 
 Spot counts, as skypilot-org/spot-traces publishes what providers granted, are
 ``{"metadata": {"gap_seconds": 300}, "data": [4, 3, ...]}``: each number of nodes holds for one gap. ``gap_seconds`` may
@@ -33,7 +33,7 @@ def matches_gpus(text: str) -> bool:
 
 
 def read_gpus(text: str) -> PreemptionTrace:
-    """Read GPU counts; the trace starts at 0, whatever the first time is.
+    """Read GPU counts; the first time becomes time 0 of the trace.
 
     Raises:
         InputError: The text is not JSON, a row has other keys, a number is not a count, or times do not rise.
@@ -57,7 +57,7 @@ def write_gpus(trace: PreemptionTrace) -> str:
     """Write a trace as GPU counts; the names of its nodes are lost.
 
     Raises:
-        InputError: The last count lasts so short beside the others that its length cannot be kept.
+        InputError: The last count lasts too short, compared with the others, for its length to be represented.
     """
     times_s, counts = zip(*trace.counts, strict=True)
     starts_s = starts_lasting(np.array(times_s), trace.duration_s)
@@ -67,7 +67,7 @@ def write_gpus(trace: PreemptionTrace) -> str:
 
 
 def matches_spot(text: str) -> bool:
-    """Return whether a text looks like spot counts: a JSON object that says its gap near the beginning."""
+    """Return whether a text looks like spot counts: a JSON object with ``gap_seconds`` or ``data`` near its start."""
     return re.match(r'\s*\{[^\[]{0,1000}"gap_seconds"|\s*\{\s*"data"\s*:\s*\[', text) is not None
 
 
@@ -89,10 +89,10 @@ def read_spot(text: str) -> PreemptionTrace:
 def write_spot(trace: PreemptionTrace) -> str:
     """Write a trace as spot counts; the names of its nodes are lost.
 
-    The gap is the longest of which all times of changes and the duration are multiples.
+    The gap is the greatest common divisor of the times of all changes and the duration.
 
     Raises:
-        InputError: The trace lasts no time, changes off whole milliseconds, or needs more than a million gaps.
+        InputError: The duration is 0, a change is not at a whole millisecond, or more than a million gaps are needed.
     """
     edges_ms = [round(time_s * 1e3) for time_s, _ in (*trace.counts, (trace.duration_s, 0))]
     gap_ms = math.gcd(*edges_ms)

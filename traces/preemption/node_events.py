@@ -1,6 +1,6 @@
 """Pre-emptions as events: rows of ``ms,add,node`` and ``ms,remove,node`` (as uclasystem/bamboo publishes them).
 
-Nobody is there before the first row, and the trace ends with the last one.
+No node is present before the first row, and the trace ends at the time of the last row.
 """
 
 import re
@@ -24,7 +24,7 @@ def read(text: str) -> PreemptionTrace:
     """Read a trace.
 
     Raises:
-        LineError: A row is not a time, add or remove, and a node; time falls; a node comes or goes twice.
+        LineError: A row is malformed, times fall, a present node is added, or an absent node is removed.
     """
     changes: list[NodeChange] = []
     lines: list[int] = []
@@ -42,10 +42,10 @@ def read(text: str) -> PreemptionTrace:
 
 
 def write(trace: PreemptionTrace) -> str:
-    """Write a trace at full precision; how long it lasts beyond its last change is lost.
+    """Write a trace at full precision; time after the last change is lost.
 
     Raises:
-        InputError: The trace has no changes, or the name of a node cannot stand in a row.
+        InputError: The trace has no changes, or a node's name is empty or has commas or irregular white space.
     """
     if not trace.changes:
         raise InputError("the trace has no changes, and this format has no word for that", valid="write spot-counts")

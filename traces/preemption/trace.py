@@ -40,7 +40,7 @@ class PreemptionTrace:
         duration_s: When the recording ended, seconds, not before the last change.
 
     Raises:
-        InputError: Times fall, a node arrives that is there, or one leaves that is not.
+        InputError: Times fall, a present node arrives, or an absent node leaves.
     """
 
     changes: tuple[NodeChange, ...]
@@ -60,7 +60,7 @@ class PreemptionTrace:
 
     @cached_property
     def presences(self) -> Mapping[str, tuple[Interval, ...]]:
-        """When each node is there, in the order in which they first arrive."""
+        """Intervals in which each node is present, by node, in order of first arrivals."""
         found: dict[str, list[Interval]] = {}
         for change in self.changes:
             if change.arrives:
@@ -85,8 +85,8 @@ class PreemptionTrace:
 
     @cached_property
     def counts(self) -> tuple[tuple[float, int], ...]:
-        """How many nodes are there: (time in seconds, count from then on), the first at 0, then where it changes."""
-        # The last of several changes at one time decides.
+        """Number of present nodes as pairs (time in seconds, count from that time on), at 0 s and at each change."""
+        # After several changes at the same time, the count after the last one holds.
         count_at: dict[float, int] = {0.0: 0}
         count = 0
         for change in self.changes:
@@ -97,7 +97,7 @@ class PreemptionTrace:
 
 
 def trace_of_counts(counts: Iterable[tuple[float, int]], duration_s: float) -> PreemptionTrace:
-    """Return a trace of which only the number of nodes is known.
+    """Return a trace with made-up node names from the number of nodes over time.
 
     The nodes are called ``node1``, ``node2`` and so on, and the one with the highest number leaves first.
 
@@ -123,7 +123,7 @@ def trace_of_counts(counts: Iterable[tuple[float, int]], duration_s: float) -> P
 
 
 def first_mistake(changes: Iterable[NodeChange]) -> tuple[int, str, str] | None:
-    """Return the index of the first change that cannot be, what is wrong with it, and what would be valid."""
+    """Return the first invalid change as (index, problem, what would be valid); None if all changes are valid."""
     here: set[str] = set()
     last_s = 0.0
     for index, change in enumerate(changes):

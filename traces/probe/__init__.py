@@ -1,4 +1,4 @@
 """Measures a network path from its two ends: a responder at one, a peer that asks it at the other; plain sockets.
 
-Nobody is authenticated and nothing is encrypted: a path that others reach is measured inside of a tunnel.
+Peers are not authenticated and data is not encrypted: measure a path that strangers can reach inside a tunnel.
 """

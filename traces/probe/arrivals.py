@@ -11,7 +11,7 @@ from traces.probe.conversation import PeerError
 # Share of a burst's time in which TCP windows open; it is left out, since slow start is not a property of the link.
 _WARM_UP_SHARE = 0.4
 
-# Share of a complete burst's bytes up to which all connections send; some of them finish before others.
+# Share of a complete burst's bytes during which all connections are taken to send; some finish before others.
 _FULL_SHARE = 0.9
 
 
@@ -23,7 +23,7 @@ class Arrivals:
         times_s: Times of arrivals since the receiver was ready, seconds, rising.
         totals_bytes: Payload that had arrived by these times, bytes.
         end_s: When the receiver stopped, seconds.
-        complete: Whether the sender closed all connections, so that all its bytes are here.
+        complete: Whether the sender closed all connections, so that all its bytes have arrived.
     """
 
     times_s: tuple[float, ...]
@@ -37,7 +37,7 @@ class Arrivals:
         return self.totals_bytes[-1] if self.totals_bytes else 0
 
     def window_rates_bps(self, count: int) -> list[float]:
-        """Return payload rates in equal windows of the time after slow start; empty where too little arrived."""
+        """Return payload rates in equal windows after slow start, bits per second; empty if too few bytes arrived."""
         if len(self.times_s) < 2:
             return []
         first_s, last_s = self.times_s[0], self._until_s
@@ -50,7 +50,7 @@ class Arrivals:
         return [float((later - earlier) / (edges_s[1] - edges_s[0])) for earlier, later in pairwise(bits)]
 
     def last_half_bps(self) -> float | None:
-        """Return the payload rate of the second half of the bytes: 0 if nothing came, None if all came at once."""
+        """Return the second half's payload rate, bit/s: 0 if no bytes arrived, None if all arrived at once."""
         if not self.size_bytes:
             return 0.0
         half_s = self._time_of(self.size_bytes / 2)

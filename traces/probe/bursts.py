@@ -13,7 +13,7 @@ from typing import Any, Literal
 from traces.common.errors import InputError
 from traces.probe.arrivals import Arrivals
 
-# A responder serves everybody who can reach it: a burst is never larger than this.
+# Limits on a burst, since a responder serves every host that can reach it.
 MOST_BYTES = 20_000_000_000
 MOST_SECONDS = 60.0
 MOST_CONNECTIONS = 32
@@ -27,8 +27,8 @@ class BurstRequest:
 
     Attributes:
         direction: ``there`` from the peer to the responder, ``back`` the other way.
-        size_bytes: Bytes at most, over all connections.
-        seconds: Seconds at most, from the first byte on.
+        size_bytes: Largest size over all connections, bytes.
+        seconds: Longest duration from the first byte on, seconds.
 
     Raises:
         InputError: A value is not positive, or is larger than a responder allows.
@@ -81,15 +81,16 @@ def parse_request(message: dict[str, Any]) -> BurstRequest:
 _NUMBER = struct.Struct("=I")
 _SEGMENT, _CONGESTION, _OFFERED = 16, 80, 228
 
-# Linux lets a send buffer grow to twice the segments of the congestion window, with what keeps them: while it may grow,
-# the window is less than a third of it.
+# Linux lets a send buffer grow to twice the congestion window's segments including bookkeeping: as long as the buffer
+# may grow, the window is less than a third of the buffer.
 _LIMITED_SHARE = 0.5
 
 
 def full_window_bytes(connections: Sequence[socket.socket]) -> float | None:
     """Return the smallest buffer or receive window that limits connections, bytes.
 
-    Returns None where congestion control limits one of them, which is the path's doing, or the system does not say.
+    Returns None if congestion control, and so the path, limits one of the connections, or if the system does not report
+    it.
     """
     found = [_full_window_bytes(connection) for connection in connections]
     full = [each for each in found if each is not None]
@@ -136,7 +137,7 @@ class SentBurst:
 
     Attributes:
         size_bytes: Bytes given to TCP.
-        window_bytes: Buffer or window that limited the burst; None where the path did, or the system does not say.
+        window_bytes: Buffer or window that limited the burst, bytes; None if the path did, or if that is unknown.
     """
 
     size_bytes: int
@@ -150,7 +151,7 @@ def send_burst(connections: Sequence[socket.socket], request: BurstRequest) -> S
     """
     noise = memoryview(os.urandom(_CHUNK_BYTES))
     left = request.size_bytes
-    # The receiver ends the burst: it knows when the first byte came.
+    # Normally the receiver ends the burst: only the receiver knows when the first byte arrived.
     deadline_s = time.monotonic() + request.seconds + _GRACE_S
     with selectors.DefaultSelector() as selector, suppress(OSError):
         for connection in connections:

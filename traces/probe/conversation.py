@@ -1,4 +1,4 @@
-"""The protocol between the ends of a measurement: a greeting, then JSON objects, each after its length."""
+"""The protocol of a measurement: a greeting, then JSON objects, each prefixed by its length."""
 
 import json
 import socket
@@ -80,7 +80,7 @@ class Conversation:
 
     Args:
         connection: The connected socket; the caller closes it.
-        timeout_s: Seconds within which the other end answers.
+        timeout_s: Longest wait for data from the other end, seconds.
         peer: Name of the other end, for messages.
     """
 
@@ -119,7 +119,7 @@ class Conversation:
         self.send_bytes(_LENGTH.pack(len(text)) + text)
 
     def receive_json(self) -> dict[str, Any]:
-        """Return the object that the other end sends.
+        """Receive and return a JSON object.
 
         Raises:
             PeerError: The other end closed the connection, did not answer in time, refuses, or sent something else.
@@ -138,7 +138,7 @@ class Conversation:
         return message
 
     def receive_bytes(self, count: int) -> bytes:
-        """Return a number of bytes.
+        """Receive and return exactly ``count`` bytes.
 
         Raises:
             PeerError: The other end closed the connection or did not send them in time.
@@ -152,7 +152,7 @@ class Conversation:
         return bytes(received)
 
     def send_bytes(self, data: bytes) -> None:
-        """Send bytes as they are.
+        """Send bytes without a length prefix.
 
         Raises:
             PeerError: The other end has closed the connection.

@@ -8,23 +8,23 @@ from traces.probe.bursts import MOST_SECONDS, BurstRequest, Direction
 from traces.probe.peer import Peer
 from traces.statistics import ROUNDS, Interval, interval_of
 
-# Round trips that are timed: as many as fit into these seconds.
+# Number of timed round trips: as many as fit into this time, within the limits below.
 _ECHOES_S = 3.0
 _LEAST_ECHOES, _MOST_ECHOES = 12, 300
 
-# A burst lasts at least these seconds and round trips: windows have opened after two fifths of it.
+# Shortest burst, in seconds and in round trips: TCP windows have opened after two fifths of such a burst.
 _LEAST_BURST_S = 2.5
 _BURST_ROUND_TRIPS = 40
-# Round trips in which a window of ten segments opens to a gigabyte.
+# Round trips in which a window of ten segments grows to a gigabyte.
 _OPENING_ROUND_TRIPS = 16
 
-# Queues on the path are empty again when round trips are nearly as short as before the burst.
+# Queues count as empty after a burst when round trips are below this factor of the idle round trip plus a margin.
 _SETTLED = 1.2
 _SETTLED_S = 1e-3
 _SETTLING_S = 5.0
 
-# A full window limits a connection if more connections carry more, and if about as much is in flight: headers and
-# bookkeeping take a third of a send buffer, or more.
+# A full window counts as the limit of a connection if more connections reach a higher rate, and if the bytes in flight
+# are at least this share of the window: headers and bookkeeping take a third of a send buffer or more.
 _WINDOW_GAIN = 1.1
 _FLYING_SHARE = 0.25
 
@@ -34,9 +34,9 @@ class DirectionProfile:
     """Rates of a path in one direction.
 
     Attributes:
-        rates_bps: Payload by number of connections, bits per second.
-        full_windows_bytes: Buffer or window that limited the connections, by their number; None if none did.
-        short: Numbers of connections whose burst ended before windows had surely opened.
+        rates_bps: Payload rate by number of connections, bits per second.
+        full_windows_bytes: Buffer or window that limited the connections, bytes, by their number; None if neither did.
+        short: Numbers of connections for which the burst may have ended before TCP windows had opened.
     """
 
     rates_bps: Mapping[int, Interval]
@@ -47,13 +47,13 @@ class DirectionProfile:
     def best_bps(self) -> Interval:
         """Payload rate of the number of connections with the highest rate in its worst round, bits per second.
 
-        Where packets are lost, those behind them are delivered late and all at once: single rounds then show more than
-        the path can carry.
+        TCP delivers the packets that follow a lost packet late and all at once, so that single rounds can exceed the
+        rate of the path.
         """
         return max(self.rates_bps.values(), key=lambda each: each.least)
 
     def window_bytes(self, round_trip_s: float) -> float | None:
-        """Return the most bytes that one connection has in flight; None where something else limits it."""
+        """Return the bytes in flight of a connection that a window limits; None if the window is not the limit."""
         fewest = min(self.rates_bps)
         rate_bps, full_bytes = self.rates_bps[fewest].median / fewest, self.full_windows_bytes[fewest]
         flying_bytes = rate_bps * round_trip_s / 8
@@ -83,7 +83,7 @@ class PathProfile:
     def jitter_s(self) -> float:
         """Longest extra delay of a packet one way, if delays are uniform; seconds.
 
-        The mean extra delay of a round trip is then as long.
+        The mean extra delay of a round trip is then equal to it.
         """
         return self.round_trip_s.median - self.least_round_trip_s
 

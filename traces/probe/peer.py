@@ -1,4 +1,4 @@
-"""The end of a measurement that asks: it opens a session with a responder, and asks for echoes and bursts."""
+"""The active end of a measurement, which opens a session with a responder and requests echoes and bursts."""
 
 import socket
 import time
@@ -28,11 +28,12 @@ class Peer:
     """A session with a responder; a context manager that closes it.
 
     Args:
-        timeout_s: Seconds within which an answer comes, beside the time of a burst.
-        replaces: Token of an earlier session that broke, which the responder may not have noticed yet.
+        timeout_s: Longest wait for an answer, in addition to the duration of a burst, seconds.
+        replaces: Token of an earlier session that this one replaces: the responder may still hold its broken
+            connection.
 
     Attributes:
-        services: Names of what the responder does besides echoes and bursts.
+        services: Names of the responder's services besides echoes and bursts.
 
     Raises:
         InputError: Nothing listens at the address, or it is not a responder.
@@ -94,7 +95,7 @@ class Peer:
         """Carry out a burst, over connections of its own.
 
         Returns:
-            Arrivals of its bytes; and the buffer or window that limited its sender, in bytes, None if the path did.
+            The arrivals at the receiver; and the buffer or window that limited the sender, bytes, None if the path did.
         """
         connections: list[socket.socket] = []
         try:
@@ -120,7 +121,7 @@ class Peer:
         self._conversation.send_json({**message, "do": service})
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
-        """Return the answer to what was asked, which the responder gives within some seconds."""
+        """Return the answer to the request that `ask` sent; wait for at most ``timeout_s`` seconds."""
         self._conversation.connection.settimeout(timeout_s)
         answer = self._conversation.receive_json()
         self._conversation.connection.settimeout(self._timeout_s)
@@ -153,7 +154,7 @@ class Peer:
 def await_listener(address: Address, timeout_s: float = STARTUP_TIMEOUT_S) -> None:
     """Wait until something listens at an address: a responder takes some time to start.
 
-    Returns also if nothing does: connecting then raises an error that says what is wrong.
+    Returns after ``timeout_s`` in any case; a later connection attempt raises an error that names the cause.
     """
     until_s = time.monotonic() + timeout_s
     while time.monotonic() < until_s:

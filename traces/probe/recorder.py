@@ -1,4 +1,4 @@
-"""Records a path: measures it again and again by bursts of bounded size, and appends samples to a recording."""
+"""Records a path: measures it at intervals by bursts of bounded size, and appends the samples to a recording."""
 
 import time
 from collections.abc import Callable
@@ -19,11 +19,11 @@ _BURST_SHARE = 0.6
 
 _RETRY_S = 0.5
 
-# Size of a burst in bandwidth-delay products: in the first half slow start opens windows as wide as the path, with room
-# for connections that do not start at once.
+# Size of a burst in bandwidth-delay products: large enough that slow start ends in the first half, even if connections
+# do not start at the same time.
 _BURSTS_IN_FLIGHT = 4
 
-# A shorter burst arrives in a few reads, which cannot be timed; seconds.
+# Shortest burst, seconds: a shorter one arrives in too few reads to be timed.
 _LEAST_BURST_S = 0.02
 
 
@@ -34,7 +34,7 @@ class RecordingConfig:
     Attributes:
         every_s: Interval between samples, seconds.
         traffic_bytes: Size of each sample's burst, bytes.
-        payload_share: Share of a link's bits that is payload; recorded rates are those of the link.
+        payload_share: Share of a link's bits that are payload; recorded rates include the rest.
         duration_s: How long to record, seconds; infinite to record until interrupted.
 
     Raises:
@@ -74,7 +74,7 @@ class Recorder:
 
     Args:
         recording: Open recording that samples are appended to.
-        tell: Called with a line for each sample, and for each that could not be taken.
+        tell: Called with a line of text for each sample, and for each attempt that failed.
     """
 
     def __init__(self, config: RecordingConfig, recording: Recording, tell: Callable[[str], None]) -> None:
@@ -88,11 +88,11 @@ class Recorder:
     def record(self) -> None:
         """Take samples until the time is over.
 
-        A sample for which the other end cannot be reached is an outage, except the first: then the address is wrong.
+        If the other end cannot be reached, the sample is recorded as an outage; for the first sample this is an error.
 
         Raises:
-            InputError: The other end does not answer the first time, or the bursts are too small to be timed.
-            RunError: The responder is busy then, or the file cannot be written.
+            InputError: The other end does not answer the first request, or the bursts are too small to be timed.
+            RunError: The responder is busy at the first request, or the file cannot be written.
         """
         first_s, config = self._recording.end_s, self._config
         # Time without samples is left out of the recording.
@@ -113,12 +113,12 @@ class Recorder:
                 f"{first_s + time_s:.1f} s: {sample.bandwidth_bps / 1e6:.4g} Mbit/s, {1000 * sample.latency_s:.4g} ms"
             )
             number += 1
-            # A sample that took long leaves out those that were due meanwhile.
+            # Samples that were due during a long measurement are skipped.
             passed_s = time.monotonic() - start_s - left_out_s
             due_s = config.every_s * max(round(due_s / config.every_s) + 1, int(passed_s / config.every_s))
 
     def _sample(self, *, is_first: bool) -> Sample | None:
-        """Return a sample; None if none could be taken, for example since the responder is busy."""
+        """Return a sample; None if the measurement failed, for example because the responder is busy."""
         latency_s = self._recording.latency_s or 0.0
         try:
             with Peer(self._config.address, self._timeout_s, self._token) as peer:
@@ -146,7 +146,7 @@ class Recorder:
         return Sample(rate_bps / self._config.payload_share, latency_s)
 
     def _check_size(self, rate_bps: float, latency_s: float, complete: bool) -> None:
-        """Warn once if a burst ended before windows were as wide as the path, or was too short to be timed."""
+        """Warn once if bursts are too short for TCP windows to open fully, or too short to be timed."""
         needed_bytes = rate_bps * max(_BURSTS_IN_FLIGHT * 2 * latency_s, _LEAST_BURST_S) / 8
         if complete and not self._warned and needed_bytes > self._config.traffic_bytes:
             self._warned = True

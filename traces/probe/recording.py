@@ -1,8 +1,8 @@
 """A trace file that grows row by row while a link is measured, and that a crash cannot damage.
 
 A recording is CSV as `traces.formats.csv_units` reads it. Each row is on the disk before the next one is measured; a
-last row without its line end was being written when the recorder or the machine stopped, and is ignored. Times are
-those of the recording: no time passes while nothing is recorded, since a trace would need a rate for it.
+last row without line end, left by a crash, is ignored. Times exclude pauses of the recording, for which there is no
+rate.
 """
 
 import fcntl
@@ -109,7 +109,7 @@ class Recording:
             self._file = os.open(self.path, flags | os.O_CLOEXEC, 0o666)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if flags & os.O_CREAT:
-                # The name must be on the disk as well.
+                # The folder's entry must be on the disk as well.
                 folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
                 os.fsync(folder)
                 os.close(folder)

@@ -1,4 +1,4 @@
-"""The end of a measurement that answers: it listens, and serves one peer at a time."""
+"""The passive end of a measurement, which listens and serves one peer at a time."""
 
 import hmac
 import secrets
@@ -13,16 +13,16 @@ from traces.probe.bursts import MOST_CONNECTIONS
 from traces.probe.conversation import Address, Conversation, PeerError
 from traces.probe.session import Service, Session
 
-# Seconds within which a new connection says what it is for.
+# Time for a new connection to send its first request, seconds.
 _GREETING_S = 5.0
 
-# New connections at a time that have not said what they are for.
+# Largest number of connections that have not sent their first request.
 _MOST_NEW = 64
 
-# Seconds that a session may take to end after its peer has left.
+# Time for a session to end after its peer has left, seconds.
 _LEAVING_S = 0.5
 
-# Seconds that a session may take to end which its peer replaces.
+# Time for a session to end that its peer replaces by a new one, seconds.
 _REPLACING_S = 10.0
 
 
@@ -51,7 +51,7 @@ class Responder:
 
     def __exit__(self, *exception: object) -> None:
         with suppress(OSError):
-            # `accept` in another thread returns only then.
+            # Without this, `accept` in another thread would not return.
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         if (session := self._session) is not None:
@@ -73,7 +73,7 @@ class Responder:
             threading.Thread(target=self._receive, args=(connection, host), daemon=True).start()
 
     def _receive(self, connection: socket.socket, host: str) -> None:
-        """Receive what a new connection is for, and serve it."""
+        """Receive the first request of a new connection, and serve the connection."""
         # The peer may close the connection at any time.
         with suppress(PeerError, OSError), ExitStack() as stack:
             stack.callback(connection.close)
@@ -90,14 +90,14 @@ class Responder:
                 stack.pop_all()
 
     def _session_of(self, token: object) -> Session | None:
-        """Return the session that is served, if this is its token."""
+        """Return the current session if ``token`` is its token, None otherwise."""
         session = self._session
         given = str(token).encode(errors="replace")
         return session if session is not None and hmac.compare_digest(given, session.token.encode()) else None
 
     def _measure(self, conversation: Conversation, host: str, replaced: Session | None) -> None:
         if replaced is not None:
-            # The peer has given this session up, which this end may notice much later.
+            # The peer has given this session up; this end might notice the broken connection only much later.
             replaced.end()
         if not self._serving.acquire(timeout=_LEAVING_S if replaced is None else _REPLACING_S):
             conversation.send_json({"busy": True})

@@ -11,7 +11,7 @@ from traces.common.errors import RopebridgeError
 from traces.probe.bursts import MOST_CONNECTIONS, close_at_once, parse_request, receive_burst, send_burst
 from traces.probe.conversation import Conversation, PeerError
 
-# Seconds within which a peer sends its next request.
+# Longest wait for a peer's next request, seconds.
 REQUEST_TIMEOUT_S = 30.0
 
 ECHO_BYTES = 8
@@ -24,11 +24,11 @@ Service = Callable[[str, str, dict[str, Any]], dict[str, Any]]
 
 
 class Session:
-    """A session, until the peer closes it or `end` is called.
+    """A session with one peer, which lasts until the peer closes it or `end` is called.
 
     Args:
         conversation: Conversation with the peer, after the greeting.
-        token: Token that further connections of the peer name.
+        token: Random token by which further connections of the peer join the session.
     """
 
     def __init__(self, conversation: Conversation, token: str, services: Mapping[str, Service]) -> None:
