@@ -1,1 +1,1 @@
-"""Why a plan is as fast as it is: loads, the bottleneck, and what would help."""
+"""Why a plan is as fast as it is: the loads of stages and links, the bottleneck, and the gains of improvements."""

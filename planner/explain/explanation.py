@@ -1,4 +1,4 @@
-"""Why a plan is as fast as it is: what a step demands of stages and links, what binds it, and what would help."""
+"""The explanation of a plan's speed: loads of stages and links, the bottleneck, and the gains of improvements."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,19 +14,20 @@ from traces.common.units import size_text
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What binds a plan.
+    """The speed of a plan and its causes.
 
-    All figures come from `planner.step.evaluate`: constant rates, with links of its own for every pair of devices.
+    All figures but ``robust`` come from `planner.step.evaluate`, with links at constant declared rates. There,
+    transfers between different pairs of devices do not slow each other down, even if they share a link.
 
     Attributes:
         step_s: Step time, seconds.
         samples_per_s: Throughput, samples per second.
-        pipelines: What the step demands of each kind of pipeline.
-        sums_share: Share of the step that sums of gradients take.
-        gains: Shares of the step that improvements would save.
+        pipelines: Loads of stages and links, once for each group of equivalent pipelines.
+        sums_share: Share of the step time that would be saved if gradient sums took no time.
+        gains: Shares of the step time that improvements would save.
         verdict: Bottleneck of the plan.
-        unused_devices: Names of the cluster's devices that the plan gives no layers.
-        robust: Throughput in most windows of the links' traces; None if not asked for.
+        unused_devices: Names of the cluster's devices to which the plan gives no layers.
+        robust: Throughput that the plan reaches in most windows of the links' traces; None if not evaluated.
     """
 
     step_s: float
@@ -39,14 +40,14 @@ class Explanation:
     robust: RobustRate | None = None
 
     def document(self) -> dict[str, Any]:
-        """Return all figures as values of JSON."""
+        """Return all attributes as a dictionary that JSON can represent."""
         return asdict(self)
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self) -> str:
-        """Return a few lines of text."""
+        """Return the explanation as lines of text: the loads, the unused devices, and the verdict last."""
         lines = [line for loads in self.pipelines for line in _pipeline_lines(loads)]
         if self.unused_devices:
             lines.append(f"unused devices: {', '.join(self.unused_devices)}")
@@ -58,16 +59,16 @@ class Explanation:
 
 
 def explain(plan: Plan, scenario: Scenario, quantile: float | None = None) -> Explanation:
-    """Return what binds a plan.
+    """Return the explanation of a plan's speed.
 
     Args:
-        plan: A plan that passes the check.
+        plan: A plan that passes `planner.check`.
         scenario: Scenario that the plan is for.
-        quantile: Share of the windows of the links' traces in which the plan may be slower than reported; None to
-            evaluate at declared rates only.
+        quantile: Share of the windows of the links' traces in which the plan may be slower than
+            `Explanation.robust` reports; None to evaluate at declared rates only.
 
     Raises:
-        InputError: The order of actions deadlocks, or the quantile is not a share below 1.
+        InputError: The order of actions deadlocks, or ``quantile`` is not a share below 1.
     """
     of = sensitivity_of(plan, scenario)
     pipelines, gains = pipeline_loads(of), gains_of(of)

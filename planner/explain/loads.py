@@ -1,4 +1,4 @@
-"""What a step of a plan demands of each stage, of transfers between stages, and of each link."""
+"""The loads of one step of a plan: compute and memory of each stage, and transfers on each path and link."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -24,18 +24,19 @@ from planner.step.tables import SYNC
 
 @dataclass(frozen=True, slots=True)
 class StageLoad:
-    """What a step demands of a stage.
+    """Compute, memory and depth of one stage in one step.
 
     Attributes:
         devices: Names of the devices that hold the stage.
-        first_layer: Index of its first layer.
-        end_layer: Index after its last layer.
-        compute_s: Compute time of its slowest replica, seconds.
-        idle_share: Share of the step in which its busiest replica is idle, other stages that it holds counted as work.
-        memory_bytes: Peak bytes on the fullest of its devices, relative to capacity.
-        capacity_bytes: Memory of that device, bytes.
-        in_flight: Number of microbatches between forward and backward.
-        hiding_depth: Number of microbatches in flight that would hide its round trips.
+        first_layer: Index of the stage's first layer.
+        end_layer: Index after the stage's last layer.
+        compute_s: Compute time of the stage's slowest replica in a step, seconds.
+        idle_share: Share of the step in which the device of the stage's busiest replica computes nothing, for this
+            stage or for others.
+        memory_bytes: Peak memory of the stage's fullest device, which is the one with the largest `memory_share`.
+        capacity_bytes: Memory of the fullest device.
+        in_flight: Limit on the microbatches between forward and backward.
+        hiding_depth: Value of ``in_flight`` at which the stage would no longer wait for round trips.
     """
 
     devices: tuple[str, ...]
@@ -50,21 +51,21 @@ class StageLoad:
 
     @property
     def memory_share(self) -> float:
-        """Share of the capacity that the peak takes."""
+        """Ratio of ``memory_bytes`` to ``capacity_bytes``."""
         return self.memory_bytes / self.capacity_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class BoundaryLoad:
-    """What a step demands of the path from one stage to the next, or back.
+    """Transfers in one direction between two stages, on the path of the pair of devices with the most to transfer.
 
     Attributes:
         source_stage: Index of the stage that sends.
         target_stage: Index of the stage that receives.
-        source: Device that sends, of the busiest pair.
-        target: Device that receives, of the busiest pair.
-        busy_share: Share of the step for which transfers keep that pair's path busy.
-        latency_s: Longest one-way latency of that pair's transfers, seconds.
+        source: Name of the device that sends, of the busiest pair.
+        target: Name of the device that receives, of the busiest pair.
+        busy_share: Share of the step for which these transfers keep the path from source to target busy.
+        latency_s: Longest one-way latency of these transfers, seconds.
     """
 
     source_stage: int
@@ -77,12 +78,12 @@ class BoundaryLoad:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLoads:
-    """What a step demands of equivalent pipelines.
+    """Loads of a group of equivalent pipelines, which are the same for each of them.
 
     Attributes:
-        pipelines: Indices of the pipelines in the plan; the figures are those of the first.
+        pipelines: Indices of these pipelines in the plan; the loads are those of the first.
         stages: Load of each stage, in order.
-        boundaries: Load of transfers between stages, in order of the stage that sends.
+        boundaries: Load of the transfers between stages, sorted by ``source_stage``, then ``target_stage``.
     """
 
     pipelines: tuple[int, ...]
@@ -91,7 +92,7 @@ class PipelineLoads:
 
 
 def pipeline_loads(of: Sensitivity) -> tuple[PipelineLoads, ...]:
-    """Return what a step demands of each kind of pipeline."""
+    """Return the loads of each group of equivalent pipelines in a step."""
     peaks, hiding = peak_bytes(of.plan, of.scenario), of.hiding_plan()
     loads = []
     for group in equivalent_pipelines(of.plan, of.scenario):
@@ -104,11 +105,11 @@ def pipeline_loads(of: Sensitivity) -> tuple[PipelineLoads, ...]:
 def link_busy_shares(of: Sensitivity, sums: bool) -> dict[Ends, float]:
     """Return the share of the step for which each link is busy, in the busier direction.
 
-    It may exceed 1 where flows share a link that the evaluator gives to each of them alone.
+    A share may exceed 1, since the step time does not account for transfers of different pairs that share a link.
 
     Args:
-        of: Step to look at.
-        sums: Whether to count sums of gradients, or transfers between stages.
+        of: Step that the shares are of.
+        sums: Whether to count the messages of gradient sums; otherwise the transfers between stages.
     """
     step = of.step
     own = of.is_sum == sums
@@ -129,7 +130,7 @@ def link_busy_shares(of: Sensitivity, sums: bool) -> dict[Ends, float]:
 
 
 def longest_latency_link(of: Sensitivity) -> Ends | None:
-    """Return the link of the longest latency on paths between stages; None if there are none."""
+    """Return the link with the longest latency on paths between stages; None if there are no such paths."""
     links = [
         link
         for pipeline in of.plan.pipelines
@@ -169,7 +170,7 @@ def _stage_load(of: Sensitivity, pipeline: int, index: int, deep: Pipeline, peak
 def _boundaries(of: Sensitivity, pipeline: int) -> tuple[BoundaryLoad, ...]:
     step, messages = of.step, of.step.messages
     transmission_s, latency_s = message_times(step, nominal_paths(of.plan, of.scenario))
-    # What a stage hands its own sums of gradients stays on its device.
+    # Messages from a stage's backward to its own gradient sums stay on the device.
     between_stages = ~of.is_sum & (step.actions.kind[messages.receiver] != SYNC)
     own = between_stages & (step.actions.pipeline[messages.sender] == pipeline)
     found: dict[tuple[int, int], BoundaryLoad] = {}

@@ -1,8 +1,9 @@
-"""How much shorter a step would be if one thing were better; each answer evaluates the step once more.
+"""The gains of improvements: how much shorter a step would be with faster devices or links, or with more memory.
 
-Compute, bandwidths, latencies and sums of gradients become `BETTER` times as good one at a time, with the plan's order
-of actions. Memory differs, since a fifth more of it may not hold one microbatch more: for memory the plan has as many
-microbatches in flight as hide the round trips, on devices of unlimited memory.
+Each gain is found by evaluating the step once more. Compute, bandwidths, latencies and gradient sums are improved by
+the factor `BETTER`, one at a time, and the order of actions stays the same. The gain of memory is found differently,
+since 20 % more memory may not hold even one more microbatch: devices get unlimited memory, and stages keep as many
+microbatches in flight as hide the round trips.
 """
 
 from collections.abc import Collection
@@ -23,16 +24,18 @@ from planner.step.graph import Flags, Floats
 from planner.step.orders import hiding_depths
 from planner.step.tables import SYNC
 
-# Factor by which rates grow, or by which times are divided.
+# Factor of an improvement, by which a rate is multiplied or a time divided.
 BETTER = 1.2
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Sensitivity:
-    """A step that can be evaluated again with something better.
+    """A step of a plan, and the gains of improvements to its devices and links.
+
+    A gain is the share of ``step_s`` that an improvement saves: 0.1 if the step takes 10 % less time.
 
     Attributes:
-        plan: A plan that passes the check.
+        plan: A plan that passes `planner.check`.
         scenario: Scenario that the plan is for.
         step: Compiled step of the plan.
         step_s: Step time in the scenario, seconds.
@@ -44,34 +47,37 @@ class Sensitivity:
     step_s: float
 
     def compute_gain(self, devices: Collection[str] | None = None) -> float:
-        """Return the share of the step saved if devices, all if None, computed `BETTER` times as fast."""
+        """Return the gain if the named devices (None: all) computed `BETTER` times as fast."""
         slowdown = dict.fromkeys(self.plan.devices if devices is None else devices, 1 / BETTER)
         return self._gain(step_time_s(self.plan, self.scenario, slowdown=slowdown))
 
     def link_gain(self, only: Collection[Ends] | None = None) -> float:
-        """Return the share saved if links, all if None, had `BETTER` times the rate for transfers between stages."""
+        """Return the gain if the links (None: all) had `BETTER` times the bandwidth for transfers between stages."""
         return self._gain(self._variant_s(with_better_links(self.scenario, BETTER, 1.0, only), ~self.is_sum))
 
     def latency_gain(self, only: Collection[Ends] | None = None) -> float:
-        """Return the share saved if links, all if None, had 1 / `BETTER` of their latency between stages."""
+        """Return the gain if the links (None: all) had 1 / `BETTER` of the latency for transfers between stages."""
         return self._gain(self._variant_s(with_better_links(self.scenario, 1.0, 1 / BETTER, only), ~self.is_sum))
 
     def sums_gain(self, only: Collection[Ends] | None = None) -> float:
-        """Return the share saved if links, all if None, had both for sums of gradients."""
+        """Return the gain if the links (None: all) had both these improvements, but for gradient sums only."""
         return self._gain(self._variant_s(with_better_links(self.scenario, BETTER, 1 / BETTER, only), self.is_sum))
 
     def depth_gain(self) -> float:
-        """Return the share saved by depths that hide the round trips, whatever memory they take."""
+        """Return the gain if stages kept as many microbatches in flight as hide round trips, with unlimited memory."""
         endless = with_unlimited_memory(self.scenario)
         return self._gain(step_time_s(self.hiding_plan(), endless))
 
     def sums_share(self) -> float:
-        """Return the share of the step saved if sums of gradients took no time."""
+        """Return the gain if gradient sums took no time."""
         times = (np.where(self.is_sum, 0.0, each) for each in self._message_times(self.scenario))
         return self._gain(makespan_s(self.step, self.scenario, self.step.actions.duration_s, *times))
 
     def hiding_plan(self) -> Plan:
-        """Return the plan with depths that hide its round trips, whatever memory they take."""
+        """Return the plan with an ``in_flight`` of each stage that hides the round trips, even if memory is too small.
+
+        Plans with an explicit order of actions are returned unchanged.
+        """
         if self.plan.schedule == EXPLICIT:
             return self.plan
         endless = with_unlimited_memory(self.scenario)
@@ -80,14 +86,14 @@ class Sensitivity:
 
     @property
     def is_sum(self) -> Flags:
-        """Which messages carry gradients to be summed, [messages]."""
+        """Whether each message belongs to a gradient sum, not to a transfer between stages; bool [messages]."""
         return np.asarray(self.step.actions.kind[self.step.messages.sender] == SYNC, np.bool_)
 
     def _gain(self, step_s: float) -> float:
         return 1 - step_s / self.step_s if self.step_s > 0 else 0.0
 
     def _variant_s(self, better: Scenario, changed: Flags) -> float:
-        """Step time in seconds if some messages took as long as in another scenario."""
+        """Return the step time if the messages flagged in ``changed`` took as long as in ``better``, seconds."""
         pairs = zip(self._message_times(better), self._message_times(self.scenario), strict=True)
         times = (np.where(changed, other, own) for other, own in pairs)
         return makespan_s(self.step, self.scenario, self.step.actions.duration_s, *times)
@@ -97,7 +103,7 @@ class Sensitivity:
 
 
 def sensitivity_of(plan: Plan, scenario: Scenario) -> Sensitivity:
-    """Return the step of a checked plan at declared rates, to be evaluated again.
+    """Return the compiled step of a checked plan with its time at declared rates.
 
     Raises:
         InputError: The order of actions deadlocks.
@@ -106,7 +112,10 @@ def sensitivity_of(plan: Plan, scenario: Scenario) -> Sensitivity:
 
 
 def _hiding(pipeline: Pipeline, scenario: Scenario, compression: str) -> Pipeline:
-    """Return the pipeline with depths that hide its round trips; unchanged if deeper, or if a worker has two stages."""
+    """Return the pipeline with each ``in_flight`` raised to what hides the round trips.
+
+    A pipeline is returned unchanged if it has one stage, or a worker that holds several.
+    """
     count = len(pipeline.stages)
     if count == 1 or len(set(pipeline.workers)) < count:
         return pipeline

@@ -1,4 +1,4 @@
-"""The bottleneck of a plan, in one sentence: what saves most of the step if it is improved."""
+"""The bottleneck of a plan: the cause whose improvement would save the largest share of the step time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from traces.common.units import size_text
 
 CAUSES = ("compute", "link", "latency", "memory", "sums of gradients")
 
-# A saving that rounds to no percent is none to a reader.
+# Share of the step below which the sentence reports no saving: it would round to 0 %.
 _LEAST_SHARE = 0.005
 
 _FIFTH = f"{100 * (BETTER - 1):.0f} %"
@@ -24,15 +24,17 @@ _FIFTH = f"{100 * (BETTER - 1):.0f} %"
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """Shares of the step that improvements by the factor `planner.explain.sensitivity.BETTER` would save.
+    """Shares of the step time that improvements everywhere would save.
+
+    All but the last improve rates or times by the factor `planner.explain.sensitivity.BETTER`.
 
     Attributes:
         compute_share: Share saved by faster devices.
-        link_share: Share saved by higher rates for transfers between stages.
+        link_share: Share saved by higher bandwidths for transfers between stages.
         latency_share: Share saved by shorter latencies of transfers between stages.
-        sums_share: Share saved by faster sums of gradients.
-        depth_share: Share saved by as many microbatches in flight as hide the round trips.
-        needs_memory: Whether these do not fit into memory.
+        sums_share: Share saved by faster gradient sums.
+        depth_share: Share saved if stages kept as many microbatches in flight as hide the round trips.
+        needs_memory: Whether so many microbatches in flight do not fit into the devices' memory.
     """
 
     compute_share: float
@@ -45,15 +47,15 @@ class Savings:
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """What binds a plan.
+    """The bottleneck of a plan.
 
     Attributes:
-        cause: One of `CAUSES`.
-        place: Stage, device or link that binds.
-        shorter_share: Share of the step saved by an improvement everywhere.
-        there_share: Share saved by an improvement at this place alone; of memory the same, since devices need it
-            together.
-        sentence: What binds, by how much, and what would help.
+        cause: What limits the speed, one of `CAUSES`.
+        place: Stage, device or link that limits most, as text.
+        shorter_share: Share of the step time saved by improving the cause everywhere.
+        there_share: Share of the step time saved by improving it at ``place`` alone. For memory, equal to
+            ``shorter_share``, since no device alone can keep more microbatches in flight.
+        sentence: Sentence that names the cause, the place and both savings.
     """
 
     cause: str
@@ -64,7 +66,7 @@ class Bottleneck:
 
 
 def gains_of(of: Sensitivity) -> Savings:
-    """Return what improvements would save."""
+    """Return the shares of the step time that improvements would save."""
     return Savings(
         of.compute_gain(),
         of.link_gain(),
@@ -76,9 +78,9 @@ def gains_of(of: Sensitivity) -> Savings:
 
 
 def verdict_of(of: Sensitivity, pipelines: Sequence[PipelineLoads], gains: Savings) -> Bottleneck:
-    """Return the bottleneck: compute, unless something else saves more.
+    """Return the bottleneck: the cause with the largest saving, compute if several are equal.
 
-    Depths that memory holds count as latency, which they would hide.
+    The saving of more microbatches in flight counts as memory if they do not fit, otherwise as latency.
     """
     saved = {
         "compute": gains.compute_share,
@@ -169,7 +171,7 @@ def _sums(of: Sensitivity, gains: Savings) -> Bottleneck:
 
 
 def _stages(pipelines: Sequence[PipelineLoads]) -> list[tuple[int, int, StageLoad]]:
-    """Return the number of the pipeline, the index of the stage, and the load of every stage."""
+    """Return (index of the pipeline, index of the stage, load of the stage) for every stage."""
     return [(loads.pipelines[0], index, stage) for loads in pipelines for index, stage in enumerate(loads.stages)]
 
 
@@ -179,7 +181,7 @@ def _busiest(of: Sensitivity, *, sums: bool) -> tuple[Ends, float]:
 
 
 def _fullest_device(plan: Plan, scenario: Scenario) -> tuple[str, float]:
-    """Return the device whose memory a plan exceeds most, and the ratio of the plan's peak to that memory."""
+    """Return the device with the largest ratio of the plan's peak memory to the device's memory, and this ratio."""
     by_name = scenario.cluster.by_name
     peaks = peak_bytes(plan, with_unlimited_memory(scenario))
     ratios = {device: size_bytes / by_name[device].memory_bytes for device, size_bytes in peaks.items()}
@@ -192,7 +194,7 @@ def _between(ends: Ends) -> str:
 
 
 def _effect(there_share: float, everywhere_share: float) -> str:
-    """Say what something better would save at one place, and everywhere."""
+    """Return the end of a sentence: what an improvement would save at one place, and everywhere."""
     if everywhere_share < _LEAST_SHARE:
         return "would hardly make the step shorter, there or everywhere"
     if there_share < _LEAST_SHARE:

@@ -1,4 +1,4 @@
-"""What a run leaves: its record, metrics, memory over time and gradient noise."""
+"""The results of a run: its record, metrics, memory over time and gradient noise."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,9 @@
-"""The gradient noise scale, estimated from the squared norms of local and global gradients."""
+"""The gradient noise scale, estimated from the squared norms of local and global gradients.
+
+In one step, n devices take b_1, ..., b_n samples, B in all. g_i is the mean gradient of the samples of device i, g the
+mean gradient of all B samples, and G the true gradient. S is the variance of the gradient of one sample, summed over
+all parameters. The noise scale is S / |G|² (McCandlish et al., arXiv 1812.06162).
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,11 +20,12 @@ Row = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class NoiseEstimate:
-    """An estimate of the gradient's noise from one step, or from several that are smoothed.
+    """An estimate of S and |G|², from one step or smoothed over several.
 
     Attributes:
-        variance: S, the variance of a sample's gradient summed over the parameters; squared units of the gradient.
-        squared_gradient: |G|², the squared norm of the true gradient; an unbiased estimate may be negative.
+        variance: Estimate of S, the variance of a sample's gradient, in squared units of the gradient.
+        squared_gradient: Estimate of |G|², the squared norm of the true gradient, in squared units of the gradient; it
+            may be negative, since it is unbiased.
     """
 
     variance: float
@@ -27,7 +33,7 @@ class NoiseEstimate:
 
     @property
     def noise_scale(self) -> float:
-        """S / |G|², in samples; infinite where the noise hides the gradient (|G|² is not positive)."""
+        """S / |G|², in samples; infinite if the estimate of |G|² is not positive."""
         if self.squared_gradient <= 0:
             return math.inf
         return max(self.variance, 0.0) / self.squared_gradient
@@ -35,7 +41,7 @@ class NoiseEstimate:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class NormWeights:
-    """Weights of the squared norms in the sums S and |G|²; they depend on the batch sizes alone.
+    """Weights with which squared norms are summed to estimates of S and |G|²; they depend on the batch sizes alone.
 
     Attributes:
         variance_local: Weights of |g_i|² in S, [devices].
@@ -50,26 +56,32 @@ class NormWeights:
     gradient_global: float
 
     def variance(self, local_squared_norms: ArrayLike, global_squared_norm: ArrayLike) -> Row:
-        """Return S of each step from |g_i|², [steps, devices], and |g|², [steps]; or of one step."""
+        """Return the estimate of S of each step, [steps]; without the axis ``steps`` in the arguments, of one step.
+
+        Args:
+            local_squared_norms: |g_i|², [steps, devices].
+            global_squared_norm: |g|², [steps].
+        """
         weighted = np.asarray(local_squared_norms) @ self.variance_local
         return np.asarray(weighted + self.variance_global * np.asarray(global_squared_norm))
 
     def squared_gradient(self, local_squared_norms: ArrayLike, global_squared_norm: ArrayLike) -> Row:
-        """Return |G|² of each step, from norms as for `variance`."""
+        """Return the estimate of |G|² of each step, [steps], from the same arguments as `variance`."""
         weighted = np.asarray(local_squared_norms) @ self.gradient_local
         return np.asarray(weighted + self.gradient_global * np.asarray(global_squared_norm))
 
 
 NoiseEstimator = Callable[[Sequence[int]], NormWeights]
-"""Function from the local batch sizes b_i to the weights of the norms."""
+"""Function from the local batch sizes b_i, in samples, to the weights of the squared norms."""
 
 
 def released(batch_sizes: Sequence[int]) -> NormWeights:
     """Return the weights of the code that Cannikin's authors released (arXiv 2402.05302).
 
-    Each device estimates on its own, G_i = (B|g|² - b_i|g_i|²)/(B - b_i) and S_i = b_i·B/(B - b_i)·(|g_i|² - |g|²), and
-    the estimates are combined with weights A⁻¹1/(1ᵀA⁻¹1), of a matrix A for each. The weights sum to one, so the result
-    has no bias; but they are not those of least variance where batches differ, and some may be negative.
+    Every device i estimates |G|² by G_i = (B|g|² - b_i|g_i|²)/(B - b_i), S by S_i = b_i·B/(B - b_i)·(|g_i|² - |g|²).
+    The estimates of all devices are averaged with the weights A⁻¹1/(1ᵀA⁻¹1), where 1 is the vector of ones, and A is
+    the matrix A_G for |G|² and A_S for S. The weights sum to one, so the result is unbiased. If batches differ, its
+    variance is not the least possible, and some weights may be negative.
 
     Raises:
         InputError: Fewer than two devices, or a batch without samples.
@@ -90,10 +102,10 @@ def released(batch_sizes: Sequence[int]) -> NormWeights:
 def minimum_variance(batch_sizes: Sequence[int]) -> NormWeights:
     """Return the weights of least variance for normally distributed gradients.
 
-    They give S = Σ b_i(|g_i|² - |g|²)/(n - 1) and |G|² = |g|² - S/B.
+    The estimates are S = Σ b_i(|g_i|² - |g|²)/(n - 1) and |G|² = |g|² - S/B.
 
     Since Σ b_i(|g_i|² - |g|²) = Σ b_i|g_i - g|², this S is the sample variance between the n devices, and never
-    negative. It needs the sum of b_i|g_i|² over the devices and nothing else: one number to all-reduce.
+    negative. The devices need to all-reduce only one number, the sum of b_i|g_i|².
 
     Raises:
         InputError: Fewer than two devices, or a batch without samples.
@@ -117,12 +129,12 @@ ESTIMATORS: Mapping[str, NoiseEstimator] = MappingProxyType(
 def estimate_noise(
     estimator: str, batch_sizes: Sequence[int], local_squared_norms: Sequence[float], global_squared_norm: float
 ) -> NoiseEstimate:
-    """Return the estimate of one step.
+    """Return the estimate of S and |G|² from one step.
 
     Args:
         estimator: Name of the estimator, a key of `ESTIMATORS`.
-        batch_sizes: b_i, samples of each device.
-        local_squared_norms: |g_i|², squared norm of the mean gradient of each device's samples.
+        batch_sizes: b_i, samples of each device, [devices].
+        local_squared_norms: |g_i|², squared norm of the mean gradient of each device's samples, [devices].
         global_squared_norm: |g|², squared norm of the mean gradient of all samples of the step.
 
     Raises:
@@ -133,7 +145,8 @@ def estimate_noise(
     if len(local_squared_norms) != len(batch_sizes):
         raise InputError(
             f"{len(local_squared_norms)} squared norms do not fit {len(batch_sizes)} local batches",
-            valid="give one for each device",
+            where="local_squared_norms",
+            valid=f"give {len(batch_sizes)}, one for each device",
         )
     return NoiseEstimate(
         float(weights.variance(local_squared_norms, global_squared_norm)),
@@ -143,15 +156,15 @@ def estimate_noise(
 
 @dataclass(frozen=True, slots=True)
 class SmoothedNoise:
-    """A running estimate, which averages S and |G|² separately before they are divided.
+    """A running estimate: exponential averages of S and of |G|² over the steps so far.
 
-    A ratio of two noisy numbers is biased, most of all where |G|² is near zero; the ratio of their averages is less
-    so. Averages are exponential and divided by their total weight, so that they need no value before the first step.
+    S and |G|² are averaged separately and then divided, since the ratio of averages has less bias than the average of
+    ratios. Averages are divided by their total weight, as in Adam, so that they start without bias towards zero.
 
     Attributes:
-        decay: Factor of a step's weight at each further step, 0 to below 1, without unit.
+        decay: Factor by which each further step multiplies the weights of earlier steps, at least 0 and below 1.
         weight: Sum of the weights of all steps so far, without unit.
-        weighted: Sum of the estimates of all steps multiplied by their weights.
+        weighted: Sum of the estimates of all steps, each multiplied by its weight.
     """
 
     decay: float = 0.9
@@ -160,7 +173,7 @@ class SmoothedNoise:
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
-            raise InputError(f"a decay of {self.decay} is not allowed", valid="give at least 0 and less than 1")
+            raise InputError(f"{self.decay} is not allowed", where="decay", valid="give at least 0 and less than 1")
 
     def update(self, estimate: NoiseEstimate) -> "SmoothedNoise":
         """Return the running estimate with one more step."""
@@ -182,24 +195,27 @@ class SmoothedNoise:
 def _checked(batch_sizes: Sequence[int]) -> Row:
     if len(batch_sizes) < 2:
         raise InputError(
-            f"{len(batch_sizes)} local batch is not enough", valid="the noise scale needs two devices or more"
+            f"the noise scale cannot be estimated from {len(batch_sizes)} device",
+            where="batch_sizes",
+            valid="give the samples of two devices or more",
         )
     if min(batch_sizes) < 1:
         raise InputError(
             f"local batches of {', '.join(map(str, batch_sizes))} samples are not allowed",
-            valid="every device needs at least one",
+            where="batch_sizes",
+            valid="give every device at least one sample",
         )
     return np.array(batch_sizes, dtype=np.float64)
 
 
 def _combination(matrix: Row) -> Row:
-    """Return weights A⁻¹1/(1ᵀA⁻¹1)."""
+    """Return the weights A⁻¹1/(1ᵀA⁻¹1) for a matrix A, [devices]; see `released`."""
     solved = np.linalg.solve(matrix, np.ones(len(matrix)))
     return np.asarray(solved / solved.sum(), dtype=np.float64)
 
 
 def _gradient_matrix(batch: Row) -> Row:
-    """Return A_G of the released code."""
+    """Return the matrix A_G of the released code, [devices, devices]; see `released`."""
     total = float(batch.sum())
     rest, squares = total - batch, batch**2
     matrix: Row = (total**2 - squares[:, None] - squares) / (total * np.outer(rest, rest))
@@ -208,7 +224,7 @@ def _gradient_matrix(batch: Row) -> Row:
 
 
 def _variance_matrix(batch: Row) -> Row:
-    """Return A_S of the released code."""
+    """Return the matrix A_S of the released code, [devices, devices]; see `released`."""
     total = float(batch.sum())
     rest = total - batch
     matrix: Row = np.outer(batch, batch) * (total - batch[:, None] - batch) / np.outer(rest, rest)
@@ -222,7 +238,7 @@ class GradientNorms:
 
     Attributes:
         step: Index of the step.
-        batch_sizes: b_i, samples of each device that took some; [devices].
+        batch_sizes: b_i, samples of each device that took part in the step; [devices].
         local_squared_norms: |g_i|² of the mean gradient of each device's samples; [devices].
         global_squared_norm: |g|² of the mean gradient of all samples of the step.
     """
@@ -233,12 +249,12 @@ class GradientNorms:
     global_squared_norm: float
 
     def estimate(self, estimator: str) -> NoiseEstimate:
-        """Return the estimate of this step by one of `ESTIMATORS`."""
+        """Return the estimate of S and |G|² from this step; ``estimator`` is a key of `ESTIMATORS`."""
         return estimate_noise(estimator, self.batch_sizes, self.local_squared_norms, self.global_squared_norm)
 
 
 def smoothed_noise(steps: Iterable[GradientNorms], estimator: str) -> NoiseEstimate | None:
-    """Return the running estimate after all steps; None if there are none."""
+    """Return the running estimate after all steps; None without steps. ``estimator`` is a key of `ESTIMATORS`."""
     smoothed = SmoothedNoise()
     for norms in steps:
         smoothed = smoothed.update(norms.estimate(estimator))

@@ -17,7 +17,7 @@ from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.problem import BACKWARD_WEIGHT, KINDS
 from planner.step.memory import memory_use
 
-# Turns at one moment: before and after those of all actions without duration.
+# Turns order changes at the same time; these come before and after those of all actions without duration.
 _FIRST, _LAST = -1, np.iinfo(np.int64).max
 
 
@@ -26,8 +26,9 @@ class MemoryTimeline:
     """The memory of one device over a run.
 
     Attributes:
-        times_s: Times at which it changes, rising, seconds from the start of the run, the first 0; [changes].
-        held_bytes: Bytes held from each of these times until the next; [changes].
+        times_s: Times at which the bytes held change, rising, the first 0, seconds from the start of the run;
+            float64 [changes].
+        held_bytes: Bytes held from each of these times until the next; float64 [changes].
     """
 
     times_s: NDArray[np.float64]
@@ -35,7 +36,15 @@ class MemoryTimeline:
 
 
 class _Changes(NamedTuple):
-    """Device, time, turn at this time, change in bytes, and start of the action that caused it; [changes]."""
+    """Columns of a table of memory changes, all [changes].
+
+    Attributes:
+        device: Number of the device.
+        time_s: Time of the change, seconds from the start of the run.
+        turn: Position among changes of the device at the same time, lowest first.
+        change: Bytes by which the memory held changes.
+        begun_s: Start of the action that caused the change, seconds; minus infinity where no action did.
+    """
 
     device: NDArray[np.int64]
     time_s: NDArray[np.float64]
@@ -45,10 +54,10 @@ class _Changes(NamedTuple):
 
 
 def memory_timelines(record: RunRecord) -> dict[str, MemoryTimeline]:
-    """Return the memory of each device of the run's plans, by name.
+    """Return the memory over time of each device of the run's plans, by name.
 
-    Assumed: where layers change devices, those that keep or get a layer hold it from the start of its transfer, and no
-    other device does from then on. The memory of a step that is lost is released when the step is given up.
+    Assumed: at a change of plan, the layers of the old plan are released and those of the new plan are allocated when
+    their transfers start. The memory of an interrupted step is released when the plan that replaces it is decided.
     """
     log = as_log(record.events)
     compute = log.take(np.flatnonzero(log.is_a(EventKind.COMPUTE) & (log.columns["microbatch"] >= 0)))
@@ -78,7 +87,7 @@ def peak_memory_bytes(record: RunRecord) -> dict[str, int]:
 
 
 def _segments(compute: EventLog, record: RunRecord, answers_s: Mapping[int, float]) -> Iterator[tuple[EventLog, Plan]]:
-    """Yield each plan of the run that computed something, with its compute events."""
+    """Yield (compute events, plan) for each plan of the run under which anything was computed."""
     step, start_s = compute.columns["step"], compute.columns["start_s"]
     left = np.full(len(compute), True)
     for number, decision in reversed(list(enumerate(record.decisions))):
@@ -90,7 +99,10 @@ def _segments(compute: EventLog, record: RunRecord, answers_s: Mapping[int, floa
 
 
 def _resident_bytes(plan: Plan, scenario: Scenario) -> dict[str, float]:
-    """Return states and framework of each device; all devices of a tensor-parallel group hold the same."""
+    """Return the bytes that each device holds for the whole time of a plan: model states and framework, no activations.
+
+    All devices of a tensor-parallel group hold the same number.
+    """
     use = memory_use(plan, scenario)
     of_actor = dict(zip(use.step.actors, use.resident.tolist(), strict=True))
     return {device: of_actor[leader] for device, leader in leaders(plan).items()}
@@ -101,7 +113,7 @@ def _join(parts: Sequence[_Changes]) -> _Changes:
 
 
 def _released(changes: _Changes, answer_s: float) -> _Changes:
-    """Return the release, at a moment, of everything still held by actions that started before it."""
+    """Return changes that release, at ``answer_s``, all bytes still held by actions that started before."""
     before = changes.begun_s < answer_s
     devices = np.unique(changes.device[before])
     held = [float(changes.change[before & (changes.device == device)].sum()) for device in devices]
@@ -112,7 +124,7 @@ def _released(changes: _Changes, answer_s: float) -> _Changes:
 def _replaced(
     time_s: float, old: Mapping[str, float], new: Mapping[str, float], numbers: Mapping[str, int]
 ) -> _Changes:
-    """Return the changes of resident bytes from one plan to the next."""
+    """Return the changes of resident bytes from one plan to the next, at ``time_s``."""
     differences = {name: new.get(name, 0.0) - old.get(name, 0.0) for name in {**old, **new}}
     changed = [(numbers[name], difference) for name, difference in differences.items() if difference]
     count = len(changed)
@@ -126,15 +138,15 @@ def _replaced(
 
 
 def leaders(plan: Plan) -> dict[str, str]:
-    """Return each device of a plan with the device of its tensor-parallel group that sends and receives."""
+    """Return, for each device of a plan, the device of its tensor-parallel group that sends and receives."""
     replicas = [replica for pipeline in plan.pipelines for stage in pipeline.stages for replica in stage.replicas]
     return {device: replica.device for replica in replicas for device in replica.devices}
 
 
 def _changes(events: EventLog, plan: Plan, scenario: Scenario) -> _Changes:
-    """Return the changes at the start and the end of each action of a plan.
+    """Return the memory changes at the start and the end of each action of a plan.
 
-    At one moment, ends come first, then actions without duration in their order, then starts.
+    Of changes at the same time, ends of actions come first, then actions without duration in their order, then starts.
     """
     use = memory_use(plan, scenario)
     step = use.step

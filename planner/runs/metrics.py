@@ -1,4 +1,7 @@
-"""Throughput, bubbles, utilisation, WAN bytes, staleness and cost, computed from the events of either backend."""
+"""Throughput, bubble ratio, utilisation, WAN bytes, staleness and cost of a run, computed from its events.
+
+Both backends, the simulator and torch.distributed, record the same kinds of events.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlanInterval:
-    """The interval of a run in which one plan holds.
+    """The interval of a run in which one plan is in force, including the transfers of layers that the plan needs.
 
     Attributes:
-        plan: Plan that holds.
-        first_step: Index of its first step.
-        start_s: End of the last step of the plan before, or the decision on this one if devices had left; seconds from
-            the start of the run. The transfers for the plan are part of its interval.
+        plan: Plan in force.
+        first_step: Index of the first step of the plan.
+        start_s: End of the last step of the preceding plan or, if the plan replaces lost devices, the time of the
+            decision; seconds from the start of the run.
     """
 
     plan: Plan
@@ -35,14 +38,16 @@ class PlanInterval:
 
 
 def plan_intervals(record: RunRecord, log: EventLog, step_ends_s: Sequence[float]) -> list[PlanInterval]:
-    """Return the intervals of a run in order; decisions that were replaced, or came after the last step, have none.
+    """Return the intervals of a run in order.
+
+    Decisions that were replaced before their first step, or came after the last step, have no interval.
 
     Args:
         record: Record of the run.
         log: Events of the run.
         step_ends_s: End of each step, seconds from the start of the run; [steps].
     """
-    # A run that continues from a checkpoint begins with a later step.
+    # A run that resumes from a checkpoint begins with a step above 0.
     first = int(log.columns["step"][log.is_a(EventKind.COMPUTE, EventKind.SYNC)].min())
     intervals = [PlanInterval(record.plan, first, 0.0)]
     times_s = answer_times_s(record, log)
@@ -60,9 +65,12 @@ def plan_intervals(record: RunRecord, log: EventLog, step_ends_s: Sequence[float
 
 
 def answer_times_s(record: RunRecord, log: EventLog) -> dict[int, float]:
-    """Return the times of decisions that answer a departure by their number, seconds from the start of the run."""
+    """Return the times of the decisions that answer the loss of a device, seconds from the start of the run.
+
+    Keys are indices in ``record.decisions``.
+    """
     numbers = [number for number, decision in enumerate(record.decisions) if decision.answers_departure]
-    # Decisions and their events are both in the order of time; a step can have several.
+    # Both decisions and their events are in the order of time, so the n-th event belongs to the n-th decision.
     made_s = sorted(log.columns["end_s"][log.is_a(EventKind.DECISION)].tolist())
     return {number: made_s[number] for number in numbers}
 
@@ -74,13 +82,14 @@ class Metrics:
     Attributes:
         steps: Number of finished steps.
         step_s: Median time from the end of one step to the end of the next, seconds.
-        samples_per_s: Global throughput without the first step, which warms up, unless it is the only one.
-        bubble_ratio: Idle share of all device time.
-        utilisation: Busy share of each device's time, which is the time in which the plan includes the device; while
-            layers are transferred, the new plan. Work that is lost when a device leaves counts as busy.
+        samples_per_s: Global throughput. The first step is left out as a warm-up, unless it is the only one.
+        bubble_ratio: Share of the time of all devices in which they do not compute. A device's time consists of the
+            intervals (`PlanInterval`) whose plans include the device.
+        utilisation: Device to the share of its time in which it computes. Work that is lost when a device leaves
+            counts.
         wan_bytes: Bytes sent between regions.
-        cost_usd: Rent of the devices for their time plus the price of traffic on links.
-        staleness: Mean over the updates that pipelines sent each other without waiting; 0 without any.
+        cost_usd: Rent of the devices for their time plus the price of traffic on links, US dollars.
+        staleness: Mean staleness of the asynchronous updates between pipelines, in steps; 0 without such updates.
     """
 
     steps: int
@@ -96,7 +105,7 @@ class Metrics:
 def measure(record: RunRecord) -> Metrics:
     """Return the metrics of a run.
 
-    A step ends when the last device has done its last compute or gradient sum of it.
+    A step ends when the last device has finished its last compute action or gradient sum of the step.
     """
     log = as_log(record.events)
     work = log.take(np.flatnonzero(log.is_a(EventKind.COMPUTE, EventKind.SYNC)))
@@ -121,7 +130,7 @@ def measure(record: RunRecord) -> Metrics:
 
 def step_metrics(record: RunRecord) -> "pd.DataFrame":
     """Return the metrics of each step of a run; `planner.runs.record.RunRecord.metrics` lists the columns."""
-    # Here and not above: pandas takes longer to load than the planner.
+    # Imported here, since pandas takes longer to import than the whole planner.
     import pandas as pd
 
     log = as_log(record.events)
@@ -169,7 +178,7 @@ def _busy_s(log: EventLog) -> dict[str, float]:
 
 
 def _sent_bytes(log: EventLog) -> list[tuple[tuple[str, str], int]]:
-    """Return (sender, receiver) and the bytes that it sent to it."""
+    """Return ((sender, receiver), bytes sent from sender to receiver) for every pair of devices with traffic."""
     rows = log.is_a(EventKind.SEND, EventKind.MIGRATE)
     ends: NDArray[np.int64] = log.columns["device"][rows] * len(log.names) + log.columns["peer"][rows]
     pairs, which = np.unique(ends, return_inverse=True)
@@ -180,7 +189,7 @@ def _sent_bytes(log: EventLog) -> list[tuple[tuple[str, str], int]]:
 
 
 def _device_s(intervals: Sequence[PlanInterval], start_s: float, end_s: float) -> dict[str, float]:
-    """Return the seconds in which a plan includes each device."""
+    """Return, for each device, the seconds in which the plan in force includes the device."""
     starts_s = [start_s, *(interval.start_s for interval in intervals[1:]), end_s]
     device_s: dict[str, float] = {}
     for interval, (begun_s, over_s) in zip(intervals, pairwise(starts_s), strict=True):

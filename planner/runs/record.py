@@ -1,4 +1,4 @@
-"""The interface of backends, the record of a run, and its progress."""
+"""The interface of the backends, the record of a run, and the progress that a run reports."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RealNetwork:
-    """The network of an executed run.
+    """The network of a run on torch.distributed.
 
     Attributes:
         emulator: Emulator of the scenario's links: ``none``, ``shaper`` or ``relay``.
-        tcp: TCP settings of the hosts by their Linux names (``tcp_congestion_control``), without those that could not
-            be read.
+        tcp: TCP settings of the hosts by their Linux names (``tcp_congestion_control``); settings that could not be
+            read are missing.
     """
 
     emulator: str
@@ -34,14 +34,14 @@ class RunRecord:
     """Record of a run: its input, events, decisions and measurements.
 
     Attributes:
-        backend: Kind of run: ``simulated``, ``paced`` or ``real``.
+        backend: Kind of run: ``simulated``, or on torch.distributed ``paced`` (profiled compute times) or ``real``.
         scenario: Scenario of the run.
         plan: Plan of the first step.
         events: Events in the order of time.
         decisions: Decisions of the policy in the order of steps.
         losses: Mean loss of each step; empty where nothing was trained.
         gradient_norms: Gradient norms of each step; empty where they were not measured.
-        network: Network of an executed run; None for a simulation.
+        network: Network of a run on torch.distributed; None for a simulation.
     """
 
     backend: str
@@ -57,9 +57,10 @@ class RunRecord:
     def metrics(self) -> "pd.DataFrame":
         """The metrics of each step: a row per step, indexed by ``step``.
 
-        Columns: ``end_s``, seconds from the start of the run; ``step_s``, seconds since the step before ended;
-        ``samples_per_s``; ``loss``, NaN where nothing was trained; and ``decision``, the change of the plan that the
-        policy made for this step, empty if it made none. `planner.runs.metrics.measure` sums the run up.
+        Columns: ``end_s``, end of the step in seconds from the start of the run; ``step_s``, seconds since the end of
+        the preceding step; ``samples_per_s``; ``loss``, NaN where nothing was trained; and ``decision``, the changes of
+        plan that the policy made for this step as text, empty if none. `planner.runs.metrics.measure` returns the
+        metrics of the whole run.
         """
         from planner.runs.metrics import step_metrics
 
@@ -74,10 +75,10 @@ class RunRecord:
 
 
 class Backend(Protocol):
-    """Runs a plan, in a simulation or for real."""
+    """Interface of the backends, which run a plan in the simulator or on torch.distributed."""
 
     def run(self, scenario: Scenario, plan: Plan, policy: Policy | None, steps: int) -> RunRecord:
-        """Run ``steps`` training steps.
+        """Run ``steps`` training steps and return their record; without a policy, the plan never changes.
 
         Raises:
             InputError: The scenario cannot carry out the plan.
@@ -87,17 +88,17 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A step that all devices have finished.
+    """Report on a step that all devices have finished.
 
     Attributes:
         step: Index of the step.
         steps: Number of steps of the run.
-        end_s: Time at which the last device finished it, seconds from the start of the run.
-        step_s: Time since the step before was finished, seconds.
+        end_s: Time at which the last device finished the step, seconds from the start of the run.
+        step_s: Time since the end of the preceding step, seconds.
         samples: Number of samples of the step.
-        loss: Mean loss over its samples; None where nothing is trained.
-        change: Change of plan that the policy decided after the step; empty for none.
-        away: Devices whose processes are away.
+        loss: Mean loss over the step's samples; None where nothing is trained.
+        change: Change of plan that the policy decided after the step, as text; empty for none.
+        away: Names of devices whose processes have left and not returned.
     """
 
     step: int
@@ -111,11 +112,11 @@ class Progress:
 
     @property
     def samples_per_s(self) -> float:
-        """Throughput of this step, samples per second; 0 if it took no time."""
+        """Throughput of the step, samples per second; 0 if ``step_s`` is 0."""
         return self.samples / self.step_s if self.step_s > 0 else 0.0
 
     def text(self) -> str:
-        """Return a line for people."""
+        """Return the report as one line of text."""
         words = [
             f"step {self.step + 1} of {self.steps}: {number_text(self.step_s)} s, "
             f"{number_text(self.samples_per_s)} samples/s"

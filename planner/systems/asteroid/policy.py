@@ -1,19 +1,24 @@
 """Asteroid's policies for lost devices: pipeline replay, and heavy rescheduling as its baseline [second-hand].
 
-Pipeline replay (``asteroid-replay``) repairs the plan. A stage of several replicas loses the replica; the layers of a
-stage on one device go to its neighbours. Boundaries between neighbours shift so that the work of each stage is in
-proportion to its group's capacity; all layers move between neighbours at the same time. The lost layers' state comes
-from their backup (`planner.adapt.migration`), and the interrupted round is run again.
+Pipeline replay (``asteroid-replay``) repairs the plan. A stage with several replicas goes on without the lost ones. The
+layers of a stage without any replica left go to the neighbouring stages. Boundaries between stages shift so that the
+work of each stage is in proportion to its group's capacity; all layers move between neighbours at the same time. The
+state of the lost layers comes from their backup (`planner.adapt.migration`), and the interrupted round is repeated.
 
-Assumed: the work of a layer is its mean time over the devices, in place of its FLOPs; the capacity of a group is the
-sum of its devices' speeds on the whole model; depths follow Asteroid's rule as far as memory allows; boundaries that do
-not fit into memory are replaced by the nearest ones that do. Ours: where transfers are slow, the work is not in
-proportion to capacity on purpose, so boundaries may also stay, with only the lost layers divided between their
-neighbours; the round latency, corrected for full duplex, decides between the two.
+Assumed:
 
-Heavy rescheduling (``heavy-rescheduling``) gathers the model, runs the full planner on the devices that are left, and
-redistributes the model; `full_redistribution` returns what then moves. The simulator moves only what devices of the new
-plan lack, which is less.
+- The work of a layer is its mean time over the devices, in place of its FLOPs.
+- The capacity of a group is the sum of its devices' speeds on the whole model.
+- Depths follow Asteroid's rule, reduced where memory is too small.
+- Boundaries that do not fit into memory are replaced by the nearest ones that do.
+
+Ours: with slow links, a good plan need not divide the work in proportion to capacity. So a second candidate keeps all
+boundaries and divides only the lost layers between their neighbours. The candidate with the shorter round latency,
+corrected for full duplex, is chosen.
+
+Heavy rescheduling (``heavy-rescheduling``) gathers the model on one device, runs the full planner on the remaining
+devices, and redistributes the model; `full_redistribution` returns these transfers. The simulator transfers less: only
+the layers that devices of the new plan lack.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,17 +35,19 @@ from planner.systems.asteroid.round_latency import round_latency_s, round_steps
 from planner.systems.asteroid.strategy import HybridRules, asteroid_depth, by_memory, hybrid_plan
 from traces.common.errors import InputError
 
-# From the remaining stages, the work of all layers before each one, and the stages' capacities, to the layers at which
-# all stages but the last should end.
 Boundaries = Callable[[Sequence[Stage], Sequence[float], Sequence[float]], list[int]]
+"""Function that returns the end layers of all stages but the last, from: the remaining stages, the work of all layers
+before each layer, and the capacities of the stages. See `in_proportion`."""
 
 
 def in_proportion(stages: Sequence[Stage], until_s: Sequence[float], capacities: Sequence[float]) -> list[int]:
-    """Return where stages end if their work is in proportion to capacity and layers move to neighbours only.
+    """Return the end layers of all stages but the last, with work in proportion to capacity.
+
+    Layers move only to a neighbouring stage.
 
     Args:
-        stages: The remaining stages; the layers of lost ones lie between them.
-        until_s: Work of all layers before each one, seconds of a mean device, [layers + 1].
+        stages: The remaining stages; layers of lost stages belong to none of them.
+        until_s: Work of all layers before each layer, seconds on a mean device, [layers + 1].
         capacities: Capacities of the stages, samples per second.
     """
     shares = list(accumulate(capacities))
@@ -52,9 +59,10 @@ def in_proportion(stages: Sequence[Stage], until_s: Sequence[float], capacities:
 
 
 def where_they_were(stages: Sequence[Stage], until_s: Sequence[float], capacities: Sequence[float]) -> list[int]:
-    """Return where stages end if only lost layers move, divided between their two neighbours by capacity.
+    """Return the end layers of all stages but the last, if only the layers of lost stages move.
 
-    See `in_proportion` for the arguments: stages, the work before each layer, and capacities in samples per second.
+    These are divided between the two neighbouring stages in proportion to capacity. The arguments are those of
+    `in_proportion`: stages, the work before each layer, and capacities in samples per second.
     """
     ends = []
     for (left, right), (own, other) in zip(pairwise(stages), pairwise(capacities), strict=True):
@@ -70,16 +78,16 @@ def replay(
     gone: Collection[str],
     rules: Sequence[Boundaries] = (in_proportion, where_they_were),
 ) -> Plan:
-    """Return the plan without lost devices.
+    """Return the plan repaired by pipeline replay, without the lost devices.
 
     Args:
-        plan: Plan until now.
+        plan: Current plan.
         scenario: Scenario that the plan is for.
         gone: Names of the lost devices.
-        rules: Rules for the new boundaries; the one with the shortest round is applied.
+        rules: Candidate rules for the new boundaries; the one with the shortest round is applied.
 
     Raises:
-        InputError: A pipeline has lost all devices, or its layers do not fit into the others' memory.
+        InputError: A pipeline has lost all devices, or its layers do not fit into the remaining devices' memory.
     """
     return replace(
         plan, pipelines=tuple(_without(each, scenario, gone, rules, plan.strategy) for each in plan.pipelines)
@@ -99,8 +107,8 @@ def _without(
     if not stages:
         raise InputError(
             "a pipeline has lost all of its devices",
-            where="replay",
-            valid="layers move between stages of one pipeline: at least one of its devices is left",
+            where="policy 'asteroid-replay'",
+            valid="at least one device of each pipeline must remain; or take policy 'heavy-rescheduling'",
         )
     samples = max(pipeline.microbatches)
     until_s = mean_compute_s(scenario, samples).tolist()
@@ -130,7 +138,10 @@ def _capacity(stage: Stage, scenario: Scenario, samples: int) -> float:
 def _fitted(
     stages: Sequence[Stage], wanted: Sequence[int], scenario: Scenario, microbatches: Sequence[int]
 ) -> tuple[Stage, ...] | None:
-    """Return the stages that fit into memory with the ends nearest to those wanted, at Asteroid's depths or smaller."""
+    """Return the stages with the end layers nearest to ``wanted`` that fit into memory; None if none do.
+
+    Depths are Asteroid's, or smaller where memory requires it.
+    """
     fitted = _with_ends(stages, (*wanted, len(scenario.model.layers)), scenario, microbatches)
     if fitted is not None:
         return fitted
@@ -155,9 +166,12 @@ def _with_ends(
 def _nearest_that_fit(
     stages: Sequence[Stage], wanted: Sequence[int], scenario: Scenario, microbatches: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Return the ends that fit into memory with one microbatch in flight and deviate by the fewest layers in all."""
+    """Return the end layers that fit into memory, with one microbatch in flight, and are nearest to ``wanted``.
+
+    The distance is the sum over all stages of the layers by which an end deviates; None if no ends fit.
+    """
     layers = len(scenario.model.layers)
-    # From the end of the stages so far to the layers by which their ends deviate in all, and these ends.
+    # End of the last stage placed so far to (sum of deviations in layers, ends of all stages placed so far).
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
     for stage, target in zip(stages, [*wanted, layers], strict=True):
         longer: dict[int, tuple[int, tuple[int, ...]]] = {}
@@ -174,7 +188,7 @@ def _nearest_that_fit(
 
 
 class AsteroidReplay:
-    """Pipeline replay; one object for one run."""
+    """The policy ``asteroid-replay``; each run needs an object of its own."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -191,7 +205,7 @@ class AsteroidReplay:
 
 
 class HeavyRescheduling:
-    """Heavy rescheduling; one object for one run."""
+    """The policy ``heavy-rescheduling``; each run needs an object of its own."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -208,7 +222,7 @@ class HeavyRescheduling:
 
 
 def replan(plan: Plan, scenario: Scenario, gone: Collection[str]) -> Plan:
-    """Return the full planner's plan for a scenario without lost devices, with microbatches of the same size.
+    """Return the Asteroid planner's plan for the remaining devices, with the microbatch size of the current plan.
 
     Raises:
         InputError: No split fits into the remaining devices.
@@ -226,20 +240,20 @@ def full_redistribution(
     gone: Collection[str],
     backups: Mapping[int, Sequence[str]],
 ) -> tuple[Migration, Migration]:
-    """Return the transfers that gather the model on one device, and those that distribute it from there.
+    """Return the transfers that gather the model on one device, and the transfers that distribute it from there.
 
-    Assumed: the model is gathered on the first device of the new plan; layers that it holds already are not sent, and
-    every other device receives all of its layers, whether it held them or not.
+    Assumed: the model is gathered on the first device of the new plan, which receives only the layers that it lacks.
+    Every other device then receives all of its layers, even those that it held before.
 
     Args:
-        old: Plan until now.
-        new: Plan from now on.
+        old: Current plan.
+        new: Plan that replaces the current one.
         scenario: Scenario that gives sizes and paths.
         gone: Names of the lost devices.
-        backups: Layer to the devices that keep a backup of its state.
+        backups: Index of a layer to the names of the devices that keep a backup of the layer's state.
 
     Raises:
-        InputError: No device holds a layer any more.
+        InputError: No remaining device holds some layer or its backup.
     """
     everything = Stage(0, len(scenario.model.layers), (Replica(new.devices[0]),), 1)
     gathered = Plan(new.scenario, new.model, new.strategy, new.schedule, (Pipeline((everything,), (1,)),))

@@ -200,8 +200,8 @@ def test_the_running_noise_scale_is_the_ratio_of_the_averages() -> None:
 @pytest.mark.parametrize(
     ("estimator", "batches", "norms", "message"),
     [
-        ("released", (4,), (1.0,), "needs two devices or more"),
-        ("minimum-variance", (4, 0), (1.0, 1.0), "every device needs at least one"),
+        ("released", (4,), (1.0,), "give the samples of two devices or more"),
+        ("minimum-variance", (4, 0), (1.0, 1.0), "give every device at least one sample"),
         ("released", (4, 4), (1.0,), "1 squared norms do not fit 2 local batches"),
         ("minimum-varance", (4, 4), (1.0, 1.0), "did you mean 'minimum-variance'"),
     ],

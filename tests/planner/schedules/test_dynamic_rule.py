@@ -49,7 +49,7 @@ def test_room_is_kept_for_the_later_stages_of_a_worker() -> None:
     alone = replace(problem, workers=(0, 0), capacity_bytes=np.array([2.0]))
     # Two F of stage 0 would fill the memory for ever.
     assert finish_s(alone, dynamic_orders(alone, split=False)) == 4 * 6
-    with pytest.raises(InputError, match="worker 0 has room for 1 bytes of activations; one microbatch of each"):
+    with pytest.raises(InputError, match="worker 0 has room for 1 bytes of activations, but one microbatch of each"):
         dynamic_orders(replace(alone, capacity_bytes=np.array([1.0])), split=False)
 
 
