@@ -1,20 +1,23 @@
 """The round latency of a hybrid pipeline in closed form (Asteroid, arXiv 2408.08015) [second-hand].
 
-A round is M microbatches. Its steps s = 0..2P-2 are execution and communication in turn. With E_f, E_b the forward and
-backward seconds of a microbatch in a step, E = E_f + E_b, and T_a the seconds of a step's gradient sum::
+A round is one training step of M microbatches. A pipeline of P stages has 2P - 1 steps s = 0..2P-2, which are the
+execution of a stage and the communication to the next stage in turn. E_f and E_b are the forward and backward seconds
+of one microbatch in a step, E = E_f + E_b, and T_a is the seconds of a step's gradient sum. An upper index is the index
+of a step::
 
     dm = argmax over c of ( M E^c + sum of E^i over i < c )                                    dominant step
     T_w^s = sum of E_f^i over i < s                                                            waiting
     T_e^s = M E^dm + sum of E^i over s <= i < dm - sum of E^i over dm <= i < s                 executing
     round = max over s of ( T_w^s + T_e^s + T_a^s )
 
-Both sums of T_e are differences of one prefix sum, so that with V = max over c of (M E^c + sum of E^i over i < c) a
-round takes V + max over s of (T_a^s - sum of E_b^i over i < s). Prepending a step changes V to max(M E, E + V) and the
-second term to max(T_a, it - E_b): neither grows where it was smaller, which makes an exact dynamic programme possible.
+Both sums of T_e are differences of one prefix sum. So a round takes V + U, where V = max over c of (M E^c + sum of E^i
+over i < c) and U = max over s of (T_a^s - sum of E_b^i over i < s). Prepending a step with E, E_b and T_a changes V to
+max(M E, E + V) and U to max(T_a, U - E_b). Both are monotone in V and U, which makes an exact dynamic programme
+possible.
 
-The formula lets transfers in both directions wait for each other. Corrected for full duplex (ours), a communication
-step dominates with (M - 1) max(E_f, E_b) + E_f + E_b in place of M E: both directions flow at once, and only the first
-microbatch's forward transfer and the last one's backward transfer are not hidden.
+In this formula, transfers in both directions of a link wait for each other. The correction for full duplex (ours) puts
+(M - 1) max(E_f, E_b) + E_f + E_b in place of M E for communication steps: both directions transfer at once, except
+during the forward transfer of the first microbatch and the backward transfer of the last.
 """
 
 from collections.abc import Sequence
@@ -29,13 +32,13 @@ from planner.scenario.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class RoundStep:
-    """An execution or a communication step.
+    """A step of a round: the execution of a stage, or the communication between two stages.
 
     Attributes:
         forward_s: Forward time of one microbatch, seconds.
         backward_s: Backward time of one microbatch, seconds.
         sync_s: Time of the gradient sum at the end of the round, seconds; 0 for communication.
-        is_transfer: Whether it is a communication step.
+        is_transfer: Whether the step is communication.
     """
 
     forward_s: float
@@ -51,11 +54,11 @@ class RoundStep:
 
 @dataclass(frozen=True, slots=True)
 class RoundTail:
-    """The last steps of a round, in the two terms of its latency.
+    """The latency of the last steps of a round, as the two terms V and U of the module's docstring.
 
     Attributes:
-        dominated_s: V of the module's docstring, seconds.
-        late_sync_s: Second term, max over s of (T_a^s - sum of E_b^i over i < s), seconds.
+        dominated_s: V, max over c of (M E^c + sum of E^i over i < c), seconds.
+        late_sync_s: U, max over s of (T_a^s - sum of E_b^i over i < s), seconds.
     """
 
     dominated_s: float
@@ -63,17 +66,17 @@ class RoundTail:
 
     @property
     def latency_s(self) -> float:
-        """Latency of a round of only these steps, seconds."""
+        """Latency of a round that consists of these steps alone, seconds."""
         return self.dominated_s + self.late_sync_s
 
 
 def busy_s(step: RoundStep, microbatches: int, duplex: bool) -> float:
-    """Return the time for which a step is busy if it dominates the round, seconds.
+    """Return the time that a dominant step takes for all microbatches, seconds: M E.
 
     Args:
         step: Execution or communication step.
-        microbatches: Microbatches of the round.
-        duplex: Whether transfers in both directions flow at once, which corrects the published formula.
+        microbatches: Number of microbatches of the round, M.
+        duplex: Whether to correct the published formula for links that transfer in both directions at once.
     """
     if duplex and step.is_transfer:
         return (microbatches - 1) * max(step.forward_s, step.backward_s) + step.both_s
@@ -81,7 +84,10 @@ def busy_s(step: RoundStep, microbatches: int, duplex: bool) -> float:
 
 
 def prepend(step: RoundStep, tail: RoundTail | None, microbatches: int, duplex: bool) -> RoundTail:
-    """Return the tail with a step in front, ``tail`` being None for the last step. See `busy_s` for the arguments."""
+    """Return the tail extended by a step in front; ``tail`` is None for the last step of a round.
+
+    See `busy_s` for the other arguments.
+    """
     alone_s = busy_s(step, microbatches, duplex)
     if tail is None:
         return RoundTail(alone_s, step.sync_s)
@@ -89,14 +95,14 @@ def prepend(step: RoundStep, tail: RoundTail | None, microbatches: int, duplex: 
 
 
 def dominant_step(steps: Sequence[RoundStep], microbatches: int, duplex: bool) -> int:
-    """Return the index of the dominant step, the first if several are. See `busy_s` for the arguments."""
+    """Return the index dm of the dominant step, the first of several. See `busy_s` for the arguments."""
     before_s = accumulate((step.both_s for step in steps), initial=0.0)
     ends_s = [busy_s(step, microbatches, duplex) + start_s for step, start_s in zip(steps, before_s, strict=False)]
     return ends_s.index(max(ends_s))
 
 
 def round_latency_s(steps: Sequence[RoundStep], microbatches: int, duplex: bool = False) -> float:
-    """Return the latency of a round by the first formulas above, seconds. See `busy_s` for the arguments."""
+    """Return the latency of a round by the formulas for dm, T_w and T_e, seconds. See `busy_s` for the arguments."""
     dominant = dominant_step(steps, microbatches, duplex)
     longest_s = 0.0
     for index, step in enumerate(steps):
@@ -109,10 +115,10 @@ def round_latency_s(steps: Sequence[RoundStep], microbatches: int, duplex: bool 
 
 
 def round_steps(pipeline: Pipeline, scenario: Scenario) -> tuple[RoundStep, ...]:
-    """Return execution and communication steps in turn, for the pipeline's largest microbatch.
+    """Return the pipeline's execution and communication steps in turn, for its largest microbatch.
 
-    As in the paper [second-hand], a group is as slow as its slowest replica, a transfer sends all of a microbatch over
-    the slowest path between two groups, and gradients are summed in a ring.
+    As in the paper [second-hand], a stage is as slow as its slowest replica, a transfer sends the whole microbatch over
+    the slowest path between two stages' devices, and a ring of the replicas sums gradients.
     """
     samples = max(pipeline.microbatches)
     steps: list[RoundStep] = []
@@ -142,17 +148,20 @@ def _devices(stage: Stage) -> tuple[str, ...]:
 
 
 def transfer_step(scenario: Scenario, boundary: int, samples: int, rate_bps: float) -> RoundStep:
-    """Return the step in which the output of the layer before ``boundary`` passes between two groups.
+    """Return the communication step that transfers the output of layer ``boundary`` - 1 between two groups.
 
-    All of a microbatch is sent at the least rate between them [second-hand]; latency, which a LAN hardly has, is not
-    counted.
+    The whole microbatch of ``samples`` samples is sent at ``rate_bps``, the lowest rate between the groups
+    [second-hand]. Latency is not counted, since it is negligible in a LAN.
     """
     time_s = 8 * samples * scenario.model.layers[boundary - 1].output_bytes / rate_bps
     return RoundStep(time_s, time_s, is_transfer=True)
 
 
 def group_sync_s(scenario: Scenario, layers: tuple[int, int], devices: int, rate_bps: float) -> float:
-    """Return T_a: the time in which a ring of several devices sums the gradients of a range of layers, seconds."""
+    """Return T_a: the time in which a ring of ``devices`` devices sums the gradients of layers, seconds.
+
+    ``layers`` is (first layer, index after the last layer).
+    """
     bits = 8 * scenario.model.parameter_bytes(*layers)
     return 2 * (devices - 1) / devices * bits / rate_bps
 

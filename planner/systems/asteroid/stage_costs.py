@@ -1,11 +1,12 @@
 """The costs of layers on a group of devices, with samples divided by Asteroid's Algorithm 1 [second-hand].
 
-Algorithm 1 first divides the samples in proportion to the speeds v_d = 1 / (t_f(B) + t_b(B)) at which devices process a
-whole microbatch of B samples, with no more for a device than its memory holds, and repeats that for the rest until all
-samples are placed. Then, since times are not linear in samples, samples move from the slowest device to the fastest one
-with memory left, as long as the slowest time drops.
+Algorithm 1 divides a microbatch of B samples. First, each device d gets samples in proportion to its speed v_d =
+1 / (t_f(B) + t_b(B)), where t_f and t_b are its forward and backward times, but no more than its memory holds; samples
+that are left are divided again in the same way. Then, since times are not linear in samples, single samples move from
+the slowest device to the device with free memory that would finish one more sample first, as long as the time of the
+slowest device drops.
 
-Assumed: shares are rounded down; where that places nothing, one sample goes to the device that finishes it first.
+Assumed: shares are rounded down; if all are zero, one sample goes to the device that would finish it first.
 """
 
 from collections.abc import Sequence
@@ -25,12 +26,13 @@ from planner.systems.asteroid.round_latency import RoundStep, group_sync_s, leas
 
 
 def allocate(samples: int, times_s: Sequence[Sequence[float]], most: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the samples of each device, or None if they do not fit.
+    """Return the samples of each device by Algorithm 1, or None if the samples do not fit into memory.
 
     Args:
         samples: Samples of a microbatch.
-        times_s: Seconds of forward and backward for each device, with 0, 1, ... ``samples`` samples.
-        most: Samples that each device's memory holds.
+        times_s: Forward plus backward time of each device for 0, 1, ... ``samples`` samples, seconds,
+            [devices, samples + 1].
+        most: Limit on the samples of each device by its memory, [devices].
     """
     if sum(most) < samples:
         return None
@@ -38,7 +40,7 @@ def allocate(samples: int, times_s: Sequence[Sequence[float]], most: Sequence[in
 
 
 def _in_proportion(samples: int, times_s: Sequence[Sequence[float]], most: Sequence[int]) -> list[int]:
-    # A device that takes no time counts as very fast.
+    # A time of 0 s counts as 1e-12 s, to avoid a division by zero.
     speeds = [1 / max(column[samples], 1e-12) for column in times_s]
     placed = [0] * len(most)
     while left := samples - sum(placed):
@@ -66,14 +68,14 @@ def _balanced(placed: list[int], times_s: Sequence[Sequence[float]], most: Seque
 
 @dataclass(frozen=True, slots=True)
 class StageChoice:
-    """Layers on a group of devices.
+    """A stage: layers on a group of devices, with its execution step.
 
     Attributes:
         first_layer: Index of the first layer.
         end_layer: Index after the last layer.
-        depth: Microbatches in flight.
-        samples: (device, samples of a microbatch) of the group's devices that take any.
-        step: Execution step of these layers.
+        depth: Number of microbatches in flight.
+        samples: (device, samples of a microbatch) for each device of the group that gets samples.
+        step: Execution step of the stage.
     """
 
     first_layer: int
@@ -84,7 +86,7 @@ class StageChoice:
 
     @property
     def stage(self) -> Stage:
-        """The stage of a plan."""
+        """The stage in the form that plans use."""
         replicas = tuple(Replica(device, float(count)) for device, count in self.samples)
         return Stage(self.first_layer, self.end_layer, replicas, self.depth)
 
@@ -104,7 +106,7 @@ class StageCosts:
         self._allocated = cache(self._allocate)
 
     def _choose(self, first_layer: int, end_layer: int, group: tuple[Device, ...], depth: int) -> StageChoice | None:
-        """Layers on a group with samples divided by Algorithm 1; None if they do not fit with that depth."""
+        """Return layers on a group with samples divided by Algorithm 1; None if memory is too small for ``depth``."""
         most = tuple(self._most(first_layer, end_layer, device.memory_bytes, depth) for device in group)
         counts = self._allocated(first_layer, end_layer, tuple(device.kind for device in group), most)
         if counts is None:
@@ -126,7 +128,7 @@ class StageCosts:
         return transfer_step(self._scenario, boundary, self._samples, self.least_rate_bps(senders, receivers))
 
     def _most_samples(self, first_layer: int, end_layer: int, memory_bytes: int, depth: int) -> int:
-        """Return the samples of each microbatch that a device's memory holds, at most those of a microbatch."""
+        """Return the samples of each microbatch that fit into a device's memory, at most the size of a microbatch."""
         stage = Stage(first_layer, end_layer, (), depth)
         return most_samples(self._scenario, stage, self._samples, depth, memory_bytes)
 
@@ -142,16 +144,19 @@ class StageCosts:
         return [float(each) for each in both[:, end_layer] - both[:, first_layer]]
 
     def _seconds_until(self, kind: str) -> tuple[Floats, Floats]:
-        """Forward and backward seconds of all layers before each one, [samples + 1, layers + 1] each."""
+        """Return the forward and the backward time of all layers before each layer, seconds.
+
+        Both arrays are [samples + 1, layers + 1], for 0, 1, ... samples.
+        """
         tables = [layer_table(self._scenario, kind, samples) for samples in range(self._samples + 1)]
         return np.array([table.forward_s for table in tables]), np.array([table.backward_s for table in tables])
 
 
 def levelled(scenario: Scenario, devices: Sequence[Device] = ()) -> Scenario:
-    """Return the scenario with each layer's times replaced by their mean over devices.
+    """Return the scenario with each layer's times replaced by their mean over devices, so that devices are equal.
 
     Args:
-        scenario: Scenario with times for all kinds.
+        scenario: Scenario whose model has times for all kinds of devices.
         devices: Devices over which the mean is taken; all if empty.
     """
     kinds = [device.kind for device in devices or scenario.cluster.devices]
@@ -163,7 +168,7 @@ def levelled(scenario: Scenario, devices: Sequence[Device] = ()) -> Scenario:
 
 
 def _mean_times(scenario: Scenario, layer: LayerProfile, index: int, kinds: Sequence[str]) -> dict[str, TimeTable]:
-    # This raises an error that names the kind if the profile lacks it.
+    # `times` raises an error that names the kind if the model's profile lacks it.
     for kind in kinds:
         scenario.model.times(index, index + 1, kind, 1)
     counts = tuple(sorted({count for kind in kinds for count in layer.times[kind].samples}))

@@ -1,20 +1,22 @@
 """Asteroid: hybrid pipelines on unlike devices of limited memory (arXiv 2408.08015, MobiCom 2024).
 
-Devices are sorted by memory, largest first. Stages are groups of neighbours in this order, data parallel inside; every
-microbatch is divided so that all devices of a group finish together (`planner.systems.asteroid.stage_costs`). The split
-with the least round latency wins (`planner.systems.asteroid.round_latency`), found by the paper's Algorithm 2: Q(l, n,
-p) holds the best splits of the last l layers over the last n devices in p stages. A split grows by one execution and
-one communication step in front; it is dropped if its first stage does not fit into memory. Stage p of P, counted from
-0, keeps K_p = 2(P - p) - 1 microbatches in flight, as if communication were a stage of its own [all second-hand].
+Devices are sorted by memory, largest first. A stage is a group of consecutive devices in this order, data parallel
+inside; every microbatch is divided so that all devices of a group finish together
+(`planner.systems.asteroid.stage_costs`). The split of layers and devices into stages has the least round latency
+(`planner.systems.asteroid.round_latency`). The paper's Algorithm 2 finds it by dynamic programming: Q(l, n, p) is the
+split of the last l layers over the last n devices in p stages with the least latency. A split is extended by one
+execution and one communication step in front, and dropped if its first stage does not fit into memory. Stage p of P,
+counted from 0, keeps K_p = 2(P - p) - 1 microbatches in flight, as if communication were a stage of its own [all
+second-hand].
 
-The published recursion keeps one split for each (l, n, p) [second-hand], although the best last stages need not be
-those of the best pipeline. Ours keeps every split of which no other is better in both terms of the round latency, for
-each set of rates at which the devices before reach the first group. Neither term grows where it was smaller, so the
-result is the best of all splits and groups. A round does not get shorter by a step in front, so a split that takes
-longer than a complete one is dropped.
+The published recursion keeps one split for each (l, n, p) [second-hand], although the fastest last stages need not be
+part of the fastest pipeline. Ours compares splits only if the remaining devices reach their first groups at equal
+rates, and keeps every split that no other one beats in both terms of the round latency, V and U. As both terms are
+monotone, the result is the optimum over all splits and groups. An additional step in front never shortens a round, so
+splits slower than a known complete pipeline are dropped.
 
-Assumed: devices with equal memory stay in the cluster's order; a device that Algorithm 1 gives no sample is left out;
-the microbatch size, which the paper takes as given, is the scenario's.
+Assumed: devices with equal memory stay in the cluster's order; a device to which Algorithm 1 gives no samples is left
+out; the microbatch size, which the paper takes as given, is the scenario's.
 
 ``asteroid-duplex`` is ours: the same planner with the correction for links that carry both directions at once.
 """
@@ -33,15 +35,16 @@ from planner.systems.asteroid.stage_costs import StageChoice, StageCosts
 
 
 def asteroid_depth(stages: int) -> int:
-    """Return the microbatches in flight of a stage: K_p = 2(P - p) - 1, communication counted as a stage [second-hand].
+    """Return the microbatches in flight of a stage, K_p = 2(P - p) - 1 [second-hand].
 
-    ``stages`` counts the stages from this one to the last, P - p.
+    The formula counts communication as a stage of its own. ``stages`` is P - p, the number of stages from this one to
+    the last.
     """
     return 2 * stages - 1
 
 
 def plain_depth(stages: int) -> int:
-    """Return the microbatches in flight of a stage without communication, K_p = P - p. See `asteroid_depth`."""
+    """Return 1F1B's microbatches in flight of a stage, K_p = P - p. See `asteroid_depth` for the argument."""
     return stages
 
 
@@ -50,9 +53,10 @@ class HybridRules:
     """The rules of a planner of hybrid pipelines.
 
     Attributes:
-        depth: Function from the number of stages from one to the last to its microbatches in flight.
+        depth: Function that returns a stage's microbatches in flight from P - p, the number of stages from this one to
+            the last.
         duplex: Whether the round latency is corrected for full duplex.
-        widest: Most devices in a group; None for any number.
+        widest: Limit on the devices in a group; None for no limit.
     """
 
     depth: Callable[[int], int] = asteroid_depth
@@ -62,10 +66,10 @@ class HybridRules:
 
 @dataclass(frozen=True, slots=True)
 class HybridSplit:
-    """The last stages of a pipeline, or all of them.
+    """The last stages of a pipeline, or all stages.
 
     Attributes:
-        tail: Round latency of these stages, in the terms of the recursion.
+        tail: Round latency of these stages, as the terms V and U.
         stages: Layers and groups of the stages, first to last.
     """
 
@@ -73,20 +77,20 @@ class HybridSplit:
     stages: tuple[StageChoice, ...]
 
 
-# (first layer, first device, rates at which the devices before reach the first group) to the splits worth keeping.
+# (index of the first layer, index of the first device, rates from each earlier device to the first group) to splits.
 _Splits = dict[tuple[int, int, tuple[float, ...]], list[HybridSplit]]
 
 
 def best_split(
     scenario: Scenario, devices: Sequence[Device], samples: int, microbatches: int, rules: HybridRules
 ) -> HybridSplit | None:
-    """Return the split with the least round latency, or None if none fits.
+    """Return the split with the least round latency, or None if no split fits into memory.
 
     Args:
         scenario: Scenario that gives model, memory and links.
-        devices: Devices in the order in which groups take them; all are used.
+        devices: Devices in the order along the pipeline; every one belongs to a group.
         samples: Samples of each microbatch.
-        microbatches: Microbatches of the round.
+        microbatches: Number of microbatches of the round.
         rules: Rules of the planner.
     """
     search = _Search(StageCosts(scenario, samples), len(scenario.model.layers), tuple(devices), microbatches, rules)
@@ -101,13 +105,13 @@ def best_split(
 
 
 def hybrid_plan(scenario: Scenario, devices: Sequence[Device], strategy: str, rules: HybridRules) -> Plan:
-    """Return the plan of one pipeline with the best split.
+    """Return the plan of one pipeline with the least round latency.
 
-    Assumed: microbatches are those of `even_microbatches`, halved until some split fits.
+    Assumed: microbatches are those of `even_microbatches`, halved until some split fits into memory.
 
     Args:
         scenario: Scenario that the plan is for.
-        devices: Devices in the order in which groups take them.
+        devices: Devices in the order along the pipeline.
         strategy: Name of the strategy in the plan.
         rules: Rules of the planner.
 
@@ -122,7 +126,7 @@ def hybrid_plan(scenario: Scenario, devices: Sequence[Device], strategy: str, ru
 
 
 def hybrid_pipeline(scenario: Scenario, devices: Sequence[Device], batch: int, rules: HybridRules) -> Pipeline | None:
-    """Return the pipeline with the best split of a batch, or None; see `hybrid_plan`."""
+    """Return the pipeline with the least round latency for a batch, None if none fits; see `hybrid_plan`."""
     for microbatches in _microbatch_sizes(scenario, batch, len(devices)):
         split = best_split(scenario, devices, max(microbatches), len(microbatches), rules)
         if split is not None:
@@ -152,7 +156,7 @@ class _Search:
     rules: HybridRules
 
     def last_stages(self) -> _Splits:
-        """All splits of one stage."""
+        """Return all splits into one stage."""
         splits: _Splits = {}
         count = len(self.devices)
         for device in range(max(0, count - self._widest), count):
@@ -164,11 +168,11 @@ class _Search:
         return splits
 
     def one_more_stage(self, splits: _Splits, stages: int) -> _Splits:
-        """All splits of ``stages`` stages whose last ones are among ``splits``."""
+        """Return all splits into ``stages`` stages whose stages after the first are one of ``splits``."""
         longer: _Splits = {}
         for (middle, device, _), kept in splits.items():
             for first_device in range(max(0, device - self._widest), device):
-                # A stage has one layer or more.
+                # `range` ends before `middle`, since a stage has one layer or more.
                 for layer in range(middle):
                     choice = self._choose(layer, middle, first_device, device, stages)
                     if choice is not None:
@@ -184,7 +188,7 @@ class _Search:
         return HybridSplit(tail, (choice, *split.stages))
 
     def _choose(self, layer: int, end: int, device: int, end_device: int, stages: int) -> StageChoice | None:
-        # Depths count from the last stage, since the number of stages in front is not known yet.
+        # `depth` takes the number of stages up to the last, since the number of stages in front is not known yet.
         depth = min(self.rules.depth(stages), self.microbatches)
         return self.costs.choose(layer, end, self.devices[device:end_device], depth)
 
@@ -199,7 +203,10 @@ class _Search:
 
 
 def _worth_keeping(splits: Iterable[HybridSplit], best: HybridSplit | None) -> list[HybridSplit]:
-    """Return the splits shorter than the best that no other one beats in one term without being worse in the other."""
+    """Return the splits faster than ``best`` that are Pareto-optimal: no other split is as good in both V and U.
+
+    Of splits with equal V and U, one is kept.
+    """
     longest_s = best.tail.latency_s if best is not None else inf
     kept: list[HybridSplit] = []
     latest_s = inf
@@ -211,7 +218,7 @@ def _worth_keeping(splits: Iterable[HybridSplit], best: HybridSplit | None) -> l
 
 
 def asteroid(scenario: Scenario) -> Plan:
-    """Return one pipeline of groups, as published.
+    """Return Asteroid's plan as published: one hybrid pipeline over all devices.
 
     Raises:
         InputError: No split fits into memory.
@@ -220,7 +227,7 @@ def asteroid(scenario: Scenario) -> Plan:
 
 
 def asteroid_duplex(scenario: Scenario) -> Plan:
-    """Return one pipeline of groups, with the round latency corrected for full duplex.
+    """Return Asteroid's plan with the round latency corrected for full duplex.
 
     Raises:
         InputError: No split fits into memory.

@@ -1,1 +1,1 @@
-"""Cannikin (arXiv 2402.05302): data parallelism with unequal batches on unlike devices."""
+"""Cannikin (arXiv 2402.05302): data parallelism with local batches of unequal size on devices of unequal speed."""

@@ -1,14 +1,15 @@
-"""OptPerf: the division of a batch over unlike devices with the shortest data-parallel step.
+"""OptPerf: the division of a batch over unequal devices with the shortest data-parallel step.
 
-From Cannikin (arXiv 2402.05302). A step ends with its last device. In the best division all devices end together,
-except those that memory limits or that are too slow for a sample. The samples that device i can process in T are the
-smaller of two inverses::
+From Cannikin (arXiv 2402.05302). A step ends when its last device ends. In the fastest division all devices end
+together, except those that memory limits or that are too slow for a single sample. Device i takes q_i b + s_i seconds
+for everything before the backward of b samples, and k_i b + m_i for the backward; gamma, T_o and T_u describe the
+gradient sums (`planner.systems.cannikin.step_model`). In T seconds, the device can process::
 
     b_i(T) = min((T - T_u - s_i - m_i) / (q_i + k_i),  (T - T_u - T_o - s_i - gamma * m_i) / (q_i + gamma * k_i))
 
-clipped to the samples that fit into its memory. All b_i(T) grow with T, so the T at which they add up to the batch is
-found by bisection. The paper instead guesses which devices wait for sums, solves for T, and guesses again; both give
-the same result.
+samples, clipped to 0 and to what fits into its memory. The first term is for devices that compute longest, the second
+for those that wait for sums. All b_i(T) grow with T, so bisection finds the T at which they add up to the batch. The
+paper instead guesses which devices wait for sums, solves for T, and corrects the guess; both give the same result.
 """
 
 import heapq
@@ -22,11 +23,11 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A division of a batch.
+    """A division of a batch over devices.
 
     Attributes:
-        samples: Samples of each device; one without any takes no part.
-        time_s: Time of the step by the model, seconds.
+        samples: Samples of each device, [devices]; a device with 0 samples takes no part.
+        time_s: Time of the step by the model of `batch_time_s`, seconds.
     """
 
     samples: tuple[int, ...]
@@ -34,35 +35,35 @@ class Division:
 
 
 def device_time_s(samples: float, speed: NodeSpeed, sums: SumTimes) -> float:
-    """Return T_i: the time until a device with ``samples`` ends its last sum if no other device is later, seconds."""
+    """Return the time in which a device computes ``samples`` and ends all sums if no other device is later, seconds."""
     forward_s, backward_s = speed.forward_s(samples), speed.backward_s(samples)
     waits_s = forward_s + sums.first_bucket_share * backward_s + sums.overlapped_s
     return max(forward_s + backward_s, waits_s) + sums.last_s
 
 
 def batch_time_s(samples: Sequence[float], speeds: Sequence[NodeSpeed], sums: SumTimes) -> float:
-    """Return the time of a step, which is that of its last device, seconds; devices without samples are left out."""
+    """Return the time of a step, seconds: the longest time of any device that has samples."""
     return max(device_time_s(own, speed, sums) for own, speed in zip(samples, speeds, strict=True) if own > 0)
 
 
 def real_division(
     batch: float, speeds: Sequence[NodeSpeed], sums: SumTimes, most: Sequence[int]
 ) -> tuple[tuple[float, ...], float]:
-    """Return the best division into fractions of samples, and the time of its step, seconds.
+    """Return the fastest division into fractions of samples, [devices], and the time of its step, seconds.
 
     Args:
         batch: Samples to divide, above zero.
         speeds: Speed of each device.
         sums: Times of the gradient sums.
-        most: Samples that fit into the memory of each device.
+        most: Limit on the samples of each device by its memory.
 
     Raises:
-        InputError: Memory cannot hold the batch.
+        InputError: The batch does not fit into the memory of all devices together.
     """
     if not 0 < batch <= sum(most):
         raise InputError(
             f"a batch of {batch:g} samples does not fit on {len(most)} devices",
-            valid=f"1 to {sum(most)} samples, which is what fits into their memory: {', '.join(map(str, most))}",
+            valid=f"give 1 to {sum(most)} samples: the devices' memory holds {', '.join(map(str, most))}",
         )
 
     def samples_at(time_s: float) -> list[float]:
@@ -72,7 +73,7 @@ def real_division(
 
     early_s = sums.last_s
     late_s = max(device_time_s(limit, speed, sums) for speed, limit in zip(speeds, most, strict=True))
-    # The bisection ends when no double lies between the two.
+    # The bisection ends when no floating-point number lies between `early_s` and `late_s`.
     while early_s < (middle_s := (early_s + late_s) / 2) < late_s:
         if sum(samples_at(middle_s)) >= batch:
             late_s = middle_s
@@ -82,30 +83,30 @@ def real_division(
 
 
 def opt_perf(batch: int, speeds: Sequence[NodeSpeed], sums: SumTimes, most: Sequence[int], least: int = 0) -> Division:
-    """Return the best division into whole samples.
+    """Return the fastest division into whole samples.
 
-    Each device gets the whole part of its share, and the rest goes sample by sample to the device that ends first with
-    one more.
+    Each device gets its share of `real_division`, rounded down. The samples that are left go one by one to the device
+    that would end first with one more.
 
     Args:
         batch: Samples to divide, above zero.
         speeds: Speed of each device.
         sums: Times of the gradient sums.
-        most: Samples that fit into the memory of each device.
-        least: Samples that every device must have.
+        most: Limit on the samples of each device by its memory.
+        least: Samples that every device must get.
 
     Raises:
-        InputError: Memory cannot hold the batch, or there are not enough samples for all devices.
+        InputError: The batch does not fit into memory, or ``least`` samples per device are too many.
     """
     if batch < least * len(speeds) or min(most) < least:
         raise InputError(
-            f"a batch of {batch} samples on {len(speeds)} devices, of which each must have {least} and can have "
-            f"{', '.join(map(str, most))}",
-            valid=f"{least * len(speeds)} samples or more, and room for {least} on every device",
+            f"a batch of {batch} samples cannot be divided over {len(speeds)} devices that need at least {least} each "
+            f"and whose memory holds {', '.join(map(str, most))}",
+            valid=f"give {least * len(speeds)} samples or more, and devices whose memory holds {least} or more",
         )
     shares, _ = real_division(batch, speeds, sums, most)
     samples = [max(least, math.floor(share + 1e-9)) for share in shares]
-    # Where the least number is more than is best for some devices, the others have less.
+    # Where devices were raised to `least` samples, the slowest other devices give up as many.
     while sum(samples) > batch:
         times_s = [
             device_time_s(own, speed, sums) if own > least else -math.inf
@@ -117,7 +118,7 @@ def opt_perf(batch: int, speeds: Sequence[NodeSpeed], sums: SumTimes, most: Sequ
 
 
 def _samples_within(rest_s: float, speed: NodeSpeed, sums: SumTimes, limit: int) -> float:
-    """Return the samples that a device can process before the last bucket's sum has to begin."""
+    """Return the samples, a fraction, that a device can process in ``rest_s``, before the last bucket's sum begins."""
     share = sums.first_bucket_share
     alone_s = rest_s - speed.forward_fixed_s - speed.backward_fixed_s
     waiting_s = rest_s - sums.overlapped_s - speed.forward_fixed_s - share * speed.backward_fixed_s
@@ -135,7 +136,7 @@ def _samples_within(rest_s: float, speed: NodeSpeed, sums: SumTimes, limit: int)
 
 
 def _place(count: int, samples: list[int], speeds: Sequence[NodeSpeed], sums: SumTimes, most: Sequence[int]) -> None:
-    """Give the remaining samples, one at a time, to the device that ends first with one more."""
+    """Give ``count`` more samples, one at a time, to the device that would end first with one more, in place."""
     ends = [
         (device_time_s(own + 1, speed, sums), device)
         for device, (own, speed) in enumerate(zip(samples, speeds, strict=True))

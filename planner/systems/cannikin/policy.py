@@ -1,11 +1,13 @@
-"""The policy ``cannikin``: shares of the batch follow the measured speeds of devices and sums (arXiv 2402.05302).
+"""The policy ``cannikin``: shares of the batch follow the measured speeds of devices and gradient sums.
 
-It starts from any plan of one stage, learns as `planner.systems.cannikin.speed_learning` describes, and returns the
-shares of OptPerf when they promise a step that is clearly shorter. The global batch never changes, and every device
-keeps one sample or more of each microbatch: it holds the model anyway, and leaving it out would be another placement.
+From Cannikin (arXiv 2402.05302). The policy starts from any plan of one stage and learns speeds as
+`planner.systems.cannikin.speed_learning` describes. It changes the plan to the shares of OptPerf
+(`planner.systems.cannikin.opt_perf`) when these make the predicted step shorter by `LEAST_GAIN` or more. The global
+batch never changes. Every device keeps at least one sample of each microbatch, since the policy does not change which
+devices hold the model.
 
-Assumed: an observation has one compute time per device, so the profile gives the share of backward in it, and the share
-of backward after which the first bucket is ready.
+Assumed: an observation has only one compute time per device; the profile gives the share of it that is backward, and
+the share of backward after which the first bucket is ready.
 """
 
 from collections.abc import Sequence
@@ -24,12 +26,12 @@ from planner.systems.cannikin.speed_learning import NodeTimes, SpeedLearner, Sum
 from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed, sum_times
 from planner.systems.cannikin.strategy import fitting_samples, profiled_speed, update_s
 
-# Least share by which a step must become shorter, as published.
+# Least share of the step time that a change of plan must save, as published.
 LEAST_GAIN = 0.05
 
 
 class CannikinPolicy:
-    """Divides the batch anew when devices or links change; one object for one run."""
+    """The policy ``cannikin``; each run needs an object of its own."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -38,11 +40,11 @@ class CannikinPolicy:
         self._paths: dict[tuple[str, str], ConstantRatePath] = {}
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return the plan with better shares, or None if they gain too little, or the plan has several stages."""
+        """Return the plan with new shares, or None if these save too little or the plan is not data parallel."""
         if not _is_data_parallel(plan):
             return None
         if observation.gone:
-            # The observed step is incomplete.
+            # Nothing is learned: the step was interrupted, so its times are incomplete.
             return self._divided(_without(plan, observation.gone))
         self._learn(observation)
         proposed = self._divided(plan)
@@ -69,7 +71,7 @@ class CannikinPolicy:
     def _backward_share(self, device: str, samples: int) -> float:
         scenario = self._scenario
         times = scenario.model.times(0, len(scenario.model.layers), scenario.cluster.by_name[device].kind, samples)
-        # Neither part may be zero, since lines are fitted to relative errors.
+        # Neither forward nor backward may take 0 s, since lines are fitted to relative errors.
         return min(0.999, max(0.001, times.backward_s / times.total_s)) if times.total_s > 0 else 0.5
 
     def _nominal(self, plan: Plan, source: str, target: str) -> ConstantRatePath:
@@ -79,10 +81,10 @@ class CannikinPolicy:
         return self._paths.get((source, target)) or self._nominal(plan, source, target)
 
     def _divided(self, plan: Plan) -> Plan | None:
-        """Return the plan with the best shares at the speeds learned; None if no plan of its devices fits.
+        """Return the plan with the fastest shares at the learned speeds; None if no division fits into memory.
 
-        It has the fewest microbatches that fit, or as many as now: where memory limits a fast device, balance gains
-        more than fewer microbatches.
+        Two numbers of microbatches are tried: the fewest that fit, and the current one, which may allow a better
+        balance where memory limits the samples of a fast device.
         """
         (pipeline,) = plan.pipelines
         devices = [replica.device for replica in pipeline.stages[0].replicas]
@@ -96,7 +98,7 @@ class CannikinPolicy:
         return min(found, key=self._predict_s, default=None)
 
     def _divided_into(self, count: int, plan: Plan, most: Sequence[int]) -> Plan | None:
-        """Return the plan with the best shares of so many microbatches; None if these do not fit."""
+        """Return the plan with the fastest shares of ``count`` microbatches; None if these do not fit into memory."""
         (pipeline,) = plan.pipelines
         (stage,) = pipeline.stages
         microbatches = even_cut(plan.global_batch, count)
@@ -112,7 +114,7 @@ class CannikinPolicy:
 
     def _samples(self, devices: Sequence[str], batch: int, count: int, most: Sequence[int]) -> Sequence[int]:
         speeds = [self._speed(device, count) for device in devices]
-        # With one point there is no line yet: the second division is in proportion to the speeds.
+        # A device measured at one sample count has no line yet: divide by speed alone, without the gradient sums.
         known = all(self._speeds.has_line(device) for device in devices if self._speeds.knows(device))
         return opt_perf(batch, speeds, self._sums.sums() if known else NO_SUMS, most, least=1).samples
 
@@ -132,7 +134,7 @@ class CannikinPolicy:
 
 
 def _is_data_parallel(plan: Plan) -> bool:
-    """Whether a plan is one stage of single devices."""
+    """Return whether a plan is one stage whose replicas are single devices, without tensor parallelism."""
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     return len(stages) == 1 and all(not replica.partners for replica in stages[0].replicas)
 

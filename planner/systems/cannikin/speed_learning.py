@@ -1,12 +1,17 @@
 """The speeds of devices and of gradient sums, learned from the steps of a run.
 
-As in Cannikin (arXiv 2402.05302), the first step divides the batch evenly, the second in proportion to the speeds that
-the first one showed, and then every device has two points for a line. The share of backward before the first bucket is
-weighted by the inverse of its variance on each device. Sums take the least time that any device measured: on devices
-that were ready early it includes waiting for the last one.
+As in Cannikin (arXiv 2402.05302):
 
-Assumed: a device whose time deviates by more than `CHANGED` from its line has become faster or slower as a whole, so
-its older points are scaled; and only the last `WINDOW` steps count, so that earlier rates of the network are forgotten.
+- The first step divides the batch evenly, the second in proportion to the speeds measured in the first. Then every
+  device has two points (samples, time), to which a line is fitted.
+- The share of backward before the first bucket is ready is averaged over devices, weighted by the inverse of its
+  variance on each device.
+- The time of sums is the least that any device measured, since devices that are ready early also measure the wait for
+  the last device.
+
+Assumed: a device whose time deviates from its line by more than `CHANGED` has become faster or slower as a whole, so
+its older points are scaled. Sums are learned from the last `WINDOW` steps only, so that earlier rates of the network
+are forgotten.
 """
 
 from collections import defaultdict, deque
@@ -18,25 +23,25 @@ from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan
 from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed, SumTimes, fit_speed
 
-# Relative deviation from its line beyond which a device has changed.
+# Relative deviation of a measured time from the device's line beyond which the device's speed has changed.
 CHANGED = 0.1
 
-# Number of steps kept for the sums, and of points kept for each sample count of a device.
+# Limit on the last steps kept for the sums, and on the last points kept for each sample count of a device.
 WINDOW = 8
 
-# Number of sample counts of a device for which points are kept.
+# Limit on the sample counts of a device for which points are kept.
 _REMEMBERED_COUNTS = 16
 
-# Least variance of a share: one that never varied is still not exact.
+# Lower limit on the variance of a share, so that a share that did not vary does not get infinite weight.
 _LEAST_VARIANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTimes:
-    """Compute times of a device for a microbatch.
+    """Compute times of a device for its part of a microbatch, the mean over the microbatches of a step.
 
     Attributes:
-        samples: Part of the microbatch, above zero; the mean where parts of several microbatches differ.
+        samples: Samples of the part, above zero.
         forward_s: Time before backward, seconds.
         backward_s: Time of backward, seconds.
     """
@@ -47,7 +52,7 @@ class NodeTimes:
 
     @property
     def total_s(self) -> float:
-        """Time of both, seconds."""
+        """Time of forward and backward, seconds."""
         return self.forward_s + self.backward_s
 
     def scaled(self, factor: float) -> "NodeTimes":
@@ -56,7 +61,7 @@ class NodeTimes:
 
 
 class SpeedLearner:
-    """Fits lines to the compute times of devices; one object for one run."""
+    """Fits lines to the compute times of devices; each run needs an object of its own."""
 
     def __init__(self) -> None:
         self._points: dict[str, list[NodeTimes]] = {}
@@ -74,7 +79,10 @@ class SpeedLearner:
         self._points[device] = _remembered([*points, times])
 
     def has_line(self, device: str) -> bool:
-        """Return whether a device was measured with two sample counts; until then its line goes through the origin."""
+        """Return whether a device was measured at two sample counts or more.
+
+        The line of a device measured at one sample count goes through the origin.
+        """
         return len({point.samples for point in self._points.get(device, [])}) > 1
 
     def knows(self, device: str) -> bool:
@@ -82,7 +90,7 @@ class SpeedLearner:
         return device in self._points
 
     def speed(self, device: str) -> NodeSpeed:
-        """Return the speed of a device that was measured."""
+        """Return the speed of a device that was measured at least once."""
         points = self._points[device]
         return fit_speed(
             [point.samples for point in points],
@@ -92,13 +100,13 @@ class SpeedLearner:
 
     @staticmethod
     def _is_in_range(points: Sequence[NodeTimes], samples: float) -> bool:
-        """Whether a sample count is in the range to which a line was fitted; beyond it, the line may be wrong."""
+        """Return whether a sample count is in the range to which a line was fitted; outside, the line may be wrong."""
         counts = [point.samples for point in points]
         return min(counts) <= samples <= max(counts)
 
 
 def _remembered(points: Sequence[NodeTimes]) -> list[NodeTimes]:
-    """Return the last `WINDOW` points of each of the sample counts seen last."""
+    """Return the last `WINDOW` points of each of the last `_REMEMBERED_COUNTS` sample counts."""
     by_count: dict[float, list[NodeTimes]] = {}
     for point in reversed(points):
         if point.samples in by_count or len(by_count) < _REMEMBERED_COUNTS:
@@ -108,7 +116,7 @@ def _remembered(points: Sequence[NodeTimes]) -> list[NodeTimes]:
 
 
 class SumLearner:
-    """Learns the times of gradient sums; one object for one run."""
+    """Learns the times of gradient sums; each run needs an object of its own."""
 
     def __init__(self) -> None:
         self._steps: deque[Sequence[SumTimes]] = deque(maxlen=WINDOW)
@@ -118,10 +126,10 @@ class SumLearner:
         self._steps.append(tuple(step))
 
     def sums(self) -> SumTimes:
-        """Return the times of sums when all devices are ready; `NO_SUMS` before the first step."""
+        """Return the times of sums without waiting for late devices; `NO_SUMS` before the first step."""
         if not self._steps:
             return NO_SUMS
-        # The parts are those of one device, since the least of each part alone may be of different devices.
+        # Both times are taken from the device with the least total: the least of each may be of different devices.
         least = min((each for step in self._steps for each in step), key=lambda each: each.total_s)
         devices = min(len(step) for step in self._steps)
         shares = [[step[device].first_bucket_share for step in self._steps] for device in range(devices)]
@@ -140,7 +148,7 @@ def inverse_variance_mean(means: Sequence[float], variances: Sequence[float]) ->
 
     Args:
         means: Estimates without unit.
-        variances: Variance of each estimate; the smallest ones count as equal.
+        variances: Variance of each estimate; values below `_LEAST_VARIANCE` count as `_LEAST_VARIANCE`.
     """
     weights = [1 / max(_LEAST_VARIANCE, each) for each in variances]
     return sum(weight * mean for weight, mean in zip(weights, means, strict=True)) / sum(weights)
@@ -150,7 +158,10 @@ _BACKWARD = {"B", "I", "W"}
 
 
 def measured_nodes(events: Iterable[Event], step: int, plan: Plan) -> Mapping[str, NodeTimes]:
-    """Return the mean times of a microbatch on each device with samples, in a step of a plan of one stage."""
+    """Return the mean compute times of a microbatch, by device, in one step of a plan of one stage.
+
+    Devices without samples are left out.
+    """
     forward_s: defaultdict[str, float] = defaultdict(float)
     backward_s: defaultdict[str, float] = defaultdict(float)
     for event in events:
@@ -169,7 +180,7 @@ def measured_nodes(events: Iterable[Event], step: int, plan: Plan) -> Mapping[st
 
 
 def samples_per_microbatch(plan: Plan) -> Mapping[str, float]:
-    """Return the mean samples of a microbatch that each device of a plan of one stage takes."""
+    """Return the mean number of samples of a microbatch that each device takes, in a plan of one stage."""
     (pipeline,) = plan.pipelines
     (stage,) = pipeline.stages
     taken: defaultdict[str, int] = defaultdict(int)
@@ -180,9 +191,9 @@ def samples_per_microbatch(plan: Plan) -> Mapping[str, float]:
 
 
 def measured_sums(events: Iterable[Event], step: int) -> tuple[SumTimes, ...]:
-    """Return the sums that each device measured in a step, in the order of the devices' names.
+    """Return the times of sums that each device measured in a step, sorted by the devices' names.
 
-    A sum lasts from when the device could begin it to its end, which includes waiting for all devices but the last.
+    A measured sum begins when its device is ready, so its time includes the wait for the last device.
     """
     backwards: dict[str, Event] = {}
     sums: defaultdict[str, list[Event]] = defaultdict(list)

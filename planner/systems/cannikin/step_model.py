@@ -1,6 +1,6 @@
 """The model of a data-parallel step: the speed of each device, and the times of gradient sums, bucket by bucket.
 
-From Cannikin (arXiv 2402.05302), in whose notation attributes are given.
+The model and its symbols are those of Cannikin (arXiv 2402.05302).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class NodeSpeed:
-    """Compute time of one device for b samples: one straight line before backward, and one for backward.
+    """Compute time of one device for b samples: q b + s seconds before backward, and k b + m seconds of backward.
 
     Attributes:
-        forward_per_sample_s: Slope q before backward, seconds per sample.
-        forward_fixed_s: Intercept s before backward, seconds.
-        backward_per_sample_s: Slope k of backward, seconds per sample.
-        backward_fixed_s: Intercept m of backward, seconds.
+        forward_per_sample_s: Slope q, seconds per sample.
+        forward_fixed_s: Intercept s, seconds.
+        backward_per_sample_s: Slope k, seconds per sample.
+        backward_fixed_s: Intercept m, seconds.
     """
 
     forward_per_sample_s: float
@@ -32,18 +32,18 @@ class NodeSpeed:
     backward_fixed_s: float
 
     def forward_s(self, samples: float) -> float:
-        """Return the time a before backward with so many ``samples``, seconds."""
+        """Return the time before the backward of ``samples`` samples, q b + s, seconds."""
         return self.forward_per_sample_s * samples + self.forward_fixed_s
 
     def backward_s(self, samples: float) -> float:
-        """Return the time P of backward with so many ``samples``, seconds."""
+        """Return the time of the backward of ``samples`` samples, k b + m, seconds."""
         return self.backward_per_sample_s * samples + self.backward_fixed_s
 
     def over_step(self, microbatches: int, update_s: float = 0.0) -> "NodeSpeed":
-        """Return the speed of a step of so many microbatches, as a function of the samples of one of them.
+        """Return the speed of a whole step of ``microbatches``, as a function of the samples of one microbatch.
 
-        Only the backward of the last microbatch overlaps with sums. Everything earlier counts as before backward, as
-        does the optimizer's update of the previous step, which takes ``update_s``.
+        Only the backward of the last microbatch overlaps with gradient sums. All earlier compute, and the optimizer's
+        update of the previous step, which takes ``update_s``, count as time before backward.
         """
         before = microbatches - 1
         return replace(
@@ -55,7 +55,7 @@ class NodeSpeed:
 
 @dataclass(frozen=True, slots=True)
 class SumTimes:
-    """Times of a step's gradient sums, and when they can begin.
+    """Times of a step's gradient sums, and the moment at which the first can begin.
 
     Attributes:
         first_bucket_share: Share gamma of backward after which the first bucket's gradients are complete.
@@ -73,24 +73,26 @@ class SumTimes:
         return self.overlapped_s + self.last_s
 
 
-# Sums that take no time, for balancing compute alone.
+# Sums that take no time, to balance compute alone.
 NO_SUMS = SumTimes(1.0, 0.0, 0.0)
 
 
 def fit_line(samples: Sequence[float], times_s: Sequence[float]) -> tuple[float, float]:
-    """Return slope and intercept, neither negative, of the line with the least squared relative errors.
+    """Return slope, in seconds per sample, and intercept, in seconds, of the line with the least squared errors.
 
-    Errors are relative since noise grows with the measured time. With one sample count, or where the best intercept is
-    negative, the line goes through the origin.
+    Errors are relative, since noise grows with the measured time. Neither result is negative: the line goes through the
+    origin if all points have the same number of samples or the intercept would be negative, and is level if the slope
+    would be negative.
 
     Raises:
-        InputError: There are no points, one without samples, or a time that is not above zero.
+        InputError: There are no points, or a number of samples or a time is not above zero.
     """
     counts, seconds = np.asarray(samples, np.float64), np.asarray(times_s, np.float64)
     if not len(counts) or counts.min() <= 0 or seconds.min() <= 0:
         raise InputError(
-            f"a line cannot be fitted to times {list(times_s)} for samples {list(samples)}",
-            valid="at least one point, and every number above zero",
+            f"a line cannot be fitted to times {list(times_s)} s for samples {list(samples)}",
+            where="speed of a device",
+            valid="give at least one point, with samples and time above zero",
         )
     rates = counts / seconds
     through_origin = float(rates.sum() / (rates**2).sum())
@@ -106,7 +108,7 @@ def fit_line(samples: Sequence[float], times_s: Sequence[float]) -> tuple[float,
 
 
 def fit_speed(samples: Sequence[float], forward_s: Sequence[float], backward_s: Sequence[float]) -> NodeSpeed:
-    """Return the speed whose two lines fit measured times best.
+    """Return the speed whose two lines are fitted to measured times by `fit_line`.
 
     Args:
         samples: Samples of each point.
@@ -122,8 +124,8 @@ def fit_speed(samples: Sequence[float], forward_s: Sequence[float], backward_s: 
 def sum_times(plan: Plan, scenario: Scenario, path: Callable[[str, str], ConstantRatePath]) -> SumTimes:
     """Return the times of the gradient sums of a plan of one stage.
 
-    Gamma depends a little on device and samples; it is the mean over the devices that have samples, each with its own
-    part of the largest microbatch.
+    Gamma, `SumTimes.first_bucket_share`, depends slightly on the device and its samples. The result is the mean over
+    the devices that have samples, each with its own part of the largest microbatch.
 
     Args:
         plan: Plan with one pipeline of one stage.
@@ -142,7 +144,10 @@ def sum_times(plan: Plan, scenario: Scenario, path: Callable[[str, str], Constan
 
 
 def sum_time_s(sync: GradientSync, element_bytes: int, path: Callable[[str, str], ConstantRatePath]) -> float:
-    """Return the time of a sum that all its devices begin at once, seconds: each round's slowest message, added up."""
+    """Return the time of a sum that all its devices begin at once, seconds.
+
+    The time is the sum over the rounds of the algorithm of the slowest message of each round.
+    """
     rounds: dict[int, float] = {}
     for device in sync.devices:
         for exchange in sync.exchanges(device):

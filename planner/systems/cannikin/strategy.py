@@ -1,11 +1,11 @@
-"""Cannikin, LB-BSP and AdaptDL: data parallelism in which devices take parts of the batch of different sizes.
+"""Strategies ``cannikin``, ``lb-bsp`` and ``adaptdl``: data parallelism with different divisions of the batch.
 
-Cannikin (arXiv 2402.05302) divides the batch so that devices end together, gradient sums included; LB-BSP balances
-compute alone. AdaptDL (Pollux, OSDI'21) takes all devices for equal, and raises the batch as the gradient gets noisier.
-A plan keeps the scenario's global batch, so as a strategy AdaptDL is even shares; `planner.systems.cannikin.goodput`
-chooses batches where a reproduction lets them grow.
+Cannikin (arXiv 2402.05302) divides the batch so that all devices end together, gradient sums included. LB-BSP balances
+compute alone. AdaptDL (Pollux, OSDI'21) treats all devices as equal, and raises the batch as the gradient gets noisier.
+Since a plan keeps the scenario's global batch, the strategy ``adaptdl`` only divides it evenly; reproductions in which
+the batch grows choose it with `planner.systems.cannikin.goodput`.
 
-Assumed: all three have the same buckets and microbatches, so that they differ in the division alone.
+Assumed: all three use the same buckets and rules for microbatches, so that they differ in the division alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,16 +27,16 @@ from traces.common.units import size_text
 # Default bucket size of PyTorch's DistributedDataParallel.
 BUCKET_BYTES = 25 * 2**20
 
-# Number of sample counts to which a line is fitted.
+# Approximate number of sample counts of a profile to which a line is fitted.
 _FITTED_COUNTS = 16
 
 Divide = Callable[[int, int, Sequence[str], Sequence[int]], Sequence[int]]
 """Function that returns the samples of a microbatch that each device takes, from: the samples of the microbatch, the
-number of microbatches, the devices, and the samples that fit into the memory of each."""
+number of microbatches, the names of the devices, and the limit on the samples of each device by its memory."""
 
 
 def data_parallel_plan(scenario: Scenario, strategy: str, divide: Divide, devices: Sequence[str] = ()) -> Plan:
-    """Return one stage with the fewest equal microbatches that fit, each divided by ``divide``.
+    """Return a plan of one stage with the fewest equal microbatches that fit into memory, divided by ``divide``.
 
     Devices without samples are left out. Gradient sums overlap with backward, in buckets as in PyTorch's
     DistributedDataParallel.
@@ -59,7 +59,7 @@ def data_parallel_plan(scenario: Scenario, strategy: str, divide: Divide, device
         microbatches = even_cut(batch, count)
         samples = divide(microbatches[0], count, names, most)
         plan = plan_of_samples(scenario, strategy, names, samples, microbatches)
-        # Rounding may give a device more of a smaller microbatch.
+        # Checked for all microbatches: rounding may give a device more samples of a smaller one.
         if fitting_depths((1,), plan.pipelines[0].stages, scenario, microbatches) is not None:
             return plan
     raise _too_large(scenario, strategy, names)
@@ -68,9 +68,9 @@ def data_parallel_plan(scenario: Scenario, strategy: str, divide: Divide, device
 def plan_of_samples(
     scenario: Scenario, strategy: str, devices: Sequence[str], samples: Sequence[int], microbatches: tuple[int, ...]
 ) -> Plan:
-    """Return one stage in which each device takes so many samples of a microbatch as large as the first one.
+    """Return a plan of one stage in which the devices take ``samples`` of the first microbatch.
 
-    Devices without samples are left out.
+    Other microbatches are divided in the same ratio. Devices without samples are left out.
     """
     replicas = tuple(Replica(name, float(own)) for name, own in zip(devices, samples, strict=True) if own > 0)
     stage = Stage(0, len(scenario.model.layers), replicas, in_flight=1)
@@ -80,13 +80,13 @@ def plan_of_samples(
 
 
 def divide_evenly(batch: int, count: int, devices: Sequence[str], most: Sequence[int]) -> Sequence[int]:
-    """Give every device that can hold the model the same number of samples or one less: see `Divide`."""
+    """Return a `Divide` result in which devices that can hold the model differ by at most one sample."""
     even = iter(even_cut(batch, sum(limit > 0 for limit in most)))
     return [next(even) if limit > 0 else 0 for limit in most]
 
 
 def even_plan(scenario: Scenario, strategy: str) -> Plan:
-    """Return the plan of even shares.
+    """Return the plan in which all devices take the same number of samples, up to rounding.
 
     Raises:
         InputError: As `data_parallel_plan`.
@@ -95,12 +95,12 @@ def even_plan(scenario: Scenario, strategy: str) -> Plan:
 
 
 def balanced_plan(scenario: Scenario, strategy: str, *, with_sums: bool) -> Plan:
-    """Return the plan of balanced shares, by the scenario's profile and the declared bandwidths.
+    """Return the plan in which devices end together, by the scenario's profile and the declared bandwidths.
 
     Args:
         scenario: Scenario that the plan is for.
         strategy: Name of the strategy in the plan.
-        with_sums: Whether gradient sums and their overlap count; otherwise compute alone is balanced.
+        with_sums: Whether to count gradient sums and their overlap with backward; otherwise balance compute alone.
 
     Raises:
         InputError: As `data_parallel_plan`.
@@ -120,20 +120,20 @@ def _balance(
 
 
 def nominal_sums(scenario: Scenario, devices: Sequence[str], batch: int, count: int = 1) -> SumTimes:
-    """Return the times of gradient sums over devices at the declared bandwidths, with even shares of microbatches."""
+    """Return the times of gradient sums over devices at the declared bandwidths; devices have equal shares."""
     plan = plan_of_samples(scenario, "", devices, [1] * len(devices), (max(batch, len(devices)),) * count)
     return sum_times(plan, scenario, partial(nominal_path, scenario))
 
 
 def profiled_speed(scenario: Scenario, device: str, most: int) -> NodeSpeed:
-    """Return the lines that come closest to a device's profile, over sample counts from 1 to ``most``.
+    """Return the speed fitted to a device's profile at sample counts from 1 to ``most``, or at 1 if ``most`` is 0.
 
-    It is fitted to one sample at least, even if none fits. The optimizer's update is not part of it.
+    The optimizer's update is not included.
     """
     kind, layers = scenario.cluster.by_name[device].kind, len(scenario.model.layers)
     counts = sorted({max(1, round(most * part / _FITTED_COUNTS)) for part in range(1, _FITTED_COUNTS + 1)} | {1})
     times = [with_launches(scenario.model.times(0, layers, kind, count), scenario) for count in counts]
-    # Times may be zero, which have no relative error.
+    # Lines are fitted to relative errors, so a time of 0 s counts as 1e-12 s.
     least_s = 1e-12
     forward_s = [max(least_s, each.forward_s) for each in times]
     backward_s = [max(least_s, each.backward_s) for each in times]
@@ -141,12 +141,15 @@ def profiled_speed(scenario: Scenario, device: str, most: int) -> NodeSpeed:
 
 
 def update_s(scenario: Scenario, device: str) -> float:
-    """Return the seconds that the optimizer's update of the whole model takes on a device."""
+    """Return the time of the optimizer's update of the whole model on a device, seconds."""
     return scenario.model.update_s(0, len(scenario.model.layers), scenario.cluster.by_name[device].kind)
 
 
 def fitting_samples(scenario: Scenario, device: str) -> int:
-    """Return the samples of one microbatch that fit into a device's memory with the model, at most the global batch."""
+    """Return the most samples of one microbatch that fit into a device's memory with the whole model.
+
+    The result is at most the global batch, and 0 if the model does not fit.
+    """
     memory_bytes = scenario.cluster.by_name[device].memory_bytes
     return most_samples(scenario, _whole_model(scenario), scenario.training.global_batch, 1, memory_bytes)
 
@@ -162,12 +165,12 @@ def _too_large(scenario: Scenario, strategy: str, devices: Sequence[str]) -> Inp
         f"the whole model needs {size_text(needed)} for one sample, and device '{largest.name}', the largest, has "
         f"{size_text(largest.memory_bytes)}",
         where=f"strategy '{strategy}'",
-        valid=f"{max(1, needed - largest.memory_bytes)} bytes more of memory, or a strategy that splits the model",
+        valid=f"take {max(1, needed - largest.memory_bytes)} bytes more of memory, or a strategy that splits the model",
     )
 
 
 def cannikin(scenario: Scenario) -> Plan:
-    """Return one stage whose replicas end together, gradient sums included.
+    """Return Cannikin's plan: one stage whose replicas end together, gradient sums included.
 
     Raises:
         InputError: Not even one sample fits into the memory of any device.
@@ -176,7 +179,7 @@ def cannikin(scenario: Scenario) -> Plan:
 
 
 def lb_bsp(scenario: Scenario) -> Plan:
-    """Return one stage whose replicas compute for equally long.
+    """Return LB-BSP's plan: one stage whose replicas compute for the same time.
 
     Raises:
         InputError: Not even one sample fits into the memory of any device.
@@ -185,7 +188,7 @@ def lb_bsp(scenario: Scenario) -> Plan:
 
 
 def adaptdl(scenario: Scenario) -> Plan:
-    """Return one stage whose replicas have the same share.
+    """Return AdaptDL's plan: one stage whose replicas have the same share.
 
     Raises:
         InputError: Not even one sample fits into the memory of any device.

@@ -106,10 +106,10 @@ def test_memory_bounds_what_a_fast_device_gets() -> None:
 @pytest.mark.parametrize(
     ("batch", "most", "least", "message"),
     [
-        (9, [4, 4], 0, "1 to 8 samples, which is what fits into their memory: 4, 4"),
+        (9, [4, 4], 0, "give 1 to 8 samples: the devices' memory holds 4, 4"),
         (0, [4, 4], 0, "1 to 8 samples"),
         (1, [4, 4], 1, "2 samples or more"),
-        (3, [4, 0], 1, "room for 1 on every device"),
+        (3, [4, 0], 1, "devices whose memory holds 1 or more"),
     ],
 )
 def test_a_batch_that_cannot_be_is_refused(batch: int, most: list[int], least: int, message: str) -> None:
