@@ -112,10 +112,7 @@ def sensitivity_of(plan: Plan, scenario: Scenario) -> Sensitivity:
 
 
 def _hiding(pipeline: Pipeline, scenario: Scenario, compression: str) -> Pipeline:
-    """Return the pipeline with each ``in_flight`` raised to what hides the round trips.
-
-    A pipeline is returned unchanged if it has one stage, or a worker that holds several.
-    """
+    """Return the pipeline with each ``in_flight`` raised to hide round trips; unchanged if a worker has two stages."""
     count = len(pipeline.stages)
     if count == 1 or len(set(pipeline.workers)) < count:
         return pipeline

@@ -36,14 +36,9 @@ class MemoryTimeline:
 
 
 class _Changes(NamedTuple):
-    """Columns of a table of memory changes, all [changes].
+    """Memory changes, all [changes]: device, time, turn among changes at this time, bytes, start of the causing action.
 
-    Attributes:
-        device: Number of the device.
-        time_s: Time of the change, seconds from the start of the run.
-        turn: Position among changes of the device at the same time, lowest first.
-        change: Bytes by which the memory held changes.
-        begun_s: Start of the action that caused the change, seconds; minus infinity where no action did.
+    Times are in seconds; ``begun_s`` is minus infinity where no action causes the change.
     """
 
     device: NDArray[np.int64]

@@ -38,9 +38,7 @@ class PlanInterval:
 
 
 def plan_intervals(record: RunRecord, log: EventLog, step_ends_s: Sequence[float]) -> list[PlanInterval]:
-    """Return the intervals of a run in order.
-
-    Decisions that were replaced before their first step, or came after the last step, have no interval.
+    """Return the intervals of a run in order; decisions without a finished step have none.
 
     Args:
         record: Record of the run.
@@ -82,7 +80,7 @@ class Metrics:
     Attributes:
         steps: Number of finished steps.
         step_s: Median time from the end of one step to the end of the next, seconds.
-        samples_per_s: Global throughput. The first step is left out as a warm-up, unless it is the only one.
+        samples_per_s: Throughput of all steps but the first, a warm-up; of the first if it is the only one.
         bubble_ratio: Share of the time of all devices in which they do not compute. A device's time consists of the
             intervals (`PlanInterval`) whose plans include the device.
         utilisation: Device to the share of its time in which it computes. Work that is lost when a device leaves

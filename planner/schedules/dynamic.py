@@ -152,10 +152,7 @@ class DynamicChoice:
         return bool(self._problem.activation_bytes[stage, action.microbatch] <= room_bytes)
 
     def _has_room(self, action: Action) -> bool:
-        """Return whether the activations that an I recomputes fit into memory; True where the worker recomputes none.
-
-        They always fit where no W is pending.
-        """
+        """Return whether the activations that an I recomputes fit into memory; always True where no W is pending."""
         if not self._reserve_bytes:
             return True
         room_bytes = float(self._problem.capacity_bytes[self._worker]) - sum(self._held_bytes.values())

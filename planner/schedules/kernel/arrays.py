@@ -164,10 +164,7 @@ def to_orders(sequence: Ints, first: Ints) -> Orders:
 
 
 def first_actions(problem: SchedulingProblem, split: bool) -> Ints:
-    """Return the index of each worker's first action, int64 [workers + 1].
-
-    Every stage has F, I and W for each microbatch if ``split``, otherwise F and B.
-    """
+    """Return the index of each worker's first action, [workers + 1]; stages have F, I, W if ``split``, else F, B."""
     each = problem.microbatches * (3 if split else 2)
     counts = np.bincount(problem.workers, minlength=problem.worker_count) * each
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

@@ -84,10 +84,7 @@ def _paths(problem: SchedulingProblem) -> _Paths:
 
 
 def _window_bound_s(problem: SchedulingProblem, paths: _Paths, stage: int) -> float:
-    """Return the bound by the number of microbatches that a stage can hold at once, seconds.
-
-    A stage that holds n at once runs at least ceil(microbatches / n) of them one after the other.
-    """
+    """Return the bound by the microbatches that a stage can hold at once, n: ceil(M / n) run one after the other."""
     head, rest, hold = float(paths.head[stage].min()), float(paths.rest[stage].min()), float(paths.trip[stage].min())
     rounds = -(-problem.microbatches // max(1, problem.in_flight[stage]))
     bound_s = head + (rounds - 1) * hold + rest

@@ -5,12 +5,9 @@ layers of a stage without any replica left go to the neighbouring stages. Bounda
 work of each stage is in proportion to its group's capacity; all layers move between neighbours at the same time. The
 state of the lost layers comes from their backup (`planner.adapt.migration`), and the interrupted round is repeated.
 
-Assumed:
-
-- The work of a layer is its mean time over the devices, in place of its FLOPs.
-- The capacity of a group is the sum of its devices' speeds on the whole model.
-- Depths follow Asteroid's rule, reduced where memory is too small.
-- Boundaries that do not fit into memory are replaced by the nearest ones that do.
+Assumed: the work of a layer is its mean time over the devices, in place of its FLOPs; the capacity of a group is the
+sum of its devices' speeds on the whole model; depths follow Asteroid's rule, reduced where memory is too small;
+boundaries that do not fit into memory are replaced by the nearest ones that do.
 
 Ours: with slow links, a good plan need not divide the work in proportion to capacity. So a second candidate keeps all
 boundaries and divides only the lost layers between their neighbours. The candidate with the shorter round latency,
@@ -81,7 +78,7 @@ def replay(
     """Return the plan repaired by pipeline replay, without the lost devices.
 
     Args:
-        plan: Current plan.
+        plan: Plan that used the lost devices.
         scenario: Scenario that the plan is for.
         gone: Names of the lost devices.
         rules: Candidate rules for the new boundaries; the one with the shortest round is applied.
@@ -246,7 +243,7 @@ def full_redistribution(
     Every other device then receives all of its layers, even those that it held before.
 
     Args:
-        old: Current plan.
+        old: Plan that used the lost devices.
         new: Plan that replaces the current one.
         scenario: Scenario that gives sizes and paths.
         gone: Names of the lost devices.

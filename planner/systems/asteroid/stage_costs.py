@@ -144,10 +144,7 @@ class StageCosts:
         return [float(each) for each in both[:, end_layer] - both[:, first_layer]]
 
     def _seconds_until(self, kind: str) -> tuple[Floats, Floats]:
-        """Return the forward and the backward time of all layers before each layer, seconds.
-
-        Both arrays are [samples + 1, layers + 1], for 0, 1, ... samples.
-        """
+        """Return forward and backward seconds of all layers before each layer, each [samples + 1, layers + 1]."""
         tables = [layer_table(self._scenario, kind, samples) for samples in range(self._samples + 1)]
         return np.array([table.forward_s for table in tables]), np.array([table.backward_s for table in tables])
 

@@ -106,7 +106,7 @@ def opt_perf(batch: int, speeds: Sequence[NodeSpeed], sums: SumTimes, most: Sequ
         )
     shares, _ = real_division(batch, speeds, sums, most)
     samples = [max(least, math.floor(share + 1e-9)) for share in shares]
-    # Where devices were raised to `least` samples, the slowest other devices give up as many.
+    # Where devices were raised to `least` samples, the slowest other devices lose as many.
     while sum(samples) > batch:
         times_s = [
             device_time_s(own, speed, sums) if own > least else -math.inf

@@ -1,13 +1,9 @@
 """The speeds of devices and of gradient sums, learned from the steps of a run.
 
-As in Cannikin (arXiv 2402.05302):
-
-- The first step divides the batch evenly, the second in proportion to the speeds measured in the first. Then every
-  device has two points (samples, time), to which a line is fitted.
-- The share of backward before the first bucket is ready is averaged over devices, weighted by the inverse of its
-  variance on each device.
-- The time of sums is the least that any device measured, since devices that are ready early also measure the wait for
-  the last device.
+As in Cannikin (arXiv 2402.05302), the first step divides the batch evenly, the second in proportion to the speeds
+measured in the first; then a line is fitted to the points (samples, time) of every device. The share of backward before
+the first bucket is ready is averaged over devices, weighted by the inverse of its variance. The time of sums is the
+least that any device measured, since devices that are ready early also measure the wait for the last device.
 
 Assumed: a device whose time deviates from its line by more than `CHANGED` has become faster or slower as a whole, so
 its older points are scaled. Sums are learned from the last `WINDOW` steps only, so that earlier rates of the network
@@ -79,10 +75,7 @@ class SpeedLearner:
         self._points[device] = _remembered([*points, times])
 
     def has_line(self, device: str) -> bool:
-        """Return whether a device was measured at two sample counts or more.
-
-        The line of a device measured at one sample count goes through the origin.
-        """
+        """Return whether a device was measured at two sample counts or more."""
         return len({point.samples for point in self._points.get(device, [])}) > 1
 
     def knows(self, device: str) -> bool:
@@ -158,10 +151,7 @@ _BACKWARD = {"B", "I", "W"}
 
 
 def measured_nodes(events: Iterable[Event], step: int, plan: Plan) -> Mapping[str, NodeTimes]:
-    """Return the mean compute times of a microbatch, by device, in one step of a plan of one stage.
-
-    Devices without samples are left out.
-    """
+    """Return the mean times of a microbatch on each device that has samples, in one step of a plan of one stage."""
     forward_s: defaultdict[str, float] = defaultdict(float)
     backward_s: defaultdict[str, float] = defaultdict(float)
     for event in events:

@@ -144,10 +144,7 @@ def sum_times(plan: Plan, scenario: Scenario, path: Callable[[str, str], Constan
 
 
 def sum_time_s(sync: GradientSync, element_bytes: int, path: Callable[[str, str], ConstantRatePath]) -> float:
-    """Return the time of a sum that all its devices begin at once, seconds.
-
-    The time is the sum over the rounds of the algorithm of the slowest message of each round.
-    """
+    """Return the time of a sum that all its devices begin at once, seconds: the slowest message per round, added."""
     rounds: dict[int, float] = {}
     for device in sync.devices:
         for exchange in sync.exchanges(device):
