@@ -152,9 +152,9 @@ def test_the_cluster_file_simulates_what_was_measured(measured: dict[str, Any]) 
     )
     path = nominal_path(scenario(folder, "effects: {network: tcp}"), "one", "two")
     assert path.rate_bps == pytest.approx(best_bps, rel=1e-3)
-    # A message is handed on by two processes, which a packet is not.
     assert path.latency_s == pytest.approx(found["messages"]["arrival_s"]["1"]["median"], rel=1e-3)
-    assert 0 <= path.latency_s - found["round_trip_s"]["median"] / 2 <= 2e-3
+    # Two processes pass a message on, and wait for a core; counted twice, the way would take 20 ms more.
+    assert 0 <= path.latency_s - found["round_trip_s"]["median"] / 2 <= 5e-3
     done = ropebridge("simulate", folder / "scenario.yaml", "--strategy=megatron", "--steps", "2")
     assert done.returncode == 0, done.stderr
 
