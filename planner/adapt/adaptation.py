@@ -11,33 +11,33 @@ from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError, RunError
 
-# The fields of a plan that may change from step to step if the same devices hold the same layers; the others are set up
-# once.
+# Fields of a plan that may change from step to step without a new set-up, if each device keeps its layers. A change of
+# another field needs a new set-up of all devices (`needs_set_up`).
 _CHANGEABLE = ("strategy", "schedule", "order", "pipelines")
 
-# The fields that no plan of a run may change, even where everything is set up anew.
+# Fields of a plan that must stay the same during a run, even with a new set-up.
 _INVARIANT = ("scenario", "model", "version")
 
 
 class Adaptation:
-    """The plan of each step: it shows finished steps to a policy and records its decisions.
+    """Shows finished steps to a policy, records its decisions, and returns the plan of each step.
 
     Both backends use this class, and a recorded run can be replayed through it.
 
     Args:
-        policy: Policy that decides.
+        policy: Policy that decides on plans.
         plan: Plan of the first step.
         scenario: Scenario that the plans are for.
 
     Raises:
-        RunError: The policy returned a plan that breaks the scenario's invariants, names a device that is away, or
-            needs a set-up while pipelines train without a barrier.
+        RunError: The policy returned a plan that fails the check, changes a field that a run keeps, names an absent
+            device, or needs a new set-up while pipelines train without a barrier.
     """
 
     def __init__(self, policy: Policy, plan: Plan, scenario: Scenario) -> None:
         self._policy = policy
         self._scenario = scenario
-        # In the order of the decisions: an answer to a departure replaces what was to come later.
+        # (first step, plan) in the order of decisions: one after a departure overrides earlier ones for later steps.
         self._timeline: list[tuple[int, Plan]] = [(0, plan)]
         self._starts: list[Decision] = []
         self.decisions: list[Decision] = []
@@ -52,23 +52,23 @@ class Adaptation:
         return self._timeline[-1][1]
 
     def is_start(self, decision: Decision) -> bool:
-        """Return whether everything is set up anew for a decision, also where nothing moves."""
+        """Return whether all devices are set up anew for a decision, even if no layer moves."""
         return decision in self._starts
 
     def next_start(self, step: int) -> Decision | None:
-        """Return the next decision after ``step`` for which everything is set up anew; None if there is none yet.
+        """Return the next decision after ``step`` for which all devices are set up anew; None if there is none yet.
 
-        All devices finish the step before its first one; then its migration is carried out.
+        Before the decision's ``first_step`` starts, all devices finish the previous step, and layers migrate.
         """
         return min((each for each in self._starts if each.first_step > step), key=_first_step, default=None)
 
     def finish_step(self, step: int, events: Iterable[Event], away: tuple[str, ...] = ()) -> Decision | None:
-        """Show the policy a finished step and return its decision, if it makes one.
+        """Show the policy a finished step and return its decision; None if it keeps the plan.
 
         Args:
             step: Index of the step.
             events: Events of the step.
-            away: Devices of the cluster that are known to be away.
+            away: Devices of the cluster that are known to be absent.
         """
         current = self.latest
         seen = replace(observe(events, step, self.plan_for(step)), away=away)
@@ -88,17 +88,19 @@ class Adaptation:
     def lose_devices(
         self, step: int, events: Iterable[Event], gone: tuple[str, ...], away: tuple[str, ...]
     ) -> Decision | None:
-        """Show the policy a step that devices have left; return how to continue without them, None to wait for them.
+        """Show the policy an unfinished step that devices have left.
+
+        Returns the decision to continue without these devices; None to wait for their return.
 
         Args:
             step: Index of the first step that not every device had finished.
             events: Events of the step so far.
-            gone: Devices of the step's plan that are away.
-            away: Devices of the cluster that are away.
+            gone: Devices of the step's plan that are absent.
+            away: Devices of the cluster that are absent.
         """
         running = self.plan_for(step)
         seen = replace(observe(events, step, running), gone=gone, away=away)
-        # A plan decided for a later step may do without the devices that are gone now.
+        # A plan that is already decided for a later step may not contain the devices that left.
         current = self.latest if set(gone) & set(self.latest.devices) else running
         proposed = self._policy.decide(seen, current)
         if proposed is None:
@@ -153,7 +155,7 @@ class Adaptation:
 
 
 def needs_set_up(old: Plan, new: Plan) -> bool:
-    """Return whether a change of plan needs a new set-up: it changes devices, layers, links or messages."""
+    """Return whether a change of plan needs a new set-up: another placement of layers, or another field set up once."""
     return _holders(old) != _holders(new) or any(getattr(old, name) != getattr(new, name) for name in _set_up_once())
 
 

@@ -1,8 +1,8 @@
 """Transfers of layer state between devices: for a new plan, and for backups.
 
-A layer's state is its parameters and what the optimizer stores for them; gradients live for a step only, and plans
-change between steps. A device that holds a layer already needs nothing. Others receive it from the device that holds it
-and has the path with the highest rate.
+A layer's state is its parameters and the optimizer's values for them. Gradients are not part of it, because plans
+change between steps. A device that needs a layer which it does not hold receives the state from the holder whose path
+to it has the highest rate.
 """
 
 from collections import Counter, defaultdict
@@ -19,14 +19,14 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class LayerTransfer:
-    """The state of neighbouring layers, sent from one device to another.
+    """The state of consecutive layers, sent from one device to another.
 
     Attributes:
         source: Name of the sending device.
         target: Name of the receiving device, which holds the layers afterwards.
         first_layer: Index of the first layer.
         end_layer: Index after the last layer.
-        size_bytes: Bytes of parameters and optimizer state, as the target will hold them.
+        size_bytes: Bytes of parameters and optimizer state that the target will hold.
     """
 
     source: str
@@ -43,13 +43,13 @@ class LayerTransfer:
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """All transfers between two plans, by target and layer."""
+    """All transfers for a change from one plan to another, sorted by target and layer."""
 
     moves: tuple[LayerTransfer, ...]
 
     @property
     def size_bytes(self) -> int:
-        """Sum over the transfers."""
+        """Bytes of all transfers."""
         return sum(move.size_bytes for move in self.moves)
 
 
@@ -58,7 +58,7 @@ NO_MIGRATION = Migration(())
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """One part of ``degree`` of a layer, as tensor parallelism divides it."""
+    """Part number ``part`` of the ``degree`` equal parts into which tensor parallelism divides a layer."""
 
     layer: int
     degree: int
@@ -72,20 +72,20 @@ def migration_between(
     gone: Collection[str] = (),
     backups: Mapping[int, Sequence[str]] | None = None,
 ) -> Migration:
-    """Return what the devices of ``new`` need that they do not hold with ``old``.
+    """Return the transfers of all state that devices need for ``new`` and do not hold with ``old``.
 
-    Assumed: where the degree of tensor parallelism changes, a part comes as a whole from one of the devices that hold
-    a part of the layer.
+    Assumed: if the degree of tensor parallelism changes, a new part is sent as a whole by one device that holds an old
+    part of the layer.
 
     Args:
-        old: The plan until now.
-        new: The plan from now on.
-        scenario: Scenario of the plans, which has sizes and paths.
-        gone: Devices that hold nothing any more.
-        backups: Layer to the other devices that hold a copy of its state.
+        old: The plan before the change.
+        new: The plan after the change.
+        scenario: Scenario of the plans, which gives sizes and paths.
+        gone: Devices whose state is lost.
+        backups: Devices that hold a backup of a layer's state, by layer index.
 
     Raises:
-        InputError: No device holds a layer any more.
+        InputError: No device holds the state of a layer that ``new`` needs.
     """
     before = {device: shards for device, shards in _held(old).items() if device not in gone}
     holders: dict[int, list[str]] = defaultdict(list)
@@ -99,12 +99,12 @@ def migration_between(
 
 
 def moves_from(held: Mapping[str, Collection[int]], plan: Plan, scenario: Scenario) -> Migration:
-    """Return what the devices of a plan without tensor parallelism need that they do not hold.
+    """Return the transfers of all state that devices need for a plan without tensor parallelism and do not hold.
 
     Args:
-        held: Device to the layers whose state it has.
-        plan: The plan from now on.
-        scenario: Scenario of the plan, which has sizes and paths.
+        held: Indices of the layers whose state a device holds, by device name.
+        plan: The plan after the change.
+        scenario: Scenario of the plan, which gives sizes and paths.
 
     Raises:
         InputError: No device holds a layer.
@@ -134,9 +134,9 @@ def _from_nearest(
 
 
 def migration_time_s(migration: Migration, scenario: Scenario) -> float:
-    """Return a lower bound of the seconds that all transfers at once take, at the bandwidths of the cluster.
+    """Return a lower bound on the seconds of all transfers at the same time, at the bandwidths of the cluster.
 
-    It is the time of the busiest link, plus the longest latency.
+    The bound is the time of the busiest link plus the longest latency.
     """
     bits: dict[str, float] = defaultdict(float)
     capacity_bps = {}
@@ -182,7 +182,7 @@ def _nearest(holders: Iterable[str], target: str, layer: int, scenario: Scenario
 
 
 def _joined(wanted: Sequence[tuple[str, str, int, int]], scenario: Scenario) -> tuple[LayerTransfer, ...]:
-    """Return (source, target, degree, layer) as transfers, with neighbouring layers in one."""
+    """Return transfers from tuples (source, target, degree, layer), with consecutive layers joined."""
     transfers = []
     for (source, target, degree, _), run in groupby(
         enumerate(wanted), key=lambda entry: (*entry[1][:3], entry[1][3] - entry[0])
@@ -194,9 +194,9 @@ def _joined(wanted: Sequence[tuple[str, str, int, int]], scenario: Scenario) -> 
 
 
 def backup_holders(plan: Plan) -> Mapping[int, tuple[str, ...]]:
-    """Return layer to the devices that hold a copy of its state; only for layers that a single device trains.
+    """Return layer index to the devices that back up its state, for the layers that only a single device trains.
 
-    A pipeline of one stage on one device has no neighbour to hold a copy, so its layers are not backed up.
+    The backup is on the next stage's first device. A pipeline of one stage has no next stage, and so no backups.
     """
     copies: Counter[int] = Counter()
     for pipeline in plan.pipelines:
@@ -213,7 +213,7 @@ def backup_holders(plan: Plan) -> Mapping[int, tuple[str, ...]]:
 
 
 def backup_moves(plan: Plan, scenario: Scenario) -> tuple[LayerTransfer, ...]:
-    """Return the transfers that bring all backups of a plan up to date, in one order for all devices."""
+    """Return the transfers that update all backups of a plan, sorted by layer; the order is equal on all devices."""
     owners = {
         layer: replica.device
         for pipeline in plan.pipelines

@@ -1,4 +1,4 @@
-"""Policies, which are the same objects in both backends: what they observe of a step, and what they decide."""
+"""Interface of policies, the same for both backends: what a policy observes of a step, and what it decides."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -17,10 +17,10 @@ class PathObservation:
     Attributes:
         source: Name of the sending device.
         target: Name of the receiving device.
-        size_bytes: Bytes of all transfers.
-        busy_s: Seconds in which at least one of them was being sent or queued.
-        latency_s: Shortest time between the departure and the arrival of a last byte, seconds, over the transfers that
-            the receiver waited for; None if it waited for none.
+        size_bytes: Bytes of all transfers in the step.
+        busy_s: Seconds in which at least one transfer was queued or being sent.
+        latency_s: Shortest time from departure to arrival of a transfer's last byte, seconds, over the transfers for
+            which the receiver waited; None if the receiver waited for none.
     """
 
     source: str
@@ -37,19 +37,19 @@ class PathObservation:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One finished step.
+    """Measurements of one step.
 
     Attributes:
         step: Index of the step.
         plan: Plan of the step.
-        compute_s: (device, seconds of compute) in the order of device names.
-        paths: Paths that carried something, in the order of source and target names.
-        gone: Devices of the plan that have left. Then the step is not finished, and the observation covers what had
-            happened until then; the step is done again with the plan that is decided on.
-        away: Devices of the cluster, those of other plans included, that are known to be away now, so that no plan may
-            name them. Devices that have returned are not among them.
-        end_s: End of the last event, seconds from the start of the run; steps overlap, so that the duration of one is
-            the time from the end of the one before.
+        compute_s: (device, seconds of compute), sorted by device name.
+        paths: Paths that carried bytes, sorted by source and target names.
+        gone: Devices of the plan that have left during the step; usually empty. Otherwise the step is not finished, and
+            the observation covers its events so far. The step is repeated with the plan that the policy returns.
+        away: Devices of the cluster that are known to be absent now, whether in the plan or not; no new plan may name
+            them.
+        end_s: End of the last event, seconds from the start of the run. Steps overlap; the duration of a step is the
+            difference of its ``end_s`` and that of the previous step.
     """
 
     step: int
@@ -62,7 +62,7 @@ class Observation:
 
 
 def observe(events: Iterable[Event], step: int, plan: Plan) -> Observation:
-    """Return the observation of ``step``, which ran ``plan``, from the events; those of other steps are ignored."""
+    """Return the observation of ``step``, which ran ``plan``; events of other steps are ignored."""
     compute: defaultdict[str, float] = defaultdict(float)
     sends: defaultdict[tuple[str, str], list[Event]] = defaultdict(list)
     waits: dict[tuple[object, ...], Event] = {}
@@ -93,7 +93,7 @@ def _latency_s(sends: list[Event], waits: dict[tuple[object, ...], Event]) -> fl
 
 
 def _union_s(events: list[Event]) -> float:
-    """Return the length of the union of the events' intervals, seconds; the events are sorted by start."""
+    """Return the length of the union of the events' intervals, seconds; events must be sorted by start."""
     total_s, covered_until_s = 0.0, float("-inf")
     for event in events:
         total_s += max(0.0, event.end_s - max(event.start_s, covered_until_s))
@@ -101,26 +101,25 @@ def _union_s(events: list[Event]) -> float:
     return total_s
 
 
-# An observation of step k can change step k + 2 at the earliest: while step k + 1 runs, the observation is sent and the
-# decision comes back, so that no device waits for either. The simulator has the same lag.
+# Steps from an observed step to the first one with the new plan. Observation and decision travel while the step between
+# runs, so that no device waits for them. The simulator has the same lag.
 DECISION_LAG_STEPS = 2
 
 
 class Policy(Protocol):
     """Decides on plans from observations.
 
-    A policy may have state, but uses no clock, no input and no output, and does not depend on the backend.
+    A policy may have state, but must not read a clock, do input or output, or depend on the backend.
     """
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the plan to change to, or None to keep the current one.
 
-        Where devices of the plan have left, None means to wait for their return, and any other plan must do without
-        them.
+        If ``observation.gone`` is not empty, None means to wait for these devices; a returned plan must not name them.
 
         Args:
-            observation: Observation of a finished step; steps come in order, each once. Or of a step that devices have
-                left (``observation.gone``), which is shown again when it is finished.
+            observation: Observation of a finished step; steps come in order, each once. A step that devices have left
+                (``observation.gone``) is shown in addition, before it is finished.
             plan: The plan of the last decision.
         """
 
@@ -131,10 +130,10 @@ class Decision:
 
     Attributes:
         observed_step: Index of the step whose observation led to the decision.
-        first_step: Index of the first step that runs the new plan; where devices have left it is the observed one,
-            which is done again.
+        first_step: Index of the first step that runs the new plan; after a departure, the observed step, which is
+            repeated.
         plan: The new plan.
-        change: Description of the difference, for people.
+        change: Description of the change in words, for reports.
         migration: Transfers of layer state before the first step.
     """
 
@@ -146,12 +145,12 @@ class Decision:
 
     @property
     def answers_departure(self) -> bool:
-        """Whether devices had left, so that a step is done again."""
+        """Whether the decision answers a departure of devices, so that the observed step is repeated."""
         return self.first_step <= self.observed_step
 
 
 def describe_change(old: Plan, new: Plan, migration: Migration = NO_MIGRATION) -> str:
-    """Return the differences between two plans, and the transfers for them, in one line."""
+    """Return a line of text with the differences between two plans and the transfers of layer state."""
     parts = [*_changed_devices(old, new), *_changed_layers(old, new)]
     for index, (before, after) in enumerate(zip(old.pipelines, new.pipelines, strict=False)):
         name = f"pipeline {index}: " if len(new.pipelines) > 1 else ""
@@ -180,7 +179,7 @@ def _changed_devices(old: Plan, new: Plan) -> list[str]:
 
 
 def _changed_layers(old: Plan, new: Plan) -> list[str]:
-    """Return changes in the number of pipelines or of stages, and in where stages end."""
+    """Return texts for changes in the number of pipelines or stages, and in the layers at which stages end."""
     if len(old.pipelines) != len(new.pipelines):
         return [f"pipelines {len(old.pipelines)} -> {len(new.pipelines)}"]
     parts = []
@@ -201,7 +200,7 @@ def _shares(pipeline: Pipeline) -> list[list[float]]:
 
 
 def _samples(pipeline: Pipeline) -> list[list[int]]:
-    """Return the samples of a step, by stage and replica."""
+    """Return the samples of one step for each stage and replica."""
     sizes = pipeline.microbatches
     return [
         [sum(end - first for first, end in column) for column in zip(*map(stage.intervals, sizes), strict=True)]

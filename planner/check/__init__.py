@@ -1,4 +1,4 @@
-"""Checks of a plan against its scenario, whose messages name the place and what would be valid.
+"""Checks of a plan against its scenario; error messages give the place in the plan and what would be valid.
 
 Every ``check_`` function of this package raises an InputError for the first mistake and returns nothing otherwise.
 """
@@ -21,9 +21,9 @@ def check_plan(plan: Plan, scenario: Scenario) -> None:
     """Refuse a plan that the scenario cannot carry out.
 
     Raises:
-        InputError: The plan was made for another model, names what does not exist or one device twice, leaves layers
-            out, changes the global batch, cannot be scheduled, deadlocks, does not fit into memory, or needs a link
-            that is not there; or an effect or fault of the scenario names what it does not have.
+        InputError: The plan is for another model; uses an unknown name, or a device twice; does not cover all layers;
+            has another global batch; cannot be scheduled; deadlocks; does not fit into memory; or needs a missing link.
+            Or an effect or fault of the scenario names an unknown device or link.
     """
     if plan.model != scenario.model.name:
         raise InputError(
@@ -66,7 +66,7 @@ def is_possible(plan: Plan, scenario: Scenario) -> bool:
 
 
 def _check_effects_and_faults(scenario: Scenario) -> None:
-    """Refuse effects and faults of devices and links that are not there, and faults that overlap."""
+    """Refuse effects and faults of unknown devices and links, and overlapping faults of one device or link."""
     devices = scenario.cluster.by_name
     links = {link.name: link for link in scenario.cluster.links}
     compute = scenario.effects.compute

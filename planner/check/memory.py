@@ -1,4 +1,4 @@
-"""The memory of a plan: what each worker holds fits into its devices."""
+"""Check that the memory which each worker of a plan needs fits into its devices."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,12 @@ from planner.step.memory import peak_bytes
 from traces.common.errors import InputError
 from traces.common.units import size_text
 
-# The schedules that ignore memory: those that hold every microbatch at once, and the one that holds its depth.
+# Schedules whose microbatches in flight do not depend on memory: all at once, or in 1F1B the stage's depth.
 _IGNORING_MEMORY = HOLD_ALL | {"1f1b"}
 
 
 def check_memory(pipeline: Pipeline, plan: Plan, scenario: Scenario, where: str) -> None:
-    """Refuse stages that do not fit into their devices, or whose layers were not profiled on these."""
+    """Refuse stages that do not fit into their devices, or whose layers have no profile for the device kind."""
     workers = pipeline.workers
     for worker in range(max(workers) + 1):
         held = [number for number, holder in enumerate(workers) if holder == worker]
@@ -25,9 +25,9 @@ def check_memory(pipeline: Pipeline, plan: Plan, scenario: Scenario, where: str)
 
 
 def check_peaks(plan: Plan, scenario: Scenario) -> None:
-    """Refuse a plan whose order of actions holds more at once than a device has room for.
+    """Refuse a plan whose order of actions needs more memory at a time than a device has.
 
-    The plan has passed all other checks, so that it can be scheduled.
+    The plan must have passed all other checks, because its step is compiled here.
     """
     if plan.schedule in _IGNORING_MEMORY and plan.order == "scheduled":
         return
@@ -50,9 +50,9 @@ def check_peaks(plan: Plan, scenario: Scenario) -> None:
 
 
 def microbatches_held(pipeline: Pipeline, plan: Plan, stage: int) -> int:
-    """Return how many microbatches a stage surely holds at once, between their F and their I or B.
+    """Return a lower bound on the most microbatches that a stage holds between forward and backward (B or I).
 
-    The number is exact for explicit orders and for schedules that ignore memory; it is one for the others.
+    The bound is exact for explicit orders and for schedules that ignore memory, and 1 for all others.
     """
     count = len(pipeline.microbatches)
     if not pipeline.orders:

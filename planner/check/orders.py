@@ -1,4 +1,4 @@
-"""Explicit orders of a plan: they are complete, on the right workers, and free of deadlock."""
+"""Check that the explicit orders of a plan are complete, on the right workers, and free of deadlock."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -8,19 +8,19 @@ from planner.plan.actions import Action, Kind
 from planner.plan.plan import EXPLICIT, Pipeline, Plan
 from traces.common.errors import InputError
 
-# The kinds of backward that send a gradient to the stage before.
+# Kinds of backward that send a gradient to the previous stage.
 _GRADIENT = (Kind.BACKWARD, Kind.BACKWARD_INPUT)
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A worker that waits for another one, or for itself.
+    """A worker whose next action waits for an action of another worker, or for a later action of its own.
 
     Attributes:
         worker: Number of the worker.
-        action: Action that comes next in its order.
-        needs: Action that must be done before.
-        holder: Number of the worker that does that action.
+        action: Next action in the worker's order.
+        needs: Action for whose result ``action`` waits.
+        holder: Number of the worker that runs ``needs``.
     """
 
     worker: int
@@ -29,7 +29,7 @@ class Wait:
     holder: int
 
     def describe(self, pipeline: Pipeline) -> str:
-        """Return the wait in words, with the devices of the pipeline."""
+        """Return the wait as text that names the devices."""
         if self.holder == self.worker:
             return f"{_devices(pipeline, self.worker)} has {self.action} before {self.needs}, which it needs"
         return (
@@ -39,7 +39,7 @@ class Wait:
 
 
 def find_cycle(pipeline: Pipeline) -> tuple[Wait, ...]:
-    """Return the workers of complete orders that wait in a cycle, each for the next; empty if there is none."""
+    """Return a cycle of workers, each of which waits for the next; empty if the (complete) orders have no cycle."""
     kinds: defaultdict[tuple[int, int], set[Kind]] = defaultdict(set)
     for order in pipeline.orders:
         for action in order:
@@ -79,7 +79,7 @@ def _needs(action: Action, kinds: Mapping[tuple[int, int], set[Kind]]) -> Iterat
 
 
 def _trace_cycle(pipeline: Pipeline, needs: Mapping[int, Action], position: list[int]) -> tuple[Wait, ...]:
-    """Follow who waits for whom, from any worker that waits, until one comes again."""
+    """Return the cycle found by following the waits from one blocked worker until a worker repeats."""
     if not needs:
         return ()
     holders = pipeline.workers
@@ -99,7 +99,7 @@ def _devices(pipeline: Pipeline, worker: int) -> str:
     return f"device {names}" if len(stage.replicas) == 1 else f"devices {names}"
 
 
-# The actions of a microbatch in a stage: with a whole backward, or with a split one.
+# Kinds of the actions of one microbatch in one stage, with a whole or a split backward.
 _COMPLETE = (
     Counter((Kind.FORWARD, Kind.BACKWARD)),
     Counter((Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)),
@@ -107,7 +107,7 @@ _COMPLETE = (
 
 
 def check_orders(pipeline: Pipeline, plan: Plan, where: str) -> None:
-    """Refuse orders that do not belong to the plan's schedule, or that cannot be carried out."""
+    """Refuse orders in a plan whose schedule is not `EXPLICIT`, and orders that cannot be carried out."""
     where = f"{where}.orders"
     if plan.schedule != EXPLICIT:
         if pipeline.orders:
@@ -115,14 +115,14 @@ def check_orders(pipeline: Pipeline, plan: Plan, where: str) -> None:
             raise InputError(f"the plan has orders but its schedule is '{plan.schedule}'", where=where, valid=valid)
         return
     if plan.order != "scheduled":
-        valid = "write order 'scheduled', or name the schedule whose kind of backward the devices follow"
+        valid = "write order 'scheduled', or a schedule other than 'explicit', which decides whether backward is split"
         raise InputError(f"the plan carries its orders but asks for order '{plan.order}'", where="order", valid=valid)
     workers = max(pipeline.workers) + 1
     if len(pipeline.orders) != workers:
         raise InputError(
             f"the schedule is '{EXPLICIT}', with orders for {len(pipeline.orders)} workers",
             where=where,
-            valid=f"give one list of actions for each of the {workers} workers, as stages first name their devices",
+            valid=f"give one list of actions for each of the {workers} workers, in the order in which stages name them",
         )
     _check_actions(pipeline, where)
     _check_complete(pipeline, where)

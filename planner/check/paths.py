@@ -1,4 +1,4 @@
-"""What devices exchange: a synchronisation that fits the plan, a path for every two, traces as long as the run."""
+"""Checks of communication: synchronisation settings, a path for each pair that communicates, and trace lengths."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -12,13 +12,13 @@ from traces.common.errors import InputError, find_by_name
 
 
 def check_paths(plan: Plan, scenario: Scenario) -> None:
-    """Refuse a plan in which two devices communicate that no link joins."""
+    """Refuse a plan in which two devices communicate between which there is no path."""
     for source, target in communicating_pairs(plan, scenario):
         scenario.cluster.path(source, target)
 
 
 def communicating_pairs(plan: Plan, scenario: Scenario) -> Iterator[tuple[str, str]]:
-    """Yield the (source, target) devices between which the plan sends something; pairs may repeat."""
+    """Yield the (source, target) devices between which the plan sends bytes; pairs may repeat."""
     for pipeline in plan.pipelines:
         yield from _between_stages(pipeline)
         for stage in pipeline.stages:
@@ -65,13 +65,13 @@ def _both_ways(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def check_traces_last(scenario: Scenario, plan: Plan, steps: int) -> None:
-    """Refuse a run of ``steps`` steps if the trace of a link that the plan uses surely ends before it.
+    """Refuse a run of ``steps`` steps that is certain to outlast the trace of a link that the plan uses.
 
-    Only traces that end (`traces.trace.LinkTrace.ends`) can be too short; others loop or hold their last rate.
+    Only traces with `traces.trace.LinkTrace.ends` can be too short; others loop or hold their last rate.
     """
     used = [link for link in used_links(plan, scenario) if link.trace is not None and link.trace.ends]
     if not used or scenario.effects.compute.jitter:
-        # With jitter no run is sure to last that long; the simulator ends one that does.
+        # With jitter there is no lower bound on the run's length; the simulator stops a run that outlasts a trace.
         return
     shortest_s = steps * step_at_least_s(scenario, plan)
     for link in used:
@@ -88,7 +88,7 @@ def check_traces_last(scenario: Scenario, plan: Plan, steps: int) -> None:
 
 
 def step_at_least_s(scenario: Scenario, plan: Plan) -> float:
-    """Return a lower bound of a step's seconds without jitter: the busiest device's compute at its best speed."""
+    """Return a lower bound on a step's seconds without jitter: the busiest device's compute at its highest speed."""
     compute = scenario.effects.compute
     factors = {straggler.device: straggler.factor for straggler in compute.stragglers}
     fastest = {slowdown.device: max(slowdown.speed) for slowdown in compute.slowdowns}
@@ -112,7 +112,7 @@ _WHERE = "synchronisation"
 
 
 def check_synchronisation(plan: Plan) -> None:
-    """Refuse a synchronisation that does not exist or that this plan cannot have."""
+    """Refuse settings of synchronisation that are unknown or do not fit the plan."""
     how = plan.synchronisation
     find_by_name(how.method, dict.fromkeys(METHODS), "method", where=f"{_WHERE}.method")
     find_by_name(how.algorithm, dict.fromkeys(ALGORITHMS), "algorithm", where=f"{_WHERE}.algorithm")
@@ -124,7 +124,7 @@ def check_synchronisation(plan: Plan) -> None:
         )
     if how.method == _ALLREDUCE and how.staleness_bound is not None:
         raise InputError(
-            f"a staleness bound of {how.staleness_bound} does not fit method '{_ALLREDUCE}': nobody runs ahead",
+            f"a staleness bound of {how.staleness_bound} does not fit method '{_ALLREDUCE}': all pipelines wait",
             where=f"{_WHERE}.staleness_bound",
             valid="remove it, or choose a method that does not wait: asgd, asgd-ga or ma",
         )
@@ -156,7 +156,7 @@ def _check_overlap(plan: Plan) -> None:
         )
     if how.method != _ALLREDUCE:
         raise InputError(
-            f"buckets of {how.bucket_bytes} bytes do not fit method '{how.method}', whose exchanges nobody waits for",
+            f"buckets of {how.bucket_bytes} bytes do not fit method '{how.method}', whose exchanges no device awaits",
             where=where,
             valid=f"remove it, or write method '{_ALLREDUCE}'",
         )

@@ -1,4 +1,4 @@
-"""The stages of a plan: their devices, their layers, their microbatches and their placement on workers."""
+"""Checks of the stages of a plan: devices, layers, microbatches and placement on workers."""
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -8,14 +8,14 @@ from planner.scenario.cluster import Cluster
 from planner.scenario.profile import ModelProfile
 from traces.common.errors import InputError, find_by_name
 
-# Shares are relative; beyond this their sum loses the small ones.
+# Limit on a share: with larger ones, sums in float64 would lose small shares.
 LARGEST_SHARE = 1e9
 
 
 def check_devices(plan: Plan, cluster: Cluster) -> None:
-    """Refuse devices that are not in the cluster or used twice, and tensor-parallel groups that differ or span hosts.
+    """Refuse unknown devices, devices used twice, and tensor-parallel groups of several hosts or device kinds.
 
-    Stages of a pipeline on exactly the same replicas form one worker; this is how a device holds several stages.
+    A device may hold several stages of a pipeline only if these stages have the same replicas (one worker).
     """
     seen: dict[str, str] = {}
     for p, pipeline in enumerate(plan.pipelines):
@@ -38,7 +38,7 @@ def check_devices(plan: Plan, cluster: Cluster) -> None:
 
 
 def _claim(replica: Replica, where: str, seen: dict[str, str]) -> None:
-    """Note in ``seen`` where the devices of a replica work; none of them may work elsewhere."""
+    """Add the devices of a replica to ``seen``, and refuse those that are in it already."""
     for position, device in enumerate(replica.devices):
         if device in seen:
             raise InputError(
@@ -86,7 +86,7 @@ def _check_replica(replica: Replica, cluster: Cluster, where: str) -> None:
             )
 
 
-# The schedule in which a stage waits for as many forwards as its depth before its first backward.
+# The schedule in which a stage runs as many forwards as its depth before its first backward.
 _WAITS_FOR_ITS_DEPTH = "1f1b"
 
 
@@ -134,7 +134,7 @@ def check_microbatches(pipeline: Pipeline, plan: Plan, where: str) -> None:
         )
 
 
-# The worker of each stage that a schedule needs, for a number of stages and of workers, and the rule in words.
+# Function from the numbers of stages and of workers to the worker of each stage, and the rule in words.
 _Placement = tuple[Callable[[int, int], list[int]], str]
 
 _ONE_EACH: _Placement = (lambda stages, workers: list(range(stages)), "every stage is on devices of its own")

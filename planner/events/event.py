@@ -27,26 +27,28 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened on one device.
+    """One interval of a run in which a device computes, communicates, fails, or in which a policy decides.
 
-    A ``send`` lasts from the call that sends the bytes until the last one has left; a ``receive`` from the moment at
-    which the device has nothing else to do until the bytes have arrived (there is none if they had arrived before). An
-    ``update``, of the sender's step, lasts from the arrival of another pipeline's update until it is applied: at once
-    in the simulator, with the receiver's next update in the executor. A ``fault`` lasts while a device is gone or
-    hangs, or a link is out; its action is ``absent``, ``hangs`` or ``out``, and a link is named by its ends as device
-    and peer. A ``migrate``, of the first step that runs the new plan, is a send of the state of layers that change
-    devices.
+    - ``send``: from the call that sends until the last byte has left.
+    - ``receive``: from the moment at which the device has nothing else to do until the bytes have arrived; no event if
+      they arrived before that moment.
+    - ``update``: from the arrival of another pipeline's update until it is applied: in the simulator at once, in the
+      executor with the receiver's next update. ``step`` is the sender's.
+    - ``fault``: while a device is absent or hangs, or a link is out; ``action`` is ``absent``, ``hangs`` or ``out``.
+      For a link, ``device`` and ``peer`` are its ends.
+    - ``migrate``: as ``send``, for the state of layers that change devices; ``step`` is the first of the new plan.
 
     Attributes:
         kind: Kind of the event.
         device: Name of the device.
-        peer: Name of the other device of a send, receive or migrate, else empty.
-        pipeline: Index of the pipeline, -1 where none applies.
-        stage: Index of the device's stage, -1 where none applies.
-        microbatch: Index of the microbatch, -1 where none applies.
+        peer: Name of the other device of a transfer, or the other end of a link; empty for other events.
+        pipeline: Index of the pipeline, -1 for none.
+        stage: Index of the device's stage, -1 for none.
+        microbatch: Index of the microbatch, -1 for none.
         step: Index of the training step.
-        action: F, B, I or W of a compute, or of the compute that a transfer is for; S for gradients being summed; U for
-            the optimizer's update, and for updates sent to another pipeline; M for layers that change devices.
+        action: F (forward), B (whole backward), I (input gradient) or W (weight gradient), of a compute or of the
+            compute whose result is transferred; S: sum of gradients; U: optimizer's update, or update sent to another
+            pipeline; M: migration of layers; or the kind of a fault.
         start_s: Start, seconds from the start of the run.
         end_s: End, seconds from the start of the run.
         size_bytes: Bytes on the wire; 0 for kinds other than send, receive, sync, update and migrate.
@@ -78,7 +80,7 @@ _SCHEMA = pa.schema(
 
 
 def in_order(events: Iterable[Event]) -> list[Event]:
-    """Return the events by time, with ties broken by their other fields, so that a log has one order."""
+    """Return the events sorted by start, with ties broken by the other fields, so that the order is unique."""
     return sorted(events, key=lambda e: (e.start_s, e.end_s, e.device, e.kind, e.peer, e.step, e.stage, e.microbatch))
 
 
@@ -103,11 +105,11 @@ class EventWriter:
 
     def __init__(self, path: Path) -> None:
         self._file = pq.ParquetWriter(path, _SCHEMA)
-        # pyarrow loads pandas with its first array, for up to a second: here, not in the middle of a run.
+        # pyarrow imports pandas for its first array, which takes up to a second; done here rather than during the run.
         to_table([])
 
     def append(self, events: Iterable[Event]) -> None:
-        """Write these events."""
+        """Append these events to the file."""
         self._file.write_table(to_table(events))
 
     def close(self) -> None:
@@ -118,7 +120,7 @@ class EventWriter:
 def read_events(path: Path) -> list[Event]:
     """Return the events of a Parquet file."""
     columns = pq.read_table(path, schema=_SCHEMA).to_pydict()
-    # Files from before pipelines could send updates have no staleness.
+    # Files of older versions have no column ``staleness``.
     columns["staleness"] = [-1 if value is None else value for value in columns["staleness"]]
     kinds = [EventKind(kind) for kind in columns.pop("kind")]
     return [Event(*row) for row in zip(kinds, *columns.values(), strict=True)]
@@ -128,7 +130,7 @@ ABSENT, HANGS, OUT = "absent", "hangs", "out"
 
 
 def fault_events(faults: Iterable[Fault], end_s: float) -> list[Event]:
-    """Return an event for each fault that starts before ``end_s``, the end of the run, where longer ones are cut."""
+    """Return an event for each fault that starts before the run's end, ``end_s``; longer faults are cut there."""
     return [_scheduled(fault, min(fault.end_s, end_s)) for fault in faults if fault.start_s < end_s]
 
 

@@ -1,4 +1,4 @@
-"""Events in columns, for the many events of a run with a thousand devices."""
+"""Events stored in columns, which saves memory and time for runs with a thousand devices."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -18,8 +18,8 @@ class EventLog(Sequence[Event]):
     """A sequence of events, stored as a column per field of `planner.events.event.Event`.
 
     Attributes:
-        names: Texts of the columns in `TEXTS`, which hold indices into this tuple.
-        columns: Field to column, [events]; times are float64, all others int64.
+        names: Strings that occur in the fields `TEXTS`; the columns of these fields hold indices into this tuple.
+        columns: Column of each field, shape [events]; float64 for `TIMES`, int64 for all others.
     """
 
     names: tuple[str, ...]
@@ -27,7 +27,7 @@ class EventLog(Sequence[Event]):
 
     @classmethod
     def from_events(cls, events: Iterable[Event]) -> "EventLog":
-        """Return the events, in their order."""
+        """Return a log of these events, in the given order."""
         rows = list(events)
         numbers: dict[str, int] = {}
         columns = {}
@@ -71,22 +71,22 @@ class EventLog(Sequence[Event]):
     __hash__ = None  # type: ignore[assignment]
 
     def take(self, rows: NDArray[np.intp]) -> "EventLog":
-        """Return the events of these rows, in this order."""
+        """Return a log of the events with these indices, in this order."""
         return EventLog(self.names, {name: column[rows] for name, column in self.columns.items()})
 
     def texts(self, field: str) -> NDArray[np.str_]:
-        """Return a column of `TEXTS` as strings, [events]."""
+        """Return the column of a field of `TEXTS` as strings, shape [events]."""
         return np.array(self.names)[self.columns[field]] if self.names else np.empty(0, np.str_)
 
     def frame(self) -> "pd.DataFrame":
         """Return the events as a pandas table: a row per event, a column per field."""
-        # Here and not above: pandas takes longer to load than the planner.
+        # Imported here because pandas takes longer to load than the planner.
         import pandas as pd
 
         return pd.DataFrame({name: self.texts(name) if name in TEXTS else self.columns[name] for name in FIELDS})
 
     def is_a(self, *kinds: EventKind) -> NDArray[np.bool_]:
-        """Return whether each event is of one of these kinds, [events]."""
+        """Return a mask of the events of these kinds, bool, shape [events]."""
         wanted = [number for number, name in enumerate(self.names) if name in kinds]
         return np.isin(self.columns["kind"], wanted)
 
@@ -107,5 +107,5 @@ TIMES = frozenset({"start_s", "end_s"})
 
 
 def as_log(events: Sequence[Event]) -> EventLog:
-    """Return the events in columns, unchanged if they are a log already."""
+    """Return the events as an `EventLog`; a log is returned unchanged."""
     return events if isinstance(events, EventLog) else EventLog.from_events(events)

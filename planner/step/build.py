@@ -11,25 +11,28 @@ from planner.plan.plan import Pipeline, Plan, Stage
 from planner.schedules.kernel.problem import BACKWARD_WEIGHT, FORWARD, Orders
 from planner.step.graph import Ints, StepGraph
 
-# Which stage waits for an action: the next one for F, the one before for I and B, none for W.
+# Role of an action by the stage that gets its result: forward (F) the next stage; input gradient and whole backward
+# (I, B) the previous stage; weight gradient (W) none.
 _FEEDS_NEXT, _FEEDS_PREVIOUS, _FEEDS_NOBODY = 0, 1, 2
 
 
 class Workers(NamedTuple):
-    """Workers of all pipelines and their orders; stages and workers are numbered over all pipelines.
+    """Workers of all pipelines and their orders of actions. Stage and worker numbers count over all pipelines.
+
+    The orders of all workers are concatenated to one list of entries. An actor is one replica of a worker.
 
     Attributes:
-        first_ordered: First entry of each worker in the next three arrays, and the number of entries, [workers + 1].
-        kind: Kind of each action, a number of `planner.schedules.kernel.problem`, [entries].
+        first_ordered: First entry of each worker in the next three arrays; last the number of entries, [workers + 1].
+        kind: Kind of each action, a constant of `planner.schedules.kernel.problem`, [entries].
         stage: Stage of each action, [entries].
-        microbatch: Microbatch of each action, an index in its pipeline, [entries].
-        first_actor: First actor of each worker, one for each replica, and the number of actors, [workers + 1].
+        microbatch: Index of each action's microbatch in its pipeline, [entries].
+        first_actor: First actor of each worker; last the number of actors, [workers + 1].
         stage_worker: Worker that holds each stage, [stages].
         is_last: Whether a stage is the last one of its pipeline, [stages].
         first_bound: First entry of each stage in `bounds`, [stages].
-        bounds: First sample of each replica, and the number of samples, for each stage and microbatch, flat.
-        first_place: First entry of each stage in the table of actions, and the table's length, [stages + 1]; the table
-            has three entries for each microbatch and replica: F; I or B; W.
+        bounds: First sample of each replica, followed by the number of samples, for each stage and microbatch, flat.
+        first_place: First entry of each stage in the table that `place_actions` returns; last the table's length,
+            [stages + 1]. The table has three entries for each microbatch and replica: F; I or B; W.
     """
 
     first_ordered: Ints
@@ -45,15 +48,15 @@ class Workers(NamedTuple):
 
 
 class Origins(NamedTuple):
-    """Entries of the orders that actions come from, and actions that messages come from.
+    """The entry in the orders of each action, and the sending and receiving action of each message.
 
     Attributes:
-        ordered: Entry of the orders that each action carries out, [actions].
+        ordered: Index in the arrays of `Workers` of each action, [actions].
         actor: Actor of each action, [actions].
-        sender: Action that sends each message, rising, [messages].
-        receiver: Action that waits for each message, [messages].
+        sender: Index of the action that sends each message, non-decreasing, [messages].
+        receiver: Index of the action that waits for each message, [messages].
         start_sample: First sample that each message carries, [messages].
-        stop_sample: Sample after the last one, [messages].
+        stop_sample: Index after the last sample that each message carries, [messages].
     """
 
     ordered: Ints
@@ -73,7 +76,7 @@ def _role(kind: int) -> int:
 
 @njit(cache=True)
 def _target(workers: Workers, stage: int, role: int) -> int:
-    """Stage on another worker that an action's result is sent to; -1 if there is none."""
+    """Return the stage that receives an action's result; -1 if there is none or it is on the same worker."""
     if role == _FEEDS_NOBODY:
         return -1
     if role == _FEEDS_NEXT:
@@ -106,12 +109,12 @@ def _place(workers: Workers, stage: int, microbatch: int, replicas: int, replica
 
 @njit(cache=True)
 def place_actions(workers: Workers) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the actions that have samples, actor by actor.
+    """Return the actions with at least one sample, actor by actor.
 
     Returns:
-        The first action of each actor, and the number of actions, [actors + 1]; the entry of each action in the orders,
-        [actions]; the actor of each action, [actions]; and the table of actions by stage, microbatch, replica and role,
-        with -1 where there is none.
+        Four arrays: the first action of each actor, last the number of actions, [actors + 1]; the index in the orders
+        of each action, [actions]; the actor of each action, [actions]; and a flat table of action indices by stage,
+        microbatch, replica and role (see `Workers.first_place`), -1 for no action.
     """
     total = 0
     for worker in range(len(workers.first_actor) - 1):
@@ -143,7 +146,7 @@ def place_actions(workers: Workers) -> tuple[Ints, Ints, Ints, Ints]:
 def trace_origins(workers: Workers) -> tuple[Ints, Origins]:
     """Return the first action of each actor, [actors + 1], and the origins of actions and messages.
 
-    A result is sent as one message for each intersection of the sender's samples with those of a receiver.
+    An action sends one message to each replica of the receiving stage that shares samples with it.
     """
     first_action, entries, actors, table = place_actions(workers)
     most = 0
@@ -183,9 +186,9 @@ def connect(first_action: Ints, actors: Ints, sender: Ints, receiver: Ints) -> S
     """Return the graph of actions and the messages between them.
 
     Args:
-        first_action: Where each actor's actions begin, and their number, [actors + 1].
+        first_action: First action of each actor; last the number of actions, [actors + 1].
         actors: Actor of each action, [actions].
-        sender: Action that sends each message, rising, [messages].
+        sender: Action that sends each message, non-decreasing, [messages].
         receiver: Action that waits for each message, [messages].
     """
     first_received, received = group_by(receiver, len(actors))
@@ -198,7 +201,11 @@ def connect(first_action: Ints, actors: Ints, sender: Ints, receiver: Ints) -> S
 
 @njit(cache=True)
 def group_by(keys: Ints, count: int) -> tuple[Ints, Ints]:
-    """Return the first entry of each key, [count + 1], and the entries grouped by key, in their order."""
+    """Return a stable grouping of the indices of ``keys`` by key.
+
+    Returns:
+        The position of each key's first index, last the number of keys, [count + 1]; and the grouped indices, [keys].
+    """
     first = np.zeros(count + 1, np.int64)
     for key in keys:
         first[key + 1] += 1
@@ -213,9 +220,9 @@ def group_by(keys: Ints, count: int) -> tuple[Ints, Ints]:
 
 @njit(cache=True)
 def number_channels(actors: Ints, sender: Ints, receiver: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the channel of each message, numbered by first use, and each channel's sender and receiver."""
+    """Return the channel of each message, numbered in the order of first use, and each channel's two actors."""
     count = 0
-    # Chains of channels per sending actor: an actor sends to few others.
+    # A linked list of channels per sending actor; the lists are short, since an actor sends to few others.
     newest = np.full(actors.max() + 1 if len(actors) else 0, -1, np.int64)
     older = np.empty(len(sender), np.int64)
     channel_sender = np.empty(len(sender), np.int64)
@@ -240,7 +247,7 @@ def plan_workers(plan: Plan, orders: Sequence[Orders]) -> Workers:
     """Return the workers of all pipelines.
 
     Args:
-        plan: A plan that passes the check.
+        plan: Plan that passes `planner.check.check_plan`.
         orders: Orders of each pipeline.
     """
     stages = [(pipeline, stage) for pipeline in plan.pipelines for stage in pipeline.stages]
@@ -268,12 +275,12 @@ def plan_workers(plan: Plan, orders: Sequence[Orders]) -> Workers:
 
 
 def starts(counts: Iterable[int]) -> Ints:
-    """Return the start of each of consecutive parts, and the sum of their counts at the end."""
+    """Return the start index of consecutive parts with these counts, and at the end the sum, [counts + 1]."""
     return np.cumsum([0, *counts], dtype=np.int64)
 
 
 def _bounds(pipeline: Pipeline, stage: Stage) -> Ints:
-    """First sample of each replica, and the number of samples, for each microbatch, flat."""
+    """Return the stage's part of `Workers.bounds`."""
     sizes, which = np.unique(np.array(pipeline.microbatches), return_inverse=True)
     rows = [[0, *(end for _, end in stage.intervals(int(size)))] for size in sizes]
     return np.array(rows, np.int64)[which].ravel()

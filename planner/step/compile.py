@@ -1,4 +1,4 @@
-"""One step of a plan, compiled: its graph, and what each action and message in it is."""
+"""Compile one step of a plan to arrays: its graph, and a description of each action and message."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,17 +32,17 @@ from planner.step.tables import SYNC, UPDATE, Actions, Messages, append, join_ac
 class CompiledStep:
     """One step of a plan in arrays.
 
-    An actor is a device, or the devices of a tensor-parallel group, named by the first. Where sums of gradients overlap
-    with backward, communication streams are actors too (`planner.step.sync`).
+    An actor is a device, or a tensor-parallel group, which has the name of its first device. If sums of gradients
+    overlap with backward, communication streams are actors too (`planner.step.sync`).
 
     Attributes:
-        actors: Names of the actors' devices in rank order; the devices of communication streams follow.
+        actors: Device name of each actor, in rank order, followed by the device name of each communication stream.
         pipeline: Index of each actor's pipeline, [actors].
         stage: Index of the first stage that each actor holds, [actors].
-        graph: Order of actions, and messages that they wait for.
+        graph: Order of actions, and the messages between them.
         actions: Description of each action, in the graph's order.
         messages: Description of each message, in the graph's order.
-        spans: Actions of each actor's part in each sum of gradients, actor by actor, in order.
+        spans: Ranges of the actions of each sum of gradients, sorted by actor and position.
     """
 
     actors: tuple[str, ...]
@@ -58,7 +58,7 @@ class CompiledStep:
 def compile_step(plan: Plan, scenario: Scenario) -> CompiledStep:
     """Return one step of a plan that passes `planner.check.check_plan` for the scenario.
 
-    The last plans are cached: every step asks for its plan, and a policy for its candidates at every step.
+    Results are cached, because each step compiles its plan, and a policy compiles its candidates in each step.
     """
     workers = plan_workers(plan, plan_orders(plan, scenario))
     _, origins = trace_origins(workers)
@@ -94,9 +94,9 @@ def compile_step(plan: Plan, scenario: Scenario) -> CompiledStep:
 
 @lru_cache(maxsize=32)
 def planned_compute_s(plan: Plan, scenario: Scenario) -> Mapping[str, float]:
-    """Return how long each device computes in a step by its profile, seconds, with the optimizer's update.
+    """Return the profiled compute seconds of a step for each device, including the optimizer's update.
 
-    Of a tensor-parallel group only the first device is listed; the others compute as long.
+    A tensor-parallel group is listed under its first device; all its devices compute equally long.
     """
     step = compile_step(plan.without_overlap, scenario)
     kinds, durations_s = step.actions.kind.tolist(), step.actions.duration_s.tolist()
@@ -130,7 +130,7 @@ def _actions(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins)
     replica = origins.actor - workers.first_actor[worker]
     replicas = np.diff(workers.first_actor)[worker]
     bound = workers.first_bound[stage] + microbatch * (replicas + 1) + replica
-    # A stage has three places for each microbatch and replica in the table of actions, and one row of durations.
+    # For each microbatch and replica of a stage, the table of actions has three entries, the durations one row.
     cell = workers.first_place[stage] // 3 + microbatch * replicas + replica
     first_stage = starts(len(pipeline.stages) for pipeline in plan.pipelines)
     pipeline = np.searchsorted(first_stage, stage, side="right") - 1
@@ -147,7 +147,7 @@ def _actions(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins)
 
 
 def _updates(plan: Plan, scenario: Scenario, places: Mapping[str, tuple[int, int]]) -> Actions:
-    """Return the optimizer's updates, of the actors whose profile has their time."""
+    """Return one optimizer update for each actor whose profile has a time for it."""
     update_s = dict.fromkeys(places, 0.0)
     for stage in _stages(plan):
         for replica in stage.replicas:
@@ -169,7 +169,7 @@ def _updates(plan: Plan, scenario: Scenario, places: Mapping[str, tuple[int, int
 
 
 def _durations_s(plan: Plan, scenario: Scenario) -> Floats:
-    """Seconds of F, B, I and W for each stage, microbatch and replica, [cells, 4]."""
+    """Return seconds of (F, B, I, W) for each stage, microbatch and replica, [cells, 4]."""
     rows = []
     for pipeline in plan.pipelines:
         sizes, which = np.unique(np.array(pipeline.microbatches), return_inverse=True)
@@ -188,13 +188,13 @@ def _durations_s(plan: Plan, scenario: Scenario) -> Floats:
 
 def _messages(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins, actors: Sequence[str]) -> Messages:
     entry = origins.ordered[origins.sender]
-    # A gradient has the size of the output that it belongs to: that of the stage before.
+    # The gradient that a stage sends has the size of the previous stage's output.
     boundary = workers.stage[entry] - (workers.kind[entry] != FORWARD)
     output_bytes = [scenario.model.layers[stage.end_layer - 1].output_bytes for stage in _stages(plan)]
     regions = [scenario.cluster.by_name[name].region for name in actors]
     region = np.array([scenario.cluster.regions.index(name) for name in regions], np.int64)[origins.actor]
     crosses = (region[origins.sender] != region[origins.receiver]).astype(np.int64)
-    # A transfer of several samples has the bytes of each.
+    # The bytes of a transfer are proportional to its samples.
     forms = [[wire_bytes(form, 1, size) for size in output_bytes] for form in ("none", plan.compression)]
     size_bytes = (origins.stop_sample - origins.start_sample) * np.array(forms, np.int64)[crosses, boundary]
     return Messages(origins.sender, origins.receiver, size_bytes, origins.start_sample, origins.stop_sample)

@@ -1,13 +1,13 @@
-"""Step times of plans at constant rates, in compiled code: the judge of candidate plans.
+"""Step times of plans at constant rates, in compiled code, for searches over many candidate plans.
 
-Each ordered pair of devices is a channel of its own that carries one message at a time. On constant links that no two
-channels share, the times are exactly those of the simulator's events; a test compares the two.
+Each ordered pair of devices is a channel that carries one message at a time. On constant links that no two channels
+share, the times equal those of the simulator (tests/planner/step/test_evaluate.py).
 
-Where channels share links, `contended_paths` estimates how much longer transfers take. What one device sends to several
-others leaves at the same moment and surely shares a link. Other flows meet now and then, as activations that go forward
-while gradients come back over the same LAN: taken as independent, a flow meets another one for the part of the step for
-which that one is busy. Whenever flows meet, a link gives each its fair share. Sums of gradients meet those of the same
-round of their ring (`planner.cost.link_sharing`). A simulation is exact.
+If channels share links, `contended_paths` estimates how much longer transfers take. Flows from one device to several
+others start together and share the link for certain. Other flows, such as activations forward and gradients back over
+one LAN, are taken as independent: a flow shares the link with another one for the share of the step in which the other
+is busy. Flows at the same time get equal rates. Sums of gradients share links with those of the same round of their
+ring (`planner.cost.link_sharing`). These are estimates; only the simulator is exact.
 """
 
 from collections import defaultdict
@@ -32,10 +32,10 @@ def step_time_s(
     """Return the makespan of one step in seconds.
 
     Args:
-        plan: A plan that passes the check.
+        plan: Plan that passes `planner.check.check_plan`.
         scenario: Scenario that the plan is for.
-        path: Path from one device to another; the declared bandwidths and latencies if None.
-        slowdown: Factor by which the compute of devices takes longer than profiled, by device.
+        path: Function from two device names to a path; None for paths at declared bandwidths and latencies.
+        slowdown: Factor on the profiled compute times for each device; 1 for devices that are not in the mapping.
 
     Raises:
         InputError: The order of actions deadlocks.
@@ -48,11 +48,11 @@ def step_time_s(
 def makespan_s(
     step: CompiledStep, scenario: Scenario, duration_s: Floats, transmission_s: Floats, latency_s: Floats
 ) -> float:
-    """Return the makespan of a step whose actions and messages take these times, seconds.
+    """Return the makespan in seconds of a step with given durations of actions and messages.
 
     Args:
         step: The compiled step to evaluate.
-        scenario: Says whether transfers block.
+        scenario: Gives `ComputeEffects.transfers_block`.
         duration_s: Duration of each action, seconds, [actions].
         transmission_s: Time for which each message keeps its path busy, seconds, [messages].
         latency_s: Time from each message's departure to its arrival, seconds, [messages].
@@ -69,9 +69,9 @@ def makespan_s(
 
 
 def step_times_s(plan: Plan, scenario: Scenario, networks: Sequence[Paths]) -> Floats:
-    """Return the makespan of one step in seconds on each of many networks, [networks].
+    """Return the makespan of one step in seconds on each of several networks, [networks].
 
-    The graph is built once: robust planning scores a plan in many windows of its traces.
+    The graph is built once for all networks, for robust planning, which evaluates a plan in many windows of traces.
     """
     step = compile_step(plan, scenario)
     sequence, acting, _ = walk(step.graph)
@@ -88,7 +88,7 @@ def nominal_paths(plan: Plan, scenario: Scenario) -> Paths:
 
 
 def message_times(step: CompiledStep, path: Paths) -> tuple[Floats, Floats]:
-    """Return how long each message keeps its path busy, and its latency with jitter, in seconds, [messages] each."""
+    """Return each message's transmission time and its latency including jitter, both in seconds and [messages]."""
     graph, paths = step.graph, _channel_paths(step, path)
     if not paths:
         return np.empty(0), np.empty(0)
@@ -102,7 +102,7 @@ def message_times(step: CompiledStep, path: Paths) -> tuple[Floats, Floats]:
 
 
 def jitter_delays_s(step: CompiledStep, path: Paths) -> Floats:
-    """Return the part of each message's latency that is the jitter of its packets, seconds, [messages]."""
+    """Return the mean delay of each message by packet jitter, seconds, [messages]."""
     return _jitter_delays_s(step, _channel_paths(step, path))
 
 
@@ -117,7 +117,7 @@ def _jitter_delays_s(step: CompiledStep, paths: Sequence[ConstantRatePath]) -> F
 
 
 def _channel_pairs(step: CompiledStep) -> list[Pair]:
-    """Return the devices that send and receive on each channel."""
+    """Return the (sending, receiving) devices of each channel."""
     channels = zip(step.graph.channel_sender.tolist(), step.graph.channel_receiver.tolist(), strict=True)
     return [(step.actors[sender], step.actors[receiver]) for sender, receiver in channels]
 
@@ -127,14 +127,14 @@ def _channel_paths(step: CompiledStep, path: Paths) -> list[ConstantRatePath]:
 
 
 def blocking_messages(step: CompiledStep, scenario: Scenario) -> Flags:
-    """Return for which messages sender and receiver wait, [messages]: transfers between stages, if they block."""
+    """Return which messages block the compute of sender and receiver, bool [messages]; see ``transfers_block``."""
     if not scenario.effects.compute.transfers_block:
         return np.zeros(step.graph.messages, np.bool_)
     return np.asarray(step.actions.kind[step.messages.receiver] != SYNC, np.bool_)
 
 
 def slowed_durations_s(step: CompiledStep, slowdown: Mapping[str, float]) -> Floats:
-    """Return the duration of each action where devices take ``slowdown`` times as long, seconds, [actions]."""
+    """Return the profiled duration of each action times its device's ``slowdown`` (default 1), seconds, [actions]."""
     if not slowdown:
         return step.actions.duration_s
     factors = np.array([slowdown.get(actor, 1.0) for actor in step.actors])
@@ -142,13 +142,13 @@ def slowed_durations_s(step: CompiledStep, slowdown: Mapping[str, float]) -> Flo
 
 
 def contended_paths(plan: Plan, scenario: Scenario) -> Paths:
-    """Return the paths of a plan at declared bandwidths, each with what other flows leave it of its links."""
+    """Return the paths of a plan at declared bandwidths, reduced by the estimated contention of other flows."""
     return slowed_paths(plan, scenario, contention_factors(plan, scenario))
 
 
 @lru_cache(maxsize=256)
 def contention_factors(plan: Plan, scenario: Scenario) -> Mapping[Pair, float]:
-    """Return how many times as long the transfers of each pair take as on links of its own, at declared bandwidths."""
+    """Return, for each pair, the ratio of its transfers' times with and without other flows, at declared bandwidths."""
     paths = nominal_paths(plan, scenario)
     busy_s = _busy_s(compile_step(plan, scenario), paths)
     factors: dict[Pair, float] = {**sharers(plan, scenario)}
@@ -161,7 +161,7 @@ def contention_factors(plan: Plan, scenario: Scenario) -> Mapping[Pair, float]:
 
 
 def _contention_factor(pair: Pair, busy_shares: Mapping[Pair, float], scenario: Scenario, paths: Paths) -> float:
-    """How many times as long a transfer of a pair takes as alone, among pairs that are busy for shares of the step."""
+    """Return the ratio of a pair's transfer time with contention to that without; others are busy for their shares."""
     longest = 1.0
     for link in scenario.cluster.path(*pair):
         others = [
@@ -170,7 +170,7 @@ def _contention_factor(pair: Pair, busy_shares: Mapping[Pair, float], scenario: 
             if other != pair and link in scenario.cluster.path(*other)
         ]
         whole_bps = payload_bps(scenario.effects.network, link.bandwidth_bps)
-        # Flows that get less on other links leave the rest; no flow gets less than an equal part.
+        # Flows that are slower because of other links leave rate unused; every flow gets at least an equal part.
         wanted_bps = sum(share * rate_bps for share, rate_bps in others)
         equal_bps = whole_bps / (1 + sum(share for share, _ in others))
         longest = max(longest, paths(*pair).rate_bps / max(equal_bps, whole_bps - wanted_bps))
@@ -178,7 +178,7 @@ def _contention_factor(pair: Pair, busy_shares: Mapping[Pair, float], scenario: 
 
 
 def _busy_s(step: CompiledStep, paths: Paths) -> dict[Pair, float]:
-    """How long a step's transfers between stages keep each pair of devices busy, seconds."""
+    """Return the seconds for which transfers between stages keep each pair of devices busy in a step."""
     transmission_s, _ = message_times(step, paths)
     graph, between = step.graph, step.actions.kind[step.messages.receiver] != SYNC
     seconds = np.bincount(graph.channel[between], transmission_s[between], len(graph.channel_sender)).tolist()

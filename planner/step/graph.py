@@ -1,6 +1,6 @@
 """One step of a plan as a graph in arrays: the actions of each actor in order, and the messages between them.
 
-The compiled evaluator and the simulator both time this one form.
+Both `planner.step.evaluate` and the simulator compute times from this graph.
 """
 
 from typing import NamedTuple
@@ -17,17 +17,17 @@ Flags = NDArray[np.bool_]
 
 
 class StepGraph(NamedTuple):
-    """Actions of actors (a device, or the devices of a tensor-parallel group) and messages between them.
+    """Actions of actors and the messages between them. An actor is a device, a tensor-parallel group or a stream.
 
-    Actions are numbered actor by actor, in the order in which each actor does them; messages in the order of the
-    actions that send them, so that action a sends messages first_sent[a] to first_sent[a + 1] - 1. A channel leads from
-    one actor to another.
+    Actions are numbered actor by actor, in the order in which an actor runs them. Messages are numbered in the order of
+    the actions that send them: action a sends messages first_sent[a] to first_sent[a + 1] - 1. A channel is an ordered
+    pair of actors.
 
     Attributes:
-        first_action: First action of each actor, and the number of actions, [actors + 1].
-        first_received: First entry of each action in `received`, and the number of entries, [actions + 1].
-        received: Messages in the order in which actions wait for them, [messages].
-        first_sent: First message that each action sends, and the number of messages, [actions + 1].
+        first_action: First action of each actor; last the number of actions, [actors + 1].
+        first_received: First entry of each action in ``received``; last the number of entries, [actions + 1].
+        received: Message indices, grouped by the action that waits for them, [messages].
+        first_sent: First message that each action sends; last the number of messages, [actions + 1].
         receiver: Actor that receives each message, [messages].
         channel: Channel of each message, [messages].
         channel_sender: Actor that sends on each channel, [channels].
@@ -61,11 +61,11 @@ class StepGraph(NamedTuple):
 
 @njit(cache=True)
 def walk(graph: StepGraph) -> tuple[Ints, Ints, Ints]:
-    """Return the actions in an order in which each comes after those that it waits for.
+    """Return a topological order of the actions.
 
     Returns:
-    The actions in that order, fewer than all if the others wait for each other in a cycle, [actions]; the actor of
-    each of them, [actions]; and the action at which each actor stops, [actors].
+        The actions in topological order, without those that a cycle blocks, [at most actions]; the actor of each of
+        these, of the same shape; and the first action that each actor cannot run, or its last action + 1, [actors].
     """
     actors = len(graph.first_action) - 1
     actions = len(graph.first_sent) - 1
@@ -117,12 +117,13 @@ def longest_path(
 
     Args:
         graph: Actions and messages.
-        sequence: All actions, each after those that it waits for; from `walk`.
+        sequence: All actions in topological order, from `walk`.
         acting: Actor of each action in ``sequence``.
-        duration_s: Duration of each action, [actions].
-        transmission_s: Time for which each message keeps its channel busy, [messages].
-        latency_s: Time from each message's departure to its arrival, unless one before it arrives later, [messages].
-        blocking: Whether sender and receiver do nothing else while a message is under way, [messages].
+        duration_s: Duration of each action, seconds, [actions].
+        transmission_s: Time for which each message keeps its channel busy, seconds, [messages].
+        latency_s: Time from a message's departure to its arrival, seconds, [messages]; messages of a channel arrive in
+            order, so that a message may have to wait for an earlier one.
+        blocking: Whether a message keeps sender and receiver from computing while it is sent, [messages].
     """
     sent_s = np.empty(len(graph.receiver))
     clock_s = np.zeros(len(graph.first_action) - 1)
@@ -162,7 +163,10 @@ def longest_paths(
     latency_s: Floats,
     blocking: Flags,
 ) -> Floats:
-    """Return the makespans of one graph with many sets of times, whose arrays have a row for each set."""
+    """Return the makespan in seconds for each row of the times, [rows].
+
+    Arguments are those of `longest_path`; ``duration_s``, ``transmission_s`` and ``latency_s`` have a leading row axis.
+    """
     result = np.empty(len(duration_s))
     for row in range(len(duration_s)):
         result[row] = longest_path(

@@ -1,9 +1,9 @@
 """The memory that each action of a step allocates and frees on its device, and the peak.
 
-A forward allocates its activations when it starts; a backward frees them when it ends. Where backward is split,
-activations stay until the weight gradient is done. A backward holds a workspace while it runs. Where a stage
-recomputes, a forward allocates only the stage's input, and its backward the rest. Only a device's own actions change
-its memory, so that the peak follows from their order alone, whatever the links do.
+A forward allocates its activations when it starts; the backward frees them when it ends (if split, when the weight
+gradient ends). A backward holds a workspace while it runs. If a stage recomputes, its forward allocates only the
+stage's input, and the backward the other activations. Only a device's own actions change its memory, so that the peak
+depends on the order of actions alone, not on the links.
 """
 
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ class MemoryUse:
     """Changes of memory by the actions of a step, bytes.
 
     Attributes:
-        step: Step of the plan without overlap, which does not change memory.
+        step: Compiled step of the plan without overlap; overlap does not change memory.
         taken: Bytes that each action allocates when it starts, [actions].
         returned: Bytes that each action frees when it ends, [actions].
-        workspace: Bytes that each action holds in between, [actions].
-        resident: Bytes that each actor holds all the time: states, and what the framework takes, [actors].
+        workspace: Bytes that each action holds only while it runs, [actions].
+        resident: Constant bytes of each actor: parameters, gradients, optimizer state and framework, [actors].
     """
 
     step: CompiledStep
@@ -39,15 +39,15 @@ class MemoryUse:
 
 
 def memory_use(plan: Plan, scenario: Scenario, effects: MemoryEffects | None = None) -> MemoryUse:
-    """Return how a step of a plan changes memory.
+    """Return the bytes that each action of a step allocates and frees.
 
-    Assumed: all activations of a microbatch stay until its weight gradient. Of a transformer layer most do (Qi et
-    al., Zero Bubble Pipeline Parallelism, 2024, count 32 of 34 + 5 as/h units).
+    Assumed: all activations of a microbatch stay until its weight gradient. In a transformer layer most do (Qi et al.,
+    Zero Bubble Pipeline Parallelism, 2024: 32 of 34 + 5 as/h units).
 
     Args:
-        plan: Plan that can be compiled.
+        plan: Plan that `planner.step.compile.compile_step` accepts.
         scenario: Gives the model, the optimizer and the devices.
-        effects: Memory that the framework takes; that of the scenario if None.
+        effects: Memory effects to use in place of the scenario's; the scenario's if None.
     """
     taken_by = effects or scenario.effects.memory
     step = compile_step(plan.without_overlap, scenario)
@@ -69,7 +69,7 @@ def memory_use(plan: Plan, scenario: Scenario, effects: MemoryEffects | None = N
 
 
 def peak_bytes(plan: Plan, scenario: Scenario, effects: MemoryEffects | None = None) -> dict[str, int]:
-    """Return the peak bytes of each actor's devices in a step of the plan."""
+    """Return the peak bytes per device of each actor in a step, by the actor's device name."""
     use = memory_use(plan, scenario, effects)
     step, peaks = use.step, {}
     for actor, name in enumerate(step.actors):
@@ -86,7 +86,10 @@ def _stage_numbers(step: CompiledStep, plan: Plan) -> np.ndarray[tuple[int], np.
 
 
 def _stage_bytes(step: CompiledStep, plan: Plan, scenario: Scenario) -> tuple[Floats, Floats]:
-    """Bytes of a sample, [saved, recomputed, largest layer; actors; stages in all], and of states, [actors]."""
+    """Return bytes per sample, [3, actors, stages of all pipelines], and bytes of states, [actors].
+
+    Rows of the first: saved, recomputed, largest layer's activations.
+    """
     number = {name: actor for actor, name in enumerate(step.actors)}
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     each = np.zeros((3, len(number), len(stages)))

@@ -1,4 +1,4 @@
-"""Orders of actions of plans, and plans with another schedule on the same devices."""
+"""Orders of actions of a plan, and the change of a plan to another schedule on the same devices."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -17,7 +17,7 @@ from traces.common.errors import InputError
 
 
 def plan_orders(plan: Plan, scenario: Scenario) -> list[Orders]:
-    """Return the orders of each pipeline; with ``order: dynamic`` those that its rule makes at declared rates."""
+    """Return the orders of each pipeline; with ``order: dynamic``, those that result at declared rates."""
     if plan.schedule == EXPLICIT:
         return [Orders.from_actions(pipeline.orders) for pipeline in plan.pipelines]
     made: dict[tuple[object, ...], Orders] = {}
@@ -38,22 +38,22 @@ def _make(plan: Plan, problem: SchedulingProblem) -> Orders:
     return SCHEDULES[plan.schedule](problem)
 
 
-# Schedules that need two stages on every worker, and whether the second round goes back through the workers.
+# Schedules with two stages on every worker, and whether the second stages are placed in reverse order of workers.
 TWO_ROUNDS = {"interleaved-1f1b": False, "zb-v": True}
 
-# Schedules that search for an order, with as many microbatches in flight as hide round trips.
+# Schedules that search for an order; `with_schedule` gives them the depths that hide round trips.
 SEARCHING = frozenset({"compact-zb", "portfolio", "optimal"})
 
-# The schedule whose search depends on the machine's speed: a plan holds the orders that it found.
+# The schedule whose result depends on the speed of the machine that searches: plans store its orders.
 SOLVED = "optimal"
 
 
 def with_schedule(plan: Plan, scenario: Scenario, schedule: str, order: str = "scheduled") -> Plan:
     """Return the plan with another schedule.
 
-    Schedules with two stages on every worker split each stage in two, unless workers have several stages already.
-    Schedules that hide round trips get the depths for it, as far as memory allows. The orders that `optimal` finds
-    become the plan's own.
+    For schedules in `TWO_ROUNDS`, each stage is split in two, unless a worker has several stages already. For schedules
+    in `SEARCHING` and for the dynamic order, depths are those of `hiding_depths`. The orders that ``optimal`` finds are
+    stored in the plan, whose schedule becomes `EXPLICIT`.
 
     Raises:
         InputError: A stage has a single layer where two are needed.
@@ -77,7 +77,7 @@ def with_schedule(plan: Plan, scenario: Scenario, schedule: str, order: str = "s
 
 
 def with_orders(plan: Plan, orders: Sequence[Sequence[Action]]) -> Plan:
-    """Return the plan with these orders, a row for each worker, in every pipeline."""
+    """Return the plan with these explicit orders, one row per worker, the same in every pipeline."""
     rows = tuple(tuple(row) for row in orders)
     return replace(
         plan, schedule=EXPLICIT, pipelines=tuple(replace(pipeline, orders=rows) for pipeline in plan.pipelines)
@@ -85,7 +85,7 @@ def with_orders(plan: Plan, orders: Sequence[Sequence[Action]]) -> Plan:
 
 
 def _in_two_rounds(pipeline: Pipeline, where: str, schedule: str, *, back: bool) -> Pipeline:
-    """Give each worker two stages: one in the first half of the model, one in the second."""
+    """Return the pipeline with each stage split: every worker has a stage in each half of the model."""
     sizes = [stage.end_layer - stage.first_layer for stage in pipeline.stages]
     if min(sizes) < 2:
         thin = sizes.index(min(sizes))
@@ -106,15 +106,18 @@ def _in_two_rounds(pipeline: Pipeline, where: str, schedule: str, *, back: bool)
 
 
 def _interleaved_depth(stage: int, workers: int) -> int:
-    """Return the most microbatches of a stage that the published order holds, with two stages on each worker."""
+    """Return the most microbatches in flight at a stage in interleaved 1F1B with two stages on each worker.
+
+    The order: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021.
+    """
     turn, worker = divmod(stage, workers)
     return (1 - turn) * workers + min(workers, 2 * (workers - worker) - 1)
 
 
 def hiding_depths(pipeline: Pipeline, scenario: Scenario, compression: str = "none") -> tuple[int, ...]:
-    """Return the depths that hide a pipeline's round trips, as far as memory allows.
+    """Return the depths of `latency_aware_depths`, lowered to what memory holds.
 
-    Returns the depths that the pipeline has if not even one microbatch fits.
+    Returns the pipeline's current depths if not even one microbatch fits into memory.
     """
     problem = scheduling_problem(pipeline, scenario, compression)
     total_s = problem.forward_s + problem.backward_input_s + problem.backward_weight_s

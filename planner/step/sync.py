@@ -1,8 +1,8 @@
-"""Sums of gradients as actions that take no time themselves, and messages between them.
+"""Sums of gradients (all-reduces) as actions of duration zero and messages between them.
 
-Where sums overlap with backward, each action during which a bucket of gradients becomes ready is split there into
-segments, and each device that takes part in sums has a second actor, its communication stream, which exchanges the
-buckets. Messages of no bytes tell a stream that it may begin a sum, and its device that all sums are done.
+If sums overlap with backward, an action is split into segments at each moment at which a bucket of gradients becomes
+complete. Each device that takes part in sums has a second actor, its communication stream, which exchanges the buckets.
+Messages of 0 bytes tell the stream that a bucket is complete, and the device that all sums are done.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,20 +21,20 @@ from planner.step.build import starts
 from planner.step.graph import Ints
 from planner.step.tables import SYNC, Actions, Messages, join_actions
 
-# The action of a bucket on a device that has no samples of the stage: its sum need not wait.
+# Stands for the action of a bucket on a device without samples of the stage: the sum can begin at once.
 AT_ONCE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class SyncSpan:
-    """One actor's part in one sum of gradients: consecutive actions.
+    """The consecutive actions of one actor in one sum of gradients.
 
     Attributes:
         sync: Sum that the actions belong to.
         actor: Index of the actor.
         first_action: Index of the first action.
         end_action: Index after the last action.
-        sent_bytes: Bytes that the actor sends in all of them.
+        sent_bytes: Sum of the bytes that these actions send.
     """
 
     sync: GradientSync
@@ -44,7 +44,7 @@ class SyncSpan:
     sent_bytes: int
 
     def moved(self, numbers: Ints) -> "SyncSpan":
-        """Return the span with the new numbers of its actions."""
+        """Return the span after its action n has got the number ``numbers[n]``."""
         first = int(numbers[self.first_action])
         return replace(self, first_action=first, end_action=first + self.end_action - self.first_action)
 
@@ -54,12 +54,12 @@ def sync_actions(
 ) -> tuple[Actions, Messages, list[SyncSpan]]:
     """Return the actions and messages of all sums, actor by actor.
 
-    An exchange sends at once and then waits, so that what it waits for is received by the action after it: an actor has
-    one action more than exchanges.
+    Action i of an actor sends the message of exchange i, and waits for the message that exchange i - 1 receives.
+    Therefore an actor has one action more than exchanges.
 
     Args:
         syncs: Sums of the plan.
-        actors: Actor that takes part in sums for each device, by the device's name.
+        actors: Index of the actor that exchanges gradients for each device, by device name.
         element_bytes: Bytes of one gradient.
     """
     acting: list[int] = []
@@ -84,7 +84,7 @@ def sync_actions(
 
 
 def _waiting_actions(acting: Sequence[int]) -> Actions:
-    """One action that takes no time for each of these actors."""
+    """Return one action of duration zero for each of these actors."""
     count = len(acting)
     none, zero = np.full(count, -1, np.int64), np.zeros(count, np.int64)
     kind = np.full(count, SYNC, np.int8)
@@ -92,7 +92,7 @@ def _waiting_actions(acting: Sequence[int]) -> Actions:
 
 
 def _messages(sent: Sequence[tuple[int, int, int]]) -> Messages:
-    """Messages from triples of sender, receiver and bytes."""
+    """Return messages from (sending action, receiving action, bytes)."""
     sender, receiver, size_bytes = np.array(sent, np.int64).reshape(-1, 3).T
     zero = np.zeros(len(sent), np.int64)
     return Messages(sender, receiver, size_bytes, zero, zero)
@@ -100,13 +100,13 @@ def _messages(sent: Sequence[tuple[int, int, int]]) -> Messages:
 
 @dataclass(frozen=True, slots=True)
 class BucketReady:
-    """When a device's gradients of a sum are complete.
+    """The moment at which a device's gradients of one sum are complete.
 
     Attributes:
         actor: Index of the device's actor.
-        sync: Index of the sum in the plan's sums.
-        action: Index of the action during which they become complete, or `AT_ONCE`.
-        after_s: Time from the start of that action until then, by its profile, seconds.
+        sync: Index of the sum among the plan's sums.
+        action: Index of the action during which the gradients become complete, or `AT_ONCE`.
+        after_s: Profiled seconds from the start of that action to the moment.
     """
 
     actor: int
@@ -118,7 +118,7 @@ class BucketReady:
 def ready_buckets(
     syncs: Sequence[GradientSync], actions: Actions, actors: Sequence[str], plan: Plan, scenario: Scenario
 ) -> list[BucketReady]:
-    """Return when each actor's sums may begin, actor by actor, in the order of the sums.
+    """Return the moments at which sums may begin on each actor, sorted by actor and sum.
 
     Args:
         syncs: Sums of the plan.
@@ -128,7 +128,7 @@ def ready_buckets(
         scenario: Gives times and faults.
     """
     number = {name: actor for actor, name in enumerate(actors)}
-    # On devices that leave, a bucket is ready at the end of its action: all of an interrupted action is lost.
+    # On a device that leaves, a bucket is ready only at the end of its action, since an interrupted action is repeated.
     leaving = {fault.device for fault in scenario.faults if isinstance(fault, Absence)}
     last = _last_backwards(actions)
     found = []
@@ -147,7 +147,7 @@ def ready_buckets(
 
 
 def _last_backwards(actions: Actions) -> Mapping[tuple[int, int, int], int]:
-    """Return the last action that adds to gradients, by actor, pipeline and stage."""
+    """Return the last action that adds to weight gradients, for each (actor, pipeline, stage)."""
     backward = np.flatnonzero((actions.kind == BACKWARD) | (actions.kind == BACKWARD_WEIGHT))
     columns = (actions.actor[backward], actions.pipeline[backward], actions.stage[backward])
     places = zip(*(column.tolist() for column in columns), strict=True)
@@ -160,7 +160,7 @@ def _after_s(
     duration_s = float(actions.duration_s[action])
     if sync.first_layer == stage.first_layer:
         return duration_s
-    # What is recomputed comes before all of backward.
+    # Recomputation happens before the backward, so that it is not part of the time after this moment.
     below = replace(stage, end_layer=sync.first_layer, recompute=False)
     samples = int(actions.stop_sample[action] - actions.start_sample[action])
     times = replica_times(scenario, below, replica, samples)
@@ -169,10 +169,10 @@ def _after_s(
 
 
 def split_actions(actions: Actions, buckets: Sequence[BucketReady]) -> tuple[Actions, Ints]:
-    """Split actions into segments: one that ends with each bucket that becomes ready, and one for the rest.
+    """Split actions into segments: one that ends when each bucket becomes ready, and one for the remaining time.
 
     Returns:
-        The segments, and the first segment of each action with the number of segments at the end, [actions + 1].
+        The segments; and the first segment of each action, last the number of segments, [actions + 1].
     """
     counts = np.ones(len(actions.actor), np.int64)
     cuts_s = {}
@@ -189,7 +189,7 @@ def split_actions(actions: Actions, buckets: Sequence[BucketReady]) -> tuple[Act
 
 
 def communication_streams(buckets: Sequence[BucketReady], actors: int) -> dict[int, int]:
-    """Return the communication stream of each actor that has one; the streams' numbers follow those of the actors."""
+    """Return actor index to the index of its communication stream; streams are numbered from ``actors`` on."""
     return {actor: actors + stream for stream, actor in enumerate(dict.fromkeys(each.actor for each in buckets))}
 
 
@@ -203,11 +203,11 @@ def stream_actions(
 ) -> tuple[Actions, Messages, list[SyncSpan]]:
     """Return the sums as actions of communication streams, and the messages between devices and their streams.
 
-    In the messages these actions are numbered after the segments.
+    Messages refer to these actions by indices that follow those of the segments.
 
     Args:
         syncs: Sums of the plan.
-        buckets: When each device's gradients are complete, from `ready_buckets`.
+        buckets: Moments at which gradients are complete, from `ready_buckets`.
         streams: Communication stream of each actor, from `communication_streams`.
         actors: Names of the actors' devices.
         first_segment: First segment of each action, from `split_actions`.
@@ -219,7 +219,7 @@ def stream_actions(
     signals: list[tuple[int, int, int]] = []
     ends: dict[int, int] = {}
     next_segment = first_segment.copy()
-    # Both are sorted by actor, and then by sum.
+    # Buckets and spans are both sorted by actor and sum.
     for bucket, span in zip(buckets, spans, strict=True):
         ends[bucket.actor] = shift + span.end_action - 1
         if bucket.action != AT_ONCE:

@@ -7,21 +7,21 @@ from numpy.typing import NDArray
 
 from planner.step.graph import Floats, Ints
 
-# Kinds of actions after those of `planner.schedules.kernel.problem`: exchange of gradients, and optimizer's update.
+# Kinds of actions beyond F, B, I and W (`planner.schedules.kernel.problem`): exchange of gradients, optimizer's update.
 SYNC, UPDATE = 4, 5
 
 
 class Actions(NamedTuple):
-    """Actions, actor by actor, in the order in which each actor does them; every column has shape [actions].
+    """Actions, actor by actor, in the order in which an actor runs them; every column has shape [actions].
 
     Attributes:
         actor: Index of the actor.
-        kind: Number of `planner.schedules.kernel.problem`, or `SYNC` or `UPDATE`.
+        kind: Constant of `planner.schedules.kernel.problem` (F, B, I, W), `SYNC` or `UPDATE`.
         pipeline: Index of the pipeline.
-        stage: Index of the stage in the pipeline, -1 where none applies.
-        microbatch: Index of the microbatch in the pipeline, -1 where none applies.
+        stage: Index of the stage in the pipeline, -1 for none.
+        microbatch: Index of the microbatch in the pipeline, -1 for none.
         start_sample: First sample of the microbatch that the actor takes.
-        stop_sample: Sample after the last one.
+        stop_sample: Index after the last sample that the actor takes.
         duration_s: Profiled duration, seconds.
     """
 
@@ -42,8 +42,8 @@ class Messages(NamedTuple):
         sender: Action that sends the message when it ends.
         receiver: Action that waits for the message.
         size_bytes: Bytes on the wire.
-        start_sample: First sample of the microbatch that it carries, 0 for gradients being summed.
-        stop_sample: Sample after the last one, 0 for gradients being summed.
+        start_sample: First sample of the microbatch that the message carries, 0 for sums of gradients.
+        stop_sample: Index after the last sample that it carries, 0 for sums of gradients.
     """
 
     sender: Ints
@@ -53,16 +53,16 @@ class Messages(NamedTuple):
     stop_sample: Ints
 
     def between(self, sender: Ints, receiver: Ints) -> "Messages":
-        """Return the messages with new numbers for the actions that send and that receive, [actions] each."""
+        """Return the messages with renumbered actions: ``sender[n]`` and ``receiver[n]`` replace action n."""
         return self._replace(sender=sender[self.sender], receiver=receiver[self.receiver])
 
     def later(self, shift: int) -> "Messages":
-        """Return the messages with ``shift`` added to the numbers of all actions."""
+        """Return the messages with ``shift`` added to all action indices."""
         return self._replace(sender=self.sender + shift, receiver=self.receiver + shift)
 
 
 def join_actions(one: Actions, other: Actions) -> Actions:
-    """Return both tables as one, the first before the second."""
+    """Return the concatenation of two tables."""
     pairs: Any = zip(one, other, strict=True)
     return Actions._make(np.concatenate(pair) for pair in pairs)
 
@@ -70,16 +70,16 @@ def join_actions(one: Actions, other: Actions) -> Actions:
 def append(
     actions: Actions, messages: Messages, later: Actions, later_messages: Messages
 ) -> tuple[Actions, Messages, Ints]:
-    """Put each actor's later actions after its own.
+    """Return both tables of actions as one, with each actor's ``later`` actions after its other ones.
 
     Args:
-        actions: Actions so far.
-        messages: Messages between them.
-        later: Actions to add.
-        later_messages: Messages between any of the actions; the added ones are numbered after the others.
+        actions: First actions of each actor.
+        messages: Messages between these actions.
+        later: Actions to append.
+        later_messages: Messages between any actions, where indices of ``later`` follow those of ``actions``.
 
     Returns:
-        The actions, the messages, and the new number of each added action.
+        The actions, all messages, and the new index of each action of ``later``.
     """
     if not len(later.actor):
         return actions, messages, np.empty(0, np.int64)

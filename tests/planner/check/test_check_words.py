@@ -212,7 +212,7 @@ def test_a_group_is_as_large_as_its_smallest_device() -> None:
         (
             Synchronisation(staleness_bound=1),
             "staleness_bound",
-            "a staleness bound of 1 does not fit method 'allreduce': nobody runs ahead",
+            "a staleness bound of 1 does not fit method 'allreduce': all pipelines wait",
         ),
     ],
 )
