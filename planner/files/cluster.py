@@ -28,15 +28,15 @@ from traces.common.errors import InputError, unknown_name
 
 @file_entry
 class DeviceEntry:
-    """A device; its memory is its kind's unless given.
+    """A device; its memory is that of its kind if ``memory`` is absent.
 
     Attributes:
         name: Name of the device, unique in the cluster.
         kind: Name of a kind of the datasheet or of the scenario's own kinds.
         region: Name of the region that the device is in.
-        host: Machine that the device is in; one of its own if absent.
-        interface: Rate of the host's network interface, each way; it never limits if absent.
-        memory: Memory of the device, instead of its kind's.
+        host: Name of the machine that holds the device; if absent, the device is alone in its machine.
+        interface: Rate of the host's network interface in each direction; no limit if absent.
+        memory: Memory of the device in place of its kind's.
         price_usd_per_hour: Rent in US dollars per hour.
     """
 
@@ -60,7 +60,7 @@ class KindEntry:
 
 @file_entry
 class SizeCurveEntry:
-    """The rate of one message by its size: GB/s as a polynomial of log2(size in MB), up to a ceiling.
+    """The rate of one message as a function of its size: GB/s as a polynomial of log2(size in MB), up to a ceiling.
 
     Attributes:
         quadratic: Coefficient of the square, GB/s.
@@ -82,7 +82,7 @@ class LinkEntry:
     Ends are regions, hosts or devices. With a ``size_curve`` and no bandwidth, the curve's ceiling is the bandwidth.
 
     Attributes:
-        jitter: Largest delay of a packet beyond the latency.
+        jitter: Largest delay of a packet in addition to the latency.
         loss: Share of the packets that are lost, below 1.
     """
 
@@ -101,7 +101,7 @@ class LinkEntry:
 
 @file_entry
 class ClusterEntry:
-    """Devices, links, and device kinds of the user's own."""
+    """Devices, links, and device kinds that are not in the datasheet (``kinds``)."""
 
     devices: tuple[DeviceEntry, ...]
     links: tuple[LinkEntry, ...] = ()
@@ -109,14 +109,14 @@ class ClusterEntry:
 
 
 def read_cluster(part: Part) -> tuple[Cluster, dict[str, DeviceKind]]:
-    """Return the cluster, and the device kinds that it uses by name."""
+    """Return the cluster, and the kinds of its devices by name."""
     entry = part.parse(ClusterEntry)
     kinds = _device_kinds(entry, part)
     return _cluster(entry, kinds, part), kinds
 
 
 def _device_kinds(entry: ClusterEntry, part: Part) -> dict[str, DeviceKind]:
-    """Return the kinds that the devices use, from the scenario or else from the datasheet."""
+    """Return the kinds of the devices: those of the scenario first, otherwise those of the datasheet."""
     own = {
         name: DeviceKind(name, {"fp32": kind.peak}, kind.memory, kind.memory_bandwidth, "the scenario")
         for name, kind in entry.kinds.items()

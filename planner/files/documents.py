@@ -16,7 +16,7 @@ def read_text(path: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        InputError: There is no such file, it is empty, or it is not text.
+        InputError: The file does not exist, cannot be read, is empty, or is not text.
     """
 
     def refused(problem: str, valid: str = "check the path") -> InputError:
@@ -88,21 +88,21 @@ class Document:
         return f"{file}: {place}" if place else file
 
     def part(self, key: str) -> "Document":
-        """Return the document in the file that a key of this one names."""
+        """Return the document in the file whose path is the value of ``key``, relative to this file."""
         return Document(self.path.parent / self.value[key])
 
     @cached_property
     def _composed(self) -> yaml.Node | None:
-        """The document with its lines; made only for a message, since it takes long."""
+        """YAML nodes with line numbers; composed only for error messages, because composing is slow."""
         try:
             return yaml.compose(self._text, Loader=yaml.SafeLoader)
         except yaml.YAMLError:
-            # JSON that is not YAML, as with tabs for indentation: the message gives the key path without a line.
+            # JSON that is not YAML, for example indented by tabs: messages then give the key path without a line.
             return None
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key may be given once only, and a date is text like any other."""
+    """YAML loader that refuses repeated keys and reads dates as text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - the base class's own attribute
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]

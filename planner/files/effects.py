@@ -1,7 +1,7 @@
 """Reads the ``effects`` of a scenario on network, compute and memory.
 
-The speed of a device over time may be a CSV file ``time_s,speed``: a speed holds from its row to the next one, the last
-for ever; before the first row it is 1.
+The speed of a device over time may be a CSV file with the header ``time_s,speed``. A speed holds from its row's time to
+that of the next row, and the last speed to the end of the run; before the first row the speed is 1.
 """
 
 from collections.abc import Sequence
@@ -91,11 +91,11 @@ class ComputeEntry:
 
     Attributes:
         launch_overhead: Time added to every forward and every backward.
-        jitter: Standard deviation of an action's time, as a share of its mean.
-        seed: Seed of the jitter.
-        stragglers: Devices that always take longer.
-        slowdowns: Devices whose speed changes.
-        transfers_block: Whether a device computes nothing while it sends or receives between stages.
+        jitter: Standard deviation of an action's time, relative to its mean.
+        seed: Seed of the random numbers of ``jitter``.
+        stragglers: Devices with a constant factor on their times.
+        slowdowns: Devices whose speed changes over time.
+        transfers_block: Whether a device cannot compute while it sends or receives between stages.
     """
 
     launch_overhead: Seconds = 0.0
@@ -107,7 +107,7 @@ class ComputeEntry:
 
 
 def _compute_effects(entry: ComputeEntry, cluster: Cluster, part: Part) -> ComputeEffects:
-    """Return the effects of an entry, which stands at ``compute`` of the part."""
+    """Return the effects of an entry, which is the value of the key ``compute``."""
     stragglers = _stragglers(entry.stragglers, cluster, part)
     slowdowns = _slowdowns(entry.slowdowns, cluster, part)
     try:
@@ -159,18 +159,18 @@ BASES = {"ideal": NetworkEffects(), "tcp": TCP, "tcp-wide-area": WIDE_AREA_TCP}
 
 @file_entry
 class NetworkEntry:
-    """Effects on the network: those of a base, and those that differ from it.
+    """Effects on the network: a base, and values that replace those of the base.
 
     Attributes:
-        base: ``ideal`` (no effects), ``tcp`` (measured on Linux with its default settings) or ``tcp-wide-area`` (the
-            same where windows stay open on idle connections, as on the hosts of the emulated links).
-        share: Share of a link's measured rate that a training job reaches.
-        payload_efficiency: Share of a link's bits that is payload.
-        window: Largest window of a connection, or ``unlimited``.
-        ready_notice: Whether a transfer waits for the receiver's notice.
-        cold_start: Whether an idle connection starts slowly.
-        idle: Time after which a connection counts as idle.
-        initial_window: Window with which an idle connection starts.
+        base: ``ideal`` (no effects), ``tcp`` (measured on Linux with default settings) or ``tcp-wide-area`` (the same,
+            but windows of idle connections stay open, as on the hosts of the emulated links).
+        share: Share of a link's nominal rate that a training job reaches.
+        payload_efficiency: Share of payload in a link's bits.
+        window: Limit on a connection's window, or ``unlimited``.
+        ready_notice: Whether a transfer waits for the receiver's notice that it is ready.
+        cold_start: Whether the window of a new or idle connection starts small (TCP slow start).
+        idle: Minimum retransmission timeout, after which an idle connection's window shrinks.
+        initial_window: Window of a new connection.
     """
 
     base: Literal["ideal", "tcp", "tcp-wide-area"] = "ideal"
@@ -184,7 +184,7 @@ class NetworkEntry:
 
 
 class _OrBase:
-    """Accepts the name of a base for an entry with this base and nothing else."""
+    """Annotation that accepts the name of a base as short form of ``{base: NAME}``."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         def entry(value: object) -> object:
@@ -216,8 +216,8 @@ class MemoryEntry:
     """Memory of a framework on each device.
 
     Attributes:
-        framework: Bytes held whatever the device computes.
-        workspace_share: Bytes held while one layer's backward runs, relative to the activations that the layer saves.
+        framework: Constant bytes on each device.
+        workspace_share: Ratio of the bytes that a layer's backward holds while it runs to the activations it saves.
     """
 
     framework: Bytes = 0
@@ -226,7 +226,7 @@ class MemoryEntry:
 
 @file_entry
 class EffectsEntry:
-    """Effects on the network (``ideal``, ``tcp``, ``tcp-wide-area``, or one by one), on compute and on memory."""
+    """Effects on network (``ideal``, ``tcp``, ``tcp-wide-area`` or single values), compute and memory."""
 
     network: Annotated[NetworkEntry, _OrBase()] = field(default_factory=NetworkEntry)
     compute: ComputeEntry = field(default_factory=ComputeEntry)

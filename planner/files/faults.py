@@ -1,4 +1,4 @@
-"""Reads the ``faults`` of a scenario: single ones, or those of a pre-emption trace."""
+"""Reads the ``faults`` of a scenario: single faults, or the absences in a pre-emption trace."""
 
 import math
 from collections.abc import Sequence
@@ -29,18 +29,18 @@ class FaultEntry:
 
     Attributes:
         device: Name of the device.
-        leaves: Time at which it leaves.
-        returns: Time at which it returns; never if absent.
-        hangs: Time at which it stops computing.
-        goes_on: Time at which it continues; never if absent.
+        leaves: Time at which the device leaves.
+        returns: Time at which the device returns; never if absent.
+        hangs: Time at which the device stops computing.
+        goes_on: Time at which the device continues; never if absent.
         link: Name of the link, ``source->target``.
-        out: Time from which it carries nothing.
-        back: Time from which it carries again.
+        out: Time from which the link carries nothing.
+        back: Time from which the link carries bytes again.
         preemption: Path of a pre-emption trace, relative to the scenario.
         format: Format of the trace; recognised by the file's content if absent.
         start: Time of the trace at which the run starts, ``from`` in the file.
-        devices: Devices that the trace's nodes take in order; all if absent.
-        nodes: Node of the trace to device, instead of ``devices``.
+        devices: Devices that arriving nodes of the trace occupy, first free one first; all if absent.
+        nodes: Mapping from a node of the trace to a device, in place of ``devices``.
     """
 
     device: str | None = None
@@ -58,10 +58,10 @@ class FaultEntry:
     nodes: dict[str, str] | None = None
 
 
-# A trace may have hundreds of nodes; a message names the first of them.
+# Limit on the nodes that a message lists; a trace may have hundreds.
 _NODES_LISTED = 20
 
-# The keys that make up each kind of fault: those that it needs, and those that it may have.
+# Required and optional keys of each kind of fault.
 _SHAPES: tuple[tuple[set[str], set[str]], ...] = (
     ({"device", "leaves"}, {"returns"}),
     ({"device", "hangs"}, {"goes_on"}),
@@ -76,7 +76,7 @@ _VALID = (
 
 
 def read_faults(part: Part, cluster: Cluster) -> tuple[Fault, ...]:
-    """Return the faults, in the order of their entries; they name devices and links of the cluster, without overlap."""
+    """Return the faults in the order of their entries; refuse unknown devices and links, and overlapping faults."""
     faults: list[Fault] = []
     entry_of_fault: list[int] = []
     entries: tuple[FaultEntry, ...] = part.parse(tuple[FaultEntry, ...])

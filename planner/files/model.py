@@ -14,7 +14,7 @@ from traces.common.errors import InputError
 
 @file_entry
 class TimesEntry:
-    """Times of a layer on one device kind, a row per sample count, and the time of the optimizer's ``update`` of it."""
+    """Times of a layer on one device kind, one per sample count, and of the optimizer's ``update`` of the layer."""
 
     samples: tuple[Positive, ...]
     forward: tuple[Seconds, ...]
@@ -38,7 +38,7 @@ class LayerEntry:
 
 @file_entry
 class SailorEntry:
-    """A published profile: files of layer times and sizes, and the model's name in them."""
+    """A published profile of eth-easl/sailor: files of layer times and sizes, and the model's name in these files."""
 
     times: str
     sizes: str
@@ -47,7 +47,7 @@ class SailorEntry:
 
 @file_entry
 class ModelEntry:
-    """A model: its layers or a published profile, and its code for runs with real compute."""
+    """A model: its layers or a published profile, and the file with its ``code`` for runs with real compute."""
 
     name: Name
     layers: tuple[LayerEntry, ...] | None = None
@@ -57,7 +57,7 @@ class ModelEntry:
 
 
 def read_model(part: Part, kinds: dict[str, DeviceKind]) -> tuple[ModelProfile, ModelCode | None]:
-    """Return the model's costs on these device kinds, and its code if it names any."""
+    """Return the model's costs on these device kinds, and its code; None if the model has no key ``code``."""
     entry = part.parse(ModelEntry)
     if (entry.layers is None) == (entry.sailor is None):
         raise InputError("the model needs its costs", where=part.where(), valid="give one of 'layers' and 'sailor'")

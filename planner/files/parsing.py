@@ -31,7 +31,7 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def file_entry(kind: type[Data]) -> type[Data]:
-    """Make a class a frozen dataclass of keywords for `parse`, which refuses unknown keys and silent conversions."""
+    """Turn a class into a frozen, keyword-only dataclass that `parse` reads without unknown keys or conversions."""
     setattr(kind, "__pydantic_config__", STRICT)  # noqa: B010
     return dataclass(frozen=True, kw_only=True)(kind)
 
@@ -43,13 +43,13 @@ def parse(kind: type[Data], document: Document, value: Any, location: Location =
     """Return ``value``, found at ``location`` of the document, as a ``kind``.
 
     Raises:
-        InputError: The first thing in it that is wrong.
+        InputError: The value does not fit ``kind``; the message is about the first mistake.
     """
     try:
-        # By way of JSON, where strictness allows a list for a tuple and a string for a path, and nothing else.
+        # Through JSON, since pydantic's strict mode accepts a list for a tuple and text for a path only from JSON.
         text = json.dumps(value, default=str)
     except (RecursionError, ValueError) as error:
-        where, valid = document.where(location), "do not nest it in itself"
+        where, valid = document.where(location), "remove references of a value to itself"
         raise InputError(f"this cannot be read: {error}", where=where, valid=valid) from None
     try:
         return _adapter(kind).validate_json(text)
@@ -58,7 +58,7 @@ def parse(kind: type[Data], document: Document, value: Any, location: Location =
 
 
 def _adapter(kind: type[Data]) -> TypeAdapter[Data]:
-    """Cache adapters of dataclasses: making one takes longer than reading many files with it."""
+    """Return an adapter, cached for dataclasses: making one takes longer than reading many files with it."""
     return _cached_adapter(kind) if isinstance(kind, type) and is_dataclass(kind) else TypeAdapter(kind)
 
 
@@ -81,7 +81,7 @@ def reported(convert: Any) -> Any:
 
 
 def _first_error(error: ValidationError, kind: type, document: Document, value: Any, location: Location) -> InputError:
-    # A misspelt key is also a missing one; what was written says more than what was not.
+    # An unknown key is reported before a missing one, because a misspelt key causes both.
     details = min(error.errors(include_url=False), key=lambda each: each["type"] not in _UNKNOWN_KEY)
     inner = _inside(value, details["loc"])
     where = document.where((*location, *inner))
@@ -99,7 +99,7 @@ def _first_error(error: ValidationError, kind: type, document: Document, value: 
 
 
 def _inside(value: Any, location: Location) -> Location:
-    """Return the part of a location that leads through ``value``; pydantic appends the members of a union."""
+    """Return the prefix of a location that exists in ``value``; pydantic appends names of union members to it."""
     for depth, key in enumerate(location):
         if isinstance(value, dict):
             value = value.get(key)
@@ -111,14 +111,14 @@ def _inside(value: Any, location: Location) -> Location:
 
 
 def keys_at(kind: Any, location: Location) -> list[str]:
-    """Return the keys that are valid at a location inside a dataclass; none where another type is expected."""
+    """Return the valid keys at a location inside a dataclass; empty if no dataclass is expected there."""
     for part in location:
         kind = type_at(kind, part)
     return [key for dataclass_ in _dataclasses(kind) for key in _field_types(dataclass_)]
 
 
 def type_at(kind: Any, part: int | str) -> Any:
-    """Return the type of the value at a key or index of a type; None if it cannot have one."""
+    """Return the type of the value at a key or index of a container type or dataclass; None if there is none."""
     if get_origin(kind) in (dict, tuple):
         return get_args(kind)[-1 if get_origin(kind) is dict else 0]
     if isinstance(kind, type) and is_dataclass(kind):
@@ -127,7 +127,7 @@ def type_at(kind: Any, part: int | str) -> Any:
 
 
 def _field_types(kind: type) -> Mapping[str, Any]:
-    """Return the field types of a dataclass by their keys in a file."""
+    """Return the type of each field of a dataclass, by the field's key in a file."""
     hints = get_type_hints(kind, include_extras=True)
     types: dict[str, Any] = {}
     for each in fields(kind):
@@ -151,7 +151,7 @@ def _text(example: str) -> WithJsonSchema:
 
 
 def _above_zero(convert: Callable[[object], float]) -> Callable[[object], float]:
-    """Return the same conversion, restricted to values above zero, for rates that are divisors."""
+    """Return ``convert`` restricted to results above zero, for rates by which code divides."""
 
     def checked(text: object) -> float:
         value = convert(text)
@@ -183,7 +183,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[int, Field(ge=1, le=1_000_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-# Names appear in messages, tables and file names: some text, on one line.
+# Text on one line; names appear in messages, tables and file names.
 Name = Annotated[str, Field(pattern=r"^\S(.*\S)?$", max_length=100)]
 
 
@@ -191,7 +191,7 @@ Entry = TypeVar("Entry")
 
 
 class Part:
-    """One part of a scenario: the value of a key of its document, or the whole file that the key names."""
+    """One part of a scenario: the value of a key, or, if that is a path, the content of the file."""
 
     def __init__(self, document: Document, key: str) -> None:
         value = document.value[key]
@@ -209,7 +209,7 @@ class Part:
     location: Location
 
     def parse(self, kind: type[Entry]) -> Entry:
-        """Return the part as a ``kind``; raises InputError for the first mistake in it."""
+        """Return the part as a ``kind``; raise an InputError for the first mistake."""
         return parse(kind, self.document, self.value, self.location)
 
     def where(self, *inner: int | str) -> str:
@@ -217,5 +217,5 @@ class Part:
         return self.document.where((*self.location, *inner))
 
     def path(self, name: str) -> Path:
-        """Return a path written in this part, which is relative to its file."""
+        """Return the path ``name`` relative to the file of this part."""
         return self.document.path.parent / name

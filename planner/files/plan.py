@@ -1,7 +1,7 @@
 """Plans as JSON files, with a schema version.
 
-A key with the default of its field in `planner.plan.plan`, which does not change within a version, is left out. Actions
-are text, ``"2F0"``.
+Fields with the default value of `planner.plan.plan` are left out; these defaults do not change within a version.
+Actions are text such as ``"2F0"``.
 """
 
 import json
@@ -23,7 +23,7 @@ from traces.common.errors import InputError
 
 def _action(text: object) -> Action:
     if not isinstance(text, str):
-        raise InputError(f"{text!r} is not an action", valid="write text: stage, F, B, I or W, microbatch, as '2F0'")
+        raise InputError(f"{text!r} is not an action", valid="write stage, kind (F, B, I or W) and microbatch: '2F0'")
     return parse_action(text)
 
 
@@ -35,7 +35,7 @@ def _action_json_schema(schema: CoreSchema, handler: GetJsonSchemaHandler) -> di
     return {"type": "string", "pattern": r"^\d+[FBIW]\d+$", "examples": ["2F0"]}
 
 
-# The classes of the plan do not depend on files.
+# Set here, because the classes of the plan must not depend on pydantic.
 for _kind in (Replica, Stage, Pipeline, Synchronisation, Plan):
     setattr(_kind, "__pydantic_config__", STRICT)  # noqa: B010
 setattr(Action, "__get_pydantic_core_schema__", _action_schema)  # noqa: B010
@@ -72,12 +72,12 @@ def plan_json(plan: Plan) -> str:
 
 
 def parse_plan(text: str) -> Plan:
-    """Return the plan in JSON text that `plan_json` made."""
+    """Return the plan from JSON text that `plan_json` returned."""
     return _adapter().validate_json(text)
 
 
 def _plain(value: Any) -> Any:
-    """Return the value as JSON can hold it, without fields that have their default."""
+    """Return the value as dicts, lists and scalars for JSON, without fields that have their default."""
     if isinstance(value, Action):
         return str(value)
     if isinstance(value, tuple):
@@ -98,5 +98,5 @@ def plan_schema() -> dict[str, Any]:
 
 @cache
 def _adapter() -> TypeAdapter[Plan]:
-    """Cache the adapter: making it takes longer than reading many plans with it."""
+    """Return the adapter, cached: making it takes longer than reading many plans with it."""
     return TypeAdapter(Plan)

@@ -1,8 +1,8 @@
 """A resolved scenario as JSON: all files read, all quantities in SI units, all defaults written out.
 
-The keys are the fields of the domain classes. What is infinite (a device that never returns, a network interface that
-never limits) is ``null``, since JSON has no infinity. A file that was written before a field existed reads with the
-field's default.
+The keys are the fields of the dataclasses in `planner.scenario`. Infinite values (the end of an endless absence, the
+rate of an unlimited network interface) are ``null``, since JSON has no infinity. A missing field, as in files of older
+versions, gets its default.
 """
 
 import json
@@ -36,7 +36,7 @@ def read_resolved_scenario(path: Path) -> Scenario:
     """Return the scenario in a file that ropebridge wrote.
 
     Raises:
-        InputError: There is no such file, or ropebridge did not write it.
+        InputError: The file does not exist, or is not a resolved scenario.
     """
     try:
         scenario: Scenario = _build(Scenario, json.loads(path.read_text()))
@@ -54,7 +54,7 @@ def read_resolved_scenario(path: Path) -> Scenario:
 
 
 def _plain(value: object) -> object:
-    """Return a value as JSON can hold it."""
+    """Return a value as dicts, lists and scalars for JSON."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -67,7 +67,7 @@ def _plain(value: object) -> object:
 
 
 def _build(kind: Any, value: Any) -> Any:
-    """Return the value of a field of type ``kind`` from what `_plain` made of it."""
+    """Return the value of type ``kind`` from the result of `_plain`."""
     if kind is float and value is None:
         return math.inf
     if kind is Path:

@@ -1,4 +1,4 @@
-"""Reads scenarios as people write them in YAML and resolves them to plain data in SI units."""
+"""Reads scenarios from YAML files, and converts all quantities to SI units."""
 
 from dataclasses import asdict, field, fields
 from pathlib import Path
@@ -22,13 +22,13 @@ from traces.common.errors import InputError, find_by_name, unknown_name
 
 @file_entry
 class ScheduleEntry:
-    """The learning rate over the steps: a warm-up to its full value, then ``constant``, ``linear`` or ``cosine``.
+    """The learning rate over the steps: a linear warm-up, followed by ``constant``, ``linear`` or ``cosine``.
 
     Attributes:
-        shape: Name of what follows the warm-up.
-        warmup_steps: Steps over which the rate rises.
-        decay_steps: Steps after the warm-up over which ``linear`` and ``cosine`` fall.
-        final_share: Share of the full rate to which they fall and at which they stay.
+        shape: Shape of the learning rate after the warm-up.
+        warmup_steps: Number of steps with a rising rate.
+        decay_steps: Number of steps after the warm-up over which ``linear`` and ``cosine`` fall.
+        final_share: Share of the full rate that ``linear`` and ``cosine`` reach and keep.
     """
 
     shape: Annotated[str, WithJsonSchema({"enum": list(SHAPES)})] = "constant"
@@ -39,7 +39,7 @@ class ScheduleEntry:
 
 @file_entry
 class OptimizerEntry:
-    """The update rule: its name, learning_rate, momentum and weight_decay, without unit; and the rate's schedule."""
+    """The update rule: name, learning rate, momentum and weight decay (without unit), and the rate's schedule."""
 
     name: Literal["sgd", "momentum", "adamw"] = "sgd"
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
@@ -54,11 +54,11 @@ class TrainingEntry:
 
     Attributes:
         global_batch: Samples per update over the whole cluster.
-        microbatch: Samples per microbatch, for strategies that do not choose their own size.
+        microbatch: Samples per microbatch, for strategies that do not choose the size themselves.
         optimizer: Update rule and its parameters.
         precision: Number format that the layers compute in.
         seed: Seed of the initial parameters and of the order of the data.
-        clip_norm: Largest norm of the gradients of all layers together; no limit if absent.
+        clip_norm: Limit on the Euclidean norm of the gradients of all layers together; no limit if absent.
         noise_scale: Whether the gradient noise scale is measured.
     """
 
@@ -77,9 +77,9 @@ StoredSamples = Annotated[int, Field(ge=1, le=1_000_000_000_000)]
 
 @file_entry
 class ScenarioEntry:
-    """A whole scenario; each part is given here or as the path of a file that holds it.
+    """A scenario; the value of each key but ``name`` may also be the path of a file with that value.
 
-    ``data`` is the number of samples that each region stores and trains on; without it every region has all data.
+    ``data`` gives the number of samples that each region stores and trains on; if absent, all regions have all samples.
     """
 
     name: Name
@@ -98,13 +98,13 @@ def read_scenario(path: Path) -> Scenario:
     """Return the scenario in a YAML file, and in the files that it names.
 
     Raises:
-        InputError: The first mistake, with file, line, key, value and what would be valid.
+        InputError: A file is not valid; the message gives file, line, key and value of the first mistake.
     """
     return scenario_in(Document(path))
 
 
 def scenario_in(document: Document) -> Scenario:
-    """Return the scenario in a document and in those that it names, as `read_scenario` does."""
+    """Return the scenario in a document and in the files that it names; raises as `read_scenario` does."""
     value, path = document.value, document.path
     if not isinstance(value, dict):
         raise InputError("this is not a scenario", where=str(path), valid="write keys: name, cluster, model, training")
@@ -154,7 +154,7 @@ def _training(part: Part) -> Training:
 
 
 def _data(part: Part, cluster: Cluster) -> dict[str, int]:
-    """Return the number of samples by region."""
+    """Return the number of samples stored in each region."""
     data = part.parse(dict[str, StoredSamples])
     for region in data:
         find_by_name(region, dict.fromkeys(cluster.regions), "region", where=part.where(region))

@@ -14,13 +14,13 @@ from traces.formats import read_trace
 from traces.generators.presets import preset
 from traces.trace import LinkTrace
 
-# A preset is generated for this long unless the scenario says otherwise.
+# Duration of a preset's trace if the scenario gives none.
 PRESET_DURATION_S = 600.0
 
 
 @file_entry
 class TraceStep:
-    """The rate of a link from a time on."""
+    """The rate of a link from the time ``at`` on."""
 
     at: Seconds
     bandwidth: BitsPerSecond
@@ -34,11 +34,11 @@ class TraceEntry:
         file: Path relative to the scenario, in any format that `traces.formats` detects.
         preset: Name of a generator from `traces.generators.presets`.
         steps: Times and rates; the first at 0 s.
-        mean: Mean to which the rates are rescaled.
-        duration: Length of a preset, or of steps that loop.
+        mean: Mean rate after rescaling; rates are unchanged if absent.
+        duration: Duration of a preset or of steps.
         seed: Seed of a preset.
-        after: What follows the end: the trace again (``loop``), its last rate (``hold``), or nothing that is known
-            (``end``), so that a longer run is refused.
+        after: What follows the end of the trace: ``loop`` repeats it, ``hold`` keeps its last rate, and with ``end`` a
+            run that is longer than the trace is refused.
     """
 
     file: str | None = None
@@ -51,7 +51,7 @@ class TraceEntry:
 
 
 def read_trace_entry(entry: TraceEntry, document: Document, location: Location) -> LinkTrace:
-    """Return the trace of an entry, which stands at ``location`` of the document."""
+    """Return the trace of an entry; ``location`` is the entry's place in the document, for messages."""
     where = document.where(location)
     given = [name for name in ("file", "preset", "steps") if getattr(entry, name) is not None]
     if len(given) != 1:
@@ -85,7 +85,7 @@ def _from_preset(entry: TraceEntry, loops: bool) -> LinkTrace:
 
 @lru_cache(maxsize=64)
 def _preset(name: str, duration_s: float, seed: int) -> LinkTrace:
-    """Cache presets: scenarios of a sweep that differ in something else read the same ones."""
+    """Return a preset, cached because the scenarios of a sweep often share their presets."""
     return preset(name, duration_s=duration_s, seed=seed)
 
 

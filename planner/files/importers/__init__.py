@@ -1,4 +1,4 @@
-"""Importers of model profiles that others publish, one module per file format, and the reading of their JSON files."""
+"""Importers of published model profiles, one module per file format, and functions to read their JSON files."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Reads the shape of language models from Hugging Face's ``config.json`` alone, without weights or transformers.
 
-Each family is read as its configuration class in transformers defines it: names of keys, defaults of those that are
-left out, biases and norms.
+Each family is read as its configuration class in the package ``transformers`` defines it: names and defaults of keys,
+biases and norms.
 """
 
 import json
@@ -32,7 +32,7 @@ _GPT2 = {
 }
 _BLOOM = {"vocabulary": "vocab_size", "width": "hidden_size", "blocks": "n_layer", "heads": "n_head"}
 _OPT = {**_USUAL, "inner": "ffn_dim"}
-# OPT's and RoBERTa's tables of positions begin with rows for no position.
+# Number of rows at the start of OPT's and RoBERTa's position tables that stand for no position (padding).
 _OPT_OFFSET = _ROBERTA_OFFSET = 2
 
 
@@ -52,7 +52,7 @@ class _Config:
         self.sizes: dict[str, Any] = {name: self.number(key, 0) for name, key in names.items()}
 
     def number(self, key: str, otherwise: int) -> int:
-        """Return a whole number above zero; ``otherwise`` if the key is missing or null."""
+        """Return the value of a key, checked to be an int above zero; ``otherwise`` if the key is missing or null."""
         value = self._values.get(key)
         if value is None:
             return otherwise
@@ -63,14 +63,14 @@ class _Config:
         return value
 
     def flag(self, key: str, otherwise: bool) -> bool:
-        """Return true or false; ``otherwise`` if the key is missing."""
+        """Return the value of a key, checked to be a bool; ``otherwise`` if the key is missing."""
         value = self._values.get(key, otherwise)
         if type(value) is not bool:
             raise InputError(f"{key}: {value!r} is not allowed", where=self._where, valid="give true or false")
         return value
 
     def head_width(self, otherwise: int | None = None) -> int:
-        """Return the width of a head, by default its part of the model's width."""
+        """Return the width of an attention head; by default ``otherwise``, or the model's width / heads."""
         width, heads = self.sizes["width"], self.sizes["heads"]
         found = self.number("head_dim", otherwise or width // heads)
         if otherwise is None and "head_dim" not in self._values and width % heads:
@@ -93,7 +93,7 @@ def read_huggingface(path: Path) -> TransformerShape:
             f"the file is not JSON: {error}", where=str(path), valid="give a model's config.json"
         ) from None
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
-        raise InputError("it has no 'model_type'", where=str(path), valid="give a model's config.json")
+        raise InputError("the file has no key 'model_type'", where=str(path), valid="give a model's config.json")
     family = values["model_type"]
     if family not in FAMILIES:
         raise unknown_name("model_type", family, FAMILIES, where=str(path))
@@ -105,7 +105,7 @@ def read_huggingface(path: Path) -> TransformerShape:
 
 
 def _shape(config: _Config, tied: bool = True, **family: Any) -> TransformerShape:
-    """Return the shape that most families have, with what a family has differently; ``tied`` is the default."""
+    """Return the shape with the usual fields, replaced by those in ``family``; ``tied`` is the key's default."""
     usual: dict[str, Any] = {
         "key_value_heads": config.sizes["heads"],
         "head_width": config.head_width(),
@@ -134,7 +134,7 @@ def _llama(config: _Config, **family: Any) -> TransformerShape:
 
 
 def _mistral(config: _Config, **family: Any) -> TransformerShape:
-    # Its matrices have no biases, whatever a configuration says; nor has it eight key-value heads unless it says so.
+    # Mistral's matrices never have biases, and the default of its key-value heads is the number of heads, not 8.
     window = config.number("sliding_window", 0) or None
     return _llama(config, query_bias=False, output_bias=False, inner_bias=False, window=window, **family)
 
@@ -176,7 +176,7 @@ def _bloom(config: _Config) -> TransformerShape:
 
 
 def _bert(config: _Config, offset: int = 0) -> TransformerShape:
-    """Return the shape with the head that predicts masked tokens, with which BERT is trained."""
+    """Return the shape with the masked-language-model head, with which BERT is trained."""
     longest = config.sizes["longest"]
     return _shape(
         config,
@@ -193,7 +193,7 @@ def _roberta(config: _Config) -> TransformerShape:
     return _bert(config, offset=_ROBERTA_OFFSET)
 
 
-# For each model_type: its required keys by the fields of `TransformerShape`, and the function that makes the shape.
+# model_type to (field of `TransformerShape` to required key, function that makes the shape).
 FAMILIES: Mapping[str, tuple[Mapping[str, str], Callable[[_Config], TransformerShape]]] = MappingProxyType(
     {
         "bert": (_USUAL, _bert),

@@ -6,9 +6,9 @@
                         "forward_backward_time_ms": of the whole model, "optimizer_time_ms": of the whole model},
      "execution_memory": {"layer_memory_total_mb": [MiB that each layer's training reserved]}}
 
-As README.md of that repository describes them and its data_loader.py reads them; other keys are ignored. Metis
-itself charges the last stage what ``forward_backward_time_ms`` has beyond its layers: so does this, in the last layer's
-forward, where the loss is.
+The format is described in README.md of that repository and read by its data_loader.py; other keys are ignored. As in
+Metis, the time by which ``forward_backward_time_ms`` exceeds the sum of the layers is charged to the last stage: here
+to the forward of the last layer, which computes the loss.
 """
 
 import re
@@ -22,7 +22,7 @@ from planner.files.importers import read_file
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from traces.common.errors import InputError
 
-# Share of the forward in a layer's time, which the files give as a whole: each gradient takes as many operations.
+# Share of the forward in a layer's total time. Assumed: forward, input and weight gradient take equal times.
 FORWARD_SHARE = 1 / 3
 
 _NAME = re.compile(r"DeviceType\.(?P<kind>\w+?)_tp(?P<degree>[1-9]\d*)_bs(?P<samples>[1-9]\d*)\.json")
@@ -59,22 +59,23 @@ class _Entry:
     execution_memory: _Memory
 
 
-# Samples of a batch to the measurement with this batch.
+# Batch size in samples to the measurement with this batch size.
 _Rows = dict[int, _Entry]
 
 
 def read_metis(paths: Sequence[Path], output_bytes: int, kinds: Mapping[str, str]) -> ModelProfile:
-    """Return the profile of a model from its files; those with tensor parallelism are ignored.
+    """Return the profile of a model from its files; files with tensor parallelism are ignored.
 
-    A layer saves for a sample the growth of its memory per sample from the smallest batch to the largest, and at least
-    its output: reserved memory includes temporaries. Lists of another length than the layers are ignored (one of the
-    published samples lists nine layers of ten). The optimizer's time is divided among layers by their parameters.
+    The activations that a layer saves per sample are estimated by the growth of its memory from the smallest to the
+    largest batch, divided by the growth in samples, and at least the layer's output. Memory lists whose length differs
+    from the number of layers are ignored (one published file lists nine of ten layers). The optimizer's time is divided
+    among the layers in proportion to their parameters.
 
     Args:
         paths: Paths of the files, named as above.
-        output_bytes: Bytes between two layers for one sample, which the files do not have; Metis computes them from the
-            width and the sequence length of the model.
-        kinds: Names of GPUs in the files to our kinds; other names are used in lower case.
+        output_bytes: Bytes of a layer's output for one sample, which the files do not contain; Metis computes them from
+            the width and the sequence length of the model.
+        kinds: GPU name in the files to device kind of ropebridge; other names are used in lower case.
 
     Raises:
         InputError: A file is missing, named differently or malformed, or the files are of several models.
@@ -147,7 +148,7 @@ def _table(index: int, layers: int, rows: _Rows) -> TimeTable:
     times = [rows[each].execution_time for each in samples]
     total_s = [each.layer_compute_total_ms[index] / 1000 for each in times]
     beyond_s = [_beyond_layers_s(each) if index == layers - 1 else 0.0 for each in times]
-    # The first layer embeds tokens: they have no gradient.
+    # The first layer is the embedding, which has no input gradient.
     input_share = 0.0 if index == 0 else (1 - FORWARD_SHARE) / 2
     return TimeTable(
         tuple(samples),
@@ -164,7 +165,7 @@ def _beyond_layers_s(time: _Time) -> float:
 
 
 def _update_s(index: int, sizes: Sequence[int], rows: _Rows) -> float | None:
-    """Return the layer's share of the update in the smallest batch, on which updates do not depend."""
+    """Return the layer's share of the update's seconds, from the smallest batch; updates do not depend on the batch."""
     optimizer_ms = rows[min(rows)].execution_time.optimizer_time_ms
     if optimizer_ms is None or not sum(sizes):
         return None

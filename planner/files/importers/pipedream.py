@@ -4,9 +4,9 @@
         activation_size=198246400.0, parameter_size=93184.000[ -- stage_id=0]      (all of it on one line)
     <tab>node1 -- node2
 
-Milliseconds and bytes for one minibatch, of which the file says neither the size nor the device. An operator with
-several outputs lists their sizes: ``[6291456.0; 131072.0]``. As graph/graph.py of that repository writes and reads
-them, and optimizer/optimizer_graph_hierarchical.py uses them: inputs cost nothing, and what nobody uses is left out.
+Values are milliseconds and bytes for one minibatch; the file gives neither the minibatch's size nor the device. An
+operator with several outputs lists their sizes: ``[6291456.0; 131072.0]``. The format is that of graph/graph.py in that
+repository. As in optimizer/optimizer_graph_hierarchical.py, inputs cost nothing, and unused outputs are left out.
 """
 
 import math
@@ -43,16 +43,16 @@ class _Node:
 
 
 def read_pipedream(path: Path, samples: int, kind: str, name: str) -> ModelProfile:
-    """Return the profile in a file, with its operators as layers, each after those whose output it takes.
+    """Return the profile in a file, with its operators as layers in topological order.
 
-    The output of a layer includes the outputs of earlier layers that a later one takes: a stage forwards what it does
-    not need itself. A layer saves its own output. Half of a backward is taken to be the input gradient; all of it for a
-    layer without parameters, and none where no layer before has any.
+    The output of a layer includes the outputs of earlier layers that later layers use, because a stage must forward
+    them. A layer saves its own output. Assumed: half of a backward is the input gradient; all of it for a layer without
+    parameters; nothing if no earlier layer has parameters.
 
     Args:
         path: Path of the file.
         samples: Samples of the minibatch that was measured.
-        kind: Device kind on which it was measured.
+        kind: Device kind on which the model was measured.
         name: Name of the model.
 
     Raises:
@@ -115,7 +115,7 @@ def _read(path: Path) -> dict[str, _Node]:
         nodes[source].targets.append(target)
         nodes[target].sources.append(source)
     if not nodes:
-        raise InputError("there is no node in it", where=str(path), valid=f"the module {__name__} describes the file")
+        raise InputError("the file has no node", where=str(path), valid=f"the module {__name__} describes the file")
     return nodes
 
 
@@ -131,7 +131,7 @@ def _node(parts: Mapping[str, str], where: str) -> _Node:
 
 
 def _needed(nodes: dict[str, _Node]) -> dict[str, _Node]:
-    """Return the nodes without the model's inputs and without parts of an output that no other node takes."""
+    """Return the nodes without the model's inputs and without unused parts of outputs (``__getitem__``)."""
     left = {
         name: node
         for name, node in nodes.items()
@@ -145,7 +145,7 @@ def _needed(nodes: dict[str, _Node]) -> dict[str, _Node]:
 
 
 def _in_order(nodes: Mapping[str, _Node], path: Path) -> list[_Node]:
-    """Return the nodes, each after its sources, and otherwise in the order of the file."""
+    """Return the nodes in topological order, with ties in the order of the file."""
     waits = {name: len(node.sources) for name, node in nodes.items()}
     order: list[_Node] = []
     ready = [node for name, node in nodes.items() if not waits[name]]

@@ -3,8 +3,8 @@
     times: model -> GPU kind -> microbatch -> tensor parallelism -> layer -> [forward s, backward s, update s]
     sizes: model -> tensor parallelism -> layer -> {"params_bytes", "act_output_bytes", "act_mem_bytes", ...}
 
-All keys are strings. Layers count from "0", the embedding. Tensors are 32-bit; sizes are for one sample. Only a few
-layers of a model were measured, the first, one or two blocks and the last; the other blocks repeat the row of one.
+All keys are strings. Layers count from "0", the embedding. Tensors are 32-bit; sizes are for one sample. Only the first
+layer, one or two blocks and the last layer of a model were measured; the rows of other blocks are copies.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,8 @@ from planner.files.importers import pick, read_file
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from traces.common.errors import InputError
 
-# Names of GPU kinds in the files to ours. Their RTX-2080 is probably an RTX 2080 Ti (see planner/scenario/roofline.py).
+# GPU name in the files to device kind of ropebridge. The RTX-2080 is probably an RTX 2080 Ti: see
+# planner/scenario/roofline.py.
 KINDS: Mapping[str, str] = MappingProxyType(
     {
         "A100-40": "a100-40",
@@ -38,11 +39,11 @@ Row = Mapping[int, tuple[float, float, float]]
 
 
 def updates_s(rows: Mapping[int, Row], parameter_bytes: Mapping[int, int]) -> dict[int, float]:
-    """Return the seconds that updating each layer takes: its share, by parameters, of all measured layers' update.
+    """Return the seconds of each layer's update: its share, by parameters, of the update of all measured layers.
 
     Args:
-        rows: Microbatch to layer to [forward s, backward s, update s]; the update does not depend on the microbatch.
-        parameter_bytes: Layer to the bytes of its parameters.
+        rows: (forward s, backward s, update s) by microbatch and layer; updates do not depend on the microbatch.
+        parameter_bytes: Bytes of parameters by layer.
     """
     per_byte_s = median(_per_byte_s(row, parameter_bytes) for row in rows.values())
     return {layer: per_byte_s * size_bytes for layer, size_bytes in parameter_bytes.items()}
@@ -54,7 +55,7 @@ def _per_byte_s(row: Row, parameter_bytes: Mapping[int, int]) -> float:
 
 
 def measured_layers(row: Row) -> list[int]:
-    """Return the layers whose times differ from those of the layer before; the others are copies."""
+    """Return the layers whose times differ from those of the previous layer; other layers are copies."""
     return [layer for layer in sorted(row) if layer - 1 not in row or row[layer][:2] != row[layer - 1][:2]]
 
 
@@ -76,14 +77,14 @@ def profiled_models(times_path: Path) -> list[str]:
 
 
 def read_sailor(times_path: Path, sizes_path: Path, model_name: str) -> ModelProfile:
-    """Return the profile of one model from the two files, with those of its tensor-parallel shards.
+    """Return the profile of one model from the two files, including the profiles of its tensor-parallel shards.
 
-    The files give backward as a whole; half of it is taken to be the input gradient and half the weight gradient, all
-    of it the weight gradient for the embedding, which has no input gradient. A row with fewer samples that took longer
-    than one with more is lowered to it: the device was not warm, and no work is done faster by doing more.
+    Assumed: half of a backward is the input gradient and half the weight gradient; for the embedding, which has no
+    input gradient, all of it is the weight gradient. A time that is longer than one for more samples is lowered to that
+    one: the device was not warm yet.
 
-    A GPU kind appears in the shards whose degree of tensor parallelism it was measured with. Degrees without sizes
-    are left out.
+    The profile of a degree of tensor parallelism has the GPU kinds that were measured with this degree. Degrees without
+    sizes are left out.
 
     Args:
         times_path: Path of the times, such as ``layer_times.json``.
@@ -111,7 +112,7 @@ def read_sailor(times_path: Path, sizes_path: Path, model_name: str) -> ModelPro
 def _layers(
     times: Mapping[str, Mapping[int, Mapping[int, _Row]]], degree: int, sizes: Mapping[int, _LayerSizes], where: str
 ) -> tuple[LayerProfile, ...]:
-    """Return the layers of one of ``degree`` GPUs, on the kinds that were measured with this degree."""
+    """Return the layers as one of ``degree`` GPUs holds them, for the kinds measured with this degree."""
     measured = {
         kind: {samples: row[degree] for samples, row in sorted(rows.items()) if degree in row}
         for kind, rows in times.items()
@@ -160,5 +161,5 @@ def _table(rows: Mapping[int, _Row], index: int) -> TimeTable:
 
 
 def _never_shorter(times_s: list[float]) -> list[float]:
-    """Lower each time to the least of those after it."""
+    """Return the times, each lowered to the minimum of all later ones."""
     return list(accumulate(reversed(times_s), min))[::-1]

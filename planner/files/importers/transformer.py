@@ -1,18 +1,19 @@
 """Parameters, saved activations and FLOP of a transformer's layers, counted from its shape.
 
-Symbols: T tokens of a sample, w width, i width inside the MLP, V vocabulary; h heads and g key-value heads, of d each.
+Symbols: T tokens of a sample, w width, i width inside the MLP, V vocabulary; h query heads and g key-value heads of
+width d.
 
     block parameters   attention w d (h + 2 g) + h d w, MLP (2, gated 3) w i for each expert, norms, biases
-    block forward      2 FLOP for each token and weight that it meets, and 4 T min(T, window) h d for attention
+    block forward      2 FLOP for each token and each weight it is multiplied by, 4 T min(T, window) h d for attention
     block saves        for each token: inputs of both norms and of the matrices after them 4 w, queries, keys, values
                        and attention's output (2 h + 2 g) d, the logarithm of a sum h, inside the MLP 2 i, gated 4 i,
                        for each active expert, and the statistics of norms
     embedding saves    token numbers, 8 bytes each; its forward is counted as nothing
-    head saves         for each token 2 w, the logarithms of V probabilities, and the number that the loss is for
+    head saves         for each token 2 w, the logarithms of V probabilities, and the number of the target token
 
-Numbers have 4 bytes. Saved is what torch's own fused norms, activations and scaled_dot_product_attention save, without
-dropout: an implementation of many small operations saves more, one with ReLU less. A pipeline's ends are on different
-devices, so a head that shares the embedding's table holds a copy here.
+Numbers have 4 bytes. Saved activations are those of torch's fused norms and activations and of
+scaled_dot_product_attention without dropout; models of many small operations save more, models with ReLU less. A head
+that shares the embedding's table counts as holding a copy, because the ends of a pipeline are on different devices.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ class TransformerShape:
 
     Attributes:
         vocabulary: Number of different tokens.
-        width: Numbers per token between blocks.
+        width: Numbers per token between blocks (hidden size).
         blocks: Number of blocks.
         heads: Number of query heads.
         key_value_heads: Number of key and value heads.
@@ -40,19 +41,19 @@ class TransformerShape:
         gated: Whether the MLP multiplies two projections, as SwiGLU does.
         experts: Number of MLPs in a block.
         active_experts: Number of experts that compute each token.
-        norm_parameters: Parameters of a norm per number of its width: 2 with a bias, 1 without.
+        norm_parameters: Parameters of a norm per unit of width: 2 with a bias, 1 without.
         query_bias: Whether queries, keys and values have biases.
         output_bias: Whether attention's output has a bias.
         inner_bias: Whether the MLP's matrices have biases.
-        head_norms: Whether queries and keys are normalised head by head.
-        positions: Rows of learned tables beside the tokens': positions, and kinds of tokens.
-        embedding_width: Width of the tokens' table; where it differs from ``width``, two more matrices convert.
+        head_norms: Whether queries and keys are normalised in each head.
+        positions: Rows of learned tables other than the token table: positions and token types.
+        embedding_width: Width of the token table; if it differs from ``width``, two more matrices convert.
         embedding_norm: Whether the embedding ends with a norm.
         final_norm: Whether the head begins with a norm.
         head_transform: Whether the head begins with a square matrix, its bias and a norm.
         head_bias: Whether logits have a bias.
-        tied: Whether the head uses the tokens' table.
-        window: Number of tokens that attention looks back; None for all.
+        tied: Whether the head uses the token table of the embedding.
+        window: Number of previous tokens that attention covers; None for all.
         longest: Number of tokens in the longest sample; None for no limit.
 
     Raises:
@@ -99,12 +100,12 @@ class TransformerShape:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, shared ones counted once."""
+        """Number of parameters; a table shared by embedding and head counts once."""
         shared = self._table if self.tied else 0
         return self._embedding + self.blocks * self._block + self._head - shared
 
     def layers(self, tokens: int) -> Sequence[LayerWork]:
-        """Return embedding, blocks and head, for samples of ``tokens`` tokens.
+        """Return the work of embedding, blocks and head, in this order, for samples of ``tokens`` tokens.
 
         Raises:
             InputError: The model does not accept samples of this length.

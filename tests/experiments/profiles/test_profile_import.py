@@ -83,7 +83,7 @@ def test_what_is_imported_is_the_model_of_a_scenario(format_: str, folder: Path)
     ("arguments", "message"),
     [
         (["huggingface", "graph.txt"], "graph.txt: the file is not JSON"),
-        (["huggingface", "times.json"], "times.json: it has no 'model_type'"),
+        (["huggingface", "times.json"], "times.json: the file has no key 'model_type'"),
         (
             ["huggingface", "config.json", "--tokens", "2000"],
             "--tokens: samples of 2000 tokens are not allowed; give 1 to 1024",

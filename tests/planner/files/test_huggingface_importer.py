@@ -162,8 +162,8 @@ def test_work_is_two_operations_for_a_parameter_and_token_and_attention(tmp_path
     [
         ({"model_type": "t5"}, "unknown model_type 't5'; valid: bert, bloom, gpt2, gpt_neox, llama"),
         ({"model_type": "lama"}, "did you mean 'llama'?"),
-        ({"hidden_size": 3}, "it has no 'model_type'"),
-        ([], "it has no 'model_type'"),
+        ({"hidden_size": 3}, "the file has no key 'model_type'"),
+        ([], "the file has no key 'model_type'"),
         ({"model_type": "gpt2", "n_embd": 8}, "missing: vocab_size, n_layer, n_head, n_positions"),
         ({**GPT2, "n_embd": "wide"}, "n_embd: 'wide' is not allowed; give a whole number above zero"),
         ({**GPT2, "n_embd": 0}, "n_embd: 0 is not allowed; give a whole number above zero"),

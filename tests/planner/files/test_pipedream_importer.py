@@ -89,7 +89,7 @@ def test_what_is_no_graph_is_refused(line: int, text: str, message: str, graph: 
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    for content, message in ((b"", "there is no node in it"), (b"\xff\xfe", "this is a binary file")):
+    for content, message in ((b"", "the file has no node"), (b"\xff\xfe", "this is a binary file")):
         (tmp_path / "graph.txt").write_bytes(content)
         with pytest.raises(InputError, match=message):
             read_pipedream(tmp_path / "graph.txt", SAMPLES, "v100-16", "toy")
