@@ -39,7 +39,7 @@ class ScheduleEntry:
 
 @file_entry
 class OptimizerEntry:
-    """The update rule: name, learning rate, momentum and weight decay (without unit), and the rate's schedule."""
+    """The update rule: name, learning_rate, momentum and weight_decay (without unit), and the rate's schedule."""
 
     name: Literal["sgd", "momentum", "adamw"] = "sgd"
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
