@@ -368,7 +368,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "times table with a row missing": (
         "samples: [1, 4]",
         "samples: [1, 4, 9]",
-        ("model.layers[0]", "the same number of rows"),
+        ("model.layers[0]", "columns of a time table differ in length"),
     ),
     "times table that falls": (
         "samples: [1, 4]",
