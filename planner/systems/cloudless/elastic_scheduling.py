@@ -1,7 +1,8 @@
 """Cloudless-Training's elastic scheduling: the units that each region of a geo-distributed training needs.
 
-Data stay where they are. Region r trains on D_r samples and may rent C_r units of p_r samples per second at c_r per
-hour. The slowest region, with all its units, determines the run time; other regions rent only what that takes::
+Data stay in their regions. Region r trains on D_r samples and may rent C_r units, each of p_r samples per second and
+c_r US dollars per hour. The slowest region, with all its units, determines the run time t*; every other region rents
+n_r units, only as many as it needs to finish in t*::
 
     t*  = max over r of D_r / (C_r p_r)
     n_r = ceil(D_r / (p_r t*))
@@ -24,7 +25,7 @@ _ENOUGH_SHARE = 1 - 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The smallest thing that can be rented: a device.
+    """A device, the smallest unit that can be rented.
 
     Attributes:
         name: Name that is unique over all regions.
@@ -79,7 +80,7 @@ def greedy_schedule(offers: Offers) -> Schedule:
 
 
 def elastic_schedule(offers: Offers) -> Schedule:
-    """Return the schedule that is as fast as with every unit, and rents no more than that takes in each region."""
+    """Return the schedule with the run time of `greedy_schedule` in which each region rents no more than it needs."""
     return schedule_within(offers, greedy_schedule(offers).run_time_s)
 
 
@@ -87,13 +88,13 @@ def schedule_within(offers: Offers, run_time_s: float) -> Schedule:
     """Return the units that each region needs to be done after ``run_time_s`` seconds.
 
     Raises:
-        InputError: A region is slower with all its units.
+        InputError: A region takes longer than ``run_time_s`` even with all its units.
     """
     fastest_s = greedy_schedule(offers).run_time_s
     if run_time_s < fastest_s:
         raise InputError(
             f"the training cannot be done in {run_time_s:g} s",
-            valid=f"with every unit of every region it takes {fastest_s:g} s",
+            valid=f"give {fastest_s:g} s or more, the time with every unit of every region",
         )
     return _schedule(
         offers, {region: _enough_units(offer.units, offer.samples / run_time_s) for region, offer in offers.items()}
@@ -109,14 +110,15 @@ def _schedule(offers: Offers, units: Mapping[str, tuple[Unit, ...]]) -> Schedule
 
 
 def _cheapest_first(units: Sequence[Unit]) -> list[Unit]:
-    """Units by the price of a sample; of equal ones the fastest first, then the one that was offered first."""
+    """Return units sorted by price per sample; of equal prices the fastest first, then in the order of the offer."""
     return sorted(units, key=lambda unit: (unit.price_per_hour / unit.samples_per_s, -unit.samples_per_s))
 
 
 def _enough_units(units: tuple[Unit, ...], samples_per_s: float) -> tuple[Unit, ...]:
-    """Units of at least this speed: the cheapest result of taking units in order and ending with one that suffices.
+    """Return units with ``samples_per_s`` or more in all, at a cost of no more than twice the least possible.
 
-    The published rule covers a demand at no more than twice the least cost (Csirik et al., 1991).
+    The heuristic for covering a demand (Csirik et al., 1991) takes units in order of price per sample, completes each
+    prefix with the cheapest single unit that suffices, and returns the cheapest of these sets.
     """
     ordered = _cheapest_first(units)
     chosen, least_per_hour = ordered, math.inf

@@ -24,25 +24,25 @@ from traces.common.errors import InputError
 # Weight of the newest observation: the mean follows a sudden change to within 10 % in two observations.
 NEWEST_WEIGHT = 0.7
 
-# Least share of the time of a step or of its cost that a change must gain, so that jitter does not cause changes; one
-# that saves cost may not lose as much time.
+# Least share of the step time or of its cost that a change must save, so that jitter does not cause changes. A change
+# that saves cost must not raise the step time by this share.
 LEAST_GAIN = 0.05
 
-# Share by which the rented units may be slower than all units: no device is rented for a speed just below the profile.
+# Limit on the share by which the rented units may be slower than all units: small slow-downs rent no further device.
 SLACK = 0.03
 
 
 class CloudlessPolicy:
-    """Rents and returns devices; one object for one run."""
+    """The policy ``cloudless``; each run needs an object of its own."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._slowdown: dict[str, float] = {}
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return the plan of the elastic schedule for the observed speeds, or None if it gains too little.
+        """Return the plan of the elastic schedule for the observed speeds.
 
-        It is None too if devices are lost that the plan cannot replace.
+        Return None if the plan saves less than `LEAST_GAIN`, or if lost devices cannot be replaced.
         """
         self._learn(observation)
         missing = {*observation.gone, *observation.away}
@@ -94,7 +94,7 @@ class CloudlessPolicy:
         return replace(plan, pipelines=regional_plan(self._scenario, plan.strategy, offers, schedule).pipelines)
 
     def _step_s(self, plan: Plan) -> float:
-        """Seconds of a step at the observed speeds, without updates, which no step waits for."""
+        """Return the time of a step at the observed speeds, seconds; no step waits for updates between regions."""
         return step_time_s(plan, self._scenario, slowdown=self._slowdown)
 
     def _price_per_hour(self, plan: Plan) -> float:

@@ -26,7 +26,7 @@ from planner.systems.cloudless.elastic_scheduling import (
     greedy_schedule,
 )
 
-# Numbers of steps between two exchanges that are tried, the fewest first.
+# Candidates for the number of steps between two exchanges of updates, rising.
 EXCHANGE_STEPS = (1, 2, 4, 8, 16)
 
 
@@ -45,8 +45,8 @@ def region_offers(
 
     Args:
         scenario: Scenario that gives devices, data and batch.
-        strategy: Name of the strategy in error messages.
-        slowdown: Device to the factor by which it takes longer than profiled.
+        strategy: Name of the strategy for error messages.
+        slowdown: Name of a device to the ratio of its compute time to the profiled time; 1 for others.
         gone: Names of devices that are absent.
 
     Raises:
@@ -102,7 +102,7 @@ def with_exchanges(plan: Plan, method: str, interval_steps: int) -> Plan:
 
 
 def longest_exchange_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the time until the last update of one exchange arrives at the declared rates, seconds."""
+    """Return the longest delivery time of any update of one exchange at the declared rates, seconds."""
     longest_s = 0.0
     for edge in update_edges(plan, scenario):
         path = nominal_path(scenario, edge.sender, edge.receiver, plan.connections)
@@ -130,7 +130,7 @@ def _region_pipeline(scenario: Scenario, strategy: str, samples: int, units: Seq
     replicas = tuple(Replica(unit.name, unit.samples_per_s / fastest) for unit in units)
     stage = _whole_model(scenario, replicas)
     for count in range(1, samples + 1):
-        # Sizes differ by one at most: there are two of them, however many microbatches.
+        # Microbatch sizes differ by at most one sample, so checking two sizes suffices.
         sizes = {samples // count, -(-samples // count)}
         if fitting_depths((1,), (stage,), scenario, tuple(sizes)) is not None:
             return Pipeline((stage,), even_cut(samples, count))
@@ -142,7 +142,7 @@ def _whole_model(scenario: Scenario, replicas: tuple[Replica, ...]) -> Stage:
 
 
 def cloudless(scenario: Scenario) -> Plan:
-    """Return a pipeline for each region on the devices that it needs.
+    """Return the plan with one pipeline per region, on the devices that elastic scheduling rents.
 
     Raises:
         InputError: No device of a region with data holds the model.
@@ -152,7 +152,7 @@ def cloudless(scenario: Scenario) -> Plan:
 
 
 def greedy(scenario: Scenario) -> Plan:
-    """Return a pipeline for each region on all its devices.
+    """Return the plan with one pipeline per region, on all devices of the region.
 
     Raises:
         InputError: No device of a region with data holds the model.

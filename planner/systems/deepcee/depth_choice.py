@@ -1,8 +1,8 @@
-"""The microbatch count and the depths of a plan that suit the observed paths and devices.
+"""The microbatch count and the ``in_flight`` depths with the shortest step on the observed paths and devices.
 
-Candidates are all microbatch counts that divide the batch evenly, with 1F1B's depths and with those that hide the round
-trips, as far as memory allows; they are timed on the observations. The layers stay where they are, and the global batch
-never changes.
+Candidates are all microbatch counts that divide the batch evenly, each with 1F1B's depths and with depths that hide
+round trips, reduced where memory is too small. Each candidate's step is timed at the observed rates. The layers stay on
+their devices, and the global batch never changes.
 """
 
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ from planner.step.evaluate import step_time_s
 from planner.step.orders import SEARCHING
 from planner.systems.deepcee.observed_paths import ObservedPaths
 
-# Least share that a change must gain, so that jitter does not cause changes.
+# Least relative gain in step time of a change, so that jitter does not cause changes.
 LEAST_GAIN = 0.03
 
-# Least share of the samples in flight that a change for the sake of memory must save, for the same reason.
+# Least share of the samples in flight that a change made to save memory must save, so that jitter causes none.
 LEAST_SAVING = 0.2
 
-# With so many, filling and draining the pipeline is 3 % of the step; more would gain little and take long to evaluate.
+# Limit on microbatches. At 32 per stage, fill and drain take 3 % of a step; more would gain little and evaluate slowly.
 MOST_MICROBATCHES_PER_STAGE = 32
 
 # Share within which plans count as equally fast; of these, the one with the fewest samples in flight is chosen.
@@ -46,7 +46,7 @@ class DepthChoice:
         self._seen = seen
 
     def choose(self, plan: Plan) -> Plan | None:
-        """Return the plan with the best depths for the observed paths, or None if it gains too little."""
+        """Return the plan with the shortest predicted step, or None if it gains too little; see `is_better`."""
         predicted_s = {candidate: self.predict_s(candidate) for candidate in self._candidates(plan)}
         if not predicted_s:
             return None
@@ -56,16 +56,16 @@ class DepthChoice:
         return chosen if self.is_better(chosen, plan) else None
 
     def is_better(self, candidate: Plan, plan: Plan) -> bool:
-        """Return whether a plan is clearly faster than another, or as fast with clearly less in flight."""
+        """Return whether ``candidate`` `is_faster`, or is no slower with `LEAST_SAVING` fewer samples in flight."""
         lighter = _samples_in_flight(candidate) <= _samples_in_flight(plan) * (1 - LEAST_SAVING)
         return self.is_faster(candidate, plan) or (lighter and self.predict_s(candidate) <= self.predict_s(plan))
 
     def is_faster(self, candidate: Plan, plan: Plan) -> bool:
-        """Return whether a plan is clearly faster than another."""
+        """Return whether ``candidate`` is predicted to be faster than ``plan`` by more than `LEAST_GAIN`."""
         return self.predict_s(candidate) * (1 + LEAST_GAIN) < self.predict_s(plan)
 
     def is_bound_by_links(self, plan: Plan) -> bool:
-        """Return whether some link takes longer for a microbatch than every stage: X > T_max."""
+        """Return whether some transfer of a microbatch takes longer than the compute of every stage of its pipeline."""
         for pipeline in plan.pipelines:
             compute_s, transfer_s, _ = self._times_s(pipeline, max(pipeline.microbatches), plan.compression)
             if max(transfer_s, default=0.0) > max(compute_s):
@@ -79,7 +79,7 @@ class DepthChoice:
         return step_time_s(quick, self._scenario, self._seen.path, self._seen.slowdown)
 
     def _candidates(self, plan: Plan) -> Iterator[Plan]:
-        """Plans with another microbatch count or other depths in one of their pipelines."""
+        """Yield plans that differ from ``plan`` in the microbatch count or the depths of one pipeline."""
         for index, pipeline in enumerate(plan.pipelines) if plan.schedule != EXPLICIT else ():
             widest = max(len(stage.replicas) for stage in pipeline.stages)
             most = MOST_MICROBATCHES_PER_STAGE * len(pipeline.stages)
@@ -91,7 +91,7 @@ class DepthChoice:
                         yield candidate
 
     def _depths(self, plan: Plan, pipeline: Pipeline, microbatches: tuple[int, ...]) -> set[tuple[int, ...]]:
-        """Depths to try that fit into memory."""
+        """Return the depths of all stages to try, reduced to what fits into memory."""
         stages = len(pipeline.stages)
         if plan.schedule in HOLD_ALL:
             wanted = {(len(microbatches),) * stages}
@@ -105,13 +105,13 @@ class DepthChoice:
         }
 
     def _hiding_depths(self, pipeline: Pipeline, microbatches: tuple[int, ...], compression: str) -> tuple[int, ...]:
-        """Depths that hide the round trips at the observed rates."""
+        """Return the depths of all stages that hide the round trips at the observed rates."""
         return latency_aware_depths(*self._times_s(pipeline, max(microbatches), compression))
 
     def _times_s(
         self, pipeline: Pipeline, samples: int, compression: str
     ) -> tuple[list[float], list[float], list[float]]:
-        """Seconds of a microbatch: compute of each stage, transfer and latency of each boundary's slowest pair."""
+        """Return, in seconds, a microbatch's compute per stage, and transfer time and latency per pair of stages."""
         compute_s = []
         for stage in pipeline.stages:
             times_s = (
@@ -138,7 +138,7 @@ class DepthChoice:
 
 
 def _even_counts(samples: int, least_size: int, most: int) -> list[int]:
-    """Numbers of equal microbatches, ``most`` at most, with ``least_size`` samples or more in each."""
+    """Return the counts, up to ``most``, that divide ``samples`` into equal parts of ``least_size`` or more."""
     return [count for count in range(1, min(most, samples // least_size) + 1) if samples % count == 0]
 
 

@@ -31,13 +31,13 @@ from traces.common.errors import InputError
 # Size m of the large packet.
 PACKET_BYTES = 2**20
 
-# Least distance: the time of a large packet at 10 Gbit/s.
+# Lower limit on distances in clustering, seconds: the time of a large packet at 10 Gbit/s.
 FAST_PACKET_S = 8 * PACKET_BYTES / 10e9
 
-# Least factor by which the height of merges rises where areas are cut.
+# Least ratio of successive merge heights at which the clustering is cut into areas.
 LEAST_RISE = 5.0
 
-# Most factor by which devices of a group differ in speed and in memory, on average.
+# Limit on the average ratio of speeds, and of memories, between devices of one group.
 SPREAD_RATIO = 1.2
 
 Group = tuple[Device, ...]
@@ -57,7 +57,7 @@ def device_areas(scenario: Scenario) -> tuple[Area, ...]:
 def packet_times_s(scenario: Scenario) -> Floats:
     """Return the distance pt of every two devices in the worse direction, seconds, [devices, devices].
 
-    It is a day where no link leads.
+    Devices without a path between them are at a distance of `LONGEST_OUTAGE_S`, one day.
     """
     names = [device.name for device in scenario.cluster.devices]
     one_way_s = np.array([[_packet_s(scenario, a, b) for b in names] for a in names])
@@ -134,7 +134,7 @@ MOST_EXACT = 9
 
 
 def best_order(distance: Floats) -> tuple[int, ...]:
-    """Return the best order of all areas, the end with the lower index first.
+    """Return the order of areas with the least worst distance, then the least sum; the end with the lower index first.
 
     Args:
         distance: Symmetric, non-negative distances of every two areas in any unit, [areas, areas].

@@ -78,7 +78,7 @@ class LayerSplit:
 
 
 def split_layers(problem: SplitProblem, depth: Depth = "hiding") -> LayerSplit | None:
-    """Return the best split into non-empty stages, or None if none fits into memory with such depths."""
+    """Return the split with the least objective, or None if none fits into memory at ``depth``; no stage is empty."""
     repeated_s = [problem.repeated_s(stage) for stage in range(len(problem.compute_s))]
     bounds_s = _bounds_s(problem, repeated_s)
 
@@ -106,7 +106,7 @@ def split_layers(problem: SplitProblem, depth: Depth = "hiding") -> LayerSplit |
 
 
 def _bounds_s(problem: SplitProblem, repeated_s: Sequence[Floats]) -> Floats:
-    """Every value that the second term can take."""
+    """Return every finite value that the second term of the objective can take, rising, seconds."""
     of_links = (problem.microbatches - 1) * problem.transfer_s.ravel()
     every = np.concatenate((np.array(repeated_s).ravel(), of_links))
     return np.unique(every[np.isfinite(every)])
@@ -143,7 +143,7 @@ def _least_round_trip(
 
 
 def _needed_depths(trip_s: Floats, stages_left: int, bound_s: float, microbatches: int, depth: Depth) -> Floats:
-    """Microbatches that a stage must keep, for each of its ranges of layers."""
+    """Return the microbatches that a stage must hold, [first layer, end layer]."""
     if depth == "one" or microbatches == 1:
         return np.ones_like(trip_s)
     wanted = np.full_like(trip_s, stages_left)

@@ -1,7 +1,7 @@
 """The paths and slow-downs that a run has shown so far, for policies that predict step times.
 
-Per path it keeps a weighted mean of the observed time per bit and of the latency, and per device one of its slow-down
-relative to the profile. The figures of an unused path return gradually to the declared ones.
+`ObservedPaths` keeps weighted means: for each path, of the observed time per bit and of the latency; for each device,
+of the ratio of its compute time to the profile. Values of an unused path return gradually to the declared ones.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ FORGETTING_WEIGHT = 0.02
 
 
 class ObservedPaths:
-    """The observed paths and slow-downs; one object for one run."""
+    """The observed paths and slow-downs; each run needs an object of its own."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -49,7 +49,7 @@ class ObservedPaths:
         return self._paths.get((source, target)) or nominal_path(self._scenario, source, target)
 
     def learn(self, observation: Observation) -> None:
-        """Learn from a step."""
+        """Update all means with the observation of one step."""
         for seen in observation.paths:
             self._paths[seen.source, seen.target] = self._joined(seen)
         used = {(seen.source, seen.target) for seen in observation.paths}

@@ -29,7 +29,7 @@ from planner.systems.deepcee.layer_split import (
     split_problem,
 )
 
-# Most microbatches: an order for so many is found in tenths of a second, and filling and draining hardly matter then.
+# Limit on microbatches. With 64, an order is found in tenths of a second, and fill and drain hardly matter.
 MOST_MICROBATCHES = 64
 
 # Rounds of the search through all groups; one is nearly always enough.
@@ -80,7 +80,7 @@ class PipelineSearch:
         return [found for shape in shapes if (found := self._candidate(shape)) is not None]
 
     def improved(self, start: Candidate) -> Candidate:
-        """Return the best pipeline with other widths, one group at a time, and other numbers of microbatches."""
+        """Return the fastest candidate found by varying one group's stages or the microbatches at a time."""
         best = start
         for _ in range(_ROUNDS):
             before = best
@@ -170,7 +170,7 @@ def closed_form_s(
 
 
 def _parts(group: Sequence[Device], count: int, scenario: Scenario) -> Iterator[Replicas]:
-    """Return the devices of a group as so many stages of replicas with shares in proportion to their speeds."""
+    """Yield the replicas of each of ``count`` stages of a group, with shares in proportion to their speeds."""
     for devices in even_groups(group, count):
         yield relative_shares({device.name: model_time_s(device, scenario) for device in devices})
 

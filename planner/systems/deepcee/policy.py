@@ -26,7 +26,7 @@ SEARCH_EVERY_STEPS = 10
 
 
 class DeepceePolicy:
-    """The policy ``deepcee``; one object for one run."""
+    """The policy ``deepcee``; each run needs an object of its own."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -38,7 +38,7 @@ class DeepceePolicy:
         self._better_steps = 0
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return a plan that suits the observed links better, or None, also until lost devices return."""
+        """Return a plan that is faster on the observed links; None if there is none or while devices are lost."""
         self._start = self._start or plan
         if observation.gone:
             return None
@@ -50,7 +50,7 @@ class DeepceePolicy:
         return self._adjusted(plan, self._start)
 
     def _adjusted(self, plan: Plan, start: Plan) -> Plan | None:
-        """Rules 1 to 3, and the return to the first plan while layers are where it has them."""
+        """Return a plan by rules 1 to 3, or the run's first plan if it places layers alike and is as fast."""
         chosen = self._depths.choose(plan)
         if chosen is not None and not self._depths.is_faster(chosen, plan):
             # Microbatches in flight beyond need are slack for the next fluctuation.
@@ -61,7 +61,7 @@ class DeepceePolicy:
         return start if chosen is None or start_s <= self._depths.predict_s(chosen) * (1 + EQUALLY_FAST) else chosen
 
     def _worth_moving(self, plan: Plan, away: set[str]) -> Plan | None:
-        """Rule 4, and the return to the first plan: a better plan, once the move to it pays."""
+        """Return a plan by rule 4, or the run's first plan, once the time lost so far exceeds the time of the move."""
         self._bound_steps = self._bound_steps + 1 if self._depths.is_bound_by_links(plan) else 0
         waited = self._bound_steps - BOUND_STEPS
         observed = with_observed_links(self._scenario, self._seen.alone)
@@ -95,7 +95,7 @@ class DeepceePolicy:
 
 
 def _same_places(one: Plan, other: Plan) -> bool:
-    """Whether the same devices hold the same layers."""
+    """Return whether the same devices hold the same layers in both plans."""
     return _places(one) == _places(other)
 
 
@@ -107,7 +107,7 @@ def _places(plan: Plan) -> list[list[tuple[object, ...]]]:
 
 
 class DepthPolicy:
-    """The policy ``depth``; one object for one run."""
+    """The policy ``depth``; each run needs an object of its own."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._seen = ObservedPaths(scenario)
@@ -116,7 +116,7 @@ class DepthPolicy:
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the plan with the best depths for the observed paths, or None if it gains too little."""
         if observation.gone:
-            # It cannot replace devices, and an interrupted step shows no speeds.
+            # This policy cannot replace devices, and an interrupted step shows no speeds.
             return None
         self._seen.learn(observation)
         return self._depths.choose(plan)

@@ -26,7 +26,7 @@ from planner.step.evaluate import step_time_s
 from planner.systems.deepcee.device_groups import Area, Group, best_order, device_areas, packet_times_s
 from planner.systems.deepcee.pipeline_search import Candidate, PipelineSearch
 
-# Starts that are improved, and improved pipelines that are evaluated.
+# Number of starting pipelines that are improved, and of improved pipelines whose steps are evaluated.
 _IMPROVED = 4
 _TIMED = 3
 
@@ -87,7 +87,7 @@ def _plan(candidate: Candidate, mechanisms: Mechanisms, scenario: Scenario) -> P
 
 
 def _chains(scenario: Scenario) -> Iterator[tuple[Group, ...]]:
-    """Return groups in order, in both directions: of all areas, of consecutive ones, and of all but one."""
+    """Yield sequences of groups, in both directions: of all areas, of consecutive areas, and of all areas but one."""
     areas = device_areas(scenario)
     order = best_order(_area_distance_s(areas, scenario))
     count = len(order)
