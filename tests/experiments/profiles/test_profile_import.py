@@ -91,7 +91,7 @@ def test_what_is_imported_is_the_model_of_a_scenario(format_: str, folder: Path)
         (["huggingface", "config.json", "--samples", "2"], "--samples: says nothing about huggingface"),
         (["huggingface", "config.json", "graph.txt"], "huggingface: 2 files are given; give one config.json"),
         (["huggingface", "missing.json"], "missing.json: the file cannot be read"),
-        (["metis", "DeviceType.V100_tp1_bs1.json"], "--layer-output: Metis' files do not say"),
+        (["metis", "DeviceType.V100_tp1_bs1.json"], "--layer-output: Metis' files do not contain"),
         (["metis", "DeviceType.V100_tp1_bs1.json", "--layer-output", "8"], "--layer-output: '8' has no unit"),
         (["metis", "config.json", "--layer-output", "8 B"], "the file's name does not say what was measured"),
         (["metis", "DeviceType.V100_tp1_bs1.json", "--layer-output", "8 B", "--kind", "a100"], "--kind: 'a100'"),
