@@ -1,1 +1,1 @@
-"""State that survives the loss of ranks: backups, checkpoints and migrations."""
+"""Copies of layers' state: backups in memory, checkpoints on disk, and migrations between devices."""

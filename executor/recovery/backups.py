@@ -1,8 +1,8 @@
-"""Copies of the layers' state at some steps: what a run goes on from when ranks are lost.
+"""Copies in memory of the layers' state before some steps, from which a run resumes when ranks are lost.
 
-Every few steps each rank copies the state of its layers, and layers that nobody else has are sent to a backup too
-(planner/adapt/migration.py). When all have all of it, which ranks hear with a plan, older copies are dropped. At most
-`_UNDER_WAY` copies are on their way at a time: where links are slow, some are left out.
+Every few steps each rank copies the state of its layers, and sends layers that no other rank trains to a backup rank
+(planner/adapt/migration.py). Once all copies before a step are complete, which the head reports with the next plan,
+ranks drop older copies. At most `_UNDER_WAY` steps have incomplete copies at a time; on slow links some are skipped.
 """
 
 import threading
@@ -23,16 +23,12 @@ from planner.adapt.migration import LayerTransfer, Migration, backup_moves, move
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 
-# Step to the layers whose state before that step a device has.
+# The copies of one device: a dictionary of steps to the layers whose state before that step the device has.
 Copies = Mapping[int, frozenset[int]]
 
 
 def newest_complete(copies: Iterable[Copies], layers: int, latest: int) -> int | None:
-    """Return the newest step before which the state of all layers is there, on whichever devices.
-
-    Returns:
-        The step; None if there is none.
-    """
+    """Return the newest step, at most ``latest``, with copies of all ``layers`` layers on any devices; None if none."""
     found = list(copies)
     for step in sorted({step for each in found for step in each if step <= latest}, reverse=True):
         if frozenset().union(*(each.get(step, frozenset()) for each in found)) >= frozenset(range(layers)):
@@ -41,7 +37,7 @@ def newest_complete(copies: Iterable[Copies], layers: int, latest: int) -> int |
 
 
 def missing_layers(copies: Iterable[Copies], layers: int, latest: int) -> list[int]:
-    """Return the layers that nobody has from the newest step, ``latest`` at most, of which some are left."""
+    """Return the layers without a copy before the newest step, at most ``latest``, that has any copies."""
     found = list(copies)
     newest = max((step for each in found for step in each if step <= latest), default=0)
     there = frozenset().union(*(each.get(newest, frozenset()) for each in found))
@@ -49,7 +45,7 @@ def missing_layers(copies: Iterable[Copies], layers: int, latest: int) -> list[i
 
 
 def restoring_moves(plan: Plan, scenario: Scenario, step: int, copies: Mapping[str, Copies]) -> Migration:
-    """Return what the devices of a plan need of each other to have its layers as they were before a step."""
+    """Return the transfers after which each device of a plan has its layers in their state before ``step``."""
     return moves_from({device: each.get(step, frozenset()) for device, each in copies.items()}, plan, scenario)
 
 
@@ -65,17 +61,17 @@ def layers_of(plan: Plan, device: str) -> frozenset[int]:
 
 
 def one_layer(scenario: Scenario, layer: int) -> LayerTransfer:
-    """Return a move that stands for a layer where it is."""
+    """Return a transfer without source and target, which only identifies one layer."""
     return LayerTransfer("", "", layer, layer + 1, state_bytes(scenario, layer, layer + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class FirstState:
-    """The state of layers before a run's first step: as the model was built, or as a checkpoint has it.
+    """The state of layers before a run's first step, as initialised or from a checkpoint.
 
     Attributes:
         step: The first step of the run.
-        row: Returns the state of a layer that was never trained here, uint8, one-dimensional.
+        row: Returns the state of a layer that this rank has not trained: a one-dimensional uint8 tensor.
     """
 
     step: int
@@ -83,17 +79,17 @@ class FirstState:
 
 
 def first_state(run: RunConfig, scenario: Scenario, compute: Compute, model: tuple[str, ...]) -> FirstState:
-    """Return what a run begins with.
+    """Return the state before the run's first step.
 
     Raises:
-        InputError: It begins with a checkpoint that is not whole.
+        InputError: The checkpoint from which the run resumes is incomplete or damaged.
     """
     if not run.first_step:
         return FirstState(0, lambda layer: compute.layer_state(one_layer(scenario, layer)))
     return FirstState(run.first_step, CheckpointFolder(Path(run.checkpoints)).of_step(run.first_step, model).row)
 
 
-# Copies that not all ranks are known to have.
+# The largest number of steps whose copies are not known to be complete on all ranks.
 _UNDER_WAY = 2
 
 
@@ -101,9 +97,8 @@ class StateBackups:
     """The copies of one rank, over all sessions.
 
     Args:
-        interval_steps: Steps from one copy to the next.
-        source: Where layers that were never trained here are as they were before the run's first step: as the model
-            was built, or as a checkpoint has them.
+        interval_steps: Number of steps between two copies.
+        source: The state before the run's first step, for layers that this rank has not trained.
     """
 
     def __init__(
@@ -124,11 +119,11 @@ class StateBackups:
         self._lock = threading.Lock()
 
     def begin_session(self, step: int, durable: int) -> None:
-        """Forget what is on its way, and the copies that are not needed any more or come too late.
+        """Forget copies that are incomplete, older than ``durable``, or newer than ``step``.
 
         Args:
-            step: The step before which all ranks go on; of some layers there may be one copy only.
-            durable: The step whose copies all ranks were known to have.
+            step: The first step of the session; some layers may have only one copy before this step.
+            durable: The newest step before which copies are known to be complete.
         """
         with self._lock:
             self._copies = {each: layers for each, layers in self._copies.items() if durable <= each <= step}
@@ -136,18 +131,18 @@ class StateBackups:
             self._begun.clear()
 
     def assign(self, plan: Plan) -> None:
-        """Note that this rank trains the layers that it has under a plan: they are not as they were built."""
+        """Mark the layers of this rank under a plan as trained, so that `source` no longer has their state."""
         self._untouched -= layers_of(plan, self._device)
 
     def begin_step(self, step: int, plan: Plan, durable: int, *, anew: bool, transport: Transport) -> None:
-        """Copy the layers as they are before a step, if it is time; all ranks of the plan come to the same answer.
+        """Copy this rank's layers before a step if a copy is due, by the same rule on all ranks of the plan.
 
         Args:
             step: Number of the step.
             plan: The plan of the step.
-            durable: The step whose copies all ranks were known to have when this step was decided on.
-            anew: Whether layers have changed devices before it.
-            transport: Carries what goes to backups.
+            durable: The newest step before which copies were complete when the plan of ``step`` was decided.
+            anew: Whether layers have changed devices before ``step``, so that a copy is due.
+            transport: Carries the copies to and from backup ranks.
         """
         self._own = layers_of(plan, self._device)
         self.assign(plan)
@@ -173,20 +168,20 @@ class StateBackups:
                 transport.send(move.target, backup_tag(step, number), self.state(step, move), float("-inf"))
 
     def copy(self, step: int) -> None:
-        """Copy the layers of this rank as they are now, before ``step``."""
+        """Copy the present state of this rank's layers as the state before ``step``."""
         states = {layer: self._compute.layer_state(one_layer(self._scenario, layer)) for layer in self._own}
         with self._lock:
             self._copies.setdefault(step, {}).update(states)
 
     def rest(self) -> None:
-        """Note that this rank has no part in the steps to come: it has nothing to keep."""
+        """Mark this rank as unused by the plan of the next steps, so that it makes no copies."""
         self._own = frozenset()
         with self._lock:
             self._rests = True
 
     @property
     def kept(self) -> int | None:
-        """The latest step whose copies are complete here, as are those before; None where there is nothing to keep."""
+        """The newest step up to which this rank's copies are complete; None while the rank makes none."""
         with self._lock:
             if self._rests:
                 return None
@@ -194,18 +189,18 @@ class StateBackups:
             return max(complete, default=self._source.step)
 
     def copies(self) -> Copies:
-        """Return the layers of which this rank has the state before some step, by that step."""
+        """Return the layers whose state before some step this rank has, by that step."""
         with self._lock:
             found = {step: frozenset(layers) for step, layers in self._copies.items()}
         first = self._source.step
         return {**found, first: found.get(first, frozenset()) | frozenset(self._untouched)}
 
     def state(self, step: int, move: LayerTransfer) -> torch.Tensor:
-        """Return the copy of the layers of ``move`` as they were before ``step``."""
+        """Return the state of the layers of ``move`` before ``step``: a one-dimensional uint8 tensor."""
         return torch.cat([self._state_of(step, layer) for layer in move.layers])
 
     def restore(self, step: int, plan: Plan) -> None:
-        """Put those copies back that this rank has of the layers that it holds under ``plan``."""
+        """Restore this rank's layers under ``plan`` from its own copies before ``step``, as far as it has them."""
         there = self.copies().get(step, frozenset())
         for layer in sorted(layers_of(plan, self._device) & there):
             self._compute.put_layer_state(one_layer(self._scenario, layer), self._state_of(step, layer))

@@ -1,7 +1,7 @@
-"""One device's part of a checkpoint: the state of some layers before a step, in a file that shows any damage.
+"""One device's part of a checkpoint: a file with the state of some layers before a step, protected by checksums.
 
-It is a safetensors file with a row of bytes for each layer (executor/training/flat_state.py). safetensors has no
-checksums: a digest of each row is in the header, and one of the header itself.
+The format is safetensors, with a row of bytes for each layer (executor/training/flat_state.py). safetensors has no
+checksums, so the metadata contains a SHA-256 of each row, and one of the header itself.
 """
 
 import hashlib
@@ -23,19 +23,19 @@ _VERSION = 1
 
 
 class DamagedError(Exception):
-    """A file is not what was written: says what is wrong with it."""
+    """The content of a file does not match its checksums, or cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a part says of itself.
+    """The header of a part.
 
     Attributes:
-        step: The first one that has not been done.
-        plan: That ``step - 1`` ran, or would have; JSON.
-        model: What the state of each layer of the model consists of, and the optimizer: equal where the state of one
-            run can be another's.
-        digests: SHA-256 of the rows, by the layers that this part has.
+        step: The first step after the checkpoint.
+        plan: The plan of step ``step - 1``, as JSON.
+        model: For each layer a text with the names and shapes of its state and the optimizer
+            (`executor.training.flat_state.model_state`): a run can resume only from a checkpoint with equal texts.
+        digests: SHA-256 of each row in hexadecimal, by layer.
     """
 
     step: int
@@ -45,10 +45,10 @@ class Header:
 
 
 def write_part(path: Path, step: int, plan: str, model: tuple[str, ...], rows: Mapping[int, torch.Tensor]) -> None:
-    """Write a part, with what its `Header` says and the state of each layer: it is there whole or not at all.
+    """Write a part atomically: its `Header`, and the state of each layer in ``rows``.
 
     Raises:
-        RunError: It cannot be written, to a full disk for example.
+        RunError: The file cannot be written, to a full disk for example.
     """
     header = Header(step, plan, model, {layer: _digest(row) for layer, row in sorted(rows.items())})
     text = json.dumps({"version": _VERSION, **asdict(header)}, sort_keys=True)
@@ -63,24 +63,26 @@ def write_part(path: Path, step: int, plan: str, model: tuple[str, ...], rows: M
 
 
 def _unwritable(path: Path, reason: str) -> RunError:
-    return RunError(f"the checkpoint {path}: {reason}; those before it are whole, and '--resume' goes on from there")
+    return RunError(
+        f"checkpoint {path}: cannot be written: {reason}; earlier checkpoints are complete, and '--resume' uses them"
+    )
 
 
 def read_header(path: Path) -> Header:
     """Return the header of a part.
 
     Raises:
-        DamagedError: It is not as it was written.
+        DamagedError: The file cannot be read, or the header does not match its checksum.
     """
     with _opened(path) as file:
         return _header(file.metadata(), path)
 
 
 def read_row(path: Path, layer: int) -> torch.Tensor:
-    """Return the state of a layer.
+    """Return the state of a layer: a one-dimensional uint8 tensor.
 
     Raises:
-        DamagedError: It is not as it was written.
+        DamagedError: The file cannot be read, or the header or the row does not match its checksum.
     """
     with _opened(path) as file:
         expected = _header(file.metadata(), path).digests.get(layer)

@@ -1,4 +1,4 @@
-"""A rank's part in checkpoints on disk: every few steps it copies the state of its layers, and a thread writes it."""
+"""Writes a rank's part of each checkpoint: every few steps the rank copies its layers, and a thread writes the copy."""
 
 import queue
 import threading
@@ -23,13 +23,14 @@ _Part = tuple[int, Plan, dict[int, torch.Tensor]]
 class Checkpointing:
     """The checkpoints of one rank, over all sessions.
 
-    Training waits for the copy, and for the disk only where the copy before has not been written yet: so there is one
-    copy in memory at most, and devices that train together are at most one checkpoint apart.
+    Training waits for the copy, but for the disk only if the previous copy is not written yet. So at most one copy is
+    in memory, and devices that train together are at most one checkpoint apart.
 
     Args:
-        run: How the job runs: where checkpoints go, and how often.
-        model: What the state of each layer consists of: executor/recovery/checkpoint_file.py.
-        failed: Called from the writing thread when a file cannot be written.
+        run: The configuration of the job, with the folder and the interval of checkpoints.
+        device: Name of this rank's device.
+        model: Texts that identify the state of each layer; see `executor.recovery.checkpoint_file.Header`.
+        failed: Called in the writing thread with the error if a file cannot be written.
     """
 
     _run: RunConfig
@@ -48,13 +49,13 @@ class Checkpointing:
         self._thread.start()
 
     def begin_step(self, step: int, plan: Plan) -> None:
-        """Copy what this rank writes of the state before a step, if it is time."""
+        """Copy the layers that this rank writes before a step, if a checkpoint is due."""
         self._latest = step, plan
         if step > self._run.first_step and step % self._run.checkpoint_every == 0:
             self._copy(step, plan)
 
     def finish(self, steps: int) -> None:
-        """Write the state after the run's last step, and wait until all is written."""
+        """Write the state after the run's last step, and wait until all files are written."""
         if self._latest is not None and self._latest[0] == steps - 1:
             self._copy(steps, self._latest[1])
         self._parts.put(None)
@@ -81,7 +82,7 @@ class Checkpointing:
 
 
 def written_layers(plan: Plan, device: str) -> list[int]:
-    """Return the layers whose state a device writes: each has one such device, though more may train it."""
+    """Return the layers whose state a device writes: one device writes each layer, though several may train it."""
     return [
         layer for stage in plan.pipelines[0].stages if stage.replicas[0].devices[0] == device for layer in stage.layers
     ]

@@ -1,8 +1,7 @@
-"""The folder of a run's checkpoints: ``step-00000120/DEVICE.safetensors``, a file from each device that has part of it.
+"""The folder of a run's checkpoints: ``step-00000120/DEVICE.safetensors``, with one file per writing device.
 
-A checkpoint is whole when its files together have every layer, and each file shows that it is as it was written
-(executor/recovery/checkpoint_file.py). So nobody has to say that one is finished, and what is half-written is passed
-over.
+A checkpoint is complete when its files together contain every layer and match their checksums
+(executor/recovery/checkpoint_file.py). So no marker of completion is needed, and incomplete checkpoints are skipped.
 """
 
 import fcntl
@@ -28,7 +27,8 @@ from planner.scenario.scenario import Scenario
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 
-# The newest may be under way, the one before it damaged, and devices that train together are at most one apart.
+# Number of checkpoints to keep: the newest may be incomplete and the second damaged, and devices that train together
+# are at most one checkpoint apart.
 _KEPT = 4
 
 _LOCK, _MARK = "lock", "mark"
@@ -36,11 +36,11 @@ _LOCK, _MARK = "lock", "mark"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that is whole.
+    """A complete checkpoint.
 
     Attributes:
-        step: The first step that has not been done.
-        plan: The plan that the run had, as JSON.
+        step: The first step after the checkpoint.
+        plan: The plan of the step before, as JSON.
         files: The file of each layer, in the order of the layers.
     """
 
@@ -49,10 +49,10 @@ class Checkpoint:
     files: Sequence[Path]
 
     def row(self, layer: int) -> torch.Tensor:
-        """Return the state of a layer.
+        """Return the state of a layer: a one-dimensional uint8 tensor.
 
         Raises:
-            InputError: Its file has been damaged since it was looked at.
+            InputError: The file was damaged after this checkpoint was found.
         """
         with _damaged_since():
             return read_row(self.files[layer], layer)
@@ -66,7 +66,7 @@ class CheckpointFolder:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of which there are files, in rising order."""
+        """The steps with checkpoints, complete or not, in increasing order."""
         found = (each.name.removeprefix("step-") for each in self.path.glob("step-*"))
         return sorted(int(number) for number in found if number.isdigit())
 
@@ -75,28 +75,27 @@ class CheckpointFolder:
         write_part(self._place(step) / f"{quote(device, safe='')}.safetensors", step, plan, model, rows)
 
     def parts(self, step: int) -> list[Path]:
-        """Return the files that there are of a step, by device."""
+        """Return the files of a step's checkpoint, sorted by name."""
         return sorted(self._place(step).glob("*.safetensors"))
 
     def drop_old(self, first: int, written: int) -> None:
-        """Remove the checkpoints before those that are needed once this device has written its part of one.
+        """Remove all but the newest `_KEPT` checkpoints up to step ``written``.
 
-        Later ones may exist: a run that has lost ranks and their copies goes back. They are left to be written again,
-        and other devices may still write the checkpoint before this one.
+        Checkpoints of later steps, left by a run that has gone back after a loss of ranks, are kept to be overwritten.
 
         Args:
-            first: The step that the run began with, which processes that come later read; it stays.
-            written: The step of the checkpoint that this device has written.
+            first: The first step of the run, whose checkpoint is kept for processes that are started later.
+            written: The step of the checkpoint of which this device has just written its part.
         """
         for step in [step for step in self.steps if step <= written][:-_KEPT]:
             if step != first:
                 shutil.rmtree(self._place(step), ignore_errors=True)
 
     def newest(self, model: tuple[str, ...], tell: Callable[[str], None]) -> Checkpoint:
-        """Return the newest whole checkpoint of a model; ``tell`` is called with a line for each that is passed over.
+        """Return the newest complete checkpoint; call ``tell`` with a line for each newer one that is skipped.
 
         Raises:
-            InputError: There is none, or the newest one is of another model.
+            InputError: No checkpoint is complete, or the newest one is of another model.
         """
         for step in reversed(self.steps):
             try:
@@ -107,29 +106,29 @@ class CheckpointFolder:
             except DamagedError as error:
                 tell(f"the checkpoint of step {step} is not used: {error}")
         raise InputError(
-            "there is no whole checkpoint",
+            "there is no complete checkpoint",
             where=str(self.path),
-            valid="name the folder that '--checkpoint' had, or start anew without '--resume'",
+            valid="the folder given as '--checkpoint' to an earlier run; to start at step 0, leave out '--resume'",
         )
 
     def of_step(self, step: int, model: tuple[str, ...]) -> Checkpoint:
         """Return the checkpoint of a step; each row is checked when it is read.
 
         Raises:
-            InputError: It is not whole.
+            InputError: The checkpoint is incomplete or damaged.
         """
         with _damaged_since():
             return self._found(step, model)
 
     @contextmanager
     def held(self) -> Iterator[str]:
-        """Keep other runs from writing here until this one ends, however it does.
+        """Lock the folder against other runs until the block ends.
 
         Yields:
-            A mark by which `check_held` knows this folder.
+            A random mark, also written to the folder, by which `check_held` recognises the folder.
 
         Raises:
-            InputError: One does already, or the folder cannot be made.
+            InputError: Another run holds the lock, or the folder cannot be created.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -138,7 +137,7 @@ class CheckpointFolder:
             raise InputError(
                 f"no checkpoints can be written: {error.strerror}",
                 where=str(self.path),
-                valid="choose a place that can",
+                valid="a folder that can be created and written to",
             ) from error
         with file:
             try:
@@ -152,17 +151,17 @@ class CheckpointFolder:
             yield mark
 
     def check_held(self, mark: str) -> None:
-        """Refuse to write where the run's launcher, which has the mark from `held`, does not see it.
+        """Check that this folder is the one in which the launcher's `held` has written ``mark``.
 
         Raises:
-            InputError: This is another folder of the same name, or there is none.
+            InputError: The folder has no mark or another one within `Timeouts.shared_folder_s`.
         """
         limits = timeouts()
         until_s = time.monotonic() + limits.shared_folder_s
         while self._mark() != mark:
             if time.monotonic() > until_s:
                 raise InputError(
-                    "this folder for checkpoints is not the one that the head has",
+                    "this folder for checkpoints is not the same folder as on the head",
                     where=f"{self.path} on {socket.gethostname()}",
                     valid="give '--checkpoint' a folder that all hosts share, or leave it out",
                 )
@@ -187,17 +186,17 @@ class CheckpointFolder:
             files |= dict.fromkeys(header.digests, path)
         missing = sorted(set(range(len(model))) - set(files))
         if header is None or missing:
-            raise DamagedError(f"it lacks layer {', '.join(map(str, missing))}")
+            raise DamagedError(f"incomplete: layers {', '.join(map(str, missing))} are missing")
         return Checkpoint(step, header.plan, [files[layer] for layer in range(len(model))])
 
 
 @contextmanager
 def _damaged_since() -> Iterator[None]:
-    """Around reading what was whole when the launcher looked at it."""
+    """Turn a `DamagedError` into an `InputError`, in a block that reads a checkpoint found complete before."""
     try:
         yield
     except DamagedError as error:
-        raise InputError(str(error), valid="resume again: the checkpoint before it is used") from None
+        raise InputError(str(error), valid="resume again: the run then uses the previous complete checkpoint") from None
 
 
 def _another_model(path: Path, there: tuple[str, ...], wanted: tuple[str, ...]) -> InputError:
@@ -218,8 +217,9 @@ class CheckpointConfig:
     """Where and how often a run writes checkpoints.
 
     Attributes:
-        interval_steps: Steps from one checkpoint to the next.
-        first_step: The first step of the run: that of the checkpoint from which it goes on, or 0.
+        folder: The folder of the checkpoints.
+        interval_steps: Number of steps between two checkpoints.
+        first_step: The first step of the run: the step of the checkpoint from which the run resumes, or 0.
     """
 
     folder: Path
@@ -228,10 +228,10 @@ class CheckpointConfig:
 
 
 def resumption(folder: Path, scenario: Scenario, steps: int, tell: Callable[[str], None]) -> tuple[int, Plan]:
-    """Return with which step a run goes on, and the plan that it had.
+    """Return the step from which a run resumes, and the plan of its newest complete checkpoint.
 
     Raises:
-        InputError: No checkpoint is whole, it is of another model, or there is nothing left to do.
+        InputError: No checkpoint is complete, the newest is of another model, or the run has no steps left.
     """
     layers = check_model(scenario).model.layers
     found = CheckpointFolder(folder).newest(model_state(layers, scenario.training.optimizer.name), tell)
@@ -243,7 +243,7 @@ def resumption(folder: Path, scenario: Scenario, steps: int, tell: Callable[[str
 
 
 def refuse_used(folder: Path) -> None:
-    """Refuse a folder with checkpoints for a run that begins anew: it would mix two runs.
+    """Check that a folder has no checkpoints, for a run that starts at step 0 and must not mix with another run.
 
     Raises:
         InputError: There are checkpoints in the folder.

@@ -1,7 +1,7 @@
-"""Layers that change devices between two steps: this rank's part of a migration.
+"""One rank's part of a migration, in which layers change devices between two steps.
 
-There is no barrier. A rank sends what others need as soon as its own last step is over, by threads of its own, and
-begins the next step when what it needs itself is there; its peers may be in that step already.
+There is no barrier: a rank queues the state that other ranks need as soon as its own last step is over, and begins the
+next step when the state that it needs has arrived. Its peers may be in that step already.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ class LayerMoves:
             self._awaited.append((move, self._transport.post(move.source, tag, size_bytes)))
 
     def send(self, state_of: Callable[[LayerTransfer], torch.Tensor]) -> None:
-        """Send what others need, of which ``state_of`` gives copies; returns at once."""
+        """Queue the state for other ranks, and return at once; ``state_of`` returns copies as uint8 tensors."""
         start_s = self._compute.free_s()
         for number, move in self._own(lambda move: move.source):
             state = state_of(move)
@@ -46,7 +46,7 @@ class LayerMoves:
             self._transport.send(move.target, move_tag(self._change.step, number), state, start_s, departed)
 
     def take(self) -> None:
-        """Wait for what this rank needs, and put it in its place. The layers must be held already."""
+        """Wait for the state of this rank's new layers, and load it; `Compute.set_plan` must have added the layers."""
         for move, handle in self._awaited:
             self._compute.put_layer_state(move, handle.wait())
             self._rows.log(self._arrival(move, handle))
@@ -63,6 +63,6 @@ class LayerMoves:
         return lambda start_s, end_s: Event(EventKind.MIGRATE, *place, start_s, end_s, size_bytes)
 
     def _arrival(self, move: LayerTransfer, handle: RecvHandle) -> Event:
-        """Only tells when the bytes were there, see executor/control/results.py."""
+        """Return a receive's row of zero length, which marks the arrival for executor/control/results.py."""
         place = (move.target, move.source, -1, -1, -1, self._change.step, MIGRATE_ACTION)
         return Event(EventKind.RECEIVE, *place, handle.arrived_s, handle.arrived_s, handle.size_bytes)

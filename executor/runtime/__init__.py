@@ -1,1 +1,1 @@
-"""How a rank carries out its actions, gradient sums and updates."""
+"""Execution of a rank's program: actions, gradient sums, and updates between pipelines."""

@@ -1,4 +1,4 @@
-"""The order in which a rank carries out the actions of a step: as scheduled, or the best action that is ready."""
+"""The order of a rank's actions in a step: as scheduled, or dynamic (of the ready actions, the highest priority)."""
 
 import threading
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from planner.schedules.dynamic import DynamicChoice
 
 
 class ActionOrder:
-    """The order of the program."""
+    """The order of the program, as scheduled; base of the other orders."""
 
     def __init__(self, current: StepProgram, clock: RunClock) -> None:
         self._work = current.program.work
@@ -21,9 +21,9 @@ class ActionOrder:
         self._remaining = len(self._work)
 
     def next(self) -> tuple[Work, float] | None:
-        """Return the next action, whose inputs may still be in transit, or None after the last one.
+        """Return the next action and the run second since which the device is idle; None after the last action.
 
-        The second value is since when the device has been idle, run seconds.
+        The inputs of the action may still be in transit.
         """
         if not self._remaining:
             return None
@@ -45,7 +45,7 @@ class ActionOrder:
 
 
 class DynamicOrder(ActionOrder):
-    """The best action that is ready, by the rule of `planner.schedules.dynamic`."""
+    """Chooses, whenever the device is free, a ready action by the priority rule of `planner.schedules.dynamic`."""
 
     def __init__(self, current: StepProgram, scenario: Scenario, clock: RunClock) -> None:
         super().__init__(current, clock)
@@ -66,7 +66,7 @@ class DynamicOrder(ActionOrder):
         return self._index[action]
 
     def arrival(self, work: Work) -> Callable[[RecvHandle], None]:
-        """Return a callback that makes ``work`` ready; if a peer is lost, this shows when its message is taken."""
+        """Return a callback that counts a message of ``work`` as arrived; the loss of a peer is raised when waiting."""
 
         def arrived(handle: RecvHandle) -> None:
             with self._changed:

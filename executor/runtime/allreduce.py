@@ -1,4 +1,4 @@
-"""Gradient sums: a ring or another exchange after the actions of a step, or overlapped with them in a thread."""
+"""Gradient all-reduce: exchanges between replicas after the actions of a step, or beside the actions in a thread."""
 
 import threading
 from functools import partial
@@ -74,7 +74,7 @@ class OverlappedAllReduce:
                 complete.set()
         self._error: Exception | None = None
         self._done_s = float("-inf")
-        # A daemon: if the rank fails, it waits for gradients that nobody completes.
+        # A daemon thread: if the rank fails, the thread waits for ever for gradients that are never completed.
         self._thread = threading.Thread(target=self._run, name="sums", daemon=True)
         self._thread.start()
 
@@ -83,7 +83,7 @@ class OverlappedAllReduce:
         self._complete[sync].set()
 
     def finish(self) -> float:
-        """Wait for all sums; return when they were done, run seconds.
+        """Wait for all sums; return the run second at which the last one ended.
 
         Raises:
             PeerLostError: One of the other devices is lost.

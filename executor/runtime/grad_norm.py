@@ -1,8 +1,9 @@
-"""The norm of all gradients, which every stage knows before it needs it and for which no device waits.
+"""The norm of all gradients, computed along the pipeline without a barrier.
 
-Each device adds its part to a sum that follows the gradients up the pipeline. Later stages finish earlier, so that the
-sum is complete once the first stage has finished its own part. From there the total goes down ahead of the next step's
-first activations, and every device updates its layers just before it needs them.
+Each device adds its part to a sum, which travels with the gradients from the last stage up to the first. Later stages
+finish their backward passes earlier, so the sum is complete when the first stage has finished. The total then travels
+down to the last stage, ahead of the next step's first activations; each device updates its layers just before their
+next use.
 """
 
 import struct
@@ -21,7 +22,7 @@ _NUMBER = struct.Struct("d")
 class NormChain:
     """One rank's place in the chain of its pipeline's devices.
 
-    Its messages, eight bytes each, are not logged: a plan does not count them.
+    Its messages of eight bytes each are not logged, since plans do not include them.
     """
 
     def __init__(self, transport: Transport, wanted: bool) -> None:
@@ -46,7 +47,7 @@ class NormChain:
         if not self.wanted:
             return
         place, step = _Place(current), current.step
-        # Called on every rank: the devices of a tensor-parallel group compute it together.
+        # Called on every rank: the devices of a tensor-parallel group compute the norm together.
         total = squared_norm()
         if not place.leads:
             return
@@ -76,9 +77,9 @@ class _Place:
     """A rank's neighbours in the chain; the first device of each stage leads the stage's others.
 
     Attributes:
-        leads: Whether this rank adds and passes on.
-        above: The device that sends the total; None at the top.
-        below: The device that sends a partial sum; None at the bottom.
+        leads: Whether this rank adds its part to the sum and passes the sum on.
+        above: The device that sends this rank the total; None on the first stage's leader.
+        below: The device that sends this rank a partial sum; None without one.
         informs: The devices that this rank sends the total to.
     """
 

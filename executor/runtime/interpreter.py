@@ -1,4 +1,4 @@
-"""Carries out one rank's programs over the transport, and records what happens."""
+"""Runs the programs of one rank, step by step, and records their events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,12 +27,12 @@ class Interpreter:
     """Runs step after step; the receives of a step are posted while the step before it runs.
 
     Args:
-        updates: Updates between pipelines that do not wait for each other; None if all wait.
-        finished: Called with each updated step and this rank's part of its loss, if it has one.
-        group: The tensor-parallel group of this rank; None if it is in none.
-        begun: Called before each step, when the updates of all steps before it are made.
-        ended: Called with each step when its update is made and the messages that follow from it are being sent: no
-            event of the step begins later.
+        updates: Asynchronous updates between pipelines; None if gradients are synchronised by all-reduce.
+        finished: Called after the update of a step with the step and this rank's part of its loss, if it has a part.
+        group: The tensor-parallel group of this rank; None if the rank computes alone.
+        begun: Called before each step, after the updates of all earlier steps.
+        ended: Called with each step after its update, once its messages are being sent: no event of the step begins
+            later.
     """
 
     _scenario: Scenario
@@ -55,7 +55,7 @@ class Interpreter:
         self._last: StepProgram | None = None
 
     def post(self, current: StepProgram) -> None:
-        """Post all receives of a step, unless that was done."""
+        """Post all receives of a step, unless they are posted already."""
         if current.step in self._posted:
             return
         order = action_order(current, self._scenario, self._clock, self._group)
@@ -64,12 +64,12 @@ class Interpreter:
         self._norms.post(current)
 
     def run(self, current: StepProgram, following: Callable[[int], StepProgram | None], ready_s: float) -> None:
-        """Carry out a step. Its update may have to wait for the norm of all gradients, until the next step begins.
+        """Run a step. If gradients are clipped, its update waits for their norm until the next step begins.
 
         Args:
             current: The step to carry out.
-            following: Returns a later step if its plan is known, so that its receives are posted in time.
-            ready_s: When the device could begin, run seconds.
+            following: Returns the program of a later step, to post its receives; None if its plan is not known.
+            ready_s: The earliest start in run seconds.
         """
         self.post(current)
         self.update()
@@ -88,7 +88,7 @@ class Interpreter:
             self._post_ahead(current.step + 1, following)
             inputs, arrived_s = self._take_inputs(current, work, posted, idle_since_s)
             done = self._compute.run(work, inputs, ready_s=max(ready_s, arrived_s), complete=complete)
-            # Before all else: another device may be waiting.
+            # Send first: another device may be waiting.
             for transfer, payload in zip(work.sends, done.outputs, strict=True):
                 self._send(current, transfer, payload, done.end_s)
             posted.order.finish(work)
@@ -132,7 +132,7 @@ class Interpreter:
         self._ended(current.step)
 
     def _update_once_more(self, last: StepProgram) -> None:
-        """Update from the gradients as they are, at the learning rate of the last step."""
+        """Update from the present gradients, at the learning rate of the last step."""
         after = replace(last, step=last.step + 1)
         self._norms.post(after)
         self._norms.contribute(after, self._compute.squared_norm)
@@ -154,7 +154,7 @@ class Interpreter:
     def _take_inputs(
         self, current: StepProgram, work: Work, posted: PostedStep, idle_since_s: float
     ) -> tuple[list[torch.Tensor], float]:
-        """Wait for the payloads of an action; return them, and when the last one arrived, run seconds."""
+        """Wait for the payloads of an action; return them, and the run second at which the last one arrived."""
         inputs, arrived_s = [], float("-inf")
         for transfer in work.receives:
             handle = posted.transfers.pop(transfer)

@@ -1,4 +1,4 @@
-"""Receives posted before anybody waits for them: those of a step, and those of updates from other pipelines."""
+"""Receives that are posted ahead: those of a step, and those of updates from other pipelines."""
 
 import struct
 import threading
@@ -16,10 +16,11 @@ from executor.transport.transport import Transport
 from executor.transport.wire_format import sync_tag, transfer_tag
 from planner.cost.synchronisation import UpdateEdge
 
-# Precedes an update: how many of the receiver's steps the sender knew of when it began the first step in the sum.
+# Header of an update: the number of the receiver's steps whose updates the sender had applied when it began the first
+# step of the update.
 HEADER = struct.Struct("q")
 
-# Updates posted ahead: one that arrives, and one whose ready notice is on its way meanwhile.
+# Number of updates posted ahead: one that arrives, and one whose ready notice travels to the sender meanwhile.
 _POSTED_UPDATES = 2
 
 
@@ -58,9 +59,9 @@ class Update:
     Attributes:
         edge: The sender, the receiver and the layers.
         exchange: Number of the round, from 0.
-        known: Number of steps of the receiver that the sender knew of.
+        known: The number in the `HEADER`.
         values: A one-dimensional float32 tensor of the layers' gradients or parameters.
-        arrived_s: When it arrived, run seconds.
+        arrived_s: Time of arrival in run seconds.
     """
 
     edge: UpdateEdge
@@ -71,7 +72,7 @@ class Update:
 
 
 class IncomingUpdates:
-    """The updates over one edge that ends at this rank, received in order whether or not anybody asks for them.
+    """The updates over one edge that ends at this rank, received in order by background threads.
 
     The threads that receive also post the next receives: a fast sender need not wait for a slow receiver.
 
@@ -101,7 +102,7 @@ class IncomingUpdates:
         return len(self._arrived_s)
 
     def wait_for(self, count: int) -> float:
-        """Wait for the first ``count`` updates; return when the last of them arrived, run seconds.
+        """Wait for the first ``count`` updates; return the run second at which the last of them arrived.
 
         Raises:
             PeerLostError: The sender is lost.

@@ -1,7 +1,6 @@
-"""Emulates links inside the processes of the ranks, which share a ledger of how long each link is taken.
+"""Emulates links inside the processes of the ranks, which share a ledger: until when each link is occupied.
 
-Messages still travel through this machine, which takes some time of its own; it is measured and subtracted from the
-emulated latency.
+Delivering a message inside this machine takes some time, which is measured and subtracted from the emulated latency.
 """
 
 import fcntl
@@ -64,7 +63,7 @@ class LinkShaper:
         os.close(self._file)
 
     def transmit(self, path: Sequence[Link], bits: float, ready_s: float) -> float:
-        """Wait while the links of ``path`` carry ``bits``; return when the last bit departed, run seconds."""
+        """Wait while the links of ``path`` carry ``bits``; return the run second at which the last bit departed."""
         cursor_s = max(ready_s, 0.0)
         while bits > 0:
             chunk_bits = min(bits, max(LEAST_CHUNK_BITS, min(_bits_soon(link, cursor_s) for link in path)))
@@ -74,7 +73,7 @@ class LinkShaper:
         return cursor_s
 
     def delivery_s(self, path: Sequence[Link], departed_s: float) -> float:
-        """Return when to give a message to gloo so that it arrives as over the links of ``path``, run seconds."""
+        """Return the run second at which gloo must get a message, so that it arrives as over the links of ``path``."""
         latency_s = sum(link.latency_at_s(departed_s) for link in path)
         return departed_s + max(0.0, latency_s - self.local_delivery_s)
 
@@ -91,14 +90,14 @@ class LinkShaper:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def _take(self, link: Link, bits: float, earliest_s: float) -> float:
-        """Record in the ledger that a link carries another chunk; return when it has."""
+        """Record in the ledger that a link carries another chunk; return the run second at which the chunk has left."""
         offset = _RECORD.size * self._index[link.name]
         start_s = max(earliest_s, _RECORD.unpack_from(self._taken_until, offset)[0])
         end_s = start_s + _seconds_for(link, bits, start_s)
         if end_s - start_s > LONGEST_OUTAGE_S:
             raise RunError(
-                f"link {link.name} carries nothing for {LONGEST_OUTAGE_S:g} s from {start_s:.3f} s of the run on: does "
-                "its trace ever rise above zero again?"
+                f"link {link.name} carries nothing for {LONGEST_OUTAGE_S:g} s from {start_s:.3f} s of the run on; its "
+                "trace must rise above zero again"
             )
         _RECORD.pack_into(self._taken_until, offset, end_s)
         return float(end_s)
@@ -117,10 +116,10 @@ def _seconds_for(link: Link, bits: float, start_s: float) -> float:
 
 
 def measure_local_delivery_s(rank: int, ranks: int) -> float:
-    """Return the time from when a message should be given to gloo until a waiting rank has it, seconds.
+    """Return the time in seconds from a message's due time at the sender until a waiting rank has received it.
 
-    It includes waking up late, on either side. Ranks measure in pairs, all at the same time, as they will send; all
-    get the mean of the pairs' medians. All ranks of one machine must call this together.
+    The time includes late wake-ups of sender and receiver. Ranks measure in pairs, all pairs at the same time; the
+    result is the mean of the pairs' medians. All ranks of one machine must call this together.
     """
     partner = rank ^ 1
     result = torch.zeros(2, dtype=torch.float64)

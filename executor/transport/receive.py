@@ -13,7 +13,7 @@ from executor.core.clock import RunClock
 from executor.core.failures import PeerLostError, blaming
 from executor.core.timeouts import timeouts
 
-# A link may be out for minutes; a rank that waits longer than this for a peer gives up.
+# The longest wait for a message; a link may be down for minutes.
 RECV_TIMEOUT = timedelta(seconds=timeouts().recv_s)
 
 
@@ -62,9 +62,9 @@ class RecvHandle:
         return self._buffer.numel()
 
     def wait_in_background(self, threads: Executor, failed: Callable[[Exception], None]) -> None:
-        """Have a thread wait for the bytes; it calls ``failed`` with any error except the loss of the sender.
+        """Have a thread wait for the bytes; ``failed`` is called with any error except the loss of the sender.
 
-        Otherwise nobody would hear of the error, and whoever waits for the bytes would wait for ever.
+        Without that call the error would be lost, and `wait` would never return.
         """
 
         def report(waiting: Future[None]) -> None:

@@ -17,7 +17,7 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 class ProcessGroups:
     """Process groups over all ranks of a session, each of which serves as one of several parallel connections.
 
-    All ranks must construct it, and call `use`, together.
+    All ranks must create their object, and call `use`, together.
     """
 
     def __init__(self, count: int) -> None:
@@ -27,7 +27,7 @@ class ProcessGroups:
         self.use(count)
 
     def use(self, count: int) -> None:
-        """Use this many groups from now on, making those that are missing."""
+        """Set the number of parallel connections, creating missing groups."""
         while len(self._groups) < count:
             self._groups.append(dist.new_group(backend="gloo", timeout=_connect_timeout()))
         self.count = count
@@ -42,10 +42,10 @@ def _connect_timeout() -> timedelta:
 
 
 def check_interface() -> None:
-    """Refuse a network interface for gloo that this host does not have.
+    """Check that this host has the network interfaces that gloo is to use.
 
     Raises:
-        RunError: The interface is missing; lists those that exist.
+        RunError: An interface is missing; the message lists those of this host.
     """
     present = [name for _, name in socket.if_nameindex()]
     for name in filter(None, os.environ.get(_INTERFACE, "").split(",")):

@@ -22,7 +22,7 @@ from executor.transport.rendezvous import ProcessGroups
 from executor.transport.wire_format import NO_MESSAGE
 from planner.scenario.cluster import Cluster, Link
 
-# A smaller part of a message is not worth another set of headers.
+# The smallest part of a message that is sent over a connection of its own.
 LEAST_STRIPE_BYTES = 64 * 1024
 
 # Threads that wait for posted receives, one each; the pool starts only as many as are needed.
@@ -36,11 +36,12 @@ class Message:
     """Bytes to send to the peer.
 
     Attributes:
-        payload: A one-dimensional uint8 tensor, which nobody may change after `Connection.send`: over emulated links
-            it departs, by their clock, before gloo reads it.
+        payload: A one-dimensional uint8 tensor that must not change after `Connection.send`: with emulated links gloo
+            reads it after its emulated departure.
         tag: Identifies the receive of the peer that takes the message.
-        ready_s: When it could depart, run seconds.
-        departed: Called with the run second at which the last byte departed: onto the emulated links, or from gloo.
+        ready_s: The earliest departure in run seconds.
+        departed: Called with the run second at which the last byte departed onto the emulated links, or at which gloo
+            completed the send.
     """
 
     payload: torch.Tensor
@@ -62,14 +63,14 @@ class Connection:
     """Sends to one device in threads of its own, so that compute never waits for the network.
 
     Without emulation several sends are in progress at once: gloo holds each back until the peer has posted its receive,
-    and the messages behind it need not wait for that. Over emulated links messages go to gloo one by one, each at its
-    arrival time: a message that the peer does not expect yet delays the delivery of those behind it, but not their
-    times on the links.
+    and later messages do not wait for that. With emulated links messages go to gloo one by one, each at its arrival
+    time: a message whose receive is not posted yet delays the delivery of later messages, but not their times on the
+    links.
 
     Args:
         group: The process group to use, one of those that serve as parallel connections.
         emulated: Links that this process emulates; None leaves the network as it is.
-        failed: Called with the error, from the thread that it ends.
+        failed: Called with an error that ends one of the threads, in that thread.
     """
 
     _device: str
@@ -161,8 +162,8 @@ class Transport:
     Args:
         groups: Parallel connections between every two ranks, over which messages between regions are striped.
         shaper: Emulates the links; None leaves the network as it is.
-        records_arrivals: Whether the arrival time of every message matters, not only of awaited ones.
-        failed: Called with the error from a sending or receiving thread that could not go on.
+        records_arrivals: Whether a background thread waits for every message, to record its time of arrival.
+        failed: Called with an error that ends a sending or receiving thread, in that thread.
     """
 
     _device: str
@@ -223,7 +224,7 @@ class Transport:
         self._waiting.shutdown()
 
     def abort(self) -> None:
-        """Close all connections, so that whoever waits for a message on them, at either end, gets an error.
+        """Close all connections, so that every wait for a message on them, at either end, raises an error.
 
         The only way to make gloo close a connection is a receive that times out before anything has arrived. Receives
         of messages that were cut off do not end by it, and are aborted here.

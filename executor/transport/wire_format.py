@@ -164,18 +164,18 @@ class CompressedWire:
         self._cluster = cluster
 
     def pack(self, transfer: Transfer, payload: torch.Tensor) -> torch.Tensor:
-        """Return what is sent for a payload.
+        """Return the bytes to send for a payload, compressed if the transfer crosses regions.
 
         Raises:
-            InputError: The stage's output does not have the size that the model's profile says.
+            InputError: The size of the stage's output differs from the plan's.
         """
         # Checked before packing: a payload of another size may not be divisible by the samples.
         expected_bytes = self.payload_bytes(transfer)
         if payload.numel() != expected_bytes:
             raise InputError(
                 f"stage {transfer.sending_stage} sends {payload.numel()} bytes for samples {transfer.first} to "
-                f"{transfer.end - 1} of microbatch {transfer.microbatch}, and the plan says {expected_bytes}",
-                valid="a layer must put out the same shape for every sample in every step",
+                f"{transfer.end - 1} of microbatch {transfer.microbatch}, but the plan expects {expected_bytes}",
+                valid="a layer's output must have the same shape for every sample in every step",
             )
         if not self._compresses(transfer):
             return payload
@@ -188,7 +188,7 @@ class CompressedWire:
         return unpack(self._compression, packed, transfer.end - transfer.first).view(torch.uint8)
 
     def payload_bytes(self, transfer: Transfer) -> int:
-        """Return the size as float32: the inverse of `planner.cost.network.wire_bytes`."""
+        """Return the size of an uncompressed payload in bytes: the inverse of `planner.cost.network.wire_bytes`."""
         if not self._compresses(transfer) or not transfer.size_bytes:
             return transfer.size_bytes
         samples = transfer.end - transfer.first
@@ -201,5 +201,5 @@ class CompressedWire:
         return self._compression != "none" and self._cluster.crosses_regions(transfer.source, transfer.target)
 
 
-# Converts payloads to what is sent and back; both are one-dimensional uint8 tensors.
+# Converts payloads to the bytes on the wire and back; both are one-dimensional uint8 tensors.
 Wire = UncheckedWire | CompressedWire

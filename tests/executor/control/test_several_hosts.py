@@ -143,7 +143,7 @@ def test_checkpoints_in_a_folder_that_hosts_do_not_share_are_refused(tmp_path: P
     elsewhere = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {shared} && exec "$@"', "sh"]
     member = start_member(hosts, "east", tmp_path / "east", scenario.code.path, elsewhere, str(shared))
     backend = TorchBackend("real", checkpoints=CheckpointConfig(shared, 5), hosts=hosts)
-    with pytest.raises(InputError, match=r"not the one that the head has.*a folder that all hosts share"):
+    with pytest.raises(InputError, match=r"not the same folder as on the head.*a folder that all hosts share"):
         backend.run(scenario, plan, None, STEPS)
     _, said = member.communicate(timeout=30)
     assert member.returncode == 1

@@ -35,7 +35,7 @@ def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
     told: list[str] = []
     found = folder.newest(MODEL, told.append)
     assert (found.step, found.plan) == (10, "plan of 10")
-    assert told == ["the checkpoint of step 15 is not used: it lacks layer 1, 2"]
+    assert told == ["the checkpoint of step 15 is not used: incomplete: layers 1, 2 are missing"]
     for layer, row in ROWS.items():
         assert torch.equal(found.row(layer), row + 10)
 
@@ -98,7 +98,7 @@ def test_another_models_is_refused(model: tuple[str, ...], expected: str, tmp_pa
 
 
 def test_none_at_all(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"there is no whole checkpoint; .* start anew without '--resume'"):
+    with pytest.raises(InputError, match=r"there is no complete checkpoint; .* leave out '--resume'"):
         CheckpointFolder(tmp_path / "absent").newest(MODEL, lambda _: None)
 
 
@@ -143,11 +143,11 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
             own.check_held(mark)
         finally:
             other.kill()
-    with own.held(), pytest.raises(InputError, match="not the one that the head has"):
+    with own.held(), pytest.raises(InputError, match="not the same folder as on the head"):
         own.check_held(mark)
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "step-00000005").write_text("a file where a folder should be")
-    with pytest.raises(RunError, match=r"the checkpoint .*/edge.safetensors: .*those before it are whole"):
+    with pytest.raises(RunError, match=r"checkpoint .*/edge.safetensors: .*earlier checkpoints are complete"):
         CheckpointFolder(tmp_path).write("edge", 5, "plan", MODEL, ROWS)

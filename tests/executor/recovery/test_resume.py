@@ -134,7 +134,7 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert "No space left on device; those before it are whole" in line
+    assert "No space left on device; earlier checkpoints are complete" in line
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path) -> None:
     [
         (["--resume"], "'--resume' needs '--checkpoint'; give the folder of the checkpoints"),
         (["--checkpoint-every", "3"], "'--checkpoint-every' needs '--checkpoint'"),
-        (["--checkpoint", "{}", "--resume"], "there is no whole checkpoint"),
+        (["--checkpoint", "{}", "--resume"], "there is no complete checkpoint"),
         (["--checkpoint", "{}", "--compute", "paced"], "checkpoints of paced compute, which trains nothing"),
         (["--checkpoint", "/proc/none"], "no checkpoints can be written"),
     ],
