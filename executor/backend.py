@@ -52,18 +52,18 @@ class TorchBackend:
         emulator: What makes this machine's network behave as the scenario's links and traces say: ``relay`` carries
             the packets of real TCP connections, ``shaper`` holds messages back in the sending process, ``auto`` is
             the relay where this machine allows it and the shaper elsewhere, ``none`` leaves the network as it is.
-        tcp: How the relay's hosts are set, see executor/wan/linux.py.
-        parameters: Where the trained parameters go, as one safetensors file; None drops them. Where pipelines do not
-            wait for each other's updates it has those of the last one.
-        resources: The folder where each rank's ``resources-RANK.jsonl`` goes; None drops them.
-        backup_every: Steps between two copies of the state, from which the run goes on when ranks are lost; 0 where it
-            ends with that.
-        checkpoints: Where the state goes to disk, and with which step the run begins; None writes none.
-        hosts: Where the ranks are; None for this machine alone. The agents of other hosts are started there:
+        tcp: TCP settings in the relay's network namespaces, see executor/wan/linux.py.
+        parameters: Path of a safetensors file for the trained parameters; None drops them. If pipelines update
+            asynchronously, the parameters are those of the highest rank that has the layer.
+        resources: Folder for each rank's ``resources-RANK.jsonl``; None drops these files.
+        backup_every: Number of steps between two copies of the state, with which the run survives the loss of ranks;
+            0 makes no copies, so that the loss of a rank ends the run.
+        checkpoints: Folder and interval of checkpoints, and the first step of the run; None writes no checkpoints.
+        hosts: The hosts of the job; None for this machine alone. On other hosts the user starts the agents, see
             `executor.control.node_agent.run_member`.
-        watch: Called with each step as soon as all ranks have finished it, in a run that goes on meanwhile.
-        tell: Called with a line for people where the links are not what was asked for: before a run when ``auto`` is
-            not the relay or links are faster than it, after it with what the relay has to remark.
+        watch: Called with the progress of each step as soon as all ranks have finished the step.
+        tell: Called with a line for the user if the links differ from the request: before a run if ``auto`` does not
+            choose the relay or links are faster than the relay, after a run with the remarks of the relay.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class TorchBackend:
         self._tell = tell
 
     def run(self, scenario: Scenario, plan: Plan, policy: Policy | None, steps: int) -> RunRecord:
-        """Run all training steps up to ``steps`` in processes of their own, which have all ended when this returns.
+        """Run all training steps up to ``steps`` in processes of their own, which have all ended on return.
 
         Raises:
-            InputError: The scenario cannot carry out the plan, it asks for what can only be simulated yet, or the model
-                does not match its profile.
-            RunError: A process failed; says which and why.
+            InputError: The scenario cannot carry out the plan or contains effects that only the simulator supports, or
+                the model does not match its profile.
+            RunError: A process failed; the message names the process and the cause.
         """
         emulator = choose_emulator(self._emulator, self._tell)
         check_plan(plan, scenario)
@@ -159,7 +159,7 @@ class TorchBackend:
             )
 
     def _network(self, job: JobFolder, emulator: Emulator) -> RealNetwork:
-        """Return what carried the bytes; tell what of it was not as it should be."""
+        """Return the network settings of the run; call ``tell`` with each remark in the relay's report."""
         if emulator != "relay":
             return RealNetwork(emulator, read_tcp())
         if not job.relay_report.exists():
@@ -172,10 +172,10 @@ class TorchBackend:
 
 
 def choose_emulator(choice: EmulatorChoice, tell: Callable[[str], None]) -> Emulator:
-    """Return what emulates the links on this machine; ``tell`` is called where ``auto`` is not the relay.
+    """Return the emulator of the links for this machine; call ``tell`` if ``auto`` does not choose the relay.
 
     Raises:
-        InputError: The relay is asked for, and this machine cannot run it.
+        InputError: ``choice`` is the relay, and this machine cannot run it.
     """
     if choice in ("none", "shaper"):
         return choice
@@ -190,7 +190,7 @@ def choose_emulator(choice: EmulatorChoice, tell: Callable[[str], None]) -> Emul
 
 @contextmanager
 def prepared_job(scenario: Scenario, plan: Plan, config: RunConfig, hosts: Hosts | None = None) -> Iterator[JobFolder]:
-    """Give the folder of a job, for `run_job`; it is gone afterwards, with what the job left there."""
+    """Yield a temporary folder of a job for `run_job`; the folder and its files are removed after the block."""
     folder = Path(tempfile.mkdtemp(prefix="ropebridge-"))
     try:
         job = JobFolder(folder)
@@ -212,13 +212,13 @@ def run_job(job: JobFolder, devices: Sequence[str], driver: PolicyDriver | None 
     Args:
         job: The job's folder.
         devices: The names of the devices in rank order.
-        driver: Hears of every step and answers what later ones run; None in a job that is not steered.
-        module: What each rank runs, as ``python -m MODULE AGENT_PID JOB_FOLDER``; it calls
-            `executor.rank.worker.join_job` first of all.
+        driver: Calls the policy after each step; None in a job whose ranks receive no messages while they run.
+        module: Module that each rank runs, as ``python -m MODULE AGENT_PID JOB_FOLDER``; the module must first call
+            `executor.rank.worker.join_job`.
 
     Raises:
-        InputError: A rank found the input wrong.
-        RunError: A rank failed or was killed; says which and why.
+        InputError: A rank reported wrong input.
+        RunError: A rank failed or was killed; the message names the rank and the cause.
     """
     hosts = read_hosts(job.hosts)
     own, agents = socket.socketpair()
@@ -245,7 +245,7 @@ def run_job(job: JobFolder, devices: Sequence[str], driver: PolicyDriver | None 
                 coordinator.dismiss(0)
             finally:
                 server.close()
-                # It ends the relay too, whose report is wanted.
+                # Wait, since the agent also ends the relay, which then writes its report.
                 with suppress(subprocess.TimeoutExpired):
                     agent.wait(timeouts().agent_exit_s)
 
@@ -259,10 +259,10 @@ def _command(job: JobFolder, module: str, channel: int) -> list[str]:
 
 
 def _listening(own: socket.socket, agent: "subprocess.Popen[bytes]", job: JobFolder) -> socket.socket:
-    """Return the socket that an agent listens at, in whichever network it is.
+    """Return the listening socket that the agent passes over ``own``; the agent may be in another network namespace.
 
     Raises:
-        RunError: It cannot.
+        RunError: The agent cannot listen, or has ended.
     """
     said, descriptors, _, _ = socket.recv_fds(own, 1, 1)
     if descriptors:

@@ -1,4 +1,4 @@
-"""What a real run can carry out of a plan and a scenario, and which links are faster than the relay."""
+"""Checks that a real run supports a plan and a scenario; a warning about links that are faster than the relay."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,10 +18,10 @@ from traces.common.errors import InputError, RunError
 
 
 def check_groups(plan: Plan, scenario: Scenario) -> None:
-    """Refuse groups whose shards cannot be brought together with those of others.
+    """Check that a run supports the plan's tensor-parallel groups.
 
     Raises:
-        InputError: With the place of the group.
+        InputError: A group needs an unsupported method, or replicas of a layer are in groups of unequal size.
     """
     where = {replica.device: f"pipelines[{p}].stages[{s}].replicas[{r}]" for p, s, r, replica in _replicas(plan)}
     groups = {replica.device: replica.devices for *_, replica in _replicas(plan)}
@@ -81,12 +81,12 @@ def check_supported(
     recovers: bool = False,
     checkpoints: bool = False,
 ) -> None:
-    """Refuse a checked plan, or a scenario, that asks for what only the simulator can do.
+    """Check that a run supports a plan that has passed `check_plan`, and its scenario.
 
-    With ``recovers`` the run shall go on when ranks are lost, with ``checkpoints`` its state be read or written.
+    With ``recovers`` the run must survive the loss of ranks; with ``checkpoints`` it reads or writes checkpoints.
 
     Raises:
-        InputError: With the first such thing, and what can be run instead.
+        InputError: The message names the first thing that only the simulator supports, and an alternative.
     """
     _check_synchronisation(plan)
     if compute == "real":
@@ -111,10 +111,10 @@ def check_supported(
 
 
 def check_spread(scenario: Scenario, emulator: Emulator) -> None:
-    """Refuse what can only be made where all ranks are on this machine.
+    """Check that a run on several machines asks for no emulated links and no faults.
 
     Raises:
-        InputError: Names it.
+        InputError: The run asks for one of them.
     """
     if emulator != "none":
         raise InputError(
@@ -129,10 +129,10 @@ def check_spread(scenario: Scenario, emulator: Emulator) -> None:
 def check_decision(
     old: Plan, decision: Decision, *, scenario: Scenario, compute: ComputeMode, emulator: Emulator, recovers: bool
 ) -> None:
-    """Refuse a decision that a running job cannot carry out.
+    """Check that a running job can carry out a decision of the policy.
 
     Raises:
-        RunError: Says what it asks for.
+        RunError: The decision needs something that the run does not support, which the message names.
     """
     when = f"the decision after step {decision.observed_step}"
     try:
@@ -167,7 +167,7 @@ def _check_checkpoints(plan: Plan, compute: ComputeMode) -> None:
 
 
 def _check_one_state(plan: Plan, what: str, valid: str) -> None:
-    """Refuse plans under which the state of a layer is not one row that some device has."""
+    """Raise `InputError` unless every layer has a single state, complete on one device."""
     if plan.synchronisation.method != "allreduce":
         raise _unsupported(f"{what} of pipelines that train without a barrier", "synchronisation.method", valid)
     if _is_grouped(plan):
@@ -185,14 +185,14 @@ def _check_synchronisation(plan: Plan) -> None:
 
 
 def _check_effects(scenario: Scenario) -> None:
-    """Effects on the network are what a real one does anyway; those on compute are made up."""
-    # What the launch of kernels takes is in the plan's times.
+    """Raise `InputError` for effects on compute; a real network has effects of its own."""
+    # The launch overhead of kernels is included in the plan's times.
     if replace(scenario.effects.compute, launch_overhead_s=0.0) != ComputeEffects():
         raise _unsupported("effects on compute", "effects.compute", "remove them: they are simulated, not made")
 
 
 def _check_packets(plan: Plan, scenario: Scenario) -> None:
-    """Return the shaper holds whole messages back: it has no packets that could be lost or come late."""
+    """Raise `InputError` for packet loss or jitter, since the shaper delays whole messages and has no packets."""
     for link in used_links(plan, scenario):
         given = [name for name, value in (("loss", link.loss), ("jitter", link.jitter_s)) if value]
         if given:
@@ -229,14 +229,14 @@ def _unsupported(what: str, where: str, valid: str) -> InputError:
     return InputError(f"{what} cannot be run yet", where=where, valid=f"{valid}; {_SIMULATE}")
 
 
-# Of all its links together, on one core of a machine of 2024; measured, see docs/executor.md.
+# The relay's largest rate in bits per second, summed over all links, measured on one core; see docs/executor.md.
 CARRIED_BPS = 1e9
 
 _NAMED = 3
 
 
 def too_fast(plan: Plan, scenario: Scenario) -> str | None:
-    """Return that links which the plan uses are faster than the relay, in one sentence; None if none is."""
+    """Return a warning that names the plan's links that are faster than the relay; None if there are none."""
     fast = [link for link in used_links(plan, scenario) if _peak_bps(link) > CARRIED_BPS]
     if not fast:
         return None
