@@ -85,8 +85,7 @@ class Peer:
     Attributes:
         since_s: When the connection was accepted, by the monotonic clock.
         role: `AGENT` or `RANK`; empty before the client has sent its role.
-        host: Name of an agent's host.
-        rank: Number of a rank; -1 on the connection of an agent.
+        rank: Number of the rank; -1 on the connection of an agent.
         searched: How many bytes of ``inbound`` are known to contain no end of a line.
         awaiting_payload: The message whose payload has not arrived completely; None if there is none.
     """

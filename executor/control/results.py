@@ -47,9 +47,7 @@ def settling(
 def settle_departures(events: Iterable[Event], latency_s: Callable[[str, str, float], float]) -> list[Event]:
     """Return the rows with corrected ends of sends, and without receives of zero length, which only mark arrivals.
 
-    Args:
-        events: The rows of all ranks.
-        latency_s: Returns the one-way latency in seconds between two devices at a run second.
+    ``latency_s`` returns the one-way latency in seconds between two devices at a run second.
     """
     rows = list(events)
     arrivals: defaultdict[_Identity, deque[Event]] = defaultdict(deque)

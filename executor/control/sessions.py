@@ -102,12 +102,7 @@ class Regrouping:
     ) -> SessionSpec:
         """Return the specification of the next session: the ranks that have reported, and all others its plan needs.
 
-        Args:
-            last: The session that has ended.
-            reports: The messages ``report`` of the remaining ranks.
-            unpublished: The rows of unfinished steps, one entry per rank.
-            joining: The step before which ranks were to join, and these ranks; None if none were.
-            local_delivery_s: Time in seconds in which this host delivers a message to itself.
+        ``reports`` are the messages of the remaining ranks; ``unpublished`` has each rank's rows of unfinished steps.
 
         Raises:
             RunError: No complete copies of the layers are left.
@@ -147,12 +142,7 @@ class Regrouping:
     def until_others_join(self, plans: Sequence[NewPlan], first: int, ranks: Collection[int]) -> tuple[NewPlan, ...]:
         """Return the plans that a session of ``ranks`` receives: all up to the first that needs further ranks.
 
-        That plan is marked with `NewPlan.joins`, and `joining` is set.
-
-        Args:
-            plans: The plans of step ``first``, of the step after it, and so on.
-            first: The step of the first plan.
-            ranks: The ranks of the session.
+        That plan is marked with `NewPlan.joins`, and `joining` is set. ``first`` is the step of the first plan.
         """
         self.joining = None
         for step, new in enumerate(plans, first):

@@ -71,10 +71,7 @@ class EventRecorder:
 
         A row of zero length records the time of arrival for `executor.control.results`, which then removes the row.
 
-        Args:
-            row: Makes the row from its start and its end, in run seconds.
-            idle_since_s: When the device became idle, in run seconds.
-            arrived_s: When the message arrived, in run seconds.
+        ``row`` makes the row from its start and its end; all times are run seconds.
         """
         waited = arrived_s - idle_since_s > NOTICEABLE_WAIT_S
         self.log(row(idle_since_s if waited else arrived_s, arrived_s))

@@ -98,13 +98,7 @@ class RankFailure:
 
     @classmethod
     def of_exit(cls, name: str, status: int, printed: str) -> "RankFailure":
-        """Return the failure of a process that ended without a report.
-
-        Args:
-            name: The name of the rank in messages.
-            status: The exit status; the negative number of the signal if a signal ended the process.
-            printed: The end of the process's log.
-        """
+        """Return the failure of a process without a report; a negative status is the number of a signal."""
         if status < 0:
             return cls(f"{name} was ended by {_signal_name(-status)}")
         lines = printed.strip().splitlines()

@@ -83,10 +83,7 @@ class SessionSpec:
 
     @classmethod
     def of_run(cls, plan: Plan, ranks: int, first_step: int, steps: int, store_prefix: str) -> "SessionSpec":
-        """Return the first session of a run of steps ``first_step`` to ``steps - 1``.
-
-        The session knows the plans of the first `DECISION_LAG_STEPS` steps, which no decision can change.
-        """
+        """Return the first session of a run, with the plans that no decision can change: `DECISION_LAG_STEPS` steps."""
         plans = (NewPlan(plan),) * min(DECISION_LAG_STEPS, steps - first_step)
         return cls(0, tuple(range(ranks)), first_step, first_step, plans, store_prefix)
 
@@ -104,12 +101,9 @@ class SessionSpec:
 
 
 def pack(events: list[Event], loss: float | None, kept: int | None) -> dict[str, Any]:
-    """Return the message that a rank publishes after a step.
+    """Return the message that a rank publishes after a step: its rows, and its part of the loss.
 
-    Args:
-        events: The rank's rows of the step.
-        loss: The rank's part of the step's loss; None if it computes no loss.
-        kept: The newest step before which the rank's copies are complete; None if it keeps none.
+    ``kept`` is the newest step before which the rank's copies are complete; None if it keeps none.
     """
     rows = [[getattr(event, name) for name in Event.__slots__] for event in events]
     return {"rows": rows, "loss": loss, "kept": kept}

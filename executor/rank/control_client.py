@@ -63,7 +63,6 @@ class ControlClient:
 
     Args:
         job: The job's folder on this host, which contains the key.
-        rank: Number of the rank.
         name: Name of the rank in messages.
         lose_head: Called, in the receiving thread, when the connection is closed before the run is over: the head has
             ended, or continues without this process.
@@ -214,14 +213,7 @@ class ControlClient:
             return self._outcome
 
     def report(self, session: int, copies: Mapping[int, frozenset[int]], now_s: float, unpublished: Any) -> None:
-        """Report to the head after a session.
-
-        Args:
-            session: Number of the session.
-            copies: Steps to the layers whose state before that step this rank has.
-            now_s: When the session ended on this rank, in run seconds.
-            unpublished: The rows of steps that were not published, as in `executor.core.messages.pack`.
-        """
+        """Report to the head, after a session, this rank's layers by step and the rows of unpublished steps."""
         held = {step: sorted(layers) for step, layers in copies.items()}
         self.send("report", session=session, copies=held, now_s=now_s, unpublished=unpublished)
 
@@ -317,9 +309,7 @@ class ControlStore(Store):
                 lambda: all(key in client._values for key in keys) or client._outcome == ENDED, wait_s
             )
             if not all(key in client._values for key in keys):
-                raise RuntimeError(
-                    f"the address of a rank has not arrived within {wait_s:.0f} s, or the session ended before"
-                )
+                raise RuntimeError(f"a rank's address has not arrived within {wait_s:.0f} s, or the session is over")
 
     def check(self, keys: list[str]) -> bool:
         """Return whether the values of all keys have arrived."""

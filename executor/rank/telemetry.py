@@ -70,8 +70,6 @@ class StepPublisher:
     """Collects the rows of each step, and publishes them to the head once the step's sends have departed.
 
     Args:
-        client: The connection to the head.
-        session: Number of the session.
         first_step: The first step of the session.
         steps: Number of the step after the last one.
         kept: Returns the newest step before which this rank's copies are complete; None if it keeps none.
