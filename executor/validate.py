@@ -132,7 +132,7 @@ def check_decision(
     """Check that a running job can carry out a decision of the policy.
 
     Raises:
-        RunError: The decision needs something that the run does not support, which the message names.
+        RunError: The decision needs something that the run does not support; the message names it.
     """
     when = f"the decision after step {decision.observed_step}"
     try:

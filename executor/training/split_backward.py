@@ -47,11 +47,11 @@ class GradBucketHooks:
                 hook.remove()
 
     def expect(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Note gradients that are still to be added to, once for each time."""
+        """Note that one more accumulation is due into the gradient of each parameter, as often as it is listed."""
         self._missing.update(self._bucket[parameter] for parameter in parameters if parameter in self._bucket)
 
     def added(self, parameter: nn.Parameter) -> None:
-        """Note that a parameter's gradient was added to."""
+        """Note one accumulation into the gradient of a parameter."""
         number = self._bucket.get(parameter)
         if number is not None:
             self._missing[number] -= 1

@@ -15,7 +15,7 @@ TWO_DEVICES = ("west", "east")
 
 
 def played(trace: LinkTrace, mean_bps: float, speed: float = 1) -> LinkTrace:
-    """Return the trace at another mean rate, ``speed`` times as fast."""
+    """Return the trace, scaled to a mean rate of ``mean_bps`` and played back ``speed`` times as fast."""
     rates_bps = trace.bandwidth_bps * (mean_bps / trace.mean_bps)
     return LinkTrace(trace.times_s / speed, rates_bps, trace.duration_s / speed)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _DRIVER = "chromedriver"
 
-# Attribute that a page sets when everything is drawn: milliseconds from the opening of the page.
+# Waits until the page has set `data-ready`, when all is drawn; returns the milliseconds since it was opened.
 _WHEN_READY = """
 const answer = arguments[0];
 (function look() {

@@ -162,7 +162,7 @@ def _container(kind: Any) -> type | None:
 
 
 def _alternatives(kind: Any) -> list[Any]:
-    """Return a type, or the members of a union; for an annotated type, both it and the type in it."""
+    """Return a type and all types that it may stand for: members of unions, and the type in ``Annotated``."""
     if get_origin(kind) in (dict, tuple, None):
         return [kind]
     inner = get_args(kind)[:1] if get_origin(kind) is Annotated else get_args(kind)

@@ -60,7 +60,7 @@ class Sensitivity:
         return self._gain(self._variant_s(with_better_links(self.scenario, 1.0, 1 / BETTER, only), ~self.is_sum))
 
     def sums_gain(self, only: Collection[Ends] | None = None) -> float:
-        """Return the gain if the links (None: all) had both these improvements, but for gradient sums only."""
+        """Return the gain if sums had links (None: all) of `BETTER` times the rate and 1 / `BETTER` the latency."""
         return self._gain(self._variant_s(with_better_links(self.scenario, BETTER, 1 / BETTER, only), self.is_sum))
 
     def depth_gain(self) -> float:

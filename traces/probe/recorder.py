@@ -86,7 +86,7 @@ class Recorder:
         self._warned = False
 
     def record(self) -> None:
-        """Take samples until the time is over.
+        """Measure the rate of the path once per interval, until the configured duration is over.
 
         If the other end cannot be reached, the sample is recorded as an outage; for the first sample this is an error.
 

@@ -60,8 +60,8 @@ class TensorParallelModel(Protocol):
         """
 
 
-# For messages.
-MEMBERS = "'layers', 'loss', and either 'samples' or 'size' and 'select'"
+# The members that a model must have, as error messages list them.
+MEMBERS = "'layers', 'loss', and either 'samples' or both 'size' and 'select'"
 
 
 def check_members(model: object, where: str) -> None:
@@ -96,11 +96,12 @@ def check_members(model: object, where: str) -> None:
 
 
 class DataOrder:
-    """The samples of each step's batch, which depend on the step alone: any plan, resumed anywhere, trains on the same.
+    """Chooses the samples of each step's batch, from the step, the global batch and the seed only.
 
-    Position ``step * global_batch + offset`` of endless data is the sample of that index. A data set of N samples is
-    passed over in epochs: position p is entry p % N of the permutation of epoch p // N. The permutation sorts the raw
-    output of Philox with the key (seed, epoch), which NumPy guarantees never to change.
+    So every plan, resumed at any step, trains on the same samples. Sample ``offset`` of a step has the position
+    p = step * global_batch + offset. Endless data gives the sample of index p. A data set of N samples is read in
+    epochs: position p is entry p % N of the permutation of epoch p // N. The permutation is the argsort of raw numbers
+    of Philox with the key (seed, epoch), which NumPy guarantees never to change.
 
     Args:
         seed: Seed of the order of a data set.

@@ -20,7 +20,7 @@ KINDS = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 _MOST_PARTS = 1000
 # Largest distance from a whole number at which a ratio counts as whole.
 _REMAINDER = 1e-6
-# Without a common divisor, the unit is the given maximum divided by this.
+# Without a common divisor, a tick is ``longest_s`` divided by this.
 _PARTS = 1_000_000
 
 

@@ -1,4 +1,4 @@
-"""Asteroid's policies for lost devices: pipeline replay, and heavy rescheduling as its baseline [second-hand].
+"""Asteroid's policies for lost devices: pipeline replay, and its baseline, heavy rescheduling, as others describe it.
 
 Pipeline replay (``asteroid-replay``) repairs the plan. A stage with several replicas goes on without the lost ones. The
 layers of a stage without any replica left go to the neighbouring stages. Boundaries between stages shift so that the

@@ -9,8 +9,8 @@ from planner.scenario.cluster import Cluster, Device
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError
 
-# Numbers of replicas of a stage that are tried. Several pipelines side by side can replace replicas, unless the stages
-# of one pipeline need different numbers of devices because their device classes differ.
+# Numbers of replicas of a stage that are tried. Few are enough: several pipelines side by side do what replicas do,
+# unless the stages of one pipeline need different numbers of devices because their device classes differ.
 WIDTHS = (1, 2, 3, 4)
 
 # Most consecutive stages of a pipeline on one device class; with more stages, few layers would be left for each.
