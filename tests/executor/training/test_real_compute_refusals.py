@@ -63,7 +63,7 @@ def wire_and_transfer(compression: str, samples: int, values: int) -> tuple[Comp
 def test_another_size_is_refused_before_it_is_compressed(compression: str, found: int) -> None:
     wire, transfer = wire_and_transfer(compression, 3, 4)
     with pytest.raises(
-        InputError, match=f"stage 0 sends {4 * found} bytes for samples 2 to 4 .* plan says 48; a layer"
+        InputError, match=f"stage 0 sends {4 * found} bytes for samples 2 to 4 .* plan expects 48; a layer"
     ):
         wire.pack(transfer, torch.zeros(found).view(torch.uint8))
 
