@@ -12,11 +12,6 @@ from hypothesis import settings
 _FEW_EXAMPLES = 20
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Run more tests than there are cores: most wait for processes and links for more than half of their time."""
-    return 2 * (os.cpu_count() or 1)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     every_example = os.environ.get("ROPEBRIDGE_TEST_EXAMPLES") == "all"
