@@ -17,7 +17,8 @@ from tests.helpers.processes.process_watch import (
     wait_until,
 )
 
-RUN = ["run", "two-regions", "--strategy=megatron", "--compute", "paced", "--emulate-wan", "--steps", "500"]
+PACED = ["run", "two-regions", "--strategy=megatron", "--compute", "paced"]
+RUN = [*PACED, "--emulate-wan", "--steps", "500"]
 
 
 def workers(mark: str) -> list[int]:
@@ -26,19 +27,7 @@ def workers(mark: str) -> list[int]:
 
 @pytest.mark.parametrize("options", [[], ["--backup-every", "5"]])
 def test_a_run_is_a_launcher_an_agent_and_its_ranks(options: list[str], tmp_path: Path) -> None:
-    arguments = [
-        "run",
-        "two-regions",
-        "--strategy=megatron",
-        "--compute",
-        "paced",
-        "--steps",
-        "100000",
-        *options,
-        "-o",
-        str(tmp_path / "run"),
-    ]
-    with started(arguments, tmp_path) as (process, mark):
+    with started([*PACED, "--steps", "100000", *options, "-o", str(tmp_path / "run")], tmp_path) as (process, mark):
         resources = tmp_path / "scratch"
         wait_until(lambda: any(path.stat().st_size for path in resources.rglob("resources-*.jsonl")), "no step is done")
         commands = marked_processes(mark)
@@ -102,18 +91,7 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_stands_still_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    arguments = [
-        "run",
-        "two-regions",
-        "--strategy=megatron",
-        "--compute",
-        "paced",
-        "--steps",
-        "500",
-        "-o",
-        str(tmp_path / "run"),
-    ]
-    with started(arguments, tmp_path) as (process, mark):
+    with started([*PACED, "--steps", "500", "-o", str(tmp_path / "run")], tmp_path) as (process, mark):
         wait_until(lambda: len(workers(mark)) == 2, "the workers do not start")
         time.sleep(6.0)
         os.kill(workers(mark)[1], signal.SIGSTOP)
