@@ -57,7 +57,7 @@ def test_megatron_gives_every_pipeline_a_sample_or_says_what_batch_it_needs(scen
     devices, layers = len(scenario.cluster.devices), len(scenario.model.layers)
     pipelines = devices // max(n for n in range(1, layers + 1) if devices % n == 0)
     if scenario.training.global_batch < pipelines:
-        with pytest.raises(InputError, match=f"a batch of {pipelines} or more"):
+        with pytest.raises(InputError, match=f"a global batch of at least {pipelines}"):
             make_plan("megatron", scenario)
         return
     plan = make_plan("megatron", scenario)
