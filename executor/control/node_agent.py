@@ -32,7 +32,7 @@ from executor.core.job import INCARNATION, JobFolder, RunConfig
 from executor.core.liveness import LivenessProbe, beat_path
 from executor.core.subprocesses import ForkedProcess, die_with_parent, environment, run_and_exit
 from executor.core.timeouts import timeouts
-from executor.wan.testbed import TestBed, control_address
+from executor.wan.testbed import control_address, running_relay
 from traces.common.errors import RunError
 
 WORKER = "executor.rank.worker"
@@ -233,7 +233,7 @@ def main(parent: str, folder: str, module: str, descriptor: str) -> None:
         address = ("127.0.0.1", 0) if hosts is None else (hosts.address, hosts.port)
         if config.emulator == "relay":
             address = (control_address(), 0)
-            stack.enter_context(TestBed(job, config.tcp, lambda reason: channel.send("failed", reason=reason)))
+            stack.enter_context(running_relay(job, config.tcp, lambda reason: channel.send("failed", reason=reason)))
         try:
             listening = listen(address)
         except OSError as error:

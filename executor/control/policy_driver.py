@@ -1,6 +1,7 @@
 """Calls the policy of a job after each step and each loss, and records decisions and absences; in the launcher."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from executor.core.events import EventRecorder
@@ -49,42 +50,41 @@ class Absences:
         return [*self._over, *lasting]
 
 
+@dataclass(eq=False)
 class PolicyDriver:
     """Calls the policy once for each finished step, and whenever ranks are lost.
 
-    After a loss, steps that the policy has seen are repeated; the policy gets each step only once.
+    After a loss of ranks the job repeats steps that the policy has seen; the policy gets each step only once.
 
     Args:
-        adaptation: Holds the policy; None without a policy.
+        plan: The plan of the first step.
+        first_step: Number of the run's first step.
+        devices: The names of the devices that rows may come from.
+        adaptation: Calls the policy; None without a policy.
         settle: Corrects the rows of a step from all ranks; see `executor.control.results.settling`.
-        check: Raises if the ranks cannot carry out a decision, given the plan before it.
+        check: Called with the current plan and a decision; raises if the ranks cannot carry out the decision.
         rows: Records the rows of all steps, of repeated ones too; None if the ranks write their rows themselves.
         watch: Called with the progress of each finished step, in order and once per step.
         tell: Called with a line for the user when devices are lost.
         steps: Number of the step after the last one.
+
+    Attributes:
+        losses: The training loss of each finished step, by its number.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        first_step: int,
-        devices: Collection[str],
-        adaptation: Adaptation | None,
-        settle: Callable[[Iterable[Event]], list[Event]],
-        check: Callable[[Plan, Decision], None],
-        rows: EventRecorder | None,
-        watch: ProgressCallback = lambda _: None,
-        tell: Callable[[str], None] = lambda _: None,
-        steps: int = 0,
-    ) -> None:
-        self._devices = frozenset(devices)
-        self._adaptation = adaptation
-        self._settle = settle
-        self._check = check
-        self._rows = rows
-        self._watch = watch
-        self._tell = tell
-        self._steps = steps
+    plan: InitVar[Plan]
+    first_step: InitVar[int]
+    _devices: Collection[str]
+    _adaptation: Adaptation | None
+    _settle: Callable[[Iterable[Event]], list[Event]]
+    _check: Callable[[Plan, Decision], None]
+    _rows: EventRecorder | None
+    _watch: ProgressCallback
+    _tell: Callable[[str], None]
+    _steps: int
+
+    def __post_init__(self, plan: Plan, first_step: int) -> None:
+        self._devices = frozenset(self._devices)
         self._shown = first_step
         self._ended_s = 0.0
         # Pairs of a step and the plan from that step on, in increasing order of steps.

@@ -1,13 +1,16 @@
 """Records the events of a rank as rows, for the rank's event file and for the head.
 
-A tensor-parallel group has one set of rows, those of its first device, in a run as in a simulation.
+Only the first device of a tensor-parallel group records rows, in a run as in a simulation.
 """
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import InitVar, dataclass
+from typing import Any
 
-from planner.events.event import Event, EventWriter
+from executor.core.messages import pack
+from planner.events.event import UPDATE_ACTION, Event, EventKind, EventWriter
 
 # The shortest wait that is recorded: a shorter one is the time of the call itself, not idle time of the device.
 NOTICEABLE_WAIT_S = 0.0005
@@ -16,17 +19,77 @@ NOTICEABLE_WAIT_S = 0.0005
 _ROWS_AT_ONCE = 1024
 
 
-class Feed(Protocol):
-    """A receiver of copies of the rows; it publishes them step by step."""
+@dataclass(eq=False)
+class StepPublisher:
+    """Collects the rows of each step, and publishes a step to the head once its sends have departed.
+
+    Each send, and each transfer of layers before the step, holds the step back from `sending` until its row is logged.
+
+    Args:
+        publish: Sends the head a step and its rows, in the form of `executor.core.messages.pack`.
+        first_step: The first step of the session.
+        steps: Number of the step after the last one.
+        kept: Returns the newest step before which this rank's copies are complete; None if it keeps none.
+    """
+
+    _publish: Callable[[int, dict[str, Any]], None]
+    first_step: InitVar[int]
+    _steps: int
+    _kept: Callable[[], int | None]
+
+    def __post_init__(self, first_step: int) -> None:
+        self._events: defaultdict[int, list[Event]] = defaultdict(list)
+        self._late: list[Event] = []
+        self._losses: dict[int, float] = {}
+        # By step, how many operations hold it back: 1 for the step itself until it is finished, 1 for each send.
+        self._open: defaultdict[int, int] = defaultdict(lambda: 1)
+        self._finished = first_step - 1
+        self._lock = threading.Lock()
 
     def log(self, event: Event) -> None:
-        """Take a row; the row of a send also releases the step that `sending` held back."""
+        """Add a row; the row of a send or of a transfer of layers also releases the step that `sending` held back.
+
+        Asynchronous updates may be sent and applied after their step was published. Such rows are published with the
+        next step; a policy does not get them.
+        """
+        with self._lock:
+            is_late = event.step <= self._finished and event.step not in self._open
+            (self._late if is_late else self._events[event.step]).append(event)
+        if event.kind in (EventKind.SEND, EventKind.MIGRATE):
+            self.release(self._steps - 1 if event.action == UPDATE_ACTION else event.step)
 
     def sending(self, step: int) -> None:
-        """Hold the step back from publication while a send of it is under way."""
+        """Hold a step back from publication while a send is under way."""
+        with self._lock:
+            self._open[step] += 1
+
+    def note_loss(self, step: int, loss: float) -> None:
+        """Store this rank's part of a step's loss; must precede `finish`."""
+        with self._lock:
+            self._losses[step] = loss
+
+    def finish(self, step: int) -> None:
+        """Mark a step as finished; the step is published once all its sends have departed."""
+        with self._lock:
+            self._open.setdefault(step, 1)
+            self._finished = step
+        self.release(step)
 
     def release(self, step: int) -> None:
-        """Release the step from one `sending` whose operation logs no row."""
+        """End the effect of one call of `sending`; publish the step if nothing else holds it back."""
+        with self._lock:
+            self._open[step] -= 1
+            if self._open[step]:
+                return
+            del self._open[step]
+            late, self._late = self._late, []
+            part = pack([*self._events.pop(step, []), *late], self._losses.pop(step, None), self._kept())
+        self._publish(step, part)
+
+    def unpublished(self) -> dict[str, Any]:
+        """Return the rows of all steps that were not published, in the form of `executor.core.messages.pack`."""
+        with self._lock:
+            return pack([event for events in self._events.values() for event in events], None, None)
 
 
 class EventRecorder:
@@ -34,12 +97,12 @@ class EventRecorder:
 
     Args:
         file: The rank's event file.
-        feed: Takes a copy of each row; None if the launcher does not follow the run.
+        publisher: Gets a copy of each row; None if the launcher does not follow the run.
     """
 
-    def __init__(self, file: EventWriter, feed: Feed | None) -> None:
+    def __init__(self, file: EventWriter, publisher: StepPublisher | None) -> None:
         self._file = file
-        self._feed = feed
+        self._publisher = publisher
         self._rows: list[Event] = []
         self._lock = threading.Lock()
 
@@ -47,8 +110,8 @@ class EventRecorder:
         """Record a row; safe in any thread."""
         with self._lock:
             self._rows.append(event)
-        if self._feed is not None:
-            self._feed.log(event)
+        if self._publisher is not None:
+            self._publisher.log(event)
 
     def end_step(self) -> None:
         """Write the collected rows to the file if there are at least `_ROWS_AT_ONCE`."""
@@ -78,19 +141,19 @@ class EventRecorder:
 
     def hold(self, step: int) -> Callable[[], None]:
         """Hold a step back from publication; return the function that releases it."""
-        feed = self._feed
-        if feed is None:
+        publisher = self._publisher
+        if publisher is None:
             return lambda: None
-        feed.sending(step)
-        return lambda: feed.release(step)
+        publisher.sending(step)
+        return lambda: publisher.release(step)
 
     def sending(self, step: int, row: Callable[[float, float], Event], start_s: float) -> Callable[[float], None]:
         """Begin a send; return the function to call with the run second at which its last byte departed.
 
         The step is not published before that call. Sends of asynchronous updates pass the last step of the run.
         """
-        if self._feed is not None:
-            self._feed.sending(step)
+        if self._publisher is not None:
+            self._publisher.sending(step)
         return lambda end_s: self.log(row(start_s, end_s))
 
 

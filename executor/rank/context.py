@@ -5,12 +5,12 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import TextIO
 
 from executor.core.clock import RunClock
 from executor.core.job import JobFolder, RunConfig
 from executor.core.step_program import DeviceProgram, compile_plan, device_program
 from executor.core.timeouts import timeouts
-from executor.rank.telemetry import SampleFile
 from executor.recovery.backups import StateBackups, first_state, layers_of, one_layer
 from executor.recovery.checkpoint_writer import Checkpointing
 from executor.training.compute import PacedCompute
@@ -91,7 +91,7 @@ class RankContext:
         shaper: Emulator of the links; None if the links are not emulated, or emulated by the relay.
         group: The tensor-parallel group of this rank; None if the rank computes alone.
         file: The rank's event file.
-        samples: The file of the process's resources at the end of each step.
+        samples: The line-buffered file of the process's resources at the end of each step.
         backups: Copies of the state; None if the run ends with the first lost rank.
         checkpoints: Writes the state to disk; None if the run writes no checkpoints.
         loss_steps: The steps of which this rank computes a part of the loss.
@@ -103,7 +103,7 @@ class RankContext:
     shaper: LinkShaper | None
     group: TensorGroup | None
     file: EventWriter
-    samples: SampleFile
+    samples: TextIO
     backups: StateBackups | None
     checkpoints: Checkpointing | None
     loss_steps: "array[int]"
@@ -147,7 +147,7 @@ def build_context(
     if run.checkpoint_every:
         checkpoints = Checkpointing(run, config.device, scenario, state, compute, give_up)
     file = EventWriter(config.folder.of_rank("events", config.rank))
-    samples = SampleFile(config.folder.of_rank("resources", config.rank))
+    samples = config.folder.of_rank("resources", config.rank).open("w", buffering=1)
     # Compile the first plan before the run starts; the result is cached.
     config.program(config.plan)
     # The present objects stay: without them a garbage collection takes about a millisecond.

@@ -3,18 +3,18 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from executor.core.events import EventRecorder, PartnerRows
+from executor.core.events import EventRecorder, PartnerRows, StepPublisher
 from executor.core.failures import PeerLostError, blaming
 from executor.core.messages import NewPlan, Reconfiguration, SessionSpec
 from executor.core.step_program import StepProgram
 from executor.core.timeouts import timeouts
 from executor.rank.context import RankConfig, RankContext
 from executor.rank.control_client import ENDED, ControlClient, SessionEndedError
-from executor.rank.telemetry import StepPublisher, sample_resources
+from executor.rank.telemetry import write_sample
 from executor.recovery.migration import LayerMoves
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.interpreter import Interpreter
@@ -47,7 +47,7 @@ class Session:
         self._closing = threading.Lock()
         backups = self._context.backups
         kept = (lambda: None) if backups is None else (lambda: backups.kept)
-        publisher = StepPublisher(self._client, self._spec.number, self._spec.first_step, self._config.run.steps, kept)
+        publisher = StepPublisher(self._publish, self._spec.first_step, self._config.run.steps, kept)
         self._publisher = publisher if self._config.run.is_steered else None
         self._rows = EventRecorder(self._context.file, self._publisher)
         self._client.call_at_end(self._abort)
@@ -234,7 +234,7 @@ class Session:
             if publisher is not None:
                 publisher.finish(step)
             self._rows.end_step()
-            context.samples.append(sample_resources(step, context.clock.now_s()))
+            write_sample(context.samples, step, context.clock.now_s())
 
         def note_loss(step: int, loss: float) -> None:
             if publisher is not None:
@@ -268,6 +268,9 @@ class Session:
             begin,
             end,
         )
+
+    def _publish(self, step: int, part: dict[str, Any]) -> None:
+        self._client.send("step", session=self._spec.number, step=step, part=part)
 
     # --- how a session ends ---
 

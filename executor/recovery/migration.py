@@ -1,10 +1,11 @@
-"""One rank's part of a migration, in which layers change devices between two steps.
+"""Sends the state of layers between ranks when layers change devices between two steps: a migration.
 
 There is no barrier: a rank queues the state that other ranks need as soon as its own last step is over, and begins the
-next step when the state that it needs has arrived. Its peers may be in that step already.
+next step when the state that it needs has arrived. Other ranks may be in that step already.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 
@@ -18,27 +19,25 @@ from planner.adapt.migration import LayerTransfer
 from planner.events.event import MIGRATE_ACTION, Event, EventKind
 
 
+@dataclass(eq=False)
 class LayerMoves:
-    """The state that a rank sends and receives before a step with which layers change devices."""
+    """Sends and receives the state of layers on one rank, before the first step of a plan that moves layers."""
 
-    def __init__(
-        self, device: str, change: Reconfiguration, transport: Transport, compute: Compute, rows: EventRecorder
-    ) -> None:
-        self._device = device
-        self._change = change
-        self._transport = transport
-        self._compute = compute
-        self._rows = rows
-        self._awaited: list[tuple[LayerTransfer, RecvHandle]] = []
+    _device: str
+    _change: Reconfiguration
+    _transport: Transport
+    _compute: Compute
+    _rows: EventRecorder
+    _awaited: list[tuple[LayerTransfer, RecvHandle]] = field(default_factory=list)
 
     def expect(self) -> None:
-        """Post the receives."""
+        """Post the receives of the state that this rank needs."""
         for number, move in self._own(lambda move: move.target):
             tag, size_bytes = move_tag(self._change.step, number), self._compute.state_bytes(move)
             self._awaited.append((move, self._transport.post(move.source, tag, size_bytes)))
 
     def send(self, state_of: Callable[[LayerTransfer], torch.Tensor]) -> None:
-        """Queue the state for other ranks, and return at once; ``state_of`` returns copies as uint8 tensors."""
+        """Queue the state for other ranks without waiting; ``state_of`` returns a copy of it as a flat uint8 tensor."""
         start_s = self._compute.free_s()
         for number, move in self._own(lambda move: move.source):
             state = state_of(move)
@@ -63,6 +62,6 @@ class LayerMoves:
         return lambda start_s, end_s: Event(EventKind.MIGRATE, *place, start_s, end_s, size_bytes)
 
     def _arrival(self, move: LayerTransfer, handle: RecvHandle) -> Event:
-        """Return a receive's row of zero length, which marks the arrival for executor/control/results.py."""
+        """Return a row of zero length: by the time of arrival executor/control/results.py computes the departure."""
         place = (move.target, move.source, -1, -1, -1, self._change.step, MIGRATE_ACTION)
         return Event(EventKind.RECEIVE, *place, handle.arrived_s, handle.arrived_s, handle.size_bytes)

@@ -13,11 +13,17 @@ from planner.schedules.dynamic import DynamicChoice
 
 
 class ActionOrder:
-    """The order of the program, as scheduled; base of the other orders."""
+    """The order of actions in the rank's program.
 
-    def __init__(self, current: StepProgram, clock: RunClock) -> None:
+    Args:
+        group: The tensor-parallel group whose first device broadcasts each choice to the others; None if this rank
+            chooses alone.
+    """
+
+    def __init__(self, current: StepProgram, clock: RunClock, group: TensorGroup | None = None) -> None:
         self._work = current.program.work
         self._clock = clock
+        self._group = group
         self._remaining = len(self._work)
 
     def next(self) -> tuple[Work, float] | None:
@@ -29,6 +35,9 @@ class ActionOrder:
             return None
         idle_since_s = self._clock.now_s()
         number = self._choose(len(self._work) - self._remaining)
+        if self._group is not None:
+            # On all other devices of the group the first device's choice replaces the rank's own.
+            number = self._group.broadcast_number(number)
         self._remaining -= 1
         return self._work[number], idle_since_s
 
@@ -37,18 +46,20 @@ class ActionOrder:
         return carried_out
 
     def arrival(self, work: Work) -> Callable[[RecvHandle], None] | None:
-        """Return the callback for messages that ``work`` needs; None if the order does not depend on them."""
+        """Return a function to call when a message for ``work`` has arrived; None if the order ignores arrivals."""
         return None
 
     def finish(self, work: Work) -> None:
-        """Note that an action has ended."""
+        """Record that an action has ended."""
 
 
 class DynamicOrder(ActionOrder):
     """Chooses, whenever the device is free, a ready action by the priority rule of `planner.schedules.dynamic`."""
 
-    def __init__(self, current: StepProgram, scenario: Scenario, clock: RunClock) -> None:
-        super().__init__(current, clock)
+    def __init__(
+        self, current: StepProgram, scenario: Scenario, clock: RunClock, group: TensorGroup | None = None
+    ) -> None:
+        super().__init__(current, clock, group)
         pipeline = current.plan.pipelines[current.program.pipeline]
         self._index = {work.action: index for index, work in enumerate(self._work)}
         self._choice = DynamicChoice(
@@ -66,7 +77,10 @@ class DynamicOrder(ActionOrder):
         return self._index[action]
 
     def arrival(self, work: Work) -> Callable[[RecvHandle], None]:
-        """Return a callback that counts a message of ``work`` as arrived; the loss of a peer is raised when waiting."""
+        """Return a function that counts a message for ``work`` as arrived, also if the sender is lost.
+
+        The loss is raised later, when the interpreter waits for the message.
+        """
 
         def arrived(handle: RecvHandle) -> None:
             with self._changed:
@@ -76,37 +90,15 @@ class DynamicOrder(ActionOrder):
         return arrived
 
     def finish(self, work: Work) -> None:
-        """Note that an action has ended, which may make others ready."""
+        """Record that an action has ended, which may make other actions ready."""
         with self._changed:
             self._choice.finish(work.action)
-
-
-class LeaderOrder(DynamicOrder):
-    """The dynamic order of a tensor-parallel group's first device, which broadcasts each choice to its partners."""
-
-    def __init__(self, current: StepProgram, scenario: Scenario, clock: RunClock, group: TensorGroup) -> None:
-        super().__init__(current, scenario, clock)
-        self._group = group
-
-    def _choose(self, carried_out: int) -> int:
-        return self._group.broadcast_number(super()._choose(carried_out))
-
-
-class PartnerOrder(ActionOrder):
-    """The order that the first device of a tensor-parallel group broadcasts."""
-
-    def __init__(self, current: StepProgram, clock: RunClock, group: TensorGroup) -> None:
-        super().__init__(current, clock)
-        self._group = group
-
-    def _choose(self, carried_out: int) -> int:
-        return self._group.broadcast_number(0)
 
 
 def action_order(current: StepProgram, scenario: Scenario, clock: RunClock, group: TensorGroup | None) -> ActionOrder:
     """Return the order that the step's plan asks for, the same one on all ranks of a tensor-parallel group."""
     if current.plan.order != "dynamic":
         return ActionOrder(current, clock)
-    if group is None:
-        return DynamicOrder(current, scenario, clock)
-    return LeaderOrder(current, scenario, clock, group) if group.leads else PartnerOrder(current, clock, group)
+    if group is None or group.leads:
+        return DynamicOrder(current, scenario, clock, group)
+    return ActionOrder(current, clock, group)

@@ -1,6 +1,7 @@
 """Gradient all-reduce: exchanges between replicas after the actions of a step, or beside the actions in a thread."""
 
 import threading
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,17 +17,17 @@ from planner.cost.synchronisation import GradientSync
 from planner.events.event import EventKind
 
 
+@dataclass(eq=False)
 class GradientExchange:
-    """Carries out gradient sums."""
+    """Sums gradients over the replicas of a stage, by the rounds of messages that `GradientSync.exchanges` lists."""
 
-    def __init__(self, transport: Transport, compute: Compute, clock: RunClock, recorder: EventRecorder) -> None:
-        self._transport = transport
-        self._compute = compute
-        self._clock = clock
-        self._recorder = recorder
+    _transport: Transport
+    _compute: Compute
+    _clock: RunClock
+    _recorder: EventRecorder
 
     def synchronise(self, current: StepProgram, sync: GradientSync, posted: PostedStep) -> None:
-        """Sum the gradients of some layers over the devices of ``sync``, and write the sum back to the compute."""
+        """Replace the gradients of the layers of ``sync`` by their sum over the devices of ``sync``."""
         start_s = self._clock.now_s()
         program, step = current.program, current.step
         gradient = self._compute.gradient(sync)
@@ -40,7 +41,7 @@ class GradientExchange:
             if exchange.receive_from is not None:
                 handle = posted.exchanges.pop((sync.first_layer, exchange.round))
                 received = handle.wait().view(gradient.dtype)
-                # Of no duration: the waiting time is in the event of the whole sum.
+                # The row has no duration, since the row of the whole sum includes the wait.
                 arrival_s = (handle.arrived_s, handle.arrived_s)
                 source, size_bytes = sync.devices[exchange.receive_from], handle.size_bytes
                 self._recorder.log(program.exchange_event(EventKind.RECEIVE, step, source, size_bytes, *arrival_s))
@@ -58,15 +59,17 @@ class GradientExchange:
         self._transport.send(target, sync_tag(current.step, sync.first_layer, number), payload, start_s, departed)
 
 
+@dataclass(eq=False)
 class OverlappedAllReduce:
     """A thread that carries out the gradient sums of one step, each as soon as its gradients are complete."""
 
-    def __init__(self, exchange: GradientExchange, clock: RunClock, current: StepProgram, posted: PostedStep) -> None:
-        self._exchange = exchange
-        self._clock = clock
-        self._current = current
-        self._posted = posted
-        program = current.program
+    _exchange: GradientExchange
+    _clock: RunClock
+    _current: StepProgram
+    _posted: PostedStep
+
+    def __post_init__(self) -> None:
+        program = self._current.program
         during_actions = {each.sync for work in program.work for each in work.completes}
         self._complete = [threading.Event() for _ in program.synchronisations]
         for sync, complete in enumerate(self._complete):
@@ -74,12 +77,12 @@ class OverlappedAllReduce:
                 complete.set()
         self._error: Exception | None = None
         self._done_s = float("-inf")
-        # A daemon thread: if the rank fails, the thread waits for ever for gradients that are never completed.
+        # A daemon thread, since after a failure of the rank it would wait for ever for gradients.
         self._thread = threading.Thread(target=self._run, name="sums", daemon=True)
         self._thread.start()
 
     def complete(self, sync: int) -> None:
-        """Note that the gradients of a sum, given by its index, are complete."""
+        """Let the sum with the index ``sync`` in `DeviceProgram.synchronisations` begin: its gradients are complete."""
         self._complete[sync].set()
 
     def finish(self) -> float:

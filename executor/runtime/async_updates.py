@@ -1,20 +1,21 @@
 """Updates that pipelines send each other without waiting: asgd, asgd-ga and ma (see `planner.cost.synchronisation`).
 
-Gradients that arrive are added to those of the receiver's step before these are summed over the stage, so that all
-replicas apply them, in the update of that step. With plain SGD without clipping every pipeline's parameters change by
-the same gradients in the end, each at another time. Parameters that arrive are averaged with the own ones before the
-next step: every pipeline that has sent some since the last average counts as much as the receiver, with its newest
-parameters.
+With asgd and asgd-ga an update contains gradients. The receiver adds them to the gradients of its current step, before
+the replicas of the stage sum these; so all replicas apply the update in the same step. With plain SGD without clipping
+the parameters of all pipelines change by the same gradients in the end, each pipeline's at another time. With ma an
+update contains parameters. Before its next step the receiver averages them with its own: the newest parameters of each
+pipeline that has sent any since the last average, all with equal weight.
 
-With a staleness bound of 0 a step applies exactly the updates of the steps before it, so that training does not depend
-on arrival times. At the end nothing that was sent is lost: a pipeline that has finished its steps waits for the updates
-still to come, and makes one more update from them. Nothing more is sent, however: if the number of steps is no multiple
-of ``interval_steps``, the others never get what follows the last exchange, neither gradients nor, with ma, parameters.
+With a staleness bound of 0 a step applies exactly the updates of earlier steps, so that training does not depend on
+arrival times. After its last step a pipeline waits for all updates that were sent to it, and applies them in one more
+update. If the number of steps is no multiple of ``interval_steps``, the gradients (with ma, the parameters) of the
+steps after the last exchange are not sent.
 """
 
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
 from functools import partial
 
 import torch
@@ -36,21 +37,27 @@ from planner.scenario.profile import ModelProfile
 _ELEMENT_BYTES = 4
 
 
+@dataclass(eq=False)
 class PipelineUpdates:
-    """One rank's part of the exchange between pipelines."""
+    """Sends one rank's updates to other pipelines, and applies theirs.
 
-    def __init__(
-        self,
-        plan: Plan,
-        edges: Sequence[UpdateEdge],
-        device: str,
-        steps: int,
-        transport: Transport,
-        compute: Compute,
-        model: ModelProfile,
-        clock: RunClock,
-        recorder: EventRecorder,
-    ) -> None:
+    Args:
+        plan: The plan, which never changes during such a run.
+        edges: Every pair of devices between which updates are sent, with the layers.
+        steps: Number of the step after the last one.
+    """
+
+    plan: InitVar[Plan]
+    edges: InitVar[Sequence[UpdateEdge]]
+    _device: str
+    steps: InitVar[int]
+    _transport: Transport
+    _compute: Compute
+    _model: ModelProfile
+    _clock: RunClock
+    _recorder: EventRecorder
+
+    def __post_init__(self, plan: Plan, edges: Sequence[UpdateEdge], steps: int) -> None:
         settings = plan.synchronisation
         self._averages = settings.method == "ma"
         self._interval_steps = settings.interval_steps
@@ -60,33 +67,27 @@ class PipelineUpdates:
             stage
             for pipeline in plan.pipelines
             for stage in pipeline.stages
-            if any(replica.device == device for replica in stage.replicas)
+            if any(replica.device == self._device for replica in stage.replicas)
         ]
-        self._device = device
         self._exchanges = steps // settings.interval_steps
         self._last = steps - 1
         self._publish_last: Callable[[], None] = lambda: None
-        self._transport = transport
-        self._compute = compute
-        self._model = model
-        self._clock = clock
-        self._recorder = recorder
-        self._outgoing = [edge for edge in edges if edge.sender == device]
+        self._outgoing = [edge for edge in edges if edge.sender == self._device]
+        # Gradients of the steps since the last exchange, by layers.
         self._sums: dict[tuple[int, int], torch.Tensor] = {}
+        # Received updates in the gradients of the current step.
         self._added: list[Update] = []
+        # By device of another pipeline: of how many steps its updates had arrived when the present interval began.
         self._known: dict[str, int] = {}
         self._ended_s: list[float] = []
-        self._incoming = [
-            IncomingUpdates(edge, self._exchanges, partial(self._post, edge))
-            for edge in edges
-            if edge.receiver == device
-        ]
+        incoming = [edge for edge in edges if edge.receiver == self._device]
+        self._incoming = [IncomingUpdates(edge, self._exchanges, partial(self._post, edge)) for edge in incoming]
 
     def begin(self, step: int) -> float:
-        """Wait until the staleness bound lets the step begin, and average parameters that have arrived.
+        """Wait for the updates that the staleness bound demands before a step; with ma, average the parameters.
 
         Returns:
-            When the last update arrived that the step had to wait for, run seconds; minus infinity if there is none.
+            The run second at which the last of these updates arrived; minus infinity if none was demanded.
         """
         if step == self._last:
             self._publish_last = self._recorder.hold(step)
@@ -104,25 +105,25 @@ class PipelineUpdates:
         return ready_s
 
     def add(self, step: int) -> None:
-        """Add the gradients that have arrived to those of the step."""
+        """With asgd and asgd-ga, add the received gradients to those of the step."""
         if not self._averages:
             self._added = self._take(self._stop(step))
             for update in self._added:
                 self._parameters(update.edge.layers).add_gradients(update.values)
 
     def accumulate(self) -> None:
-        """Add the step's own gradients, summed over the stage, to those that will be sent."""
+        """With asgd and asgd-ga, add the step's gradients to the next update; replicas must have summed them before."""
         if self._averages:
             return
         for layers in {edge.layers for edge in self._outgoing}:
             own = self._parameters(layers).gradients()
-            # Other pipelines have applied their own gradients themselves.
+            # Received gradients are not sent on: every pipeline sends its own to all others.
             for update in self._added:
                 self._subtract(update, own, layers)
             self._sums[layers] = self._sums[layers] + own if layers in self._sums else own
 
     def finish(self, step: int, now_s: float) -> None:
-        """Send this rank's update if an exchange follows the step, which has been applied here."""
+        """End a step, applied at run second ``now_s``; if an exchange follows the step, send this rank's update."""
         self._ended_s.append(now_s)
         self._log_applied(self._added, now_s)
         self._added = []
@@ -134,9 +135,10 @@ class PipelineUpdates:
         self._sums.clear()
 
     def drain(self) -> bool:
-        """After the last step, wait for all updates still to come; return whether the optimizer must apply them.
+        """After the last step, wait for all remaining updates; return whether the optimizer must apply them.
 
-        If so, every replica has all of them in its gradients. Parameters have been averaged already.
+        With asgd and asgd-ga it must: on every replica, the gradients are now the sum of these updates. With ma the
+        parameters have been averaged.
         """
         must_apply = self._apply_rest()
         self._publish_last()
@@ -153,7 +155,7 @@ class PipelineUpdates:
         for update in rest:
             self._parameters(update.edge.layers).add_gradients(update.values)
         sums = [self._first_replicas_gradients(stage) for stage in self._stages]
-        # All replicas of a stage start from no gradients and add the same values, also where these leave no gradient.
+        # Drop the gradients again, so that all replicas get exactly the values of the first one.
         self._compute.clear_gradients()
         for stage, values in zip(self._stages, sums, strict=True):
             self._parameters((stage.first_layer, stage.end_layer)).add_gradients(values)
@@ -165,14 +167,14 @@ class PipelineUpdates:
         return self._transport.post(edge.sender, update_tag(exchange, edge.layers[0]), size_bytes, arrived)
 
     def _stop(self, step: int) -> int | None:
-        """Return the first round that a step must not apply, even if it has arrived; None without such a limit."""
+        """Return the first exchange that a step must not apply, even if it has arrived; None if there is no limit."""
         return step // self._interval_steps if self._staleness_bound == 0 else None
 
     def _take(self, stop: int | None) -> list[Update]:
         return [update for incoming in self._incoming for update in incoming.take(stop)]
 
     def _subtract(self, update: Update, own: torch.Tensor, layers: tuple[int, int]) -> None:
-        """Subtract an update from ``own``, the gradients of ``layers``, where their layers overlap."""
+        """Subtract an update from ``own``, the gradients of ``layers``, in the layers that both contain."""
         low, high = max(update.edge.layers[0], layers[0]), min(update.edge.layers[1], layers[1])
         if low < high:
             count = self._elements(low, high)
@@ -180,7 +182,7 @@ class PipelineUpdates:
             own[here : here + count] -= update.values[there : there + count]
 
     def _average(self, updates: Sequence[Update]) -> None:
-        # Of each sender only the newest parameters, which include those before.
+        # The newest parameters of each sender replace its earlier ones.
         newest = {update.edge: update for update in updates}
         changes = [
             (edge.layers, (update.values - self._parameters(edge.layers).parameters()) / self._pipelines)
@@ -192,7 +194,7 @@ class PipelineUpdates:
         self._log_applied(updates, self._clock.now_s())
 
     def _first_replicas_gradients(self, stage: Stage) -> torch.Tensor:
-        """Return the gradients of a stage's first replica, on every replica. The messages belong to no step's log."""
+        """Return the gradients of a stage's first replica, on every replica; the messages are not logged."""
         leader, *others = (replica.device for replica in stage.replicas)
         layers = (stage.first_layer, stage.end_layer)
         elements = self._elements(*layers)

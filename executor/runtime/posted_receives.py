@@ -1,4 +1,4 @@
-"""Receives that are posted ahead: those of a step, and those of updates from other pipelines."""
+"""Receives that are posted ahead of time: all of a step, and the next updates from other pipelines."""
 
 import struct
 import threading
@@ -20,14 +20,15 @@ from planner.cost.synchronisation import UpdateEdge
 # step of the update.
 HEADER = struct.Struct("q")
 
-# Number of updates posted ahead: one that arrives, and one whose ready notice travels to the sender meanwhile.
+# Number of receives posted ahead: while one update arrives, gloo's notice of the next receive travels to the sender.
 _POSTED_UPDATES = 2
 
 
 class PostedStep:
-    """All receives of one step, posted at once before the step begins; ``order`` may have callbacks for arrivals.
+    """All receives of one step, posted at once before the step begins.
 
     Attributes:
+        order: The order of the step's actions, which is informed of arrivals.
         transfers: The receive of each transfer.
         exchanges: The receives of gradient sums, by first layer and round.
     """
@@ -58,10 +59,9 @@ class Update:
 
     Attributes:
         edge: The sender, the receiver and the layers.
-        exchange: Number of the round, from 0.
+        exchange: Number of the exchange between the pipelines, from 0.
         known: The number in the `HEADER`.
         values: A one-dimensional float32 tensor of the layers' gradients or parameters.
-        arrived_s: Time of arrival in run seconds.
     """
 
     edge: UpdateEdge
@@ -71,21 +71,23 @@ class Update:
     arrived_s: float
 
 
+@dataclass(eq=False)
 class IncomingUpdates:
-    """The updates over one edge that ends at this rank, received in order by background threads.
+    """The updates from one rank of another pipeline, received in order by background threads.
 
-    The threads that receive also post the next receives: a fast sender need not wait for a slow receiver.
+    The threads that receive also post the next receives, so that a fast sender need not wait for a slow receiver.
 
     Args:
-        post: Posts the receive of a round, with a callback for its arrival.
+        edge: The sender, the receiver (this rank) and the layers.
+        exchanges: Number of updates to receive in the whole run.
+        post_round: Posts the receive of an update by its number; calls the given function on arrival.
     """
 
-    def __init__(
-        self, edge: UpdateEdge, exchanges: int, post: Callable[[int, Callable[[RecvHandle], None]], RecvHandle]
-    ) -> None:
-        self.edge = edge
-        self._exchanges = exchanges
-        self._post_round = post
+    edge: UpdateEdge
+    _exchanges: int
+    _post_round: Callable[[int, Callable[[RecvHandle], None]], RecvHandle]
+
+    def __post_init__(self) -> None:
         self._next = 0
         self._posted: deque[RecvHandle] = deque()
         self._ready: deque[RecvHandle] = deque()
@@ -115,7 +117,7 @@ class IncomingUpdates:
             return self._arrived_s[count - 1] if count else float("-inf")
 
     def take(self, stop: int | None) -> list[Update]:
-        """Remove and return the updates that have arrived, only those of rounds before ``stop`` unless it is None.
+        """Remove and return the updates that have arrived; with ``stop``, only updates with a smaller number.
 
         Raises:
             PeerLostError: The sender is lost.
@@ -137,7 +139,7 @@ class IncomingUpdates:
             self._next += 1
 
     def _on_arrival(self, _: RecvHandle) -> None:
-        """Accept updates in order: several threads receive, and need not wake up in the order of the arrivals."""
+        """Accept updates in the order of their numbers, in which the receiving threads need not wake up."""
         with self._changed:
             try:
                 while self._posted and self._posted[0].is_complete:

@@ -8,7 +8,6 @@ input pass. The sums are those of an unsplit backward; a weight that is used sev
 order.
 """
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -69,14 +68,12 @@ class GradBucketHooks:
             self._complete(number)
 
 
-class Splittable(ABC):
-    """A linear layer or a convolution: its forward, and each of its gradients.
+class _Linear:
+    """A linear layer in two dimensions: its forward, and each gradient from ``gradient``, that of the outputs.
 
-    Inputs, weight, bias and gradients that the methods get have the dtype of the computation.
-
-    Attributes:
-        weight: The module's own parameter; recomputation uses copies of it.
-        bias: The module's own parameter, if it has one.
+    Shapes: inputs (samples, in_features), outputs (samples, out_features), weight (out_features, in_features). The
+    arguments of the methods have the dtype of the computation, which may differ from that of the module's parameters
+    ``weight`` and ``bias``.
     """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
@@ -84,36 +81,8 @@ class Splittable(ABC):
         self.bias = bias
 
     def run(self, inputs: torch.Tensor, apply: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Return the module's outputs; ``apply`` calls `forward` on the inputs in the shape that it takes."""
-        return apply(inputs)
-
-    @abstractmethod
-    def forward(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return the outputs; they must not be a view, which could not be changed in place."""
-
-    @abstractmethod
-    def input_gradient(self, gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the inputs from the gradient of the outputs."""
-
-    @abstractmethod
-    def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the bias from the gradient of the outputs."""
-
-    @abstractmethod
-    def weight_gradient(self, gradient: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the weight from the gradient of the outputs."""
-
-    def add_weight_gradient(self, gradient: torch.Tensor, inputs: torch.Tensor) -> None:
-        """Add the gradient of the weight to the parameter's."""
-        found = self.weight_gradient(gradient, inputs).to(self.weight.dtype)
-        self.weight.grad = found if self.weight.grad is None else self.weight.grad.add_(found)
-
-
-class _Linear(Splittable):
-    """Shapes: inputs N x I, outputs N x O, weight O x I."""
-
-    def run(self, inputs: torch.Tensor, apply: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        # For inputs of more dimensions torch would return a view.
+        # `apply` calls `forward`. The outputs of `forward` must not be a view, which could not be changed in place; of
+        # inputs with more dimensions torch.nn.functional.linear would return a view.
         return apply(inputs.reshape(-1, inputs.shape[-1])).view(*inputs.shape[:-1], -1)
 
     def forward(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -129,12 +98,12 @@ class _Linear(Splittable):
         return gradient.t() @ inputs
 
 
-class _Convolution(Splittable):
-    """Shapes: inputs B x I x H x W, outputs B x O x H' x W', weight O x I/groups x K x K'."""
+class _Convolution:
+    """A two-dimensional convolution, with the methods of `_Linear`; tensors have the shapes of `torch.nn.Conv2d`."""
 
     def __init__(self, module: nn.Conv2d, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
-        super().__init__(weight, bias)
         assert not isinstance(module.padding, str)
+        self.weight, self.bias = weight, bias
         self._stride, self._padding, self._dilation = module.stride, module.padding, module.dilation
         self._groups = module.groups
 
@@ -164,8 +133,12 @@ class _Convolution(Splittable):
         return gradients
 
 
+# A module whose backward can be split.
+Splittable = _Linear | _Convolution
+
+
 def splittable(module: nn.Module) -> Splittable | None:
-    """Return the parts of a module's backward; None if the module is of another class, or modified."""
+    """Return a linear layer or convolution with separate gradients; None for other modules and modified ones."""
     if type(module) not in (nn.Linear, nn.Conv2d) or _is_modified(module):
         return None
     # Parametrisations and pruning replace the parameter by a tensor that is computed from others.
@@ -188,7 +161,7 @@ def _has_hooks(parameter: nn.Parameter) -> bool:
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
-# A module, the gradient of its outputs, and its inputs.
+# A module whose weight gradient is deferred, the gradient of its outputs, and its inputs.
 _Deferred = tuple[Splittable, torch.Tensor, torch.Tensor]
 
 
@@ -233,15 +206,20 @@ class WeightStore:
             self._current = before
 
     def compute(self, microbatch: int, buckets: GradBucketHooks | None = None) -> None:
-        """Add the deferred weight gradients of a microbatch, and drop their inputs one by one."""
-        # The last layers' were deferred first.
+        """Compute the deferred weight gradients of a microbatch, and add them to ``weight.grad`` of each module.
+
+        The inputs that each gradient is computed from are dropped at once, to free their memory.
+        """
+        # Reversed, so that `pop` returns the entries in the order in which they were deferred.
         waiting = self._deferred.pop(microbatch)[::-1]
         if buckets is not None:
             buckets.expect(parts.weight for parts, _, _ in waiting)
         with torch.no_grad():
             while waiting:
                 parts, gradient, inputs = waiting.pop()
-                parts.add_weight_gradient(gradient, inputs)
+                weight = parts.weight
+                found = parts.weight_gradient(gradient, inputs).to(weight.dtype)
+                weight.grad = found if weight.grad is None else weight.grad.add_(found)
                 if buckets is not None:
                     buckets.added(parts.weight)
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
@@ -50,40 +50,33 @@ class Message:
     departed: Callable[[float], None]
 
 
-@dataclass(frozen=True, slots=True)
-class EmulatedPath:
-    """The links to the peer, which this process emulates itself."""
-
-    shaper: LinkShaper
-    path: tuple[Link, ...]
-
-
 @dataclass(eq=False)
 class Connection:
-    """Sends to one device in threads of its own, so that compute never waits for the network.
+    """Sends to one device in two threads of its own, so that compute never waits for the network.
 
-    Without emulation several sends are in progress at once: gloo holds each back until the peer has posted its receive,
-    and later messages do not wait for that. With emulated links messages go to gloo one by one, each at its arrival
-    time: a message whose receive is not posted yet delays the delivery of later messages, but not their times on the
-    links.
+    Without a shaper several sends are in progress at once: gloo holds each back until the peer has posted its receive,
+    and later messages do not wait for that. With a shaper messages go to gloo one by one, each at its arrival time: a
+    message whose receive is not posted yet delays the delivery of later messages, but not their times on the links.
 
     Args:
-        group: The process group to use, one of those that serve as parallel connections.
-        emulated: Links that this process emulates; None leaves the network as it is.
         failed: Called with an error that ends one of the threads, in that thread.
+        group: The process group to use, one of those that serve as parallel connections.
+        shaper: Emulates the links of ``path``; None leaves the network as it is.
+        path: The links to the device in order; empty without a shaper.
     """
 
     _device: str
     _rank: int
     _group: dist.ProcessGroup
     _clock: RunClock
-    emulated: InitVar[EmulatedPath | None]
     _failed: Callable[[Exception], None]
+    _shaper: LinkShaper | None = None
+    _path: tuple[Link, ...] = ()
 
-    def __post_init__(self, emulated: EmulatedPath | None) -> None:
+    def __post_init__(self) -> None:
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._sending: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        start = self._send if emulated is None else partial(self._emulate, emulated)
+        start = self._send if self._shaper is None else partial(self._emulate, self._shaper)
         loops = [partial(self._start_all, start), self._complete_all]
         self._threads = [threading.Thread(target=self._guard, args=(loop,), daemon=True) for loop in loops]
         for thread in self._threads:
@@ -123,12 +116,12 @@ class Connection:
 
         return complete
 
-    def _emulate(self, emulated: EmulatedPath, message: Message) -> Callable[[], None]:
-        departed_s = emulated.shaper.transmit(emulated.path, 8 * message.payload.numel(), message.ready_s)
+    def _emulate(self, shaper: LinkShaper, message: Message) -> Callable[[], None]:
+        departed_s = shaper.transmit(self._path, 8 * message.payload.numel(), message.ready_s)
         message.departed(departed_s)
 
         def deliver() -> None:
-            self._clock.sleep_until(emulated.shaper.delivery_s(emulated.path, departed_s))
+            self._clock.sleep_until(shaper.delivery_s(self._path, departed_s))
             with blaming(self._device):
                 self._start(message).wait(RECV_TIMEOUT)
 
@@ -256,12 +249,9 @@ class Transport:
         # The thread that sums gradients sends too.
         with self._connecting:
             if key not in self._connections:
-                emulated = None
-                if self._shaper is not None:
-                    emulated = EmulatedPath(self._shaper, self._cluster.path(self._device, target))
-                self._connections[key] = Connection(
-                    target, self._ranks[target], self._groups[index], self._clock, emulated, self._failed
-                )
+                rank, group, shaper = self._ranks[target], self._groups[index], self._shaper
+                path = self._cluster.path(self._device, target) if shaper is not None else ()
+                self._connections[key] = Connection(target, rank, group, self._clock, self._failed, shaper, path)
             return self._connections[key]
 
 

@@ -5,8 +5,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from executor.core.job import JobFolder, Tcp
 from executor.core.subprocesses import end, python_environment
@@ -67,49 +67,41 @@ def enter_device_network() -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
 
 
-class TestBed:
-    """The relay of a job as a context manager, in a process in the control host's namespace.
+@contextmanager
+def running_relay(
+    job: JobFolder, tcp: Tcp = "wide-area", failed: Callable[[str], None] = lambda reason: None
+) -> Iterator[None]:
+    """Run a job's relay, `executor.wan.relay`, in a process during the context.
 
-    Inside it, the environment of this process tells the ranks that it starts where their networks are. Afterwards the
-    relay's report is in the job's folder (`executor.wan.relay`).
+    Ranks that this process starts in the context find their networks by an environment variable. After the context the
+    relay's report is in the job's folder.
 
     Args:
-        tcp: Which TCP settings the hosts get.
-        failed: Called in another thread with the reason if the relay fails.
+        job: The folder of the job.
+        tcp: TCP settings of the emulated hosts.
+        failed: Called in another thread with the reason if the relay ends during the context.
 
     Raises:
-        RunError: The relay did not start; its output in the job's log says why.
+        RunError: The relay did not start; its output in the job's log gives the reason.
     """
+    command = [sys.executable, "-m", "executor.wan.relay", str(os.getpid()), str(job.path), tcp]
+    relay = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    assert relay.stdout is not None
+    networks = relay.stdout.readline()
+    if not networks:
+        raise RunError(f"the relay of the emulated links did not start: status {relay.wait()}")
+    os.environ[_NETWORKS] = networks
+    is_over = threading.Event()
 
-    # Keeps pytest from collecting it.
-    __test__ = False
-
-    def __init__(
-        self, job: JobFolder, tcp: Tcp = "wide-area", failed: Callable[[str], None] = lambda reason: None
-    ) -> None:
-        self._job = job
-        self._failed = failed
-        self._tcp = tcp
-        self._active = True
-
-    def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "executor.wan.relay", str(os.getpid()), str(self._job.path), self._tcp]
-        self._relay = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-        assert self._relay.stdout is not None
-        networks = self._relay.stdout.readline()
-        if not networks:
-            raise RunError(f"the relay of the emulated links did not start: status {self._relay.wait()}")
-        os.environ[_NETWORKS] = networks
-        threading.Thread(target=self._report_end, daemon=True).start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._active = False
-        end(self._relay, _GRACE_S)
-
-    def _report_end(self) -> None:
-        status = self._relay.wait()
-        if self._active:
-            written = self._job.run_failure
+    def report_end() -> None:
+        status = relay.wait()
+        if not is_over.is_set():
             reason = f"the relay of the emulated links ended with status {status}"
-            self._failed(written.read_text() if written.exists() else reason)
+            failed(job.run_failure.read_text() if job.run_failure.exists() else reason)
+
+    threading.Thread(target=report_end, daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        end(relay, _GRACE_S)

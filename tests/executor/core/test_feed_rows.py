@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -12,10 +13,10 @@ from executor.backend import TorchBackend, prepared_job
 from executor.control.coordinator import Coordinator
 from executor.control.policy_driver import PolicyDriver
 from executor.core.control_channel import HEAD_ADDRESS
+from executor.core.events import StepPublisher
 from executor.core.job import RunConfig
 from executor.core.messages import SessionSpec
 from executor.rank.control_client import FINISHED, ControlClient
-from executor.rank.telemetry import StepPublisher
 from planner.adapt.policy import Observation
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan
@@ -67,6 +68,10 @@ class Noting:
         self.seen.append((step, [[row[6] for row in part["rows"]] for part in parts]))
 
 
+def send_step(client: ControlClient, step: int, part: dict[str, Any]) -> None:
+    client.send("step", session=0, step=step, part=part)
+
+
 def publish(client: ControlClient, publisher: StepPublisher, plan: Plan) -> None:
     """What a rank does in a run, as far as its head hears of that."""
     for step in range(STEPS):
@@ -94,7 +99,7 @@ def test_nothing_is_left_of_steps_that_all_have_published(monkeypatch: pytest.Mo
         for rank in range(2):
             assert head.agent.receive() == {"kind": "start", "rank": rank, "incarnation": 0}
         clients = [ControlClient(job, rank, f"rank {rank}") for rank in range(2)]
-        publishers = [StepPublisher(client, 0, 0, STEPS) for client in clients]
+        publishers = [StepPublisher(partial(send_step, client), 0, STEPS, lambda: None) for client in clients]
         for client in clients:
             client.begin(SessionSpec.of_run(plan, 2, 0, STEPS, ""))
         ranks = [

@@ -16,7 +16,7 @@ from typing import Any
 from executor.core.clock import announce_origin
 from executor.core.job import JobFolder
 from executor.core.subprocesses import die_with_parent
-from executor.wan.testbed import TestBed, device_address, enter_device_network
+from executor.wan.testbed import device_address, enter_device_network, running_relay
 
 PORT = 5000
 HEAD_START_S = 0.3
@@ -122,7 +122,7 @@ def flow(kind: str, source: int, target: int, duration_s: float, origin_s: float
 
 def main(folder: str, flows: str) -> None:
     job = JobFolder(Path(folder))
-    with TestBed(job):
+    with running_relay(job):
         wanted = json.loads(flows)
         origin_s = time.monotonic() + HEAD_START_S + 0.1 * len(wanted)
         announce_origin(job.origin, origin_s)

@@ -22,7 +22,7 @@ from executor.core.clock import announce_origin, create_origin
 from executor.core.job import JobFolder, RunConfig
 from executor.core.subprocesses import die_with_parent
 from executor.wan.linux import enter_network
-from executor.wan.testbed import TestBed, device_address, missing
+from executor.wan.testbed import device_address, missing, running_relay
 from planner.files.scenario import read_scenario
 from planner.systems.registry import make_plan
 
@@ -205,7 +205,7 @@ def serve(folder: Path) -> None:
     job.write(scenario, make_plan("megatron", scenario), RunConfig("paced", 1, "relay", adapts=True))
     create_origin(job.origin)
     Path("/run/sshd").mkdir(exist_ok=True)
-    with TestBed(job):
+    with running_relay(job):
         announce_origin(job.origin, time.monotonic())
         for rank in range(len(names)):
             start_sshd(folder, names, rank)

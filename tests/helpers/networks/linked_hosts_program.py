@@ -20,7 +20,7 @@ from executor.core.clock import announce_origin
 from executor.core.job import JobFolder
 from executor.core.subprocesses import die_with_parent
 from executor.wan.linux import set_tcp
-from executor.wan.testbed import TestBed, device_address, enter_device_network
+from executor.wan.testbed import device_address, enter_device_network, running_relay
 
 PORT = 7117
 
@@ -74,7 +74,7 @@ def measure(pair: dict[str, Any], responder: "subprocess.Popen[str]") -> list[li
 def main(folder: str, pairs: str) -> None:
     job = JobFolder(Path(folder))
     wanted = json.loads(pairs)
-    with TestBed(job), ThreadPoolExecutor(len(wanted)) as pool:
+    with running_relay(job), ThreadPoolExecutor(len(wanted)) as pool:
         responders = [serve(pair) for pair in wanted]
         announce_origin(job.origin, time.monotonic() + 1.0)
         print(json.dumps(list(pool.map(measure, wanted, responders))))
