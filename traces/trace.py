@@ -66,14 +66,9 @@ class LinkTrace:
         return hash((self.times_s.tobytes(), self.bandwidth_bps.tobytes(), self.duration_s, self.loops, self.ends))
 
     @cached_property
-    def _ends_s(self) -> FloatArray:
-        """End of each piece, seconds, shape (n,)."""
-        return np.append(self.times_s[1:], self.duration_s)
-
-    @cached_property
     def _cumulative_bits(self) -> FloatArray:
         """Bits that the link carries from time 0 to each piece's start, and to the end; shape (n + 1,)."""
-        bits = self.bandwidth_bps * (self._ends_s - self.times_s)
+        bits = self.bandwidth_bps * np.diff(self.times_s, append=self.duration_s)
         return np.concatenate(([0.0], np.cumsum(bits)))
 
     @cached_property
@@ -89,16 +84,6 @@ class LinkTrace:
     def bandwidth_at(self, time_s: npt.ArrayLike) -> FloatArray:
         """Return the rate at each time, bits per second."""
         return self.bandwidth_bps[self.piece_at(time_s)]
-
-    def next_change_s(self, time_s: float) -> float:
-        """Return the end of the piece at ``time_s``, seconds; infinity if the piece never ends."""
-        _, start_s = self._fold(np.float64(time_s))
-        piece = int(self.piece_at(time_s))
-        if not self.loops and piece == len(self.times_s) - 1:
-            return float("inf")
-        change_s = float(start_s + self._ends_s[piece])
-        # Adding the period's start can round the end of a piece down to ``time_s``, which is not a later time.
-        return change_s if change_s > time_s else float(np.nextafter(time_s, np.inf))
 
     def bits_between(self, start_s: npt.ArrayLike, end_s: npt.ArrayLike) -> FloatArray:
         """Return the bits that the link carries between two times: the exact integral of the rate.
@@ -125,10 +110,10 @@ class LinkTrace:
         duration_s = self._time_of_bits(target_bits) - start_s
         return np.where(bits <= 0, 0.0, np.maximum(duration_s, 0.0))
 
-    def _fold(self, time_s: FloatArray | np.float64) -> tuple[FloatArray, FloatArray]:
-        """Split a time into (time inside the period, start of that period); no folding without looping."""
+    def _fold(self, time_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Split times into (time since the start of its period, that start); without ``loops`` all starts are 0."""
         if not self.loops:
-            return np.asarray(time_s), np.zeros_like(time_s)
+            return time_s, np.zeros_like(time_s)
         periods = np.floor_divide(time_s, self.duration_s)
         local_s = np.clip(time_s - periods * self.duration_s, 0.0, np.nextafter(self.duration_s, 0.0))
         return local_s, periods * self.duration_s

@@ -81,8 +81,6 @@ def test_without_looping_the_last_rate_holds_for_ever() -> None:
     trace = LinkTrace(np.array([0.0, 1.0]), np.array([8.0, 2.0]), 2.0, loops=False)
     assert trace.bits_between(0, 11) == 28
     assert trace.time_to_send(28, 0) == 11
-    assert trace.next_change_s(0.5) == 1.0
-    assert trace.next_change_s(1.0) == math.inf
 
 
 def test_a_dead_link_never_sends() -> None:

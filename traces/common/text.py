@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -197,27 +197,21 @@ class Format(Generic[Content]):
         looks_like: Description of such a file, for messages.
         matches: Returns whether a text looks like this format; a text matches at most one format.
         read: Parses a text; raises InputError if the text is invalid.
-        write: Formats content as text; raises InputError if the format cannot represent the content.
-        suffixes: File name suffixes of the format.
-        keeps_latency: Whether the format of a link trace can hold a latency.
     """
 
     name: str
     looks_like: str
     matches: Callable[[str], bool]
     read: Callable[[str], Content]
-    write: Callable[[Content], str]
-    suffixes: tuple[str, ...] = ()
-    keeps_latency: bool = False
 
 
-def recognised(text: str, formats: Mapping[str, Format[Content]], kind: str, valid: str) -> Format[Content]:
-    """Return the format that a text is in.
+def read_recognised(text: str, formats: Iterable[Format[Content]], kind: str, valid: str) -> Content:
+    """Return the content of a text, read in the one of these formats that the text matches.
 
     Raises:
-        InputError: The text matches no format; ``kind`` and ``valid`` describe the formats in the message.
+        InputError: The text is invalid or matches no format; ``kind`` and ``valid`` name the formats in the message.
     """
-    for known in formats.values():
+    for known in formats:
         if known.matches(text):
-            return known
+            return known.read(text)
     raise InputError(f"starts with '{first_line(text)[:40]}', which is no known {kind}", valid=valid)

@@ -1,22 +1,38 @@
 """The file formats of link traces: the format of a file is recognised on reading, and chosen by name on writing."""
 
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError, find_by_name
-from traces.common.text import Format, read_text, recognised
+from traces.common.text import Format, read_recognised, read_text
 from traces.formats import cooked, csv_units, iperf3_json, mahimahi
 from traces.preemption.files import is_preemption_text
 from traces.trace import LinkTrace
 
-FORMATS: Mapping[str, Format[LinkTrace]] = MappingProxyType(
+
+@dataclass(frozen=True, kw_only=True)
+class TraceFormat(Format[LinkTrace]):
+    """A file format of link traces, which can be read and written.
+
+    Attributes:
+        write: Formats a trace as text; raises InputError if the format cannot represent the trace.
+        suffixes: File name suffixes of the format.
+        keeps_latency: Whether the format can hold the latency of a link.
+    """
+
+    write: Callable[[LinkTrace], str]
+    suffixes: tuple[str, ...]
+    keeps_latency: bool = False
+
+
+FORMATS: Mapping[str, TraceFormat] = MappingProxyType(
     {
         file_format.name: file_format
         for file_format in (
-            Format(
+            TraceFormat(
                 name="csv",
                 looks_like="a header with units such as 'time_s,bandwidth_mbps,latency_ms'",
                 suffixes=(".csv",),
@@ -25,7 +41,7 @@ FORMATS: Mapping[str, Format[LinkTrace]] = MappingProxyType(
                 write=csv_units.write,
                 keeps_latency=True,
             ),
-            Format(
+            TraceFormat(
                 name="mahimahi",
                 looks_like="one whole millisecond per line",
                 suffixes=(".mahi", ".mahimahi"),
@@ -33,7 +49,7 @@ FORMATS: Mapping[str, Format[LinkTrace]] = MappingProxyType(
                 read=mahimahi.read,
                 write=mahimahi.write,
             ),
-            Format(
+            TraceFormat(
                 name="cooked",
                 looks_like="two columns without a header, seconds and Mbit/s",
                 suffixes=(".cooked",),
@@ -41,7 +57,7 @@ FORMATS: Mapping[str, Format[LinkTrace]] = MappingProxyType(
                 read=cooked.read,
                 write=cooked.write,
             ),
-            Format(
+            TraceFormat(
                 name="iperf3",
                 looks_like="the output of `iperf3 --client HOST --json`",
                 suffixes=(".json",),
@@ -72,10 +88,10 @@ def read_trace(path: Path | str, *, loops: bool = True) -> LinkTrace:
         text = read_text(Path(path), _VALID)
         if is_preemption_text(text):
             raise InputError("is a trace of pre-emptions, not of a link", valid=_VALID)
-        trace = recognised(text, FORMATS, "trace format", _VALID).read(text)
+        trace = read_recognised(text, FORMATS.values(), "trace format", _VALID)
     except InputError as error:
         raise error.within(str(path)) from error
-    return trace if loops else dataclasses.replace(trace, loops=False)
+    return trace if loops else replace(trace, loops=False)
 
 
 def write_trace(trace: LinkTrace, path: Path | str, format_name: str) -> None:

@@ -9,7 +9,6 @@ also stand beside ``data``.
 """
 
 import json
-import math
 import re
 from itertools import pairwise
 from typing import Any
@@ -19,12 +18,10 @@ import numpy as np
 from traces.common.errors import InputError
 from traces.common.text import checked_count, checked_number, parse_json, parse_json_list
 from traces.preemption.trace import PreemptionTrace, trace_of_counts
-from traces.resample import duration_by_rule_s, starts_lasting
+from traces.resample import duration_by_rule_s
 
 _VALID_GPUS = 'give [{"Time": seconds, "GPUs": count}, ...]'
 _VALID_SPOT = 'give {"metadata": {"gap_seconds": 300}, "data": [nodes in each gap]}'
-
-_MOST_GAPS = 1_000_000
 
 
 def matches_gpus(text: str) -> bool:
@@ -53,19 +50,6 @@ def read_gpus(text: str) -> PreemptionTrace:
     return trace_of_counts(zip(starts_s.tolist(), counts, strict=True), duration_by_rule_s(starts_s))
 
 
-def write_gpus(trace: PreemptionTrace) -> str:
-    """Write a trace as GPU counts; the names of its nodes are lost.
-
-    Raises:
-        InputError: The last count lasts too short, compared with the others, for its length to be represented.
-    """
-    times_s, counts = zip(*trace.counts, strict=True)
-    starts_s = starts_lasting(np.array(times_s), trace.duration_s)
-    numbers = np.searchsorted(times_s, starts_s, side="right") - 1
-    rows = [{"Time": time_s, "GPUs": counts[n]} for time_s, n in zip(starts_s.tolist(), numbers.tolist(), strict=True)]
-    return "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
-
-
 def matches_spot(text: str) -> bool:
     """Return whether a text looks like spot counts: a JSON object with ``gap_seconds`` or ``data`` near its start."""
     return re.match(r'\s*\{[^\[]{0,1000}"gap_seconds"|\s*\{\s*"data"\s*:\s*\[', text) is not None
@@ -84,29 +68,6 @@ def read_spot(text: str) -> PreemptionTrace:
         raise InputError("there is no list of counts", where="data", valid=_VALID_SPOT)
     counts = [checked_count(value, f"data[{index}]") for index, value in enumerate(data)]
     return trace_of_counts([(index * gap_s, count) for index, count in enumerate(counts)], len(counts) * gap_s)
-
-
-def write_spot(trace: PreemptionTrace) -> str:
-    """Write a trace as spot counts; the names of its nodes are lost.
-
-    The gap is the greatest common divisor of the times of all changes and the duration.
-
-    Raises:
-        InputError: The duration is 0, a change is not at a whole millisecond, or more than a million gaps are needed.
-    """
-    edges_ms = [round(time_s * 1e3) for time_s, _ in (*trace.counts, (trace.duration_s, 0))]
-    gap_ms = math.gcd(*edges_ms)
-    exact = all(edge / 1e3 == time_s for edge, (time_s, _) in zip(edges_ms, trace.counts, strict=False))
-    if gap_ms == 0 or not exact or edges_ms[-1] / 1e3 != trace.duration_s or edges_ms[-1] // gap_ms > _MOST_GAPS:
-        raise InputError(
-            "the trace has no gap of which all its times are multiples",
-            valid=f"whole milliseconds and at most {_MOST_GAPS:,} gaps: write node-events",
-        )
-    lengths_ms = [end_ms - start_ms for start_ms, end_ms in pairwise(edges_ms)]
-    changes = zip(lengths_ms, trace.counts, strict=True)
-    data = [count for length_ms, (_, count) in changes for _ in range(length_ms // gap_ms)]
-    gap = gap_ms // 1000 if gap_ms % 1000 == 0 else gap_ms / 1e3
-    return json.dumps({"metadata": {"gap_seconds": gap}, "data": data}) + "\n"
 
 
 def _gap_s(document: dict[str, Any]) -> float:

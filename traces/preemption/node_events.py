@@ -5,8 +5,7 @@ No node is present before the first row, and the trace ends at the time of the l
 
 import re
 
-from traces.common.errors import InputError
-from traces.common.text import LineError, first_line, parse_scaled, write_scaled
+from traces.common.text import LineError, first_line, parse_scaled
 from traces.preemption.trace import NodeChange, PreemptionTrace, first_mistake
 
 MILLISECOND_POWER = -3
@@ -41,23 +40,6 @@ def read(text: str) -> PreemptionTrace:
     return PreemptionTrace(tuple(changes), changes[-1].time_s)
 
 
-def write(trace: PreemptionTrace) -> str:
-    """Write a trace at full precision; time after the last change is lost.
-
-    Raises:
-        InputError: The trace has no changes, or a node's name is empty or has commas or irregular white space.
-    """
-    if not trace.changes:
-        raise InputError("the trace has no changes, and this format has no word for that", valid="write spot-counts")
-    for node in trace.nodes:
-        if "," in node or node != " ".join(node.split()) or not node:
-            raise InputError(f"node {node!r} cannot stand in a row", valid="name nodes without commas and line breaks")
-    return "".join(
-        f"{_milliseconds(change.time_s)},{'add' if change.arrives else 'remove'},{change.node}\n"
-        for change in trace.changes
-    )
-
-
 def _change(row: str, line: int) -> NodeChange:
     cells = [cell.strip() for cell in row.split(",")]
     if len(cells) != 3:
@@ -68,7 +50,3 @@ def _change(row: str, line: int) -> NodeChange:
     if not node:
         raise LineError("the node has no name", line=line, valid=_VALID)
     return NodeChange(parse_scaled(time, MILLISECOND_POWER, name="time", line=line), node, change == "add")
-
-
-def _milliseconds(time_s: float) -> str:
-    return write_scaled(time_s, -MILLISECOND_POWER).removesuffix(".0")

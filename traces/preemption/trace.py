@@ -75,14 +75,6 @@ class PreemptionTrace:
         """All nodes in the order in which they first arrive."""
         return tuple(self.presences)
 
-    def present_at(self, time_s: float) -> tuple[str, ...]:
-        """Return the nodes that are there at a time (seconds from the start), in the order of `nodes`."""
-        return tuple(
-            node
-            for node, intervals in self.presences.items()
-            if any(start_s <= time_s < end_s for start_s, end_s in intervals)
-        )
-
     @cached_property
     def counts(self) -> tuple[tuple[float, int], ...]:
         """Number of present nodes as pairs (time in seconds, count from that time on), at 0 s and at each change."""

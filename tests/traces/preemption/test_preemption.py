@@ -1,4 +1,4 @@
-"""Who is there when, and the three formats that say so."""
+"""Nodes that come and go over time, and the three formats of such traces."""
 
 import json
 import math
@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traces.common.errors import InputError
+from traces.common.text import write_scaled
 from traces.formats import read_trace
-from traces.preemption.files import PREEMPTION_FORMATS, read_preemption, write_preemption
+from traces.preemption.files import PREEMPTION_FORMATS, read_preemption
 from traces.preemption.trace import (
     NodeChange,
     PreemptionStatistics,
@@ -47,12 +48,7 @@ def test_who_is_there_when(tmp_path: Path) -> None:
         "node2": ((0.0, 9.0),),
         "node3": ((1.5, math.inf),),
     }
-    assert [trace.present_at(time_s) for time_s in (0, 1.5, 4, 100)] == [
-        ("node1", "node2"),
-        ("node2", "node3"),
-        ("node1", "node2", "node3"),
-        ("node1", "node3"),
-    ]
+    assert [present_at(trace, time_s) for time_s in (0, 1.5, 4, 100)] == [2, 2, 3, 2]
     assert trace.counts == ((0.0, 2), (4.0, 3), (9.0, 2))
     assert trace.duration_s == 9.0
 
@@ -70,36 +66,46 @@ def test_of_counts_the_highest_number_leaves_first() -> None:
 @given(preemption_traces())
 def test_counts_are_those_of_who_is_there(trace: PreemptionTrace) -> None:
     for time_s, count in trace.counts:
-        assert len(trace.present_at(time_s)) == count
+        assert present_at(trace, time_s) == count
+
+
+def present_at(trace: PreemptionTrace, time_s: float) -> int:
+    intervals = [interval for each in trace.presences.values() for interval in each]
+    return sum(start_s <= time_s < end_s for start_s, end_s in intervals)
 
 
 @given(preemption_traces().filter(lambda trace: trace.changes))
-def test_node_events_and_back(trace: PreemptionTrace) -> None:
+def test_node_events_are_read_exactly(trace: PreemptionTrace) -> None:
+    rows = [(write_scaled(e.time_s, 3), "add" if e.arrives else "remove", e.node) for e in trace.changes]
+    text = "".join(f"{','.join(row)}\n" for row in rows)
     known = PREEMPTION_FORMATS["node-events"]
-    assert known.matches(known.write(trace))
-    assert known.read(known.write(trace)) == trace
+    assert known.matches(text)
+    assert known.read(text) == trace
 
 
 COUNTS = st.lists(st.integers(0, 6), min_size=1, max_size=30)
 
 
 @given(COUNTS, st.integers(1, 10**6))
-def test_spot_counts_and_back(counts: list[int], gap_ms: int) -> None:
-    text = json.dumps({"metadata": {"gap_seconds": gap_ms / 1e3}, "data": counts})
-    known = PREEMPTION_FORMATS["spot-counts"]
-    trace = known.read(text)
-    assert [len(trace.present_at((i + 0.5) * gap_ms / 1e3)) for i in range(len(counts))] == counts
-    if gap_ms % 1000 == 0:
-        again = known.read(known.write(trace))
-        assert (again.changes, again.duration_s) == (trace.changes, trace.duration_s)
+def test_spot_counts_hold_for_a_gap_each(counts: list[int], gap_ms: int) -> None:
+    trace = PREEMPTION_FORMATS["spot-counts"].read(spot_text(counts, gap_ms / 1e3))
+    assert [present_at(trace, (i + 0.5) * gap_ms / 1e3) for i in range(len(counts))] == counts
+    assert trace.duration_s == len(counts) * (gap_ms / 1e3)
 
 
-@given(COUNTS, st.integers(1, 1000))
-def test_gpu_counts_and_back(counts: list[int], gap_s: int) -> None:
-    known = PREEMPTION_FORMATS["gpu-counts"]
-    trace = trace_of_counts([(float(i * gap_s), count) for i, count in enumerate(counts)], float(len(counts) * gap_s))
-    again = known.read(known.write(trace))
-    assert (again.changes, again.duration_s) == (trace.changes, trace.duration_s)
+def spot_text(counts: list[int], gap_s: float) -> str:
+    return json.dumps({"metadata": {"gap_seconds": gap_s}, "data": counts})
+
+
+@given(COUNTS, st.integers(2, 1000))
+def test_gpu_counts_hold_until_the_next_time(counts: list[int], gap_s: int) -> None:
+    trace = PREEMPTION_FORMATS["gpu-counts"].read(gpu_text(counts, gap_s))
+    assert [present_at(trace, (i + 0.5) * gap_s) for i in range(len(counts))] == counts
+    assert trace.duration_s == ((len(counts) - 1) * gap_s + (gap_s if len(counts) > 1 else 1))
+
+
+def gpu_text(counts: list[int], gap_s: int) -> str:
+    return json.dumps([{"Time": 5 + i * gap_s, "GPUs": count} for i, count in enumerate(counts)])
 
 
 def test_the_gap_may_stand_beside_the_data() -> None:
@@ -108,10 +114,9 @@ def test_the_gap_may_stand_beside_the_data() -> None:
 
 
 def test_no_text_matches_two_formats() -> None:
-    trace = trace_of_counts([(0.0, 2), (10.0, 3), (20.0, 1)], 30.0)
-    for known in PREEMPTION_FORMATS.values():
-        text = known.write(trace)
-        assert [other.name for other in PREEMPTION_FORMATS.values() if other.matches(text)] == [known.name]
+    texts = {"node-events": EVENTS, "spot-counts": spot_text([2, 3, 1], 10.0), "gpu-counts": gpu_text([2, 3, 1], 10)}
+    for name, text in texts.items():
+        assert [known.name for known in PREEMPTION_FORMATS.values() if known.matches(text)] == [name]
 
 
 @pytest.mark.parametrize(
@@ -153,26 +158,6 @@ def test_a_format_may_be_named(tmp_path: Path) -> None:
         read_preemption(path, "node-event")
 
 
-def test_a_file_is_written_whole(tmp_path: Path) -> None:
-    trace = PREEMPTION_FORMATS["node-events"].read(EVENTS)
-    write_preemption(trace, tmp_path / "nodes", "node-events")
-    assert (tmp_path / "nodes").read_text() == EVENTS
-
-
-@pytest.mark.parametrize(
-    ("trace", "format_name", "message"),
-    [
-        (PreemptionTrace((), 5.0), "node-events", "no changes"),
-        (PreemptionTrace((NodeChange(0.0, "a,b", True),), 5.0), "node-events", "node 'a,b' cannot stand in a row"),
-        (PreemptionTrace((NodeChange(math.pi, "a", True),), 5.0), "spot-counts", "no gap"),
-        (PreemptionTrace((), 0.0), "spot-counts", "no gap"),
-    ],
-)
-def test_what_a_format_cannot_hold_is_refused(trace: PreemptionTrace, format_name: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        PREEMPTION_FORMATS[format_name].write(trace)
-
-
 @pytest.mark.parametrize("duration_s", [1.0, math.inf, math.nan])
 def test_a_trace_lasts_until_its_last_change_at_least(duration_s: float) -> None:
     with pytest.raises(InputError, match="the duration must be finite and not before the last change"):
@@ -199,7 +184,7 @@ def test_a_trace_of_pre_emptions_is_no_link_trace(tmp_path: Path) -> None:
 def test_published_traces(name: str, changes: int | None, most: int | None, last: int) -> None:
     trace = read_preemption(PUBLISHED / name)
     counts = [count for _, count in trace.counts]
-    assert counts[-1] == last == len(trace.present_at(trace.duration_s))
+    assert counts[-1] == last == present_at(trace, trace.duration_s)
     assert changes is None or len(trace.changes) == changes
     assert most is None or max(counts) == most
 
