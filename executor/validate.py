@@ -139,14 +139,9 @@ def check_decision(
         check_supported(decision.plan, scenario, compute, emulator, recovers=recovers)
     except InputError as error:
         raise RunError(f"{when} cannot be carried out: {error}") from error
-    grouped = _is_grouped(old) or _is_grouped(decision.plan)
+    grouped = any(replica.partners for replica in (*old.replicas, *decision.plan.replicas))
     if compute == "real" and grouped and needs_set_up(old, decision.plan):
         raise RunError(f"{when} cannot be carried out: it sets up tensor-parallel groups anew, which are formed once")
-
-
-def _is_grouped(plan: Plan) -> bool:
-    stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
-    return any(replica.partners for stage in stages for replica in stage.replicas)
 
 
 def _check_recovery(plan: Plan, scenario: Scenario) -> None:
@@ -170,7 +165,7 @@ def _check_one_state(plan: Plan, what: str, valid: str) -> None:
     """Raise `InputError` unless every layer has a single state, complete on one device."""
     if plan.synchronisation.method != "allreduce":
         raise _unsupported(f"{what} of pipelines that train without a barrier", "synchronisation.method", valid)
-    if _is_grouped(plan):
+    if any(replica.partners for replica in plan.replicas):
         raise _unsupported(f"{what} of tensor-parallel groups", "pipelines", valid)
 
 
@@ -204,7 +199,7 @@ def _check_packets(plan: Plan, scenario: Scenario) -> None:
 
 
 def _check_noise_scale(plan: Plan) -> None:
-    devices = [stage.replicas for pipeline in plan.pipelines for stage in pipeline.stages]
+    devices = [stage.replicas for stage in plan.stages]
     if plan.synchronisation.method != "allreduce" or any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
         raise _unsupported(
             "the noise scale of a pipeline of several stages",

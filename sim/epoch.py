@@ -72,7 +72,7 @@ class EpochRun:
     ) -> None:
         plan = epoch.plan
         actors = compile_step(plan, scenario).actors
-        groups = {r.device: r.devices for p in plan.pipelines for s in p.stages for r in s.replicas}
+        groups = {replica.device: replica.devices for replica in plan.replicas}
         self._recorder = recorder
         self._groups = [groups[actor] for actor in actors]
         self._devices = make_devices(self._groups, scenario)

@@ -169,8 +169,7 @@ def _join(parts: Sequence[Columns]) -> Columns:
 @lru_cache(maxsize=32)
 def _partners(plan: Plan) -> list[tuple[str, tuple[str, ...]]]:
     """Return pairs (leader, partners): the first device of each tensor-parallel group, and its other devices."""
-    replicas = (r for p in plan.pipelines for s in p.stages for r in s.replicas)
-    return [(replica.device, replica.partners) for replica in replicas if replica.partners]
+    return [(replica.device, replica.partners) for replica in plan.replicas if replica.partners]
 
 
 @lru_cache(maxsize=32)

@@ -1,6 +1,6 @@
 """The program of a device in a step: its actions in order, their transfers, and its gradient sums."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
@@ -9,7 +9,7 @@ from types import MappingProxyType
 from planner.cost.synchronisation import GradientSync, gradient_syncs
 from planner.events.event import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.plan.actions import Action, Kind
-from planner.plan.plan import Plan, Replica
+from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.problem import KINDS
 from planner.step.compile import CompiledStep, compile_step
@@ -154,7 +154,7 @@ def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
     The plan must have passed `planner.check.check_plan` for this scenario.
     """
     step, syncs = compile_step(plan.without_overlap, scenario), gradient_syncs(plan, scenario)
-    partners = {replica.device: replica.partners for replica in _replicas(plan)}
+    partners = {replica.device: replica.partners for replica in plan.replicas}
     overlaps = plan.synchronisation.bucket_bytes > 0
     work = _work(step, _transfers(step), _completes(step, syncs, plan, scenario) if overlaps else {})
     programs = {}
@@ -180,7 +180,7 @@ def device_program(plan: Plan, scenario: Scenario, device: str) -> DeviceProgram
     programs = compile_plan(plan, scenario)
     if device in programs:
         return programs[device]
-    groups = {replica.device: replica.devices for replica in _replicas(plan)}
+    groups = {replica.device: replica.devices for replica in plan.replicas}
     leader = next(leader for leader, devices in groups.items() if device in devices)
     place = groups[leader].index(device)
     own = programs[leader]
@@ -193,10 +193,6 @@ def device_program(plan: Plan, scenario: Scenario, device: str) -> DeviceProgram
         ),
         partners=(),
     )
-
-
-def _replicas(plan: Plan) -> Iterator[Replica]:
-    return (replica for pipeline in plan.pipelines for stage in pipeline.stages for replica in stage.replicas)
 
 
 def _transfers(step: CompiledStep) -> dict[int, Transfer]:

@@ -111,8 +111,7 @@ def form_group(plan: Plan, device: str, timeout: timedelta) -> TensorGroup | Non
         This rank's group, or None if it is in none.
     """
     own = None
-    replicas = (replica for each in plan.pipelines for stage in each.stages for replica in stage.replicas)
-    for devices in dict.fromkeys(replica.devices for replica in replicas if replica.partners):
+    for devices in dict.fromkeys(replica.devices for replica in plan.replicas if replica.partners):
         ranks = [plan.devices.index(name) for name in devices]
         formed = dist.new_group(ranks, timeout=timeout, backend="gloo")
         if device in devices:

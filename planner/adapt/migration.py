@@ -87,15 +87,9 @@ def migration_between(
     Raises:
         InputError: No device holds the state of a layer that ``new`` needs.
     """
-    before = {device: shards for device, shards in _held(old).items() if device not in gone}
-    holders: dict[int, list[str]] = defaultdict(list)
-    for device, shards in before.items():
-        for shard in shards:
-            holders[shard.layer].append(device)
-    for layer, copies in (backups or {}).items():
-        holders[layer] += [device for device in copies if device not in gone]
-    missing = {target: shards - before.get(target, frozenset()) for target, shards in _held(new).items()}
-    return _from_nearest(missing, holders, scenario)
+    held = {device: shards for device, shards in _held(old).items() if device not in gone}
+    copies = {layer: [each for each in own if each not in gone] for layer, own in (backups or {}).items()}
+    return _from_nearest(held, copies, new, scenario)
 
 
 def moves_from(held: Mapping[str, Collection[int]], plan: Plan, scenario: Scenario) -> Migration:
@@ -109,25 +103,24 @@ def moves_from(held: Mapping[str, Collection[int]], plan: Plan, scenario: Scenar
     Raises:
         InputError: No device holds a layer.
     """
-    holders: dict[int, list[str]] = defaultdict(list)
-    for device, layers in held.items():
-        for layer in layers:
-            holders[layer].append(device)
-    missing = {
-        target: {shard for shard in shards if shard.layer not in held.get(target, ())}
-        for target, shards in _held(plan).items()
-    }
-    return _from_nearest(missing, holders, scenario)
+    whole = {device: frozenset(_Shard(layer, 1, 0) for layer in layers) for device, layers in held.items()}
+    return _from_nearest(whole, {}, plan, scenario)
 
 
 def _from_nearest(
-    missing: Mapping[str, Collection[_Shard]], holders: Mapping[int, Sequence[str]], scenario: Scenario
+    held: Mapping[str, frozenset[_Shard]], backups: Mapping[int, Sequence[str]], new: Plan, scenario: Scenario
 ) -> Migration:
-    """Return the transfers of each target's missing shards from their nearest holders."""
+    """Return the transfers of the shards that devices need for ``new`` and do not hold, from their nearest holders."""
+    holders: dict[int, list[str]] = defaultdict(list)
+    for device, shards in held.items():
+        for shard in shards:
+            holders[shard.layer].append(device)
+    for layer, devices in backups.items():
+        holders[layer] += devices
     wanted = [
         (source, target, shard.degree, shard.layer)
-        for target, shards in missing.items()
-        for shard in sorted(shards, key=lambda shard: shard.layer)
+        for target, shards in _held(new).items()
+        for shard in sorted(shards - held.get(target, frozenset()), key=lambda shard: shard.layer)
         if (source := _nearest(holders.get(shard.layer, ()), target, shard.layer, scenario)) != target
     ]
     return Migration(_joined(wanted, scenario))
@@ -160,11 +153,10 @@ def state_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: in
 def _held(plan: Plan) -> dict[str, frozenset[_Shard]]:
     """Return the shards that each device holds."""
     held: dict[str, frozenset[_Shard]] = defaultdict(frozenset)
-    for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            for replica in stage.replicas:
-                for part, device in enumerate(replica.devices):
-                    held[device] |= {_Shard(layer, replica.tensor_parallel, part) for layer in stage.layers}
+    for stage in plan.stages:
+        for replica in stage.replicas:
+            for part, device in enumerate(replica.devices):
+                held[device] |= {_Shard(layer, replica.tensor_parallel, part) for layer in stage.layers}
     return held
 
 
@@ -199,9 +191,8 @@ def backup_holders(plan: Plan) -> Mapping[int, tuple[str, ...]]:
     The backup is on the next stage's first device. A pipeline of one stage has no next stage, and so no backups.
     """
     copies: Counter[int] = Counter()
-    for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            copies.update({layer: len(stage.replicas) for layer in stage.layers})
+    for stage in plan.stages:
+        copies.update({layer: len(stage.replicas) for layer in stage.layers})
     holders: dict[int, tuple[str, ...]] = {}
     for pipeline in plan.pipelines:
         for index, stage in enumerate(pipeline.stages):
@@ -214,12 +205,6 @@ def backup_holders(plan: Plan) -> Mapping[int, tuple[str, ...]]:
 
 def backup_moves(plan: Plan, scenario: Scenario) -> tuple[LayerTransfer, ...]:
     """Return the transfers that update all backups of a plan, sorted by layer; the order is equal on all devices."""
-    owners = {
-        layer: replica.device
-        for pipeline in plan.pipelines
-        for stage in pipeline.stages
-        for replica in stage.replicas
-        for layer in stage.layers
-    }
+    owners = {layer: replica.device for stage in plan.stages for replica in stage.replicas for layer in stage.layers}
     copies = sorted(backup_holders(plan).items())
     return _joined([(owners[layer], holder, 1, layer) for layer, held_by in copies for holder in held_by], scenario)

@@ -32,13 +32,7 @@ def check_peaks(plan: Plan, scenario: Scenario) -> None:
     if plan.schedule in _IGNORING_MEMORY and plan.order == "scheduled":
         return
     for leader, peak in peak_bytes(plan, scenario).items():
-        group = next(
-            replica.devices
-            for pipeline in plan.pipelines
-            for stage in pipeline.stages
-            for replica in stage.replicas
-            if replica.device == leader
-        )
+        group = next(replica.devices for replica in plan.replicas if replica.device == leader)
         device = min((scenario.cluster.by_name[name] for name in group), key=lambda each: each.memory_bytes)
         if peak > device.memory_bytes:
             raise InputError(

@@ -14,8 +14,6 @@ from planner.scenario.scenario import (
 from planner.step.memory import peak_bytes
 from traces.common.units import size_text
 
-CAUSES = ("compute", "link", "latency", "memory", "sums of gradients")
-
 # Share of the step below which the sentence reports no saving: it would round to 0 %.
 _LEAST_SHARE = 0.005
 
@@ -50,7 +48,7 @@ class Bottleneck:
     """The bottleneck of a plan.
 
     Attributes:
-        cause: What limits the speed, one of `CAUSES`.
+        cause: What limits the speed: ``compute``, ``link``, ``latency``, ``memory`` or ``sums of gradients``.
         place: Stage, device or link that limits most, as text.
         shorter_share: Share of the step time saved by improving the cause everywhere.
         there_share: Share of the step time saved by improving it at ``place`` alone. For memory, equal to

@@ -1,12 +1,17 @@
 """YAML and JSON files as plain values, with the line of each key for messages."""
 
 import json
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
+from planner.plan.actions import Action
 from traces.common.errors import InputError
 
 Location = tuple[int | str, ...]
@@ -119,6 +124,31 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def plain(value: Any, *, defaults: bool = True) -> Any:
+    """Return a value as dicts, lists and scalars for JSON; infinity becomes None.
+
+    Args:
+        value: Dataclasses, mappings, sequences and arrays, nested in any way; actions and paths become text.
+        defaults: Whether to include fields of dataclasses that have their default.
+    """
+    if isinstance(value, Action | Path):
+        return str(value)
+    if is_dataclass(value):
+        given = {field: getattr(value, field.name) for field in fields(value)}
+        return {f.name: plain(v, defaults=defaults) for f, v in given.items() if defaults or v != _default(f)}
+    if isinstance(value, Mapping):
+        return {key: plain(each, defaults=defaults) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each, defaults=defaults) for each in value]
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return None if value == math.inf else value
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def _key_path(location: Location) -> str:

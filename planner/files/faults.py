@@ -115,9 +115,7 @@ def _faults(entry: FaultEntry, cluster: Cluster, part: Part, index: int) -> Sequ
 
 
 def _single(entry: FaultEntry) -> Fault:
-    if entry.link is not None:
-        assert entry.out is not None
-        assert entry.back is not None
+    if entry.link is not None and entry.out is not None and entry.back is not None:
         return LinkOutage(entry.link, entry.out, entry.back)
     assert entry.device is not None
     if entry.leaves is not None:

@@ -59,11 +59,12 @@ def parse(kind: type[Data], document: Document, value: Any, location: Location =
 
 def _adapter(kind: type[Data]) -> TypeAdapter[Data]:
     """Return an adapter, cached for dataclasses: making one takes longer than reading many files with it."""
-    return _cached_adapter(kind) if isinstance(kind, type) and is_dataclass(kind) else TypeAdapter(kind)
+    return cached_adapter(kind) if isinstance(kind, type) and is_dataclass(kind) else TypeAdapter(kind)
 
 
 @cache
-def _cached_adapter(kind: type[Any]) -> TypeAdapter[Any]:
+def cached_adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    """Return the one adapter of a type, which is made at the first call."""
     return TypeAdapter(kind)
 
 
@@ -187,9 +188,6 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Name = Annotated[str, Field(pattern=r"^\S(.*\S)?$", max_length=100)]
 
 
-Entry = TypeVar("Entry")
-
-
 class Part:
     """One part of a scenario: the value of a key, or, if that is a path, the content of the file."""
 
@@ -208,7 +206,7 @@ class Part:
 
     location: Location
 
-    def parse(self, kind: type[Entry]) -> Entry:
+    def parse(self, kind: type[Data]) -> Data:
         """Return the part as a ``kind``; raise an InputError for the first mistake."""
         return parse(kind, self.document, self.value, self.location)
 

@@ -5,16 +5,14 @@ Actions are text such as ``"2F0"``.
 """
 
 import json
-from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from planner.files.documents import Document
-from planner.files.parsing import STRICT, parse, reported
+from planner.files.documents import Document, plain
+from planner.files.parsing import STRICT, cached_adapter, parse, reported
 from planner.plan.actions import Action, parse_action
 from planner.plan.plan import SCHEMA_VERSION, Pipeline, Plan, Replica, Stage, Synchronisation
 from traces.common.atomic import write_text_atomically
@@ -68,35 +66,15 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 def plan_json(plan: Plan) -> str:
     """Return a plan as JSON text."""
-    return json.dumps({"version": plan.version, **_plain(plan)}, indent=1)
+    return json.dumps({"version": plan.version, **plain(plan, defaults=False)}, indent=1)
 
 
 def parse_plan(text: str) -> Plan:
     """Return the plan from JSON text that `plan_json` returned."""
-    return _adapter().validate_json(text)
-
-
-def _plain(value: Any) -> Any:
-    """Return the value as dicts, lists and scalars for JSON, without fields that have their default."""
-    if isinstance(value, Action):
-        return str(value)
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    if not is_dataclass(value):
-        return value
-    return {f.name: _plain(each) for f in fields(value) if (each := getattr(value, f.name)) != _default(f)}
-
-
-def _default(field: Field[Any]) -> Any:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
+    plan: Plan = cached_adapter(Plan).validate_json(text)
+    return plan
 
 
 def plan_schema() -> dict[str, Any]:
     """Return the JSON Schema of plan files, for editors."""
-    return _adapter().json_schema()
-
-
-@cache
-def _adapter() -> TypeAdapter[Plan]:
-    """Return the adapter, cached: making it takes longer than reading many plans with it."""
-    return TypeAdapter(Plan)
+    return cached_adapter(Plan).json_schema()

@@ -8,14 +8,13 @@ versions, gets its default.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-import numpy as np
-
+from planner.files.documents import plain
 from planner.scenario.faults import Absence, Fault, Hang, LinkOutage
 from planner.scenario.scenario import Scenario
 from traces.common.atomic import write_text_atomically
@@ -27,9 +26,9 @@ _FAULT_NAMES = {kind: name for name, kind in _FAULTS.items()}
 
 def write_resolved_scenario(scenario: Scenario, path: Path) -> None:
     """Write a scenario to a file that `read_resolved_scenario` reads."""
-    data = asdict(scenario)
-    data["faults"] = [{"fault": _FAULT_NAMES[type(fault)], **asdict(fault)} for fault in scenario.faults]
-    write_text_atomically(path, json.dumps(_plain(data), allow_nan=False) + "\n")
+    data = plain(scenario)
+    data["faults"] = [{"fault": _FAULT_NAMES[type(fault)], **plain(fault)} for fault in scenario.faults]
+    write_text_atomically(path, json.dumps(data, allow_nan=False) + "\n")
 
 
 def read_resolved_scenario(path: Path) -> Scenario:
@@ -53,21 +52,8 @@ def read_resolved_scenario(path: Path) -> Scenario:
     return scenario
 
 
-def _plain(value: object) -> object:
-    """Return a value as dicts, lists and scalars for JSON."""
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, Path):
-        return str(value)
-    return None if value == math.inf else value
-
-
 def _build(kind: Any, value: Any) -> Any:
-    """Return the value of type ``kind`` from the result of `_plain`."""
+    """Return the value of type ``kind`` from the result of `planner.files.documents.plain`."""
     if kind is float and value is None:
         return math.inf
     if kind is Path:

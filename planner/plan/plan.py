@@ -194,10 +194,19 @@ class Plan:
         return sum(pipeline.samples for pipeline in self.pipelines)
 
     @property
+    def stages(self) -> list[Stage]:
+        """Stages of all pipelines, pipeline by pipeline."""
+        return [stage for pipeline in self.pipelines for stage in pipeline.stages]
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """Replicas of all stages, in the order of `stages`; a device that holds several stages is in several."""
+        return [replica for stage in self.stages for replica in stage.replicas]
+
+    @property
     def devices(self) -> tuple[str, ...]:
-        """Names of all devices, ordered by pipeline, stage and replica, each once; the index is the executor's rank."""
-        replicas = (replica for pipeline in self.pipelines for stage in pipeline.stages for replica in stage.replicas)
-        return tuple(dict.fromkeys(device for replica in replicas for device in replica.devices))
+        """Names of all devices, in the order of `replicas`, each once; the index is the executor's rank."""
+        return tuple(dict.fromkeys(device for replica in self.replicas for device in replica.devices))
 
     @property
     def without_overlap(self) -> "Plan":

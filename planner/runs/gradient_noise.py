@@ -126,34 +126,6 @@ ESTIMATORS: Mapping[str, NoiseEstimator] = MappingProxyType(
 """Estimators by name."""
 
 
-def estimate_noise(
-    estimator: str, batch_sizes: Sequence[int], local_squared_norms: Sequence[float], global_squared_norm: float
-) -> NoiseEstimate:
-    """Return the estimate of S and |G|² from one step.
-
-    Args:
-        estimator: Name of the estimator, a key of `ESTIMATORS`.
-        batch_sizes: b_i, samples of each device, [devices].
-        local_squared_norms: |g_i|², squared norm of the mean gradient of each device's samples, [devices].
-        global_squared_norm: |g|², squared norm of the mean gradient of all samples of the step.
-
-    Raises:
-        InputError: The estimator is unknown, there are fewer than two devices, a batch has no samples, or there is not
-            one norm per device.
-    """
-    weights = find_by_name(estimator, ESTIMATORS, "estimator of the noise scale")(batch_sizes)
-    if len(local_squared_norms) != len(batch_sizes):
-        raise InputError(
-            f"{len(local_squared_norms)} squared norms do not fit {len(batch_sizes)} local batches",
-            where="local_squared_norms",
-            valid=f"give {len(batch_sizes)}, one for each device",
-        )
-    return NoiseEstimate(
-        float(weights.variance(local_squared_norms, global_squared_norm)),
-        float(weights.squared_gradient(local_squared_norms, global_squared_norm)),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class SmoothedNoise:
     """A running estimate: exponential averages of S and of |G|² over the steps so far.
@@ -249,8 +221,22 @@ class GradientNorms:
     global_squared_norm: float
 
     def estimate(self, estimator: str) -> NoiseEstimate:
-        """Return the estimate of S and |G|² from this step; ``estimator`` is a key of `ESTIMATORS`."""
-        return estimate_noise(estimator, self.batch_sizes, self.local_squared_norms, self.global_squared_norm)
+        """Return the estimate of S and |G|² from this step; ``estimator`` is a key of `ESTIMATORS`.
+
+        Raises:
+            InputError: The estimator is unknown, there are fewer than two devices, a batch has no samples, or there is
+                not one norm per device.
+        """
+        weights = find_by_name(estimator, ESTIMATORS, "estimator of the noise scale")(self.batch_sizes)
+        norms = self.local_squared_norms
+        if len(norms) != len(self.batch_sizes):
+            raise InputError(
+                f"{len(norms)} squared norms do not fit {len(self.batch_sizes)} local batches",
+                where="local_squared_norms",
+                valid=f"give {len(self.batch_sizes)}, one for each device",
+            )
+        variance = weights.variance(norms, self.global_squared_norm)
+        return NoiseEstimate(float(variance), float(weights.squared_gradient(norms, self.global_squared_norm)))
 
 
 def smoothed_noise(steps: Iterable[GradientNorms], estimator: str) -> NoiseEstimate | None:

@@ -134,8 +134,7 @@ def _replaced(
 
 def leaders(plan: Plan) -> dict[str, str]:
     """Return, for each device of a plan, the device of its tensor-parallel group that sends and receives."""
-    replicas = [replica for pipeline in plan.pipelines for stage in pipeline.stages for replica in stage.replicas]
-    return {device: replica.device for replica in replicas for device in replica.devices}
+    return {device: replica.device for replica in plan.replicas for device in replica.devices}
 
 
 def _changes(events: EventLog, plan: Plan, scenario: Scenario) -> _Changes:

@@ -16,6 +16,8 @@ from traces.preemption.trace import Interval, PreemptionTrace
 
 @dataclass(frozen=True, slots=True)
 class _DeviceFault:
+    """An interval, seconds from the start of the run, in which a device does not compute."""
+
     device: str
     start_s: float
     end_s: float = math.inf
@@ -26,12 +28,7 @@ class _DeviceFault:
 
 @dataclass(frozen=True, slots=True)
 class Absence(_DeviceFault):
-    """An interval in which a device is absent.
-
-    Attributes:
-        device: Name of the device.
-        start_s: Time at which the device leaves, seconds from the start of the run.
-        end_s: Time at which it returns, seconds from the start of the run; infinite if never.
+    """An interval in which a device is absent; ``end_s`` is infinite if the device never returns.
 
     Raises:
         InputError: The interval ends before it starts.
@@ -40,12 +37,7 @@ class Absence(_DeviceFault):
 
 @dataclass(frozen=True, slots=True)
 class Hang(_DeviceFault):
-    """An interval in which a device stops computing; its running action continues afterwards.
-
-    Attributes:
-        device: Name of the device.
-        start_s: Time at which the device stops, seconds from the start of the run.
-        end_s: Time at which it continues, seconds from the start of the run; infinite if never.
+    """An interval in which a device stops computing; its running action continues at ``end_s``, infinite for never.
 
     Raises:
         InputError: The interval ends before it starts.
@@ -54,12 +46,7 @@ class Hang(_DeviceFault):
 
 @dataclass(frozen=True, slots=True)
 class LinkOutage:
-    """An interval in which a link carries nothing.
-
-    Attributes:
-        link: Name of the link, ``source->target``.
-        start_s: Time at which the link stops, seconds from the start of the run.
-        end_s: Time at which it carries bytes again, seconds from the start of the run.
+    """An interval, seconds from the start of the run, in which the link named ``source->target`` carries nothing.
 
     Raises:
         InputError: The interval ends before it starts, or never ends.

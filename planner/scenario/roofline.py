@@ -86,20 +86,13 @@ class LayerWork:
             )
 
 
-def roofline_layer(
-    work: LayerWork,
-    kinds: Iterable[DeviceKind],
-    precision: str,
-    *,
-    launch_overhead_s: float = LAUNCH_OVERHEAD_S,
-) -> LayerProfile:
+def roofline_layer(work: LayerWork, kinds: Iterable[DeviceKind], precision: str) -> LayerProfile:
     """Return a layer's profile on each kind, with rows at powers of two from 1 to 1024 samples.
 
     Args:
         work: Work of the layer.
         kinds: Device kinds, usually from `planner.scenario.datasheet.find_kind`.
         precision: Precision of the arithmetic: fp32, tf32, fp16 or bf16. A kind without it computes in fp32.
-        launch_overhead_s: Seconds per pass added to the roofline's time.
 
     Raises:
         InputError: The precision is unknown.
@@ -111,13 +104,13 @@ def roofline_layer(
         work.parameter_bytes,
         work.output_bytes,
         work.activation_bytes,
-        {kind.name: _time_table(work, kind, precision, launch_overhead_s) for kind in kinds},
+        {kind.name: _time_table(work, kind, precision) for kind in kinds},
     )
 
 
-def _time_table(work: LayerWork, kind: DeviceKind, precision: str, launch_overhead_s: float) -> TimeTable:
+def _time_table(work: LayerWork, kind: DeviceKind, precision: str) -> TimeTable:
     def column(flop: float) -> tuple[float, ...]:
-        return tuple(launch_overhead_s + _busy_s(work, flop, kind, precision, samples) for samples in SAMPLE_COUNTS)
+        return tuple(LAUNCH_OVERHEAD_S + _busy_s(work, flop, kind, precision, samples) for samples in SAMPLE_COUNTS)
 
     def gradient(flop: float | None) -> tuple[float, ...]:
         if flop == 0:

@@ -88,8 +88,7 @@ def compact(problem: SchedulingProblem, starts: Sequence[Orders]) -> Orders:
     goal_s, actions = lower_bound_s(problem), int(first[-1])
     makespan_s, sequence = _best_start(problem, starts)
     trials = _RULE_ACTIONS // actions * (1 if tables.equal_microbatches else 2)
-    entry = np.arange(problem.microbatches)
-    ruled_s, ruled = search_rules(tables, first, _most_live(problem), entry, True, max(8, trials), goal_s, random)
+    ruled_s, ruled = search_rules(tables, first, _most_live(problem), max(8, trials), goal_s, random)
     if ruled_s < makespan_s:
         makespan_s, sequence = ruled_s, ruled
     if makespan_s == np.inf:

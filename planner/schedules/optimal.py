@@ -66,13 +66,12 @@ def optimal(problem: SchedulingProblem) -> Orders:
     return solve(problem).orders
 
 
-def solve(problem: SchedulingProblem, limit_s: float = LIMIT_S, threads: int = 2) -> Solution:
+def solve(problem: SchedulingProblem, limit_s: float = LIMIT_S) -> Solution:
     """Return the orders with the least makespan that the solver finds, starting from the orders of ``compact-zb``.
 
     Args:
         problem: The pipeline to put in order.
         limit_s: Time limit of the solver, seconds.
-        threads: Number of threads of the solver.
 
     Raises:
         InputError: OR-tools is not installed, or a microbatch does not fit into a worker's memory.
@@ -88,7 +87,7 @@ def solve(problem: SchedulingProblem, limit_s: float = LIMIT_S, threads: int = 2
         schedule.model.add_hint(schedule.start[action], round(when_s / tick))
     search = solver.CpSolver()
     search.parameters.max_time_in_seconds = limit_s
-    search.parameters.num_workers = threads
+    search.parameters.num_workers = 2
     status = search.solve(schedule.model)
     bound_s = max(bound_s, search.best_objective_bound * tick)
     found = start

@@ -11,7 +11,7 @@ from planner.cost.layers import with_launches
 from planner.cost.network import wire_bytes
 from planner.cost.stage import replica_times
 from planner.cost.synchronisation import gradient_syncs
-from planner.plan.plan import Plan, Stage
+from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.problem import FORWARD
 from planner.step.build import Origins, Workers, connect, plan_workers, starts, trace_origins
@@ -118,10 +118,6 @@ def _places(plan: Plan) -> dict[str, tuple[int, int]]:
     return places
 
 
-def _stages(plan: Plan) -> list[Stage]:
-    return [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-
-
 def _actions(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins) -> Actions:
     stage = workers.stage[origins.ordered]
     microbatch = workers.microbatch[origins.ordered]
@@ -149,7 +145,7 @@ def _actions(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins)
 def _updates(plan: Plan, scenario: Scenario, places: Mapping[str, tuple[int, int]]) -> Actions:
     """Return one optimizer update for each actor whose profile has a time for it."""
     update_s = dict.fromkeys(places, 0.0)
-    for stage in _stages(plan):
+    for stage in plan.stages:
         for replica in stage.replicas:
             kind = scenario.cluster.by_name[replica.device].kind
             model = scenario.model.at_degree(replica.tensor_parallel)
@@ -190,7 +186,7 @@ def _messages(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins
     entry = origins.ordered[origins.sender]
     # The gradient that a stage sends has the size of the previous stage's output.
     boundary = workers.stage[entry] - (workers.kind[entry] != FORWARD)
-    output_bytes = [scenario.model.layers[stage.end_layer - 1].output_bytes for stage in _stages(plan)]
+    output_bytes = [scenario.model.layers[stage.end_layer - 1].output_bytes for stage in plan.stages]
     regions = [scenario.cluster.by_name[name].region for name in actors]
     region = np.array([scenario.cluster.regions.index(name) for name in regions], np.int64)[origins.actor]
     crosses = (region[origins.sender] != region[origins.receiver]).astype(np.int64)

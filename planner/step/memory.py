@@ -39,17 +39,12 @@ class MemoryUse:
 
 
 def memory_use(plan: Plan, scenario: Scenario, effects: MemoryEffects | None = None) -> MemoryUse:
-    """Return the bytes that each action of a step allocates and frees.
+    """Return the bytes that each action of a step allocates and frees; ``effects`` replace those of the scenario.
 
     Assumed: all activations of a microbatch stay until its weight gradient. In a transformer layer most do (Qi et al.,
     Zero Bubble Pipeline Parallelism, 2024: 32 of 34 + 5 as/h units).
-
-    Args:
-        plan: Plan that `planner.step.compile.compile_step` accepts.
-        scenario: Gives the model, the optimizer and the devices.
-        effects: Memory effects to use in place of the scenario's; the scenario's if None.
     """
-    taken_by = effects or scenario.effects.memory
+    effects = effects or scenario.effects.memory
     step = compile_step(plan.without_overlap, scenario)
     each, resident = _stage_bytes(step, plan, scenario)
     kind, stage = step.actions.kind, _stage_numbers(step, plan)
@@ -58,13 +53,13 @@ def memory_use(plan: Plan, scenario: Scenario, effects: MemoryEffects | None = N
     saved, recomputed, largest = np.where(own, samples, 0.0) * each[:, step.actions.actor, np.where(own, stage, 0)]
     whole, backward = kind == BACKWARD, (kind == BACKWARD) | (kind == BACKWARD_INPUT)
     returned = np.where(whole, saved, np.where(kind == BACKWARD_WEIGHT, saved + recomputed, 0.0))
-    workspace = taken_by.workspace_share * largest + np.where(whole, recomputed, 0.0)
+    workspace = effects.workspace_share * largest + np.where(whole, recomputed, 0.0)
     return MemoryUse(
         step=step,
         taken=np.where(kind == FORWARD, saved, np.where(kind == BACKWARD_INPUT, recomputed, 0.0)),
         returned=returned,
         workspace=np.where(backward, workspace, 0.0),
-        resident=resident + taken_by.framework_bytes,
+        resident=resident + effects.framework_bytes,
     )
 
 
@@ -91,19 +86,14 @@ def _stage_bytes(step: CompiledStep, plan: Plan, scenario: Scenario) -> tuple[Fl
     Rows of the first: saved, recomputed, largest layer's activations.
     """
     number = {name: actor for actor, name in enumerate(step.actors)}
-    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    each = np.zeros((3, len(number), len(stages)))
+    each = np.zeros((3, len(number), len(plan.stages)))
     resident = np.zeros(len(number))
-    for index, stage in enumerate(stages):
+    for index, stage in enumerate(plan.stages):
         first, end = stage.first_layer, stage.end_layer
         for replica in stage.replicas:
             actor, degree = number[replica.device], replica.tensor_parallel
-            largest = scenario.model.at_degree(degree).largest_activation_bytes(first, end)
-            of_sample = (
-                saved_activation_bytes(scenario, stage, degree),
-                recomputed_bytes(scenario, stage, degree),
-                largest,
-            )
-            each[:, actor, index] = of_sample
+            each[0, actor, index] = saved_activation_bytes(scenario, stage, degree)
+            each[1, actor, index] = recomputed_bytes(scenario, stage, degree)
+            each[2, actor, index] = scenario.model.at_degree(degree).largest_activation_bytes(first, end)
             resident[actor] += state_bytes(scenario, first, end, degree)
     return each, resident

@@ -66,13 +66,6 @@ def link_table(trace: LinkTrace) -> RateTable:
     return RateTable(trace.times_s.tolist(), trace.bandwidth_bps.tolist(), duration_s)
 
 
-def latency_table(trace: LinkTrace) -> RateTable:
-    """Return the latencies of a trace that has them as a table."""
-    assert trace.latency_s is not None
-    duration_s = trace.duration_s if trace.loops else math.inf
-    return RateTable(trace.times_s.tolist(), trace.latency_s.tolist(), duration_s)
-
-
 class RateTables(NamedTuple):
     """Several tables as arrays.
 

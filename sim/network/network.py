@@ -9,7 +9,7 @@ import simpy
 
 from planner.scenario.scenario import Scenario
 from sim.kernel.advance import CONSTANT, SHARED, TABLED, Lines
-from sim.kernel.piecewise import RateTable, join_tables, latency_table
+from sim.kernel.piecewise import RateTable, join_tables, link_table
 from sim.network.connection import Connection, Message, SharedLink
 from sim.network.routes import Route, find_routes, group_links, link_rates
 from sim.network.shared_links import SharedLinks, first_come_rates, max_min_rates
@@ -101,9 +101,9 @@ def _path_latency(route: Route) -> RateTable:
     """Return the latency of a path on which one link's latency follows its trace."""
     (varying,) = route.varying_links
     assert varying.trace is not None
+    assert varying.trace.latency_s is not None
     others_s = sum(link.latency_s for link in route.path if link is not varying)
-    table = latency_table(varying.trace)
-    return replace(table, rates=[rate + others_s for rate in table.rates])
+    return replace(link_table(varying.trace), rates=(varying.trace.latency_s + others_s).tolist())
 
 
 def _shared_links(environment: simpy.Environment, routes: Sequence[Route], scenario: Scenario) -> dict[str, SharedLink]:

@@ -23,28 +23,21 @@ _QUARTERS = 4
 
 @njit(cache=True)
 def search_rules(
-    tables: Tables,
-    first: Ints,
-    most_live: Ints,
-    entry: Ints,
-    split: bool,
-    trials: int,
-    goal_s: float,
-    random: Generator,
+    tables: Tables, first: Ints, most_live: Ints, trials: int, goal_s: float, random: Generator
 ) -> tuple[float, Ints]:
     """Return the least makespan found, seconds, infinite if none, and its actions as integers, int64 [actions].
+
+    The actions are F, I and W; backwards are always split.
 
     Args:
         tables: Arrays of the problem.
         first: Index of each worker's first action, [workers + 1].
         most_live: Upper limits of `Rules.live`, [stages].
-        entry: Initial order in which microbatches enter the pipeline, [microbatches].
-        split: Whether backwards are split into I and W.
         trials: Number of sets of rules to try.
         goal_s: Makespan at which the search ends early, seconds: a lower bound.
         random: Random generator that chooses the changes.
     """
-    best, trial = _rules(tables, entry, split), _rules(tables, entry, split)
+    best, trial = _rules(tables), _rules(tables)
     sequence, best_sequence = np.empty(first[-1], np.int64), np.empty(first[-1], np.int64)
     best_s, count, depth = np.inf, 0, 0
     deepest = int(np.max(most_live))
@@ -69,10 +62,11 @@ def search_rules(
 
 
 @njit(cache=True)
-def _rules(tables: Tables, entry: Ints, split: bool) -> Rules:
-    stages = len(tables.worker)
+def _rules(tables: Tables) -> Rules:
+    stages, microbatches = tables.activation_bytes.shape
     ones, shares = np.ones(stages, np.int64), np.zeros((2, stages))
-    return Rules(split, entry.copy(), ones, np.ones(stages, np.bool_), shares[0], shares[1], ones.copy())
+    first_backward = np.ones(stages, np.bool_)
+    return Rules(True, np.arange(microbatches), ones, first_backward, shares[0], shares[1], ones.copy())
 
 
 @njit(cache=True, forceinline=True)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from planner.runs.gradient_noise import ESTIMATORS, NoiseEstimate, NormWeights, SmoothedNoise, estimate_noise
+from planner.runs.gradient_noise import ESTIMATORS, GradientNorms, NoiseEstimate, NormWeights, SmoothedNoise
 from traces.common.errors import InputError
 
 Array = NDArray[np.float64]
@@ -53,7 +53,7 @@ def test_expected_norms_give_the_truth(
     name: str, batches: tuple[int, ...], variance: float, squared_gradient: float
 ) -> None:
     local = [squared_gradient + variance / size for size in batches]
-    found = estimate_noise(name, batches, local, squared_gradient + variance / sum(batches))
+    found = GradientNorms(0, batches, tuple(local), squared_gradient + variance / sum(batches)).estimate(name)
     rounding = 1e-9 * max(1.0, variance, squared_gradient) * sum(batches)
     assert found.variance == pytest.approx(variance, rel=1e-6, abs=rounding)
     assert found.squared_gradient == pytest.approx(squared_gradient, rel=1e-6, abs=rounding)
@@ -144,7 +144,7 @@ def test_released_weights_follow_from_the_matrices_written_out() -> None:
         for_gradient[i, i] = (total + 2 * one) / (total**2 - total * one)
         for_variance[i, i] = total * one / (total - one)
     local, whole = [5.0, 4.0, 3.0], 2.5
-    found = estimate_noise("released", batches, local, whole)
+    found = GradientNorms(0, batches, tuple(local), whole).estimate("released")
     each_gradient = [(total * whole - b * norm) / (total - b) for b, norm in zip(batches, local, strict=True)]
     each_variance = [b * total / (total - b) * (norm - whole) for b, norm in zip(batches, local, strict=True)]
     for matrix, each, result in (
@@ -162,7 +162,7 @@ def test_the_minimum_variance_estimate_of_the_noise_is_never_negative(
 ) -> None:
     gradients = np.array(data.draw(st.lists(st.floats(-10, 10), min_size=len(batches), max_size=len(batches))))
     whole = float(np.average(gradients, weights=batches))
-    found = estimate_noise("minimum-variance", batches, list(gradients**2), whole**2)
+    found = GradientNorms(0, batches, tuple(gradients**2), whole**2).estimate("minimum-variance")
     assert found.variance >= -1e-9 * sum(batches)
 
 
@@ -210,7 +210,7 @@ def test_wrong_input_is_refused(
     estimator: str, batches: tuple[int, ...], norms: tuple[float, ...], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        estimate_noise(estimator, batches, norms, 1.0)
+        GradientNorms(0, batches, norms, 1.0).estimate(estimator)
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, math.nan])
