@@ -1,4 +1,7 @@
-"""The command `ropebridge`. Each verb loads what it needs when it is called, so that `--help` answers at once."""
+"""Defines the command `ropebridge` and the groups of its verbs.
+
+The code of a verb is imported when the verb is called, so that `--help` is quick.
+"""
 
 import sys
 from pathlib import Path
@@ -63,7 +66,7 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Handle the options that stand before the verb."""
+    """Accept the options of the command itself, which stand before the verb."""
 
 
 def bench(
@@ -79,7 +82,7 @@ def bench(
     model: Annotated[str, typer.Option("--model", help="accuracy: the model's name in these files.")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure ropebridge on this machine and hold it to its bars. Example: ropebridge bench fidelity --quick."""
+    """Measure ropebridge on this machine and check fixed limits. Example: ropebridge bench fidelity --quick."""
     from experiments.verbs.bench import bench as verb
 
     files = (runs, times, sizes, network, model)
@@ -95,7 +98,7 @@ def reproduce(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the result and its figure.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Hold a published system's claims against what we measure. Example: ropebridge reproduce asteroid --quick."""
+    """Measure a published system and check its claims. Example: ropebridge reproduce asteroid --quick."""
     from experiments.verbs.bench import execute_reproduction
     from experiments.verbs.bench import reproduce as verb
 

@@ -1,5 +1,6 @@
 """The verbs that make data: `traces ...` for link rates over time, `profile ...` for costs of models and networks."""
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -44,9 +45,9 @@ def traces_convert(
 def traces_generate(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A preset (lte, satellite, ...) or a generator.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
-    duration: Annotated[str, typer.Option("--duration", help="Length of the trace, with its unit.")] = "600 s",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed; equal seeds make equal traces.")] = 0,
-    step: Annotated[str, typer.Option("--step", help="Length of each interval, with its unit.")] = "1 s",
+    duration: Annotated[str, typer.Option(help="Length of the trace, with its unit.")] = "600 s",
+    seed: Annotated[int, typer.Option(min=0, help="Seed; equal seeds make equal traces.")] = 0,
+    step: Annotated[str, typer.Option(help="Length of each interval, with its unit.")] = "1 s",
     to: TraceFormatOption = None,
     parameters: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A generator's parameter, with its unit.")
@@ -56,16 +57,9 @@ def traces_generate(
     from experiments.verbs.traces import generate
     from traces.common.units import parse_duration_s
 
-    text = generate(
-        name,
-        output,
-        duration_s=parse_duration_s(duration),
-        seed=seed,
-        step_s=parse_duration_s(step),
-        format_name=to,
-        parameters=dict(key_and_value(parameter, "mean=10 Mbit/s") for parameter in parameters or []),
-    )
-    say(text)
+    given = dict(key_and_value(parameter, "mean=10 Mbit/s") for parameter in parameters or [])
+    duration_s, step_s = parse_duration_s(duration), parse_duration_s(step)
+    say(generate(name, output, to, given, duration_s=duration_s, seed=seed, step_s=step_s))
 
 
 @traces_app.command("record")
@@ -74,32 +68,21 @@ def traces_record(
         str, typer.Argument(metavar="HOST[:PORT]", help="Where 'ropebridge profile network --listen' runs.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The trace, CSV; an existing one is continued.")],
-    every: Annotated[str, typer.Option("--every", help="Time from one sample to the next, with its unit.")] = "10 s",
-    traffic: Annotated[str, typer.Option("--traffic", help="Most bytes of each sample, with their unit.")] = "2 MB",
-    connections: Annotated[
-        int, typer.Option("--connections", help="Connections of a sample; several fill the link.")
-    ] = 4,
+    every: Annotated[str, typer.Option(help="Time from one sample to the next, with its unit.")] = "10 s",
+    traffic: Annotated[str, typer.Option(help="Most bytes of each sample, with their unit.")] = "2 MB",
+    connections: Annotated[int, typer.Option(help="Connections of a sample; several fill the link.")] = 4,
     reverse: Annotated[bool, typer.Option("--reverse", help="Record the direction towards this host.")] = False,
-    duration: Annotated[
-        str | None, typer.Option("--duration", help="Duration, with its unit; until Ctrl-C if absent.")
-    ] = None,
+    duration: Annotated[str | None, typer.Option(help="Duration, with its unit; until Ctrl-C if absent.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Sample a live path to a trace. Example: ropebridge traces record 10.0.0.5 -o link.csv --every '10 s'."""
-    from experiments.verbs.traces import record
+    from experiments.verbs.traces import record, recording_config
+    from traces.common.units import parse_bytes, parse_duration_s
 
-    text = record(
-        address,
-        output,
-        every=every,
-        traffic=traffic,
-        connections=connections,
-        reverse=reverse,
-        duration=duration,
-        as_json=as_json,
-        tell=tell,
-    )
-    say(text)
+    duration_s = math.inf if duration is None else parse_duration_s(duration)
+    every_s, traffic_bytes = parse_duration_s(every), parse_bytes(traffic)
+    config = recording_config(address, reverse, every_s, traffic_bytes, connections, duration_s)
+    say(record(config, output, as_json, tell))
 
 
 profile_app = typer.Typer(help="Profile models and networks for planning.", no_args_is_help=True)
@@ -116,20 +99,16 @@ def model(
     arguments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of 'build'.")
     ] = None,
-    kind: Annotated[
-        str | None, typer.Option("--kind", help="Name for this kind of device.", show_default="cpu")
-    ] = None,
+    kind: Annotated[str | None, typer.Option(help="Name for this kind of device.", show_default="cpu")] = None,
     device: Annotated[
-        DeviceChoice, typer.Option("--device", help="Where to compute; meta counts operations and measures nothing.")
+        DeviceChoice, typer.Option(help="Where to compute; meta counts operations and measures nothing.")
     ] = DeviceChoice.CPU,
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Ranks of this machine that will compute at once.")] = 1,
-    threads: Annotated[
-        int, typer.Option("--threads", min=0, help="CPU threads; 0 for a rank's share of the cores.")
-    ] = 0,
-    samples: Annotated[str, typer.Option("--samples", help="Rising microbatch sizes to measure.")] = "1,2,4,8",
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements in each of six rounds.")] = 5,
-    optimizer: Annotated[str, typer.Option("--optimizer", help="sgd, momentum or adamw.")] = "sgd",
-    precision: Annotated[str, typer.Option("--precision", help="fp32 or bf16-mixed.")] = "fp32",
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks of this machine that will compute at once.")] = 1,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 for a rank's share of the cores.")] = 0,
+    samples: Annotated[str, typer.Option(help="Rising microbatch sizes to measure.")] = "1,2,4,8",
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements in each of six rounds.")] = 5,
+    optimizer: Annotated[str, typer.Option(help="sgd, momentum or adamw.")] = "sgd",
+    precision: Annotated[str, typer.Option(help="fp32 or bf16-mixed.")] = "fp32",
     split: Annotated[bool, typer.Option("--split", help="Measure a split backward, as for zb-h1.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -152,17 +131,13 @@ def import_(
         list[Path], typer.Argument(metavar="FILES...", help="config.json, DeviceType.*.json, graph.txt, times sizes.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Model file; times of other kinds stay in it.")],
-    name: Annotated[
-        str | None, typer.Option("--name", help="The model's name; selects one of several in a file.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name; selects one of several in a file.")] = None,
     kind: Annotated[
         list[str] | None,
         typer.Option("--kind", metavar="[THEIRS=]KIND", help="Kind of device; metis: THEIRS=OURS."),
     ] = None,
-    samples: Annotated[
-        int | None, typer.Option("--samples", min=1, help="pipedream: samples of the measured minibatch.")
-    ] = None,
-    tokens: Annotated[int | None, typer.Option("--tokens", min=1, help="huggingface: tokens of a sample.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="pipedream: samples of the measured minibatch.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="huggingface: tokens of a sample.")] = None,
     output_size: Annotated[
         str | None, typer.Option("--layer-output", help="metis: bytes between layers for a sample, such as '4 MB'.")
     ] = None,
@@ -171,11 +146,8 @@ def import_(
     """Take over a published profile. Example: ropebridge profile import huggingface config.json -o model.yaml."""
     from experiments.profiles.importing import ImportConfig, import_profile
 
-    say(
-        import_profile(
-            ImportConfig(format_.value, files, name, kind or [], samples, tokens, output_size), output, as_json
-        )
-    )
+    config = ImportConfig(format_.value, files, name, kind or [], samples, tokens, output_size)
+    say(import_profile(config, output, as_json))
 
 
 @profile_app.command("network")
@@ -193,8 +165,8 @@ def network(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Cluster file; its other content stays.")
     ] = None,
-    connections: Annotated[str, typer.Option("--connections", help="Rising numbers of connections.")] = "1,2,4,8",
-    traffic: Annotated[str, typer.Option("--traffic", help="Most bytes of all bursts, with their unit.")] = "2 GB",
+    connections: Annotated[str, typer.Option(help="Rising numbers of connections.")] = "1,2,4,8",
+    traffic: Annotated[str, typer.Option(help="Most bytes of all bursts, with their unit.")] = "2 GB",
     as_json: JsonOption = False,
 ) -> None:
     """Measure the path to another host. Example: ropebridge profile network 10.0.0.5 --names a,b -o cluster.yaml."""

@@ -12,7 +12,7 @@ import typer
 
 from experiments.scenarios import ready_scenarios
 
-# The first engine is the default.
+# The first strategy is the default.
 STRATEGIES = (
     *("auto", "asteroid", "asteroid-duplex", "cannikin", "cloudless", "deepcee"),
     *("adaptdl", "dapple", "ddp", "gpipe", "greedy", "hetpipe", "lb-bsp", "megatron", "pipedream", "zb-h1-equal"),

@@ -35,13 +35,11 @@ def plan(
     orders: OrdersOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write the plan to.")] = None,
     torch_csv: Annotated[
-        Path | None,
-        typer.Option("--torch-csv", help="CSV of the schedule for torch.distributed.pipelining."),
+        Path | None, typer.Option(help="CSV of the schedule for torch.distributed.pipelining.")
     ] = None,
     objective: Annotated[
         str | None,
         typer.Option(
-            "--objective",
             help="Strategy auto: the highest throughput, or the least cost of a step.",
             show_default="throughput",
             autocompletion=one_of(("throughput", "cost")),
@@ -84,14 +82,10 @@ def simulate(
     dynamic: DynamicOption = False,
     orders: OrdersOption = None,
     policy: PolicyOption = "none",
-    steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Number of training steps.", show_default="20")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of training steps.", show_default="20")] = None,
     duration: Annotated[
         str | None,
-        typer.Option(
-            "--duration", help="Simulated time after which no step starts, such as '60 min'; instead of --steps."
-        ),
+        typer.Option(help="Simulated time after which no step starts, such as '60 min'; instead of --steps."),
     ] = None,
     output: FolderOption = None,
     as_json: JsonOption = False,
@@ -149,7 +143,6 @@ def sweep(
     engine: Annotated[
         str,
         typer.Option(
-            "--engine",
             help="Engine that carries out points: local, slurm, dask.",
             autocompletion=one_of(("local", "slurm", "dask")),
         ),

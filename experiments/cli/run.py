@@ -45,7 +45,6 @@ def run(
     emulator: Annotated[
         EmulatorOption | None,
         typer.Option(
-            "--emulator",
             help="Emulate links with: relay (below TCP), shaper (holds messages back), auto (relay if it can).",
         ),
     ] = None,
@@ -54,12 +53,9 @@ def run(
     checkpoint_every: CheckpointEveryOption = None,
     resume: ResumeOption = False,
     live: Annotated[bool, typer.Option("--live", help="Show the run in the terminal while it goes on.")] = False,
-    tensorboard: Annotated[
-        Path | None, typer.Option("--tensorboard", help="Folder for TensorBoard, written while the run goes on.")
-    ] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard, written during the run.")] = None,
     prometheus: Annotated[
-        str | None,
-        typer.Option("--prometheus", metavar="ADDRESS:PORT", help="Serve metrics for Prometheus here."),
+        str | None, typer.Option(metavar="ADDRESS:PORT", help="Serve metrics for Prometheus here.")
     ] = None,
     steps: StepsOption = 20,
     output: FolderOption = None,
@@ -92,12 +88,9 @@ def run(
 def deploy(
     scenario: ScenarioArgument,
     target: Annotated[
-        str,
-        typer.Option(
-            "--target", help=f"Target of the deployment: {', '.join(TARGETS)}.", autocompletion=one_of(TARGETS)
-        ),
+        str, typer.Option(help=f"Target of the deployment: {', '.join(TARGETS)}.", autocompletion=one_of(TARGETS))
     ],
-    hosts: Annotated[Path, typer.Option("--hosts", help="A YAML file that describes the hosts.")],
+    hosts: Annotated[Path, typer.Option(help="A YAML file that describes the hosts.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="A new folder, whose name is the job's.")],
     plan: PlanOption = None,
     strategy: StrategyOption = None,
@@ -105,23 +98,20 @@ def deploy(
     compute: ComputeOption = ComputeChoice.REAL,
     steps: StepsOption = 20,
     backup_every: BackupOption = 0,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", help="Folder for checkpoints, which all hosts share.")
-    ] = "",
+    checkpoint: Annotated[str, typer.Option(help="Folder for checkpoints, which all hosts share.")] = "",
     checkpoint_every: CheckpointEveryOption = None,
     submit: Annotated[bool, typer.Option("--submit", help="Submit the job, not only show commands.")] = False,
 ) -> None:
     """Bring a plan to its hosts. Example: ropebridge deploy my.yaml --plan p --target ssh --hosts h.yaml -o job-1."""
     from executor.deploy.deployment import HostedRun
     from experiments.runs.scenario import choose_plan, choose_scenario
-    from experiments.verbs.hosts import DeployConfig
     from experiments.verbs.hosts import deploy as verb
     from experiments.verbs.run import CHECKPOINT_EVERY
 
     chosen = choose_scenario(scenario)
     every = (checkpoint_every or CHECKPOINT_EVERY) if checkpoint else 0
-    config = DeployConfig(target, hosts, HostedRun(compute.value, steps, policy, backup_every, checkpoint, every))
-    say(verb(chosen, choose_plan(chosen, plan, strategy), config, output, submit))
+    config = HostedRun(compute.value, steps, policy, backup_every, checkpoint, every)
+    say(verb(chosen, choose_plan(chosen, plan, strategy), config, target, hosts, output, submit))
 
 
 def host(

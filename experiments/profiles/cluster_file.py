@@ -1,4 +1,4 @@
-"""Adds measured links to cluster files; hand-written content stays as it is."""
+"""Adds measured links to cluster files, whose hand-written content stays as it is."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -29,13 +29,15 @@ _MOST_WIDTH = 10_000
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """One direction between two regions, hosts or devices.
+    """A measured network path in one direction, between two regions, hosts or devices.
 
     Attributes:
+        source: Name of the sending end.
+        target: Name of the receiving end.
         bandwidth_bps: Rate of frames, headers included, bits per second.
-        latency_s: One-way latency, seconds; with jitter, that of the quickest packet.
+        latency_s: One-way latency, seconds; if there is jitter, the latency of the quickest packet.
         jitter_s: Largest additional delay of a packet, seconds.
-        size_curve: Rate of a message by its size; None where latency and bandwidth determine it.
+        size_curve: Rate of a message by its size; None if latency and bandwidth determine the rate.
     """
 
     source: str
@@ -47,12 +49,12 @@ class MeasuredLink:
 
     @property
     def pair(self) -> tuple[str, str]:
-        """Return both ends."""
+        """Return the names of source and target."""
         return self.source, self.target
 
 
 def check_cluster_file(path: Path, ends: Sequence[str]) -> None:
-    """Check, before anything is measured, that `add_links` can write links between these ends.
+    """Check, before a measurement, that `add_links` will be able to write links between these ends.
 
     Raises:
         InputError: The file is no cluster file, it does not contain the ends, or it cannot be written.
@@ -77,13 +79,13 @@ def check_cluster_file(path: Path, ends: Sequence[str]) -> None:
 
 
 def add_links(path: Path, there: MeasuredLink, back: MeasuredLink) -> list[str]:
-    """Write the two measured directions of a link into a cluster file; they replace the file's entries for the link.
+    """Write both measured directions of a link into a cluster file, in place of the file's entries for the link.
 
     Prices and losses in the file stay, and so do traces, which describe a bandwidth better than one measurement. If
     there is no file, one without devices is created.
 
     Returns:
-        A sentence for each value that was kept in place of a measured one.
+        A sentence for each direction whose trace was kept in place of the measured bandwidth.
 
     Raises:
         InputError: See `check_cluster_file`.
@@ -127,7 +129,7 @@ def _replace(links: list[Any], there: MeasuredLink, back: MeasuredLink) -> list[
 
 
 def _pairs(entry: Any) -> set[tuple[str, str]]:
-    """Return the directions that an entry of the file stands for."""
+    """Return the directions, as (source, target), that an entry of the file describes."""
     if "between" in entry:
         first, second = entry["between"]
         return {(first, second), (second, first)}
@@ -152,12 +154,12 @@ def _entry(link: MeasuredLink, before: Mapping[str, Any]) -> dict[str, Any]:
 def _joined(
     new: Mapping[tuple[str, str], dict[str, Any]], there: MeasuredLink, back: MeasuredLink
 ) -> list[CommentedMap]:
-    """Return one entry for both directions if they are alike, else one for each."""
+    """Return one entry for both directions if their rates differ by less than `_ALIKE`, else one entry each."""
     first, second = new[there.pair], new[back.pair]
     rates = sorted((there.bandwidth_bps, back.bandwidth_bps))
     without = [{key: value for key, value in each.items() if key not in _MEASURED} for each in (first, second)]
     if rates[0] >= (1 - _ALIKE) * rates[1] and without[0] == without[1]:
-        # The slower direction: a plan can count on its rate both ways.
+        # The entry has the rate of the slower direction, which a plan can count on both ways.
         slower = first if there.bandwidth_bps <= back.bandwidth_bps else second
         return [CommentedMap({"between": [there.source, there.target], **slower})]
     return [CommentedMap({"from": link.source, "to": link.target, **new[link.pair]}) for link in (there, back)]

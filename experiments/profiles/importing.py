@@ -1,4 +1,4 @@
-"""``ropebridge profile import``: make a model file from a published profile."""
+"""The verb ``ropebridge profile import``: makes a model file from a published profile."""
 
 import json
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class ImportConfig:
     layer_output: str | None
 
 
-# A model, and notes for the reader about it.
+# A model, and remarks about it to print.
 _Imported = tuple[ModelLayers, Sequence[str]]
 
 
@@ -101,7 +101,7 @@ def _pipedream(config: ImportConfig) -> _Imported:
         )
     if len(config.kinds) != 1:
         raise InputError(
-            "PipeDream's file does not say on which device", where="--kind", valid="give one kind, such as v100-16"
+            "PipeDream's file does not name the kind of device", where="--kind", valid="give one kind, such as v100-16"
         )
     model = read_pipedream(path, config.samples, config.kinds[0], config.name or path.resolve().parent.name)
     return ModelLayers(model.name or "pipedream", model.layers), ()
@@ -110,7 +110,7 @@ def _pipedream(config: ImportConfig) -> _Imported:
 def _sailor(config: ImportConfig) -> _Imported:
     if len(config.files) != 2:
         raise InputError(
-            f"{len(config.files)} files are given", where="sailor", valid="give layer_times.json layer_sizes.json"
+            f"{len(config.files)} files are given", where="sailor", valid="give two: layer_times.json layer_sizes.json"
         )
     times, sizes = config.files
     names = profiled_models(times)
@@ -145,8 +145,5 @@ def _refuse_idle_options(config: ImportConfig) -> None:
     }
     for option, (is_given, formats) in given.items():
         if is_given and config.format not in formats:
-            raise InputError(
-                f"says nothing about {config.format}",
-                where=option,
-                valid=f"leave it out; it is for {' and '.join(formats)}",
-            )
+            problem = f"the format '{config.format}' does not use this option"
+            raise InputError(problem, where=option, valid=f"leave it out: it is for {' and '.join(formats)}")

@@ -1,4 +1,4 @@
-"""``ropebridge profile model``: measure the layers of a model on this machine and write its model file."""
+"""The verb ``ropebridge profile model``: measures the layers of a model on this machine and writes its model file."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from executor.profiling.background_load import LoadConfig, background_load
 from executor.profiling.model_profile import LayerCosts, ModelCosts, count_work, profile_model, profiling_steps
 from executor.training.device import CPU, keep_freed_memory, threads_of_a_rank
 from executor.training.models.loading import LoadedModel, load_with_sizes
-from experiments.profiles.model_config import META, ProfileConfig, arguments_of, sample_counts
+from experiments.profiles.model_config import META, ProfileConfig, arguments_of, rising_numbers
 from experiments.profiles.model_file import ModelLayers, add_to_model_file, refuse_another_model
 from experiments.runs.progress import showing_rounds
 from planner.scenario.profile import LayerProfile, TimeTable
@@ -25,7 +25,10 @@ from traces.statistics import CONFIDENCE, Interval
 
 
 def work_table(layers: Sequence[LayerProfile | LayerWork]) -> list[str]:
-    """Return a table of bytes, and work or times: a line for each layer, or for each run of equal layers."""
+    """Return the lines of a table with each layer's bytes, and its operations or times.
+
+    Consecutive layers that are equal share a line.
+    """
     width = max(len(layer.name) for layer in layers) + 6
     lines = [f"{'layer':{width}} {'parameters':>12} {'output':>12} {'kept a sample':>14}  forward"]
     for _, group in groupby(layers, key=_content):
@@ -68,9 +71,9 @@ def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
         InputError: The model cannot be built, or the file is of another model.
         RunError: A process that loads the machine during the measurement has ended.
     """
-    # As many threads as the ranks use whose times are predicted.
+    # As in the ranks whose times are predicted: freed memory is kept, and a rank has its share of the threads.
     keep_freed_memory()
-    samples = sample_counts(config)
+    samples = rising_numbers(config.samples, "--samples")
     device, kind = _device(config)
     code = ModelCode(config.code, arguments_of(config))
     training = Training(max(samples), optimizer=Optimizer(config.optimizer), precision=config.precision)
@@ -83,7 +86,7 @@ def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
     beside = LoadConfig(
         str(code.path.resolve()), dict(code.arguments), samples, config.optimizer, config.precision, threads
     )
-    # Load of the other ranks, which will compute on this machine at the same time.
+    # Background processes stand for the other ranks, which will compute on this machine at the same time.
     with background_load(config.ranks - 1, beside), showing_rounds(profiling_steps(samples), tell) as begin:
         costs = profile_model(loaded, samples, training, config.repeats, device, begin)
     layers = [_layer(each, kind, config.split) for each in costs.layers]
@@ -96,7 +99,7 @@ def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
 
 
 def _count(loaded: LoadedModel, code: ModelCode, training: Training, output: Path, as_json: bool) -> str:
-    """Write the operations and bytes that a roofline needs, instead of times."""
+    """Write each layer's operations and bytes, from which a roofline estimates times; return the text to print."""
     layers = count_work(loaded, code, training)
     add_to_model_file(output, ModelLayers(code.path.stem, layers, code))
     if as_json:

@@ -1,5 +1,6 @@
 """The options of ``ropebridge profile model``, checked before torch is loaded."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,40 +57,33 @@ def check_config(config: ProfileConfig, output: Path) -> None:
         raise InputError("this is no Python file", where=str(path), valid=advice)
     if not path.is_file():
         raise InputError("there is no such file", where=str(path), valid="give a Python file with a function 'build'")
-    sample_counts(config)
+    rising_numbers(config.samples, "--samples")
     arguments_of(config)
     find_by_name(config.optimizer, OPTIMIZER_STATES, "optimizer")
     find_by_name(config.precision, ELEMENT_BYTES, "precision")
     if config.ranks > 1 and config.device != "cpu":
         where = f"--ranks {config.ranks} --device {config.device}"
-        raise InputError("only ranks on a CPU share it", where=where, valid="leave --ranks out: ranks have GPUs alone")
+        problem, advice = "only ranks on a CPU share their device", "leave --ranks out: each rank has a GPU of its own"
+        raise InputError(problem, where=where, valid=advice)
     check_targets([output])
     refuse_another_model(output, path.stem, ModelCode(path, arguments_of(config)))
 
 
-def sample_counts(config: ProfileConfig) -> list[int]:
-    """Return the microbatch sizes.
+def rising_numbers(text: str, option: str, most: int = sys.maxsize) -> list[int]:
+    """Parse the rising whole numbers, separated by commas, of a command-line option.
 
     Raises:
-        InputError: They are not rising whole numbers.
+        InputError: The text is anything else, or a number is not from 1 to ``most``.
     """
-    found = rising_numbers(config.samples)
-    if not found:
-        raise InputError(
-            f"'{config.samples}' is no list of sizes",
-            where="--samples",
-            valid="give rising whole numbers, such as '1,2,4,8'",
-        )
-    return found
-
-
-def rising_numbers(text: str) -> list[int]:
-    """Parse rising whole numbers from 1 on, separated by commas; return an empty result for any other text."""
     try:
         found = [int(each) for each in text.split(",")]
     except ValueError:
-        return []
-    return found if found[0] >= 1 and found == sorted(set(found)) else []
+        found = []
+    if not found or found[0] < 1 or found[-1] > most or found != sorted(set(found)):
+        limit = f" up to {most}" if most < sys.maxsize else ""
+        valid = f"give rising whole numbers{limit}, such as '1,2,4,8'"
+        raise InputError(f"'{text}' is no list of rising numbers", where=option, valid=valid)
+    return found
 
 
 def arguments_of(config: ProfileConfig) -> dict[str, int | float | str | bool]:

@@ -1,4 +1,4 @@
-"""Writes model files (each layer's costs on each kind of device), and completes them with further kinds."""
+"""Writes model files, which hold each layer's costs on each kind of device, and adds further kinds to them."""
 
 import json
 import os
@@ -24,8 +24,9 @@ class ModelLayers:
     """A model as it is written to files.
 
     Attributes:
+        name: Name of the model.
         layers: Layers in order, with times on the measured kinds, or with the operations and bytes for a roofline.
-        code: The model's code; None if only its costs are known.
+        code: The model's code; None if only the layers' costs are known.
     """
 
     name: str
@@ -34,7 +35,7 @@ class ModelLayers:
 
 
 def refuse_another_model(path: Path, name: str, code: ModelCode | None = None, layers: int | None = None) -> None:
-    """Check, before anything is measured, that a file can be completed with this model.
+    """Check, before a measurement, that `add_to_model_file` will be able to add this model's costs to a file.
 
     Args:
         path: The file, which need not exist.
@@ -43,7 +44,7 @@ def refuse_another_model(path: Path, name: str, code: ModelCode | None = None, l
         layers: Number of its layers; None if it is not known yet.
 
     Raises:
-        InputError: The file is damaged, or of a model of another name, other code or another number of layers.
+        InputError: The file is damaged, or describes a model of another name, other code or another number of layers.
     """
     check_place(path)
     if path.exists():
@@ -56,7 +57,7 @@ def refuse_another_model(path: Path, name: str, code: ModelCode | None = None, l
 
 
 def add_to_model_file(path: Path, model: ModelLayers) -> None:
-    """Write the costs of layers into a YAML or .json file; costs on other kinds of devices in it stay.
+    """Write a model's costs into a YAML or .json file; costs on other kinds of devices in the file stay.
 
     Raises:
         InputError: The file is of another model, or cannot be written.
@@ -80,7 +81,7 @@ def _head(path: Path, name: str, code: ModelCode | None) -> dict[str, Any]:
 
 
 def _count(entries: list[Any]) -> int:
-    """Return the number of layers in a file; an entry can stand for several."""
+    """Return the number of layers in a file, whose entries can each stand for several equal layers."""
     repeats = [entry.get("repeat", 1) if isinstance(entry, Mapping) else 1 for entry in entries]
     return sum(repeat if isinstance(repeat, int) else 1 for repeat in repeats)
 

@@ -1,4 +1,4 @@
-"""``ropebridge profile network``: measure the path to another host, or serve a host that measures."""
+"""The verb ``ropebridge profile network``: measures the path to another host, or serves a host that measures."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ from traces.probe.path_profile import PathProfile, profile_path
 from traces.probe.peer import Peer, await_listener
 from traces.probe.responder import Responder
 
-# Least number of points for a polynomial with three terms: fewer would not determine it in between.
+# Least number of measured rates for a curve with three terms; with fewer the curve would be arbitrary between them.
 _LEAST_POINTS = 4
 
 # Largest relative error of a fitted curve at a measured rate.
@@ -43,7 +43,7 @@ def fit_size_curve(rates_bps: Mapping[float, float], ceiling_bps: float) -> Size
         ceiling_bps: Rate limit of larger messages, bits per second.
 
     Returns:
-        The curve; None if no curve of this form is within a quarter of every rate.
+        The curve; None if there are fewer than four rates, or the best curve misses one of them by over a quarter.
     """
     if len(rates_bps) < _LEAST_POINTS:
         return None
@@ -58,11 +58,11 @@ def fit_size_curve(rates_bps: Mapping[float, float], ceiling_bps: float) -> Size
     return curve
 
 
-# Timed messages take at most so many seconds, and at most this share of the traffic.
+# Sizes of timed messages: those that take at most _LONGEST_S and have at most _TRAFFIC_SHARE of all bytes to send.
 _SIZES_BYTES = (1, 1_000, 4_000, 16_000, 64_000, 250_000, 1_000_000, 4_000_000, 16_000_000)
 _LONGEST_S = 0.5
 _TRAFFIC_SHARE = 0.01
-# Round trips that timing a message takes beside its own time, and seconds for all messages of one size.
+# Timing a message takes this many round trips beside the message's own time. _ROUND_S limits all messages of one size.
 _ROUND_TRIPS = 2
 _ROUND_S = 0.1
 _MOST_REPEATS = 5
@@ -71,7 +71,7 @@ _MOST_REPEATS = 5
 _JITTER_SHARE = 0.05
 _JITTER_S = 2e-4
 
-# A path gets a size curve if a message takes so many times longer than latency and bandwidth predict.
+# A path gets a size curve if a message takes this many times as long as latency and bandwidth predict.
 _SLOWER = 1.25
 
 
@@ -95,9 +95,9 @@ class NetworkConfig:
 
 
 def listen_at(address: str, other: str | None, tell: Callable[[str], None]) -> None:
-    """Serve measurements until the command is interrupted, which counts as success.
+    """Serve measurements of other hosts until the command is interrupted, which is no error.
 
-    ``other``, the address of a responder, must be None: an end either listens or measures.
+    ``other``, the address of another host to measure, must be None: a host either listens or measures.
 
     Raises:
         InputError: The address cannot be listened at, or ``other`` is given too.
@@ -130,12 +130,13 @@ def profile_network(config: NetworkConfig, as_json: bool, tell: Callable[[str], 
             where="profile network",
             valid="give HOST:PORT, or '--listen ADDRESS' on the other one",
         )
-    address, connections = parse_address(config.address), _connections(config.connections)
+    address = parse_address(config.address)
+    connections = rising_numbers(config.connections, "--connections", MOST_CONNECTIONS)
     names = _names(config)
-    if not 0 < config.traffic_bytes // (2 * len(connections)) <= MOST_BYTES:
-        raise InputError(
-            f"{config.traffic_bytes} bytes cannot be measured with", where="--traffic", valid="give '2 GB', for example"
-        )
+    bursts = 2 * len(connections)
+    if not 0 < config.traffic_bytes // bursts <= MOST_BYTES:
+        problem = f"{config.traffic_bytes} bytes in {bursts} bursts cannot be measured"
+        raise InputError(problem, where="--traffic", valid=f"give at most {MOST_BYTES} bytes a burst, such as '2 GB'")
     if config.output is not None:
         check_cluster_file(config.output, names)
     await_listener(address)
@@ -167,17 +168,6 @@ def _names(config: NetworkConfig) -> tuple[str, str]:
     return names
 
 
-def _connections(text: str) -> list[int]:
-    found = rising_numbers(text)
-    if not found or found[-1] > MOST_CONNECTIONS:
-        raise InputError(
-            f"'{text}' is no list of numbers",
-            where="--connections",
-            valid=f"give rising whole numbers up to {MOST_CONNECTIONS}: '1,2,4,8'",
-        )
-    return found
-
-
 def _refuse_dead(path: PathProfile) -> None:
     for direction, found in path.directions.items():
         if not found.best_bps.median:
@@ -206,14 +196,14 @@ def _messages(peer: Peer, path: PathProfile, traffic_bytes: int, tell: Callable[
 def _links(
     path: PathProfile, messages: MessageProfile | None, names: tuple[str, str]
 ) -> tuple[MeasuredLink, MeasuredLink]:
-    """Return links for both directions with which simulated messages take the measured times."""
+    """Return a link for each direction, such that simulated messages over the links take the measured times."""
     jitter_s, latency_s = path.jitter_s, path.latency_s
     if jitter_s > max(_JITTER_S, _JITTER_SHARE * latency_s):
         latency_s = path.least_round_trip_s / 2
     else:
         jitter_s = 0.0
     if messages is not None:
-        # The smallest message takes longer than a packet, as two processes handle it.
+        # The smallest message takes longer than a packet, since a process at each end handles it.
         latency_s += max(0.0, messages.arrival_s[1].median - path.latency_s)
     there, back = (path.directions[direction].best_bps.median for direction in ("there", "back"))
     curve = _size_curve(path, messages)
@@ -224,7 +214,7 @@ def _links(
 
 
 def _size_curve(path: PathProfile, messages: MessageProfile | None) -> SizeCurve | None:
-    """Return a size curve if messages take longer than latency and bandwidth predict."""
+    """Return a size curve if messages take longer than latency and bandwidth predict, else None."""
     if messages is None:
         return None
     there, round_trip_s = path.directions["there"], path.round_trip_s.median

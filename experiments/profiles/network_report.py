@@ -1,4 +1,4 @@
-"""The results of ``ropebridge profile network``, as JSON and as a table."""
+"""Formats the results of ``ropebridge profile network`` as JSON and as a table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from traces.statistics import CONFIDENCE, Interval
 
 
 def notes_on(path: PathProfile) -> list[str]:
-    """Return remarks on the figures for the reader, a sentence for each."""
+    """Return remarks on the measured values: how to simulate the path, and rates that may be too low."""
     notes = [f"simulate with: {_effects(path)}"]
     for direction, found in path.directions.items():
         if found.short:
@@ -25,7 +25,7 @@ def notes_on(path: PathProfile) -> list[str]:
 
 
 def _effects(path: PathProfile) -> str:
-    """Return the effects with which a scenario reproduces this path as it was measured."""
+    """Return the ``effects`` entry with which a scenario reproduces the TCP window that was measured."""
     round_trip_s = path.round_trip_s.median
     windows = [each.window_bytes(round_trip_s) for each in path.directions.values()]
     known = [each for each in windows if each is not None]
@@ -64,7 +64,7 @@ def _direction_document(found: DirectionProfile, round_trip_s: float) -> dict[st
 
 
 def table_of(path: PathProfile, messages: MessageProfile | None, names: tuple[str, str]) -> list[str]:
-    """Return the lines of a table for people; ``names`` are the names of this end and the other one."""
+    """Return the lines of a table; ``names`` are the names of this host and of the other one."""
     here, there = names
     lines = [
         f"medians; least and most of six rounds, which hold the median with {CONFIDENCE:.0%}",

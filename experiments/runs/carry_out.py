@@ -1,4 +1,4 @@
-"""``ropebridge simulate`` and ``ropebridge run``: carries out a scenario, plan and policy in either backend."""
+"""Runs a scenario with a plan and a policy in either backend, and describes the run."""
 
 import json
 import math
@@ -48,7 +48,9 @@ def carry_out(
 
 
 def bounded(steps: int | None, duration: str | None) -> tuple[int, float]:
-    """Return the limits of a simulation, steps and seconds, of which at most one may be given.
+    """Return the limits of a simulation: the number of steps, and the simulated time in seconds.
+
+    Without both, a run has `DEFAULT_STEPS` steps; a limit that is not given is too large to take effect.
 
     Raises:
         InputError: Both are given, or the duration is not above zero.
@@ -64,13 +66,12 @@ def bounded(steps: int | None, duration: str | None) -> tuple[int, float]:
 
 
 def present(record: RunRecord, as_json: bool) -> str:
-    """Return a run's summary, as JSON or for people."""
+    """Return the summary of a run as JSON, or as a few lines of text."""
     summary = summarise(record)
-    return json.dumps(summary) if as_json else describe(summary)
+    return json.dumps(summary) if as_json else _describe(summary)
 
 
-def describe(summary: dict[str, Any]) -> str:
-    """Return a summary as a few lines for people."""
+def _describe(summary: dict[str, Any]) -> str:
     lines = [
         f"{summary['backend']} {summary['scenario']} ({summary['strategy']}, {summary['schedule']}), "
         f"{summary['steps']} steps",

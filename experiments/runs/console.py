@@ -1,4 +1,4 @@
-"""The command's output (results on the standard output, all else on the standard error) and its interrupts."""
+"""The command's output (results on standard output, all else on standard error), its interrupts, its output files."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def say(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # Otherwise the interpreter would try to write again at its end, and report another error.
+        # Otherwise the interpreter would flush standard output again at exit, and print a second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise RunError(f"the results cannot be written to the standard output: {error.strerror}") from error
 
@@ -38,7 +38,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class CommandInterruptedError(BaseException):
-    """A signal asks the command to end. It derives from `BaseException`, so that no error handler catches it."""
+    """Raised when a signal asks the command to end; a `BaseException`, so that no handler of errors catches it."""
 
 
 def raise_when_interrupted() -> None:
@@ -52,7 +52,7 @@ def raise_when_interrupted() -> None:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> Never:
-    """Unwind the stack, so that everything that was started is ended; further signals do not interrupt that."""
+    """Raise CommandInterruptedError, so that all that was started is ended; ignore further signals meanwhile."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     raise CommandInterruptedError
@@ -69,5 +69,5 @@ def check_targets(paths: Iterable[Path | None]) -> None:
             continue
         check_place(path)
         if not os.access(path.parent, os.W_OK | os.X_OK):
-            problem = f"the folder '{path.parent}' may not be written"
-            raise InputError(problem, where=str(path), valid="choose a place that can")
+            problem = f"the folder '{path.parent}' is not writable"
+            raise InputError(problem, where=str(path), valid="choose a file in another folder")

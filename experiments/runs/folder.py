@@ -27,7 +27,7 @@ _NORMS = "gradient-noise.jsonl"
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Create a temporary folder beside ``target``, which is renamed to ``target`` at the end and removed on failure.
+    """Yield a temporary folder beside ``target``; rename it to ``target`` at the end, and remove it on an error.
 
     Raises:
         InputError: ``target`` exists already, or no folder can be made there.
@@ -145,7 +145,7 @@ def summarise(record: RunRecord) -> dict[str, Any]:
 
 
 def _noise_scales(record: RunRecord) -> dict[str, float | None] | None:
-    """Return each estimator's noise scale in samples, None if the gradient cannot be told from the noise."""
+    """Return the gradient noise scale by each estimator, samples; None where noise hides the gradient."""
     if not record.gradient_norms:
         return None
     scales = {}
@@ -162,7 +162,7 @@ def _norms(data: dict[str, Any]) -> GradientNorms:
 
 
 def _network(summary: dict[str, Any]) -> RealNetwork | None:
-    """Return the network of a run; None for a simulation, and for a run of a version that did not record it."""
+    """Return the network of a real run; None for a simulation, and for a run of an old version, which lacks it."""
     emulator = summary.get("emulator")
     return RealNetwork(emulator, summary["tcp"]) if emulator is not None else None
 

@@ -1,4 +1,4 @@
-"""Shows the progress of runs, sweeps and measurements: in a terminal (rich), as lines, and in other tools."""
+"""Shows the progress of runs, sweeps and measurements in a terminal, as lines, in TensorBoard and in Prometheus."""
 
 import sys
 import time
@@ -48,12 +48,12 @@ def run_lines(tell: Tell) -> ProgressCallback:
 def showing_run(
     *, live: bool, tensorboard: Path | None, prometheus: str | None, tell: Tell
 ) -> Iterator[ProgressCallback | None]:
-    """Give a callback that shows the steps of a run in all requested places; None if there is none.
+    """Yield a callback that shows each step of a run in all requested places; None if no place is requested.
 
     Args:
-        live: Whether to show them in the terminal, or as lines if the standard error is no terminal.
-        tensorboard: Folder for TensorBoard's scalars; None for none.
-        prometheus: ADDRESS:PORT at which Prometheus can scrape metrics; None for none.
+        live: Whether to show steps in the terminal, or as lines if standard error is no terminal.
+        tensorboard: Folder for TensorBoard's scalars; None writes none.
+        prometheus: ADDRESS:PORT at which Prometheus can scrape metrics; None serves none.
         tell: Called with each line.
 
     Raises:
@@ -65,7 +65,7 @@ def showing_run(
             sinks.append(stack.enter_context(_tensorboard(tensorboard)))
         if prometheus is not None:
             sinks.append(stack.enter_context(_prometheus(prometheus)))
-        # Last, so that a step that is shown as a line is already in all other places.
+        # Added last: once a step is shown as a line, the other places have it too.
         if live:
             sinks.append(stack.enter_context(_terminal_view()) if sys.stderr.isatty() else run_lines(tell))
 
@@ -109,7 +109,7 @@ def _terminal_view() -> Iterator[ProgressCallback]:
 
 
 def sparkline(times_s: list[float]) -> str:
-    """Return a line of bars, from nothing to the longest time, seconds."""
+    """Return one bar character per time; its height is the time's share of the longest one."""
     most_s = max(times_s)
     return "".join(_BARS[round((len(_BARS) - 1) * each / most_s) if most_s > 0 else 0] for each in times_s)
 
@@ -133,7 +133,7 @@ def _tensorboard(folder: Path) -> Iterator[ProgressCallback]:
         writer = SummaryWriter(str(folder))
     except OSError as error:
         raise InputError(
-            f"cannot be written: {error.strerror}", where=f"--tensorboard {folder}", valid="choose a place that can"
+            f"cannot be written: {error.strerror}", where=f"--tensorboard {folder}", valid="choose another folder"
         ) from None
 
     def watch(progress: Progress) -> None:
@@ -192,7 +192,7 @@ def _prometheus(address: str) -> Iterator[ProgressCallback]:
         thread.join()
 
 
-# Called when points of a sweep are done, with the number of further ones and of the failed ones among them.
+# A callback for finished points of a sweep: takes how many finished since the last call, and how many of these failed.
 SweepWatch = Callable[[int, int], None]
 
 
@@ -215,7 +215,7 @@ def sweep_lines(
         done += more
         failed += more_failed
         now_s = clock_s()
-        # Before the first point is done, the time of a point is unknown.
+        # The time that a point takes is unknown until the first one is done.
         if now_s - told_s >= SWEEP_LINE_EVERY_S and 0 < done < left:
             told_s, per_s = now_s, done / (now_s - start_s)
             problem = f", {failed} failed" if failed else ""
@@ -229,7 +229,7 @@ def sweep_lines(
 
 @contextmanager
 def showing_sweep(left: int, points: int) -> Iterator[SweepWatch]:
-    """Give a callback that shows a sweep's progress on the standard error; ``left`` of all ``points`` are to do."""
+    """Yield a callback that shows a sweep's progress on standard error; ``left`` of ``points`` points are to do."""
     before = points - left
     tell_on_stderr(f"{points} points" + (f", {before} of them done already" if before else ""))
     if not sys.stderr.isatty() or not left:
@@ -252,7 +252,10 @@ def showing_sweep(left: int, points: int) -> Iterator[SweepWatch]:
 
 @contextmanager
 def showing_rounds(rounds: int, tell: Tell) -> Iterator[Tell]:
-    """Give a callback to call with a line before each round, which moves a bar or calls ``tell`` once for each text."""
+    """Yield a callback to call with a line of text before each of ``rounds`` rounds of a measurement.
+
+    In a terminal it moves a progress bar; otherwise it calls ``tell``, once for equal consecutive lines.
+    """
     if not sys.stderr.isatty():
         last = ""
 
@@ -266,7 +269,7 @@ def showing_rounds(rounds: int, tell: Tell) -> Iterator[Tell]:
         return
     from rich.progress import TextColumn
 
-    # Drawn at each call, not by a thread of its own, which would take time from what is measured.
+    # The bar is drawn at each call: a thread that refreshes it would take processor time from the measurement.
     with _bar(TextColumn("{task.description}"), auto_refresh=False) as bar:
         task = bar.add_task("", total=rounds)
         begun = 0

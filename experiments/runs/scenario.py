@@ -1,4 +1,4 @@
-"""Resolves scenarios and plans that are named on the command line."""
+"""Returns the scenarios and plans that the command line names."""
 
 import os.path
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ DEFAULT_STRATEGY = "auto"
 
 
 def choose_scenario(name: str) -> Scenario:
-    """Return the scenario in the file ``name``, of the run in the folder ``name``, or the ready one of that name.
+    """Return a scenario by the path of its file, by the folder of a run of it, or by the name of a ready scenario.
 
     Raises:
-        InputError: There is no such scenario, or the file is wrong.
+        InputError: There is no such scenario, or its file is not valid.
     """
     path = Path(name)
     if path.suffix == ".json":
@@ -43,9 +43,9 @@ class Ordering:
     """An order of a plan's actions that replaces the strategy's order.
 
     Attributes:
-        schedule: Name of a schedule, or None.
+        schedule: Name of a schedule; None keeps the plan's.
         dynamic: Whether devices choose among ready actions at run time.
-        orders: A CSV file of torch.distributed.pipelining with the actions of each worker, or None.
+        orders: CSV file in the format of torch.distributed.pipelining with each worker's actions; None for no file.
     """
 
     schedule: str | None = None
@@ -74,10 +74,10 @@ def choose_plan(scenario: Scenario, plan: Path | None, strategy: str | None, ord
 
 
 def with_ordering(plan: Plan, scenario: Scenario, ordering: Ordering) -> Plan:
-    """Return the plan with the given order, and check it if the order replaces the plan's own.
+    """Return the plan with its actions reordered and checked, or the plan itself if ``ordering`` changes nothing.
 
     Raises:
-        InputError: The order is given in two ways, or does not fit the plan.
+        InputError: ``ordering`` contradicts itself, or does not fit the plan.
     """
     if ordering.orders is not None:
         if ordering.schedule is not None or ordering.dynamic:
@@ -98,7 +98,7 @@ def with_ordering(plan: Plan, scenario: Scenario, ordering: Ordering) -> Plan:
     if schedule == EXPLICIT and ordering.schedule is None:
         raise InputError(
             "--dynamic is given for a plan that carries its own orders",
-            valid="name a schedule too: devices take from it whether backward is split",
+            valid="add --schedule, from which devices take whether the backward is split",
         )
     find_by_name(schedule, SCHEDULES, "schedule", where="--schedule")
     ordered = with_schedule(plan, scenario, schedule, "dynamic" if ordering.dynamic else "scheduled")

@@ -25,11 +25,6 @@ _LOCK = "lock"
 _VERSION = 1
 
 
-def default_folder(sweep: Path) -> Path:
-    """Return the default folder of a sweep, which has the sweep's name."""
-    return Path("sweeps") / sweep.stem
-
-
 def check_folder(folder: Path, sweep: Sweep) -> None:
     """Check that a folder is empty, missing, or holds this sweep.
 

@@ -1,4 +1,4 @@
-"""``ropebridge bench`` and ``ropebridge reproduce``: measure, and check the results."""
+"""The verbs ``ropebridge bench`` and ``ropebridge reproduce``: measure, and check the results."""
 
 import json
 import os
@@ -62,7 +62,8 @@ def bench(
         quick: Whether to measure fewer cases and steps.
         as_json: Whether to print JSON.
         tell: Called with lines about the progress.
-        files: Arguments of `find_measured_files`: runs, times, sizes, network and model's name; for ``accuracy``.
+        files: Paths of runs, layer times, layer sizes and network, and the model's name, for `find_measured_files`;
+            only bench ``accuracy`` takes them.
 
     Raises:
         InputError: There is no such bench, or it takes no files but some are given.
@@ -73,7 +74,8 @@ def bench(
     elif name == "accuracy":
         result = measure_accuracy(quick, tell, find_measured_files(*files))
     else:
-        raise InputError(f"bench '{name}' takes no files", valid="--runs and what goes with it belong to 'accuracy'")
+        advice = "leave out --runs, --times, --sizes, --network and --model, which only 'accuracy' reads"
+        raise InputError(f"bench '{name}' takes no files", valid=advice)
     machine = ", ".join(f"{name} {value}" for name, value in describe_machine().items())
     return _json(result) if as_json else f"{result.text()}\n{machine}", _all_hold(result.checks)
 
@@ -93,41 +95,48 @@ def reproduce(
 ) -> tuple[str, bool]:
     """Reproduce a system's claims; return what to print and whether every check holds.
 
-    Into ``output``, a folder, go ``result.json`` and ``figure.png``.
+    ``result.json`` and ``figure.png`` are written into the folder ``output``, unless it is None.
 
     Raises:
         InputError: There is no such system, or the folder cannot be written to.
     """
     chosen = find_by_name(name, REPRODUCTIONS, "system")
-    with new_folder(output) if output is not None else nullcontext() as folder:
-        result = chosen(quick, tell)
-        document = _json(result)
-        if folder is not None:
-            write_text_atomically(folder / "result.json", document)
-            result.draw(folder / "figure.png")
-    return document if as_json else result.text(), _all_hold(result.checks)
+    return _write(lambda: chosen(quick, tell), as_json, output, "result.json")
 
 
 def execute_reproduction(
     name: str, as_json: bool, output: Path | None, tell: Callable[[str], None]
 ) -> tuple[str, bool]:
-    """Run a system and its rivals for real, beside the simulator; return what to print and whether they agree.
+    """Run a system and its rivals for real and in the simulator; return what to print and whether the ratios agree.
 
-    Into ``output``, a folder, goes ``executed.json``.
+    ``executed.json`` is written into the folder ``output``, unless it is None.
 
     Raises:
         InputError: There is no such system, or the folder cannot be written to.
     """
-    # Loads torch, which simulations do without.
+    # Imported here, since it loads torch, which a simulation does not need.
     from experiments.reproductions.executed.execution import COMPARISONS, execute, executed_check
 
     comparisons = find_by_name(name, COMPARISONS, "system")
-    with new_folder(output) if output is not None else nullcontext() as folder:
+
+    def compared() -> BenchResult:
         rows = [row for comparison in comparisons() for row in execute(comparison, tell)]
-        result = BenchResult(rows, [executed_check(rows)])
+        return BenchResult(rows, [executed_check(rows)])
+
+    return _write(compared, as_json, output, "executed.json")
+
+
+def _write(
+    measure: Callable[[], BenchResult | Reproduction], as_json: bool, output: Path | None, name: str
+) -> tuple[str, bool]:
+    """Measure, and write the result into a new folder; return what to print and whether every check holds."""
+    with new_folder(output) if output is not None else nullcontext() as folder:
+        result = measure()
         document = _json(result)
         if folder is not None:
-            write_text_atomically(folder / "executed.json", document)
+            write_text_atomically(folder / name, document)
+            if isinstance(result, Reproduction):
+                result.draw(folder / "figure.png")
     return document if as_json else result.text(), _all_hold(result.checks)
 
 
@@ -147,6 +156,6 @@ def describe_machine() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": version("torch"),
-        # TCP settings of this machine, which links that are emulated with TCP "as-is" have.
+        # This machine's TCP settings, which connections over emulated links with TCP "as-is" have.
         **read_tcp(),
     }

@@ -1,4 +1,4 @@
-"""``ropebridge demo``: plan, simulate, execute for real on this machine, compare, draw."""
+"""The verb ``ropebridge demo``: plan, simulate, run for real on this machine, compare, draw."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def demo(output: Path | None, as_json: bool, tell: Callable[[str], None]) -> str
     target = output if output is not None else next(free)
     scenario, emulator = choose_scenario(SCENARIO), choose_emulator("auto", tell)
     if emulator == "relay":
-        # In the real run TCP carries the bytes, on hosts that are set for wide-area links.
+        # The emulated links carry real TCP between hosts with settings for wide-area links; so must the simulated ones.
         scenario = replace(scenario, effects=Effects(network=WIDE_AREA_TCP))
     with new_folder(target) as folder:
         plan = make_plan(STRATEGY, scenario)

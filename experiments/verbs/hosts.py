@@ -1,10 +1,10 @@
-"""``ropebridge deploy``, ``host``, ``status``, ``logs`` and ``stop``: jobs on other machines."""
+"""The verbs for jobs on other machines: ``ropebridge deploy``, ``host``, ``status``, ``logs`` and ``stop``."""
 
 import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,41 +33,57 @@ Part = TypeVar("Part")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
-@dataclass(frozen=True, slots=True)
-class DeployConfig:
-    """The target's name, the file that describes the hosts, and how the job runs."""
+def deploy(
+    scenario: Scenario, plan: Plan, run: HostedRun, target_name: str, hosts_path: Path, output: Path, submits: bool
+) -> str:
+    """Write the files of a job into a new folder, and submit the job if ``submits``; return what to print.
 
-    target: str
-    hosts: Path
-    run: HostedRun
-
-
-def deploy(scenario: Scenario, plan: Plan, config: DeployConfig, output: Path, submits: bool) -> str:
-    """Write the files for the target into a new folder, and submit the job if ``submits``; return what to print.
-
-    The job has the name of the folder.
+    Args:
+        scenario: The scenario to train.
+        plan: The plan of the first step.
+        run: Settings of the run on the hosts.
+        target_name: Name of the system that starts the job, such as ``ssh`` or ``slurm``.
+        hosts_path: The YAML file that describes the hosts.
+        output: The folder, whose name the job gets.
+        submits: Whether to submit the job to the target.
 
     Raises:
         InputError: The job cannot run on these hosts, or the target lacks something.
         RunError: The submission failed; the folder is kept for inspection.
     """
-    target = find_target(config.target)
+    target = find_target(target_name)
     name = output.resolve().name
     if not _NAME.fullmatch(name):
         raise InputError(
             f"'{name}' is no name for a job",
             where="--output",
-            valid="name the folder in small letters, digits and dashes, 40 at most",
+            valid="name the folder with 1 to 40 small letters, digits and dashes, such as 'job-1'",
         )
     if submits and target.submit is None:
         raise InputError(
             f"the target '{target.name}' cannot submit jobs", where="--submit", valid="leave it out, or choose 'ssh'"
         )
-    described = read_hosts_file(config.hosts)
-    bundle, deployment = _described(scenario, plan, config, described, name)
+    described = read_hosts_file(hosts_path)
+    hosts = _hosts_of_ranks(scenario, plan, run, described, str(hosts_path))
+    if not hosts.address and target_name in ("ssh", "torchrun"):
+        raise InputError(
+            f"the head '{hosts.head}' has no address",
+            where=f"{hosts_path}: hosts.{hosts.head}.address",
+            valid="give the address at which the other hosts reach the head",
+        )
+    deployment = Deployment(
+        name,
+        target_name,
+        hosts,
+        {part.name: described.hosts[part.name] for part in hosts.parts},
+        dict(described.environment),
+        described.secrets,
+        described.ssh_options,
+        described.setup,
+    )
     files = target.files(deployment)
     with new_folder(output) as folder:
-        bundle.write(folder / "job")
+        Bundle(scenario, plan, run, hosts).write(folder / "job")
         (folder / "job" / "environment.sh").write_text(exports(deployment.environment))
         deployment.write(folder)
         for file, text in files.items():
@@ -82,10 +98,8 @@ def deploy(scenario: Scenario, plan: Plan, config: DeployConfig, output: Path, s
     return "\n".join([target.submit(deployment, output), f"next: ropebridge status {output}"])
 
 
-def _described(
-    scenario: Scenario, plan: Plan, config: DeployConfig, described: HostsFile, name: str
-) -> tuple[Bundle, Deployment]:
-    run = config.run
+def _hosts_of_ranks(scenario: Scenario, plan: Plan, run: HostedRun, described: HostsFile, where: str) -> Hosts:
+    """Return the hosts with their ranks; raise InputError if the job cannot run on several hosts."""
     policy = make_policy(run.policy, scenario)
     recovers = run.backup_every > 0
     check_spread(scenario, "none")
@@ -95,28 +109,11 @@ def _described(
             "the scenario names no code of its model", where="model.code", valid="add it, or choose '--compute paced'"
         )
     known = RunConfig(run.compute, run.steps, "none", policy is not None, backup_every=run.backup_every, spread=True)
-    hosts = hosts_of(described, scenario.cluster, rank_devices(scenario, plan, known), str(config.hosts))
-    if not hosts.address and config.target in ("ssh", "torchrun"):
-        raise InputError(
-            f"the head '{hosts.head}' has no address",
-            where=f"{config.hosts}: hosts.{hosts.head}.address",
-            valid="give the one at which the others reach it",
-        )
-    deployment = Deployment(
-        name,
-        config.target,
-        hosts,
-        {part.name: described.hosts[part.name] for part in hosts.parts},
-        dict(described.environment),
-        described.secrets,
-        described.ssh_options,
-        described.setup,
-    )
-    return Bundle(scenario, plan, run, hosts), deployment
+    return hosts_of(described, scenario.cluster, rank_devices(scenario, plan, known), where)
 
 
 def status(folder: Path) -> str:
-    """Return the state of each host's part as text."""
+    """Return the state of a deployed job as text, one line per host."""
     deployment, target = _submitted(folder)
     found = _able(target.status, target)(deployment, folder)
     width = max(map(len, found))
@@ -124,7 +121,10 @@ def status(folder: Path) -> str:
 
 
 def logs(folder: Path, host: str | None, lines: int, follows: bool) -> int:
-    """Show the output of a host, by default the head; return the exit status of the program that shows it."""
+    """Show the last ``lines`` lines that a host, by default the head, has printed; return the exit status.
+
+    With ``follows`` new lines are shown too. The exit status is that of the program that reads the output.
+    """
     deployment, target = _submitted(folder)
     chosen = host or deployment.hosts.head
     find_by_name(chosen, deployment.entries, "host", where="--host")
@@ -147,12 +147,14 @@ def _submitted(folder: Path) -> tuple[Deployment, Target]:
 
 def _able(part: Part | None, target: Target) -> Part:
     if part is None:
-        raise InputError(f"the target '{target.name}' does not manage processes", valid="look at the hosts")
+        raise InputError(
+            f"the target '{target.name}' does not manage processes", valid="log in to the hosts and use their own tools"
+        )
     return part
 
 
 def host(folder: Path, name: str, address: str | None, resume: bool, tell: Callable[[str], None]) -> str:
-    """Run a host's part of the job in a folder to its end; return what to print.
+    """Run one host's part of a deployed job until the job ends; return what to print.
 
     Args:
         folder: The job's folder on this host.
@@ -170,7 +172,7 @@ def host(folder: Path, name: str, address: str | None, resume: bool, tell: Calla
     find_by_name(name, parts, "host", where=str(folder / "hosts.json"))
     hosts = replace(bundle.hosts, address=address or bundle.hosts.address)
     if not hosts.address:
-        raise InputError("the address of the head is unknown", where="--head", valid="give it")
+        raise InputError("the address of the head is unknown", where="--head", valid="give it, such as 10.7.0.1")
     if name == hosts.head:
         return _lead(bundle, hosts, folder / "run", resume, tell)
     tell(f"host {name}: ranks {', '.join(map(str, parts[name].ranks))}, head at {hosts.address}:{hosts.port}")

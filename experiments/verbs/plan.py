@@ -1,7 +1,7 @@
-"""``ropebridge plan``: make a plan, write it, and describe it."""
+"""The verb ``ropebridge plan``: make a plan, write it, and describe it."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import inf
 from pathlib import Path
 
@@ -27,14 +27,14 @@ _STRATEGY = "auto"
 
 @dataclass(frozen=True, slots=True)
 class PlanObjective:
-    """The options for the objective of strategy `auto`; None if one is not given.
+    """The options that set the objective of strategy `auto`; None for an option that is not given.
 
     Attributes:
         name: One of `planner.systems.auto.objective.OBJECTIVES`.
         budget_per_hour: Largest cost of the plan, US dollars per hour.
         rate_samples_per_s: Least throughput of the plan, samples/s.
-        robust: Share of the windows of the links' traces in which the plan may be slower than the rate by which it is
-            judged.
+        robust: Quantile by which plans are compared: each plan by a throughput that it falls short of in at most this
+            share of the time windows of the links' traces.
     """
 
     name: str | None = None
@@ -42,30 +42,21 @@ class PlanObjective:
     rate_samples_per_s: float | None = None
     robust: float | None = None
 
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Return the names of the given options."""
-        named = {
-            "--objective": self.name,
-            "--budget": self.budget_per_hour,
-            "--rate": self.rate_samples_per_s,
-            "--robust": self.robust,
-        }
-        return tuple(option for option, value in named.items() if value is not None)
-
 
 def choose_best_plan(scenario: Scenario, strategy: str | None, ordering: Ordering, objective: PlanObjective) -> Plan:
-    """Return the checked plan that a strategy makes, the best one for the objective if one is given.
+    """Return a strategy's plan, checked; if an objective is given, the plan that `auto` finds for this objective.
 
     Raises:
         InputError: An objective is given with a strategy other than `auto`, it is unknown, or no plan meets it.
     """
-    if not objective.options:
+    options = ("--objective", "--budget", "--rate", "--robust")
+    first = next((option for option, value in zip(options, astuple(objective), strict=True) if value is not None), None)
+    if first is None:
         return choose_plan(scenario, None, strategy, ordering)
     if strategy != _STRATEGY:
         given = f"strategy '{strategy}'" if strategy is not None else "no strategy"
         raise InputError(
-            f"{objective.options[0]} is given with {given}",
+            f"{first} is given with {given}",
             valid=f"only '--strategy {_STRATEGY}' plans for an objective: name it, or leave the option out",
         )
     made = _best_plan(scenario, objective)
@@ -110,14 +101,13 @@ def plan(
         strategy: Name of a strategy; None for the default one.
         ordering: An order of actions that replaces the strategy's order.
         output: File for the plan; None writes none.
-        torch_csv: File for the schedule of the first pipeline in the format of torch.distributed.pipelining; None
-            writes none.
+        torch_csv: File for the first pipeline's schedule as torch.distributed.pipelining reads it; None writes none.
         as_json: Whether to return the plan as JSON; with ``explains``, an object with plan and explanation.
         objective: The objective of strategy `auto`.
-        explains: Whether to add what limits the plan, and what would help.
+        explains: Whether to add an explanation: the resource that limits the plan, and changes that would help.
 
     Raises:
-        InputError: An option or the scenario is wrong; no file is written.
+        InputError: An option or the scenario is not valid; no file is written.
     """
     check_targets((output, torch_csv))
     scenario = choose_scenario(scenario_name)
@@ -135,12 +125,12 @@ def plan(
         if explanation is None:
             return plan_json(made)
         return json.dumps({"plan": json.loads(plan_json(made)), "explanation": explanation.document()}, indent=2)
-    lines = [describe_plan(made, scenario), *([explanation.text()] if explanation is not None else [])]
-    return "\n".join(lines)
+    description = describe_plan(made, scenario)
+    return description if explanation is None else f"{description}\n{explanation.text()}"
 
 
 def describe_plan(plan: Plan, scenario: Scenario) -> str:
-    """Describe a plan in a few lines for people."""
+    """Return a plan's pipelines, stages and step time as a few lines of text."""
     lines = [f"{plan.strategy} plan for {plan.scenario}: {plan.schedule}, {plan.global_batch} samples a step"]
     for number, pipeline in enumerate(plan.pipelines):
         sizes = sorted(set(pipeline.microbatches), reverse=True)

@@ -1,4 +1,4 @@
-"""``ropebridge report`` and ``compare``: runs or a sweep as page, figure, file for Perfetto, or table."""
+"""The verbs ``ropebridge report`` and ``compare``: runs or a sweep as page, figure, file for Perfetto, or table."""
 
 import json
 from collections import Counter
@@ -15,13 +15,13 @@ from traces.common.units import number_text
 
 
 def compare(folders: Sequence[Path], as_json: bool) -> str:
-    """Return a table of the runs in ``folders``: a row per run."""
+    """Return a table of the runs in ``folders`` as text or JSON, one row per run."""
     rows = compare_records(list(map(read_record, folders)), list(map(str, folders)))
     return json.dumps(rows) if as_json else _table(rows)
 
 
 def compare_records(records: Sequence[RunRecord], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row for each run, named by ``names``; ratios are relative to the first run."""
+    """Return a row of metrics for each run; ratios are relative to the first run."""
     summaries = list(map(summarise, records))
     first = summaries[0]
     return [
@@ -42,7 +42,7 @@ def compare_records(records: Sequence[RunRecord], names: Sequence[str]) -> list[
     ]
 
 
-# Key of a row to the table's heading, and the heading's unit in the key's unit.
+# Maps the key of a row to the column's heading and to the heading's unit, in multiples of the key's unit.
 _COLUMNS: Mapping[str, tuple[str, float]] = {
     "run": ("run", 1),
     "backend": ("backend", 1),
@@ -97,7 +97,7 @@ def report_records(records: Sequence[RunRecord], names: Sequence[str], targets: 
     """Write runs into each of ``targets``, whose suffixes determine their kinds.
 
     Raises:
-        InputError: A target has an unknown suffix or cannot be written; then nothing is written.
+        InputError: A target has an unknown suffix or cannot be written. No target is written in this case.
     """
     for target in targets:
         _check_kind(target)
@@ -108,10 +108,12 @@ def report_records(records: Sequence[RunRecord], names: Sequence[str], targets: 
 
 def _report_sweep(folders: Sequence[Path], targets: Sequence[Path]) -> None:
     if len(folders) > 1:
-        raise InputError("a sweep is reported by itself", where="DIR", valid="name one sweep, or run folders only")
+        problem = f"a sweep is reported by itself, but {len(folders)} folders are given"
+        raise InputError(problem, where="DIR", valid="name one sweep, or run folders only")
     for target in targets:
         if target.suffix == ".json":
-            raise InputError("a sweep has no events", where="--output", valid=".html, .png or .svg")
+            problem = f"a sweep has no events to write into '{target}'"
+            raise InputError(problem, where="--output", valid="let the name end in .html, .png or .svg")
     points = read_swept_points(folders[0])
     for target in targets:
         check_place(target)
@@ -120,7 +122,7 @@ def _report_sweep(folders: Sequence[Path], targets: Sequence[Path]) -> None:
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """Return a unique name for each run: its folder's name, with the parent folder where that is not unique."""
+    """Return a unique name for each run: its folder's name, preceded by the parent folder's if several are equal."""
     short = [folder.resolve().name for folder in folders]
     long = ["/".join(folder.resolve().parts[-2:]) for folder in folders]
     count = Counter(short)
@@ -128,7 +130,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def numbered(names: Sequence[str]) -> list[str]:
-    """Return the names; those that occur more than once get their position among all names: ``real (2)``."""
+    """Return the names; a name that occurs more than once gets its position among all names, as in ``real (2)``."""
     count = Counter(names)
     return [name if count[name] == 1 else f"{name} ({number})" for number, name in enumerate(names, start=1)]
 

@@ -1,4 +1,4 @@
-"""``ropebridge run``: the backend of a real run, and its checkpoints."""
+"""Parts of the verb ``ropebridge run``: the backend of a real run, and its checkpoints."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +18,10 @@ CHECKPOINT_EVERY = 10
 
 
 def real_backend(compute: ComputeMode, **options: Any) -> Callable[[Path | None], TorchBackend]:
-    """Return a function that makes the backend of a real run for the run folder, which gets the trained parameters.
+    """Return a function that takes a run folder, or None, and returns the backend of a real run.
 
-    ``options`` are further arguments of `executor.backend.TorchBackend`.
+    The backend writes the trained parameters into the folder. ``options`` are further arguments of
+    `executor.backend.TorchBackend`.
     """
 
     def make(folder: Path | None) -> TorchBackend:
@@ -33,14 +34,16 @@ def real_backend(compute: ComputeMode, **options: Any) -> Callable[[Path | None]
 def checkpoint_config(
     folder: Path | None, every: int | None, resume: bool, scenario: Scenario, steps: int, tell: Callable[[str], None]
 ) -> tuple[CheckpointConfig | None, Plan | None]:
-    """Return a run's folder and interval of checkpoints, and the plan of the checkpoint from which it resumes.
+    """Return where and when a run writes checkpoints, and the plan of the checkpoint from which the run resumes.
+
+    Both are None for a run without checkpoints; the plan is None for a run that starts anew.
 
     Args:
         folder: The folder of the checkpoints; None writes none.
         every: Number of steps from one checkpoint to the next; None for the default.
         resume: Whether to go on from the newest checkpoint.
         scenario: The scenario that is trained.
-        steps: Number of training steps of the whole run, those before the checkpoint included.
+        steps: Number of training steps of the whole run, including those before the checkpoint.
         tell: Called with lines about the progress.
 
     Raises:
@@ -61,10 +64,10 @@ def checkpoint_config(
 
 
 def resumed_plan(plan: Plan, scenario: Scenario, ordering: Ordering) -> Plan:
-    """Return the plan of a checkpoint for a run that resumes from it.
+    """Return the plan of a checkpoint, with another order of actions if one is given, for a run that resumes.
 
     Raises:
-        InputError: The scenario has changed since, and the plan no longer fits.
+        InputError: The scenario has changed since the checkpoint, and the plan no longer fits.
     """
     try:
         check_plan(plan, scenario)

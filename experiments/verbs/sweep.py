@@ -1,4 +1,4 @@
-"""``ropebridge sweep``: simulate a scenario, plan and policy with many values of parameters, into one table."""
+"""The verb ``ropebridge sweep``: simulates a scenario with many values of parameters, into one table."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from experiments.sweep.definition import Sweep
 from experiments.sweep.driver import Result, carry_out_sweep
 from experiments.sweep.engines import make_engine
 from experiments.sweep.engines.local import usable_cores
-from experiments.sweep.folder import check_folder, default_folder
+from experiments.sweep.folder import check_folder
 from experiments.sweep.points import Point, points_of
 from experiments.sweep.sweep_file import read_sweep
 from experiments.sweep.worker import PointTask, scenario_of
@@ -26,7 +26,7 @@ def sweep(
     failed_again: bool,
     tell: Callable[[str], None],
 ) -> str:
-    """Carry out the sweep in a file by `carry_out`; return what to print."""
+    """Carry out a sweep by `carry_out`; return its result as text or JSON."""
     result = carry_out(path, folder, engine, jobs, failed_again, tell)
     return json.dumps(_summary(result)) if as_json else _describe(result)
 
@@ -45,13 +45,13 @@ def carry_out(
         tell: Called with lines about the progress.
 
     Raises:
-        InputError: The sweep is wrong, or the folder holds anything but this sweep.
+        InputError: The sweep is not valid, or the folder holds anything but this sweep.
         RunError: Every point failed.
     """
     chosen = read_sweep(path)
     points = points_of(chosen)
     _refuse_wrong_scenario(chosen, points)
-    place = folder if folder is not None else default_folder(path)
+    place = folder if folder is not None else Path("sweeps") / path.stem
     check_folder(place, chosen)
     made = make_engine(engine, jobs or usable_cores(), place, chosen.slurm)
     try:
@@ -65,10 +65,10 @@ def carry_out(
 
 
 def _refuse_wrong_scenario(sweep: Sweep, points: Sequence[Point]) -> None:
-    """Raise an error early if the scenario is wrong both by itself and with the values of the first point.
+    """Raise InputError if the scenario is not valid by itself and not valid with the first point's values either.
 
-    Either alone is no error of the sweep: the scenario may lack a value that a parameter provides, and a single
-    point may have a wrong value.
+    One of these alone is no error of the sweep: the scenario may lack a value that a parameter provides, and a single
+    point may have a value that is not valid.
     """
     task, first = PointTask(sweep.folder, sweep.common, Path()), points[0].values
     try:

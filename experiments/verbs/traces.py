@@ -1,21 +1,18 @@
-"""``ropebridge traces show | convert | generate | record`` as functions, which return the text to print."""
+"""The verbs ``ropebridge traces show | convert | generate | record`` as functions, which return the text to print."""
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from math import isinf
 from pathlib import Path
-from types import MappingProxyType
 
 from experiments.runs.console import CommandInterruptedError
 from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY
 from traces.common.errors import InputError
-from traces.common.units import parse_bytes, parse_duration_s
 from traces.formats import FORMATS, format_of_suffix, read_trace, write_trace
 from traces.generators import presets as generation
 from traces.preemption.files import is_preemption, read_preemption
 from traces.preemption.trace import describe_preemption
-from traces.probe.bursts import Direction
 from traces.probe.conversation import parse_address
 from traces.probe.peer import await_listener
 from traces.probe.recorder import Recorder, RecordingConfig
@@ -25,56 +22,44 @@ from traces.statistics import TraceStatistics, describe, sparkline
 from traces.trace import LinkTrace
 
 
-def record(
-    address: str,
-    output: Path,
-    *,
-    every: str,
-    traffic: str,
-    connections: int,
-    reverse: bool,
-    duration: str | None,
-    as_json: bool,
-    tell: Callable[[str], None],
-) -> str:
-    """Record a path's rates for a duration, or else until the command is interrupted, which then counts as success.
-
-    Args:
-        address: Address of the responder.
-        output: The file of the trace; samples are appended to an existing one.
-        every: Time from one sample to the next, with its unit.
-        traffic: Bytes of each sample, with their unit.
-        connections: Number of connections of a sample.
-        reverse: Whether to record the direction from the other host to this one.
-        duration: Duration of the recording, with its unit; None for no end.
-        as_json: Whether to return JSON, in SI units, instead of text.
-        tell: Called with a line for each sample.
-
-    Raises:
-        InputError: The address does not answer, an option is wrong, or the file cannot be written.
-    """
-    direction: Direction = "back" if reverse else "there"
-    duration_s = math.inf if duration is None else parse_duration_s(duration)
-    orders = RecordingConfig(
+def recording_config(
+    address: str, reverse: bool, every_s: float, traffic_bytes: int, connections: int, duration_s: float
+) -> RecordingConfig:
+    """Return how to record the path to or, with ``reverse``, from the responder at an address."""
+    return RecordingConfig(
         parse_address(address),
-        direction,
-        parse_duration_s(every),
-        parse_bytes(traffic),
+        "back" if reverse else "there",
+        every_s,
+        traffic_bytes,
         connections,
         TCP_PAYLOAD_EFFICIENCY,
         duration_s,
     )
+
+
+def record(config: RecordingConfig, output: Path, as_json: bool, tell: Callable[[str], None]) -> str:
+    """Record the rates of a network path; without a duration until the command is interrupted, which is no error.
+
+    Args:
+        config: Address, direction, interval, size and duration of the recording.
+        output: The file of the trace; samples are appended to an existing one.
+        as_json: Whether to return JSON, in SI units, instead of text.
+        tell: Called with a line for each sample.
+
+    Raises:
+        InputError: The address does not answer, or the file cannot be written.
+    """
     with Recording(output) as recording:
         before = recording.samples
         tell(
-            f"{8 * orders.traffic_bytes / orders.every_s / 1e6:.3g} Mbit/s of traffic in the mean"
+            f"{8 * config.traffic_bytes / config.every_s / 1e6:.3g} Mbit/s of traffic in the mean"
             + (f"; going on at {recording.end_s:.1f} s, after {before} samples" if before else "")
         )
         try:
-            await_listener(orders.address)
-            Recorder(orders, recording, tell).record()
+            await_listener(config.address)
+            Recorder(config, recording, tell).record()
         except CommandInterruptedError:
-            if duration is not None or not recording.samples:
+            if not isinf(config.duration_s) or not recording.samples:
                 raise
         samples = recording.samples
     statistics = describe(read_trace(output))
@@ -88,17 +73,14 @@ def record(
     )
 
 
-_NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
-
-
 def show(path: Path, *, loops: bool = True, as_json: bool = False, plot: Path | None = None) -> str:
-    """Describe the trace of a link or of pre-emptions, in any format, and draw its rates into a PNG file.
+    """Return statistics of a trace of link rates or of pre-emptions, in any format, and draw the rates.
 
     Args:
         path: The file to describe.
         loops: Whether the trace of a link starts again after its end.
         as_json: Whether to return JSON, in SI units, instead of text.
-        plot: The PNG file; None draws none.
+        plot: The PNG file to draw into; None draws nothing.
 
     Raises:
         InputError: The file is no trace, or the picture cannot be written.
@@ -138,9 +120,9 @@ def _show_preemption(path: Path, as_json: bool) -> str:
 
 
 def convert(source: Path, target: Path, *, to: str | None = None, step_s: float | None = None) -> str:
-    """Write a trace file in another format, by default that of the target's suffix.
+    """Write a trace file in the format ``to``, by default the format of the target's suffix.
 
-    With ``step_s`` the trace has mean rates over windows of this many seconds.
+    With ``step_s`` the written trace has mean rates over windows of this many seconds.
 
     Raises:
         InputError: The source is no trace, the format is unknown or cannot hold it, or the target cannot be written.
@@ -155,29 +137,29 @@ def convert(source: Path, target: Path, *, to: str | None = None, step_s: float 
 def generate(
     name: str,
     output: Path,
+    format_name: str | None = None,
+    parameters: Mapping[str, str] | None = None,
     *,
     duration_s: float,
     seed: int = 0,
     step_s: float = 1.0,
-    format_name: str | None = None,
-    parameters: Mapping[str, str] = _NO_PARAMETERS,
 ) -> str:
-    """Generate a trace and write it, by default in the format of the file's suffix.
+    """Generate a trace and write it; return a line about it.
 
     Args:
         name: Name of a preset or a generator.
         output: The file to write.
+        format_name: Name of the file's format; None for the format of the suffix.
+        parameters: Parameters of the generator, as text with units; a preset has none.
         duration_s: Length of the trace, seconds.
         seed: Seed of the random numbers; equal seeds give equal traces.
         step_s: Time from one rate to the next, seconds.
-        format_name: Format that replaces that of the suffix.
-        parameters: Parameters of the generator, whose values have units; presets have none.
 
     Raises:
-        InputError: There is no such name, a parameter is wrong, or the file cannot be written.
+        InputError: There is no such name, a parameter is not valid, or the file cannot be written.
     """
     format_name = format_name or format_of_suffix(output)
-    trace = generation.generate(name, parameters, duration_s=duration_s, seed=seed, step_s=step_s)
+    trace = generation.generate(name, parameters or {}, duration_s=duration_s, seed=seed, step_s=step_s)
     return _write(trace, output, format_name)
 
 

@@ -96,11 +96,11 @@ def check_document(document: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--samples", "4,2"], "--samples: '4,2' is no list of sizes; give rising whole numbers"),
+        (["--samples", "4,2"], "--samples: '4,2' is no list of rising numbers; give rising whole"),
         (["--set", "width"], "--set: 'width' is no assignment; write KEY=VALUE"),
         (["--set", "width=["], "--set: 'width=[' is no assignment; write KEY=VALUE"),
         (["--optimizer", "adam"], "unknown optimizer 'adam'"),
-        (["--ranks", "2", "--device", "cuda"], "only ranks on a CPU share it"),
+        (["--ranks", "2", "--device", "cuda"], "only ranks on a CPU share their device"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(options: list[str], message: str, tmp_path: Path) -> None:

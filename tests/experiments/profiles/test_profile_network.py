@@ -263,7 +263,7 @@ def test_a_responder_says_why_it_cannot_listen(tmp_path: Path) -> None:
         (["127.0.0.1", "--names", "a,a"], "--names: 'a,a' does not name two ends; give two names"),
         (
             ["127.0.0.1", "--connections", "4,2"],
-            "--connections: '4,2' is no list of numbers; give rising whole numbers up to 32",
+            "--connections: '4,2' is no list of rising numbers; give rising whole numbers up to 32",
         ),
         (["127.0.0.1", "--traffic", "2"], "'2' has no unit"),
         (["127.0.0.1", "--traffic", "1 B"], "--traffic: 1 bytes"),
