@@ -13,11 +13,13 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 
+import pyarrow.parquet as pq
+
 from experiments.benches.result import BenchResult, Row, at_least, at_most
 from experiments.sweep.engines.local import usable_cores
 from experiments.sweep.folder import LOGS, TABLE
 from experiments.sweep.outcomes import read_outcomes
-from experiments.sweep.table import WALL, read_table
+from experiments.sweep.table import WALL
 from traces.common.errors import RunError
 
 # Number of random draws for each of the 40 combinations: 2,000 points.
@@ -95,7 +97,7 @@ def _carry_out(file: Path, folder: Path, jobs: int, case: str = UNDISTURBED) -> 
         "seconds": seconds,
         "points_per_s": summary["carried_out"] / seconds,
         # A worker's time per point: if it grows with the number of processes, they slow each other down.
-        "worker_s_per_point": fmean(read_table(folder / TABLE).column(WALL).to_pylist()),
+        "worker_s_per_point": fmean(pq.read_table(folder / TABLE).column(WALL).to_pylist()),
     }
 
 
@@ -118,6 +120,6 @@ def _command(file: Path, folder: Path, jobs: int) -> list[str]:
 
 def _differing_rows(one: Path, other: Path) -> int:
     """Count the rows of two tables that are not equal to the last bit, apart from the points' wall times."""
-    tables = [read_table(folder / TABLE).drop_columns([WALL]).to_pylist() for folder in (one, other)]
+    tables = [pq.read_table(folder / TABLE).drop_columns([WALL]).to_pylist() for folder in (one, other)]
     missing = abs(len(tables[0]) - len(tables[1]))
     return missing + sum(bool(first != second) for first, second in zip(*tables, strict=False))

@@ -31,16 +31,16 @@ class Residual(nn.Module):
         )
 
     def forward(self, image: Tensor) -> Tensor:
-        """Turn B x C x S x S into B x C x S x S."""
+        """Map images, B x C x S x S, to images of the same shape."""
         return functional.relu(image + self.body(image))
 
 
 class Convolutional:
-    """The layers, the loss and the data.
+    """The layers, the loss and the data of the classifier.
 
     Attributes:
-        layers: Per scale a convolution, a residual block and, except at the last scale, a pooling; then the
-            head, which turns B x C x S x S into B x K.
+        layers: For each scale a convolution, a residual block and, except at the last scale, a pooling; finally the
+            head, which maps B x C x S x S to scores, B x K.
     """
 
     def __init__(self, width: int, scales: int, side: int, classes: int) -> None:
@@ -61,7 +61,7 @@ class Convolutional:
         return functional.cross_entropy(outputs, targets)
 
     def samples(self, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return images, B x 3 x S x S, and their class numbers, B; B is ``count``."""
+        """Return float32 images, B x 3 x S x S, and their class numbers, B, for B = ``count`` samples."""
         random = _random_rows(IMAGE_KEY, first, count, 1 + COLOURS * self._side**2)
         classes = (random[:, 0] * len(self._patterns)).astype(np.int64)
         noise = 2 * random[:, 1:].reshape(count, COLOURS, self._side, self._side) - 1
@@ -74,7 +74,7 @@ def build(*, width: int = 32, scales: int = 3, side: int = 32, classes: int = 10
 
     Args:
         width: Channels of the first scale, a multiple of 8; each further scale has twice as many.
-        scales: Sizes of the image that the network works on, each half the one before.
+        scales: Number of scales; at each the image has half the side that it has at the previous one.
         side: Side of the square input images in pixels, a multiple of ``2 ** scales``.
         classes: Number of different classes.
     """
@@ -102,8 +102,8 @@ def _patterns(classes: int, side: int) -> NDArray[np.float64]:
 def _random_rows(key: int, first: int, count: int, width: int) -> NDArray[np.float64]:
     """Return rows ``first`` to ``first + count - 1`` of an endless table of numbers in [0, 1).
 
-    Philox computes its n-th output from n, so a row costs the same wherever it stands. It counts in blocks of
-    four outputs; each row of ``width`` numbers starts a block.
+    NumPy's generator Philox computes its n-th output from n, so that every row takes equally long. It counts in blocks
+    of four outputs; each row of ``width`` numbers starts a block.
     """
     row_blocks = -(-width // 4)
     raw = np.random.Philox(key=key, counter=first * row_blocks).random_raw(count * row_blocks * 4)

@@ -15,17 +15,17 @@ from torch.nn import functional
 PIXELS, CLASSES = 64, 10
 # Largest value of a pixel; the smallest is 0.
 BRIGHTEST = 16
-# Number of images that are held out to measure the accuracy; drawn once, the same in every process.
+# Share of the images that are held out to measure the accuracy; the seed makes them the same in every process.
 HELD_OUT_SHARE = 0.2
 SPLIT_SEED = 0
 
 
 class Digits:
-    """The layers, the loss and the data.
+    """The layers, the loss and the data of the classifier.
 
     Attributes:
-        layers: Layers of W numbers with ReLU, then the head, which turns B x W into B x K.
-        size: Number of images to train on; the held-out ones are not among them.
+        layers: Linear layers of width W with ReLU, then the head, which maps B x W to scores, B x K.
+        size: Number of images to train on, without the held-out ones.
     """
 
     def __init__(self, width: int, depth: int) -> None:
@@ -43,11 +43,11 @@ class Digits:
         return functional.cross_entropy(outputs, targets)
 
     def select(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return images, B x P, and their class numbers, B; ``indices``, B, are int64, each 0 to ``size - 1``."""
+        """Return float32 images, B x P, and class numbers, B; ``indices``, int64, B, are each 0 to ``size - 1``."""
         return self._training.at(indices.numpy())
 
     def accuracy(self, layers: Sequence[nn.Module]) -> float:
-        """Return the share of the held-out images that ``layers``, those of the whole model, classify rightly."""
+        """Return the share, 0 to 1, of held-out images that the whole model, ``layers``, classifies correctly."""
         outputs, targets = self._held_out.at(slice(None))
         with torch.no_grad():
             for layer in layers:
@@ -59,8 +59,8 @@ def build(*, width: int = 128, depth: int = 4) -> Digits:
     """Return the model; its initial parameters follow `torch.manual_seed`.
 
     Args:
-        width: Numbers per image between layers.
-        depth: Layers before the head.
+        width: Width W of the layers.
+        depth: Number of layers before the head.
     """
     if width < 1 or depth < 1:
         raise ValueError(f"width ({width}) and depth ({depth}) must be 1 or more")

@@ -1,7 +1,7 @@
 """A small GPT that learns a Markov chain.
 
-Shapes: B samples, T tokens of a sequence, W width, H heads, D width of a head, V vocabulary. Where devices share a
-block by tensor parallelism, each has some of its heads.
+Shapes: B samples, T tokens of a sequence, W width, H heads, D width of a head, V vocabulary. With tensor parallelism
+each device has some of a block's heads.
 """
 
 from collections.abc import Mapping
@@ -29,14 +29,14 @@ class Embedding(nn.Module):
             nn.init.normal_(table.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Turn token numbers, B x T, into B x T x W."""
+        """Map token numbers, B x T, to embeddings, B x T x W."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         embedded: Tensor = self.token(tokens) + self.position(positions)
         return embedded
 
 
 class Block(nn.Module):
-    """Causal attention and an MLP of four times the width, each behind a norm and added to its input."""
+    """Transformer block: causal attention and an MLP of four times the width, each with a layer norm and a residual."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -49,14 +49,14 @@ class Block(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Turn B x T x W into B x T x W."""
+        """Map hidden values, B x T x W, to values of the same shape."""
         hidden = hidden + self._attend(self.attention_norm(hidden))
         hidden = hidden + self.mlp(hidden)
         return hidden
 
     def _attend(self, hidden: Tensor) -> Tensor:
         samples, tokens, _ = hidden.shape
-        # B x T x 3W -> 3 of B x H x T x D; outputs are grouped by head, so that a slice of them holds whole heads.
+        # B x T x 3W becomes three of B x H x T x D; outputs are grouped by head, so that a slice has whole heads.
         joint = self.query_key_value(hidden).view(samples, tokens, -1, 3, self.head_width)
         query, key, value = joint.permute(3, 0, 2, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -65,10 +65,10 @@ class Block(nn.Module):
 
 
 class Gpt:
-    """The layers, the loss and the data.
+    """The layers, the loss and the data of the language model.
 
     Attributes:
-        layers: Embedding, blocks, and a head that turns B x T x W into B x T x V.
+        layers: Embedding, blocks, and a head that maps B x T x W to scores of the next token, B x T x V.
     """
 
     def __init__(self, vocabulary: int, width: int, heads: int, blocks: int, length: int) -> None:
@@ -85,13 +85,16 @@ class Gpt:
         return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
     def parallel_layout(self, index: int) -> Mapping[str, str]:
-        """Return how devices can share layer ``index``: a block's attention is divided by heads, its MLP by width."""
+        """Return how tensor parallelism divides layer ``index``: ``column`` or ``row`` for each submodule's name.
+
+        A block's attention is divided by heads, its MLP by width; other layers are not divided.
+        """
         if not isinstance(self.layers[index], Block):
             return {}
         return {"query_key_value": "column", "projection": "row", "mlp.1": "column", "mlp.3": "row"}
 
     def samples(self, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return token numbers and, as targets, the tokens that follow them, both B x T; B is ``count``."""
+        """Return token numbers and, as targets, the next tokens, both int64, B x T, for B = ``count`` samples."""
         random = _random_rows(SEQUENCE_KEY, first, count, self._length + 1)
         choices = (random**2 * SUCCESSORS).astype(np.int64)
         tokens = np.empty(random.shape, dtype=np.int64)
@@ -119,15 +122,15 @@ def build(*, vocabulary: int = 256, width: int = 128, heads: int = 4, blocks: in
 
 def _markov_chain(vocabulary: int) -> NDArray[np.int64]:
     """Return the tokens that may follow each token, vocabulary x SUCCESSORS."""
-    # Powers of uniform numbers are close to 0: low tokens are common, which a model learns within a few steps.
+    # Cubes of uniform numbers tend to 0: low tokens are common, which a model learns within a few steps.
     return (_random_rows(CHAIN_KEY, 0, vocabulary, SUCCESSORS) ** 3 * vocabulary).astype(np.int64)
 
 
 def _random_rows(key: int, first: int, count: int, width: int) -> NDArray[np.float64]:
     """Return rows ``first`` to ``first + count - 1`` of an endless table of numbers in [0, 1).
 
-    Philox computes its n-th output from n, so a row costs the same wherever it stands. It counts in blocks of
-    four outputs; each row of ``width`` numbers starts a block.
+    NumPy's generator Philox computes its n-th output from n, so that every row takes equally long. It counts in blocks
+    of four outputs; each row of ``width`` numbers starts a block.
     """
     row_blocks = -(-width // 4)
     raw = np.random.Philox(key=key, counter=first * row_blocks).random_raw(count * row_blocks * 4)

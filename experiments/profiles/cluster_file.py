@@ -32,8 +32,6 @@ class MeasuredLink:
     """A measured network path in one direction, between two regions, hosts or devices.
 
     Attributes:
-        source: Name of the sending end.
-        target: Name of the receiving end.
         bandwidth_bps: Rate of frames, headers included, bits per second.
         latency_s: One-way latency, seconds; if there is jitter, the latency of the quickest packet.
         jitter_s: Largest additional delay of a packet, seconds.

@@ -24,7 +24,6 @@ class ModelLayers:
     """A model as it is written to files.
 
     Attributes:
-        name: Name of the model.
         layers: Layers in order, with times on the measured kinds, or with the operations and bytes for a roofline.
         code: The model's code; None if only the layers' costs are known.
     """

@@ -1,4 +1,4 @@
-"""A sweep as it is after its file has been read and checked."""
+"""The definition of a sweep, and the checks of its settings: scenario, plan, strategy, policy and others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from typing import Any
 from experiments.runs.carry_out import DEFAULT_STEPS
 from experiments.scenarios import ready_scenarios
 from experiments.sweep.parameters import Parameter
-from planner.files.parsing import STRICT, Positive
 from planner.schedules import SCHEDULES
 from planner.systems.registry import POLICIES, STRATEGIES
 from traces.common.errors import InputError, find_by_name
@@ -24,7 +23,7 @@ class Sweep:
     Attributes:
         settings: Settings of every run, by the names in `SETTINGS`; a parameter of the same name overrides a setting.
         parameters: The parameters, in the order of the file.
-        draws: Number of draws of the random parameters; 1 without any.
+        draws: Number of draws of the random parameters; 1 if there are none.
         slurm: Settings of Slurm's jobs.
     """
 
@@ -47,7 +46,7 @@ class Sweep:
         return {name: value for name, value in self.settings.items() if name not in changed}
 
     def values_of(self, setting: str) -> tuple[Any, ...]:
-        """Return all values of a setting over the points; none if it is not given."""
+        """Return all values that a setting has over the points; an empty tuple for a setting that is not given."""
         for parameter in self.parameters:
             if parameter.name == setting:
                 return parameter.values
@@ -61,36 +60,11 @@ SETTINGS = ("scenario", "plan", "strategy", "schedule", "policy", "steps", "dura
 USER_CODE = ("strategy", "policy")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SettingsEntry:
-    """Settings of all points, each of which a parameter of the same name replaces.
-
-    Attributes:
-        scenario: A YAML file, relative to the sweep's, or the name of a ready scenario.
-        plan: A plan file, relative to the sweep's.
-        strategy: Strategy that makes the plan, ``auto`` if absent, or a Python file relative to the sweep's.
-        schedule: Schedule that replaces the strategy's order of actions.
-        policy: Policy that adapts the plan, ``none`` if absent, or a Python file relative to the sweep's.
-        steps: Number of training steps, 20 if absent.
-        duration: Simulated time after which no step starts, instead of steps, such as ``60 min``.
-    """
-
-    scenario: str | None = None
-    plan: str | None = None
-    strategy: str | None = None
-    schedule: str | None = None
-    policy: str | None = None
-    steps: Positive | None = None
-    duration: str | None = None
-
-    __pydantic_config__ = STRICT
-
-
 def check_names(settings: Mapping[str, Any], folder: Path, where: str) -> None:
     """Check the names of strategies, schedules and policies in the settings of a file.
 
     Raises:
-        InputError: A name is unknown; suggests the nearest.
+        InputError: A name is unknown; the message suggests the nearest one.
     """
     known: dict[str, Mapping[str, Any]] = {"strategy": STRATEGIES, "schedule": SCHEDULES, "policy": POLICIES}
     for setting, things in known.items():
@@ -103,16 +77,16 @@ def check_names(settings: Mapping[str, Any], folder: Path, where: str) -> None:
 
 
 def user_file(setting: str, value: object, folder: Path) -> Path | None:
-    """Return the Python file, relative to the sweep's folder, that a setting names; None if it names none."""
+    """Return the user's Python file, relative to ``folder``, that a setting names; None if it names no file."""
     is_code = setting in USER_CODE and isinstance(value, str) and value.endswith(".py")
     return folder / str(value) if is_code else None
 
 
 def scenario_path(name: object, folder: Path) -> Path:
-    """Return the file of a scenario that a sweep in a folder names: a YAML file, or a ready scenario.
+    """Return the file of a scenario: the YAML file that ``name`` gives relative to a folder, or a ready scenario's.
 
     Raises:
-        InputError: The name is neither.
+        InputError: The name is no text, or belongs to neither.
     """
     text = _text(name, "scenario", "a YAML file or a ready scenario's name")
     path = folder / text
@@ -122,10 +96,10 @@ def scenario_path(name: object, folder: Path) -> Path:
 
 
 def run_length(settings: Mapping[str, Any]) -> tuple[int | None, str | None]:
-    """Return the limits of a simulation, steps and duration, of which one is given.
+    """Return a run's number of steps and duration as text; None for one that is not given, `DEFAULT_STEPS` for both.
 
     Raises:
-        InputError: Both are given, or one is not valid.
+        InputError: The number of steps or the type of the duration is not valid.
     """
     steps, duration = settings.get("steps"), settings.get("duration")
     if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):

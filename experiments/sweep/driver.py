@@ -1,7 +1,7 @@
 """Carries out a sweep: skips finished points, carries out the rest, and writes the table."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,8 @@ class Result:
     """The result of a sweep.
 
     Attributes:
-        carried_out: Number of points that were carried out by this call.
-        failed: Number of points that failed, in this call or before.
+        carried_out: Number of points that this call carried out.
+        failed: Number of points that failed, in this call or in an earlier one.
         first_error: Error of the first failed point; empty if none failed.
     """
 
@@ -54,7 +54,8 @@ def carry_out_sweep(
         points: All points of the sweep.
         folder: The folder for table and logs.
         engine: The engine that carries out points.
-        showing: Context manager of the callback for progress; takes the numbers of unfinished and of all points.
+        showing: Takes the numbers of unfinished and of all points; returns a context manager that yields the callback
+            for progress.
         failed_again: Whether to carry out failed points again.
 
     Raises:
@@ -87,11 +88,11 @@ def carry_out_sweep(
 def _carry_out(
     task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepWatch, before: Mapping[str, Outcome]
 ) -> None:
-    """Carry out points; points whose worker died are carried out again, each in its own worker."""
+    """Carry out points; repeat the points that a worker's death may be due to, each in a worker of its own."""
     suspects: list[Point] = []
     queue = list(points)
     while queue:
-        lost = _portions_lost(task, queue, engine, watch)
+        lost = list(_lost_points(task, queue, engine, watch, alone=False))
         queue = []
         after = read_outcomes(task.log) if lost else {}
         for portion in lost:
@@ -101,31 +102,25 @@ def _carry_out(
             suspects += unfinished[:1]
             queue += unfinished[1:]
     if suspects:
-        _carry_out_alone(task, suspects, engine, watch)
-
-
-def _portions_lost(
-    task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepWatch
-) -> list[Sequence[Point]]:
-    """Carry out points; return the portions whose worker died."""
-    lost = []
-    with closing(engine.carry_out(task, points, alone=False)) as portions:
-        for portion in portions:
-            if portion.tally is None:
-                lost.append(portion.points)
-            else:
-                watch(portion.tally.done, portion.tally.failed)
-    return lost
-
-
-def _carry_out_alone(task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepWatch) -> None:
-    """Carry out points whose workers died, each in its own worker; points whose worker dies again have failed."""
-    with closing(OutcomeLog(task.log)) as log, closing(engine.carry_out(task, points, alone=True)) as portions:
-        for portion in portions:
-            if portion.tally is None:
-                for point in portion.points:
+        # A point whose worker dies again, without other points in it, has failed.
+        with (
+            closing(OutcomeLog(task.log)) as log,
+            closing(_lost_points(task, suspects, engine, watch, alone=True)) as failing,
+        ):
+            for failed in failing:
+                for point in failed:
                     log.write(Outcome(point.key, FAILED, DIED, {}, 0.0, time.time()))
                 log.keep()
-                watch(len(portion.points), len(portion.points))
+                watch(len(failed), len(failed))
+
+
+def _lost_points(
+    task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepWatch, *, alone: bool
+) -> Generator[Sequence[Point], None, None]:
+    """Carry out points; yield those of each portion whose worker died."""
+    with closing(engine.carry_out(task, points, alone=alone)) as portions:
+        for portion in portions:
+            if portion.tally is None:
+                yield portion.points
             else:
                 watch(portion.tally.done, portion.tally.failed)

@@ -60,7 +60,7 @@ _DIFFERENCES = {
 
 @contextmanager
 def claimed(folder: Path, sweep: Sweep) -> Iterator[Path]:
-    """Lock the folder for this process; the folder and its `LOGS` are created if they are missing.
+    """Lock the folder for this process while the block runs; create the folder and its `LOGS` if they are missing.
 
     Raises:
         InputError: The folder holds anything but this sweep, another process has locked it, or it cannot be made.
@@ -84,7 +84,7 @@ def claimed(folder: Path, sweep: Sweep) -> Iterator[Path]:
 
 
 def write_sweep_json(folder: Path, sweep: Sweep, points: int, metrics: Sequence[str]) -> None:
-    """Write the description of a sweep for readers of its table: parameters, number of points, metrics' columns."""
+    """Write ``sweep.json``, which describes the table: parameters, number of points, columns of metrics."""
     document = {
         "version": _VERSION,
         **_owner(sweep),
@@ -116,7 +116,7 @@ def read_sweep_json(folder: Path) -> dict[str, Any]:
 
 
 def _owner(sweep: Sweep) -> dict[str, Any]:
-    """Return the values that are equal for all sweeps that can share a folder."""
+    """Return the part of the description in which two sweeps that share a folder must not differ."""
     return {
         "ropebridge": version("ropebridge"),
         "settings": sweep.common,

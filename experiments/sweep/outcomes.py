@@ -11,9 +11,7 @@ from typing import Any
 
 from traces.common.errors import InputError, RunError
 
-Status = str
-OK: Status = "ok"
-FAILED: Status = "failed"
+OK, FAILED = "ok", "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +19,16 @@ class Outcome:
     """The outcome of a point.
 
     Attributes:
+        key: The point's key, see `experiments.sweep.points.Point`.
         status: `OK` or `FAILED`.
-        error: The error of a failed point; empty if it succeeded.
-        metrics: Metric name to value; empty if the point failed.
+        error: Error of a failed point; empty for a point that succeeded.
+        metrics: Maps the name of a metric to its value; empty if the point failed.
+        wall_s: Duration of the simulation, seconds.
         ended_s: Time of the point's end, seconds since 1970.
     """
 
     key: str
-    status: Status
+    status: str
     error: str
     metrics: Mapping[str, float | int | str]
     wall_s: float
@@ -68,14 +68,14 @@ class OutcomeLog:
         self._file.close()
 
     def _refusal(self, problem: str | None) -> RunError:
-        return RunError(f"{self._file.name}: cannot be written: {problem}; what is in it already stays")
+        return RunError(f"{self._file.name}: cannot be written: {problem}; the outcomes in the file are kept")
 
 
 def read_outcomes(folder: Path) -> dict[str, Outcome]:
-    """Return the outcomes in all logs by the key of their point.
+    """Return the outcomes in all logs of a folder, by the key of their point.
 
-    If a point has several outcomes, the latest success counts, or else the latest failure. An incomplete last line,
-    whose process was killed, is ignored.
+    If a point has several outcomes, the latest success counts, or else the latest failure. A last line that is
+    incomplete, since its process was killed, is ignored.
 
     Raises:
         InputError: A log is damaged.

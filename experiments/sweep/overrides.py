@@ -1,4 +1,4 @@
-"""Replaces values in scenarios and plans: paths, their checks, and the altered documents."""
+"""Replaces values in scenarios and plans at paths such as ``cluster.links[0].bandwidth``, and checks the paths."""
 
 import json
 import re
@@ -33,18 +33,20 @@ _KEY = re.compile(r"\[([^\[\]]+)\]|([^.\[\]]+)")
 
 
 def parse_path(text: str, where: str) -> Keys:
-    """Parse a path into its keys; numbers and names in brackets are keys too.
+    """Parse a path into its keys: ``cluster.links[0].latency`` into ``("cluster", "links", "0", "latency")``.
 
     Raises:
         InputError: The text is no path.
     """
     if not _PATH.fullmatch(text):
-        raise InputError(f"'{text}' is no path", where=where, valid="write one as cluster.links[0].bandwidth")
+        raise InputError(f"'{text}' is no path", where=where, valid="write a path such as cluster.links[0].bandwidth")
     return tuple(first or second for first, second in _KEY.findall(text))
 
 
 def with_value(tree: Any, keys: Keys, value: Any, done: Keys = ()) -> Any:
-    """Return a copy of a tree of plain values with one value replaced; unchanged parts are shared.
+    """Return a copy of a tree of plain values with the value at a path replaced; unchanged parts are shared.
+
+    ``done`` holds the keys that led to ``tree``, for messages.
 
     Raises:
         InputError: A list along the path has no such element, or the path leads through a value without parts.
@@ -52,24 +54,24 @@ def with_value(tree: Any, keys: Keys, value: Any, done: Keys = ()) -> Any:
     if not keys:
         return value
     if isinstance(tree, str) and tree in BASES and done[-1] == "network":
-        # A plain name stands for an entry that only names its base.
+        # ``network: NAME`` is short for ``network: {base: NAME}``.
         tree = {"base": tree}
     first, rest, here = keys[0], keys[1:], (*done, keys[0])
     if isinstance(tree, list):
         index = index_in(tree, first, ".".join(done))
         return [*tree[:index], with_value(tree[index], rest, value, here), *tree[index + 1 :]]
     if tree is not None and not isinstance(tree, Mapping):
-        raise InputError(f"{tree!r} has no part '{first}'", where=".".join(done), valid="end the path before it")
+        raise InputError(f"{tree!r} has no part '{first}'", where=".".join(done), valid="end the path here")
     branches = dict(tree or {})
     branches[first] = with_value(branches.get(first), rest, value, here)
     return branches
 
 
 def index_in(elements: list[Any], key: str, where: str) -> int:
-    """Return the index of a list's element that is given by its number or one of its names.
+    """Return the index of the list element with a number, counted from 0, or with a name of `names_of`.
 
     Raises:
-        InputError: No element, or more than one, has the name.
+        InputError: No element, or more than one, has the number or the name.
     """
     if key.isdecimal():
         if int(key) < len(elements):
@@ -86,7 +88,7 @@ def index_in(elements: list[Any], key: str, where: str) -> int:
 
 
 def names_of(element: Any) -> Iterator[str]:
-    """Yield the names of a list's element: its name, its device, or a link's ends."""
+    """Yield the names by which a path can refer to a list element: its name, its device, or the ends of a link."""
     if not isinstance(element, Mapping):
         return
     yield from (element[key] for key in ("name", "device", "link", "inside") if isinstance(element.get(key), str))
@@ -98,7 +100,7 @@ def names_of(element: Any) -> Iterator[str]:
         yield f"{element['from']}->{element['to']}"
 
 
-# Types whose values are text with a unit, to the ending with the SI unit of a column's name.
+# Types whose values are text with a unit, each with the suffix of the column that has its values in the SI unit.
 UNIT_ENDINGS: tuple[tuple[Any, str], ...] = (
     (Seconds, "_s"),
     (BitsPerSecond, "_bps"),
@@ -148,7 +150,7 @@ def check_path(kind: Any, tree: Any, keys: Keys, where: str) -> None:
 
 
 def quantity_at(kind: Any, keys: Keys) -> tuple[Any, str] | None:
-    """Return the type of a quantity and the ending with its unit; None if the value is no quantity."""
+    """Return the type of the quantity at a path and the suffix from `UNIT_ENDINGS`; None if there is no quantity."""
     for key in keys:
         kind = type_at(kind, key)
     candidates = list(_alternatives(kind))
@@ -156,7 +158,7 @@ def quantity_at(kind: Any, keys: Keys) -> tuple[Any, str] | None:
 
 
 def _container(kind: Any) -> type | None:
-    """Return ``dict`` or ``tuple`` if a type is one or a union with one."""
+    """Return ``dict`` or ``tuple`` if a type is such a container or a union with one, else None."""
     origins = (get_origin(each) for each in _alternatives(kind))
     return next((origin for origin in origins if origin in (dict, tuple)), None)
 
@@ -170,12 +172,13 @@ def _alternatives(kind: Any) -> list[Any]:
 
 
 class AlteredDocument(Document):
-    """A document with some values replaced; line numbers refer to the file.
+    """A document with some values replaced; its error messages give line numbers of the original file.
 
     Args:
         original: The document in the file.
-        changes: Path to the new value. A path that continues behind the name of a file leads into that file.
-        read: Reads a document that this document names.
+        changes: Maps a path to its new value. If the value along a path is the name of a file, the rest of the path
+            leads into that file.
+        read: Reads a document by its path.
 
     Raises:
         InputError: A path leads to no value.

@@ -1,4 +1,4 @@
-"""The parameters of a sweep: values of a grid or a list, or random draws."""
+"""The parameters of a sweep, whose values are those of a grid or a list, or random draws."""
 
 import hashlib
 import json
@@ -21,13 +21,13 @@ _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterEntry:
-    """One of ``grid``, ``list``, ``uniform``, ``loguniform``, ``integers`` and ``choice``.
+    """The values of a parameter in a sweep file: exactly one of the keys below.
 
     Attributes:
         grid: Values that are combined with every value of every other parameter.
         together: Values of a list (``list`` in the file); all lists advance together.
         uniform: Two numbers, or two quantities with the same unit, between which values are drawn uniformly.
-        loguniform: Two bounds, likewise, between which the logarithm of the values is drawn uniformly.
+        loguniform: Two such bounds, between which the logarithm of the values is drawn uniformly.
         integers: The smallest and the largest whole number that can be drawn.
         choice: Values of which one is drawn with equal probability.
     """
@@ -59,14 +59,14 @@ class Parameter:
     draw: Callable[[float], Any] | None = field(default=None, compare=False)
 
     def drawn(self, seed: int, number: int) -> Any:
-        """Return the value of the draw with a number.
+        """Return the value of draw ``number``, counted from 0.
 
-        It depends on the seed, the parameter's name and the draw's number alone: every combination of the other
+        The value depends only on the seed, the parameter's name and the number: every combination of the other
         parameters gets the same draws, and further draws do not change earlier ones.
         """
         assert self.draw is not None
         digest = hashlib.sha256(json.dumps([seed, self.name, number]).encode()).digest()
-        # 53 bits, the precision of a float, so that the share stays below 1.
+        # A float has 53 bits of precision; with more the share could be rounded to 1.
         return self.draw((int.from_bytes(digest[:8]) >> 11) / 2**53)
 
 

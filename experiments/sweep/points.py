@@ -15,14 +15,14 @@ from traces.common.errors import InputError
 
 _DOCUMENTS = (".yaml", ".yml")
 
-# Keys of files that do not affect a simulation: the model's code is not run.
+# Suffix of files that do not affect a simulation, which never runs the model's code.
 _CODE = ".py"
 
 
 def named_files(value: Any, folder: Path) -> list[Path]:
-    """Return the files that texts in a value name, and the files named in these files, each once.
+    """Return all files that a value names in its texts, directly or through other files, each once.
 
-    Names are relative to the folder; text that names no file is ignored.
+    Names are relative to the folder, or to the file that contains them; text that names no file is ignored.
     """
     found: dict[Path, None] = {}
     queue = list(_files_in(value, folder))
@@ -45,7 +45,7 @@ def _files_in(value: Any, folder: Path) -> Iterator[Path]:
 
 
 def _content(path: Path) -> Any:
-    """Return the content of a document; None if it is damaged, since the points that use it report that."""
+    """Return the content of a document; None if it is damaged, which the points that use the document report."""
     try:
         return Document(path).value
     except InputError:
@@ -118,7 +118,7 @@ def combinations(sweep: Sweep) -> Iterator[dict[str, Any]]:
 
 
 def ground_of(sweep: Sweep) -> str:
-    """Return what sweeps must have in common to share a folder: settings, names of parameters, and digests of files."""
+    """Return a digest of a sweep's settings, names of parameters and files, equal for sweeps that share a folder."""
     names = sorted(parameter.name for parameter in sweep.parameters)
     named = [name for name in ("scenario", PLAN, *USER_CODE) if name in sweep.common]
     files = [_files_of(name, sweep.common[name], sweep, ()) for name in named]
@@ -130,7 +130,7 @@ def _digest(value: Any) -> str:
 
 
 def _files_of(name: str, value: Any, sweep: Sweep, folders: Sequence[Path]) -> list[Path]:
-    """Return the files that a value names, and the files named in these."""
+    """Return the files that the value of a parameter or a setting names, directly or through other files."""
     if name == "scenario":
         path = scenario_path(value, sweep.folder)
         return named_files(path.name, path.parent)
@@ -142,6 +142,6 @@ def _files_of(name: str, value: Any, sweep: Sweep, folders: Sequence[Path]) -> l
 
 
 def _scenario_folders(sweep: Sweep) -> list[Path]:
-    """Return the folders to which paths in the scenarios, and in the files that they name, are relative."""
+    """Return the folders of all scenario files and of the files that these name; paths in a file are relative to it."""
     files = [path for name in sweep.values_of("scenario") for path in _files_of("scenario", name, sweep, ())]
     return list(dict.fromkeys(path.parent for path in files))

@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from experiments.runs.carry_out import bounded
-from experiments.sweep.definition import PLAN, SETTINGS, SettingsEntry, Sweep, check_names, run_length, scenario_path
+from experiments.sweep.definition import PLAN, SETTINGS, Sweep, check_names, run_length, scenario_path
 from experiments.sweep.overrides import Keys, check_path, parse_path
 from experiments.sweep.parameters import RANDOM, ParameterEntry, checked_parameter
 from planner.files.documents import Document
@@ -23,12 +21,12 @@ MOST_POINTS = 1_000_000
 
 
 def _check_lengths(sweep: Sweep, document: Document) -> None:
-    """Check that all lists have the same length, since they advance together."""
+    """Check that the parameters of kind ``list`` have equally many values, since they advance together."""
     lists = [parameter for parameter in sweep.parameters if parameter.kind == "list"]
     for parameter in lists[1:]:
         if len(parameter.values) != len(lists[0].values):
             raise InputError(
-                f"the list has {len(parameter.values)} values, that of '{lists[0].name}' {len(lists[0].values)}",
+                f"the list has {len(parameter.values)} values, but '{lists[0].name}' has {len(lists[0].values)}",
                 where=document.where(("parameters", parameter.name)),
                 valid="lists go together value by value: give all the same length, or make one a grid",
             )
@@ -60,7 +58,7 @@ def _check_settings(sweep: Sweep, document: Document) -> None:
     if not given["scenario"]:
         raise InputError("the key 'scenario' is missing", where=str(sweep.path), valid="add 'scenario: two-regions'")
     for one, other in (("plan", "strategy"), ("steps", "duration")):
-        # A null among the values of a parameter leaves the setting out for that point.
+        # A setting whose value is null counts as not given for that point.
         if given[one] and given[other] and None not in (*given[one], *given[other]):
             raise InputError(f"both '{one}' and '{other}' are given", where=str(sweep.path), valid="give one of them")
     check_names(sweep.common, sweep.folder, str(sweep.path))
@@ -110,16 +108,32 @@ def _whole(path: Path) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepEntry(SettingsEntry):
-    """A sweep file: the settings of all points, and the parameters that differ between them.
+class SweepEntry:
+    """A sweep file: the settings of all points, and the parameters that differ between points.
+
+    A parameter replaces the setting of the same name. Files are relative to the sweep file.
 
     Attributes:
+        scenario: A YAML file, or the name of a ready scenario.
+        plan: A plan file.
+        strategy: Name of the strategy that makes the plan, ``auto`` if absent, or a Python file.
+        schedule: Schedule that replaces the strategy's order of actions.
+        policy: Name of the policy that adapts the plan, ``none`` if absent, or a Python file.
+        steps: Number of training steps, 20 if absent.
+        duration: Simulated time after which no step starts, instead of ``steps``, such as ``60 min``.
         parameters: Parameters by name: a path into the scenario or the plan, or a setting of the run.
         draws: Number of draws of the random parameters for every combination of the other parameters.
         seed: Seed of the draws.
-        slurm: Settings of Slurm's jobs as submitit takes them, without ``slurm_``: ``partition``, ``time``.
+        slurm: Settings of Slurm's jobs by submitit's names without ``slurm_``, such as ``partition`` and ``time``.
     """
 
+    scenario: str | None = None
+    plan: str | None = None
+    strategy: str | None = None
+    schedule: str | None = None
+    policy: str | None = None
+    steps: Positive | None = None
+    duration: str | None = None
     parameters: dict[str, ParameterEntry]
     draws: Positive | None = None
     seed: Seed = 0
@@ -132,7 +146,7 @@ def read_sweep(path: Path) -> Sweep:
     """Return the sweep in a YAML file.
 
     Raises:
-        InputError: The sweep is wrong; the message has file, line, key and value of the first error, and what is valid.
+        InputError: The sweep is not valid; the message gives file, line, key and value of the first error.
     """
     document = Document(path)
     if not isinstance(document.value, dict):
@@ -152,8 +166,3 @@ def read_sweep(path: Path) -> Sweep:
     _check_settings(sweep, document)
     _check_paths(sweep, document)
     return sweep
-
-
-def sweep_schema() -> dict[str, Any]:
-    """Return the JSON Schema of sweep files, for editors."""
-    return TypeAdapter(SweepEntry).json_schema()

@@ -41,7 +41,7 @@ def described(sweep: Sweep) -> list[dict[str, Any]]:
 
 
 def _quantity_column(name: str) -> tuple[str, Any] | None:
-    """Return a parameter's column in SI units and the type of its values; None if they are no quantities."""
+    """Return the name of a parameter's column in SI units, and the type of its values; None for plain values."""
     if name in SETTINGS:
         return ("duration_s", Seconds) if name == "duration" else None
     keys = parse_path(name, "")
@@ -50,7 +50,7 @@ def _quantity_column(name: str) -> tuple[str, Any] | None:
 
 
 def _number(unit: Any, value: Any) -> float | None:
-    """Convert a value to SI units; None if it is no quantity."""
+    """Convert text with a unit, or a number, to the SI unit; return None for any other value."""
     try:
         return float(TypeAdapter(unit).validate_python(value))
     except ValidationError:
@@ -79,9 +79,9 @@ RUN_METRICS = (
 
 
 def point_metrics(record: RunRecord) -> dict[str, Value]:
-    """Return the metrics of a run as numbers by column; metrics of single devices are named ``utilisation[NAME]``.
+    """Return the metrics of a run by column, among them those of single devices, such as ``utilisation[NAME]``.
 
-    ``utilisation`` is the mean over the devices, ``peak_memory_bytes`` that of the fullest device. Columns with the
+    ``utilisation`` is the mean over the devices, ``peak_memory_bytes`` the peak of the fullest device. Columns with the
     prefix ``plan_`` describe the first plan: its numbers of devices and of pipelines, of stages in its longest
     pipeline, and of all microbatches of a step.
     """
@@ -103,7 +103,7 @@ def point_metrics(record: RunRecord) -> dict[str, Value]:
     return {name: value for name, value in values.items() if not isinstance(value, float) or math.isfinite(value)}
 
 
-# Further columns. The seconds of a point are the only values that a repeated sweep does not reproduce.
+# Further columns. Only WALL, the seconds that a point took, differs when a sweep is repeated.
 POINT, STATUS, ERROR, WALL = "point", "status", "error", "wall_s"
 
 
@@ -135,16 +135,10 @@ def write_table(path: Path, sweep: Sweep, points: Sequence[Point], outcomes: Map
     return names
 
 
-def read_table(path: Path) -> pa.Table:
-    """Read a table that `write_table` wrote."""
-    return pq.read_table(path)
-
-
 def _array(values: Sequence[Any]) -> pa.Array:
     """Return the values of a column as an array of one type: integers, floats, booleans or text.
 
-    Mixed types and integers of more than 64 bits become JSON text. None stays null; a column without values is one of
-    floats.
+    Mixed types and integers of more than 64 bits become JSON text. None becomes null; a column of nulls has floats.
     """
     kinds = {type(value) for value in values if value is not None}
     fit = all(value in _INT64 for value in values if isinstance(value, int))

@@ -1,4 +1,4 @@
-"""Carries out points: makes scenario and plan from their values, simulates the run, and returns its metrics."""
+"""Carries out points of a sweep: makes scenario and plan from a point's values, simulates, and logs the metrics."""
 
 import json
 import os
@@ -103,7 +103,14 @@ def scenario_of(task: PointTask, values: Mapping[str, Any]) -> Scenario:
 def _simulate(task: PointTask, values: Mapping[str, Any]) -> dict[str, Value]:
     settings = {**task.common, **{name: value for name, value in values.items() if name in SETTINGS}}
     scenario = scenario_of(task, values)
-    plan = _plan(scenario, _plan_settings(settings, task.folder), canonical(_changes(values, of_plan=True)))
+    path = setting_text(settings, PLAN)
+    plan = _plan(
+        scenario,
+        task.folder / path if path is not None else None,
+        _name_or_file(settings, "strategy", task.folder),
+        setting_text(settings, "schedule"),
+        canonical(_changes(values, of_plan=True)),
+    )
     policy = make_policy(_name_or_file(settings, "policy", task.folder) or "none", scenario)
     steps, duration_s = bounded(*run_length(settings))
     return point_metrics(Simulator(duration_s).run(scenario, plan, policy, steps))
@@ -113,12 +120,6 @@ def _changes(values: Mapping[str, Any], *, of_plan: bool) -> dict[str, Any]:
     return {
         name: value for name, value in values.items() if name not in SETTINGS and (_keys(name)[0] == PLAN) == of_plan
     }
-
-
-def _plan_settings(settings: Mapping[str, Any], folder: Path) -> tuple[Path | None, str | None, str | None]:
-    path = setting_text(settings, PLAN)
-    strategy = _name_or_file(settings, "strategy", folder)
-    return None if path is None else folder / path, strategy, setting_text(settings, "schedule")
 
 
 def _name_or_file(settings: Mapping[str, Any], name: str, folder: Path) -> str | None:
@@ -150,8 +151,7 @@ def _scenario(path: Path, changes: str) -> Scenario:
 
 
 @lru_cache(maxsize=32)
-def _plan(scenario: Scenario, settings: tuple[Path | None, str | None, str | None], changes: str) -> Plan:
-    path, strategy, schedule = settings
+def _plan(scenario: Scenario, path: Path | None, strategy: str | None, schedule: str | None, changes: str) -> Plan:
     plan = choose_plan(scenario, path, strategy, Ordering(schedule))
     by_keys = {_keys(name)[1:]: value for name, value in json.loads(changes).items()}
     return altered_plan(plan, by_keys, scenario) if by_keys else plan
@@ -165,7 +165,7 @@ MOST_IN_PORTION = 200
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Points that were given to one worker together, and the worker's report; None if it died."""
+    """Points that one worker carried out together, and the worker's report; None if the worker died."""
 
     points: Sequence[Point]
     tally: Tally | None
@@ -177,7 +177,7 @@ class Engine(Protocol):
     def carry_out(self, task: PointTask, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
         """Carry out all points; yield each portion when it has ended.
 
-        Closing the iterator ends everything that is under way.
+        Closing the generator ends all workers.
 
         Args:
             task: Data common to all points.
@@ -207,7 +207,7 @@ class Portioner:
         return self._next < len(self._points)
 
     def learn(self, tally: Tally) -> None:
-        """Update the estimated time per point by a finished portion."""
+        """Set the estimated time per point to that of a finished portion."""
         self._point_s = tally.wall_s / tally.done
 
     def __iter__(self) -> Iterator[Sequence[Point]]:

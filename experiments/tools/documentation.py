@@ -1,6 +1,6 @@
 """Generates documentation from the code: ``python -m experiments.tools.documentation reference FOLDER``.
 
-Likewise ``schemas FOLDER`` writes the JSON Schemas of scenario, plan and sweep files.
+With ``schemas FOLDER`` it writes the JSON Schemas of scenario, plan and sweep files instead.
 """
 
 import ast
@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import typer
+from pydantic import TypeAdapter
 from typer.core import TyperCommand, TyperGroup
 
 from experiments.cli.app import app
-from experiments.sweep.sweep_file import sweep_schema
+from experiments.sweep.sweep_file import SweepEntry
 from planner.files.plan import plan_schema
 from planner.files.scenario import scenario_schema
 from traces.common.atomic import write_text_atomically
@@ -46,12 +47,13 @@ def reference_texts() -> Mapping[str, str]:
 
 def schema_texts() -> Mapping[str, str]:
     """Return the text of each schema file by the file's name."""
-    schemas = {"scenario.json": scenario_schema(), "plan.json": plan_schema(), "sweep.json": sweep_schema()}
+    sweep_schema = TypeAdapter(SweepEntry).json_schema()
+    schemas = {"scenario.json": scenario_schema(), "plan.json": plan_schema(), "sweep.json": sweep_schema}
     return {name: json.dumps(schema, indent=1) + "\n" for name, schema in schemas.items()}
 
 
 def verbs() -> Iterator[tuple[str, TyperCommand]]:
-    """Yield every verb with its full name as it is typed."""
+    """Yield each verb of the command with its full name, such as ``traces show``."""
     found = typer.main.get_command(app)
     assert isinstance(found, TyperGroup)
     for name, command in found.commands.items():

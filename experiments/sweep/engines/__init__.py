@@ -1,4 +1,4 @@
-"""Engines by name."""
+"""The engines that carry out the points of a sweep, by name."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

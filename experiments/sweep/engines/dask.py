@@ -1,4 +1,4 @@
-"""The engine of a Dask cluster, existing or started on this machine; its workers share the sweep's folder and files."""
+"""The sweep engine for a Dask cluster, whose workers must share the sweep's folder and files."""
 
 import logging
 from collections.abc import Generator, Iterator, Sequence
@@ -45,7 +45,7 @@ class DaskTasks:
 
 
 def _tasks(client: Any, task: PointTask, points: Sequence[Point], workers: int) -> Iterator[Portion]:
-    # Without joblib, whose backend for Dask waits forever if a task has killed its workers.
+    # joblib is not used: its backend for Dask waits forever after a task has killed its workers.
     from distributed import as_completed
 
     portioner = Portioner(points, workers)

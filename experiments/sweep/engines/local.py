@@ -1,4 +1,4 @@
-"""The engine of one machine: a pool of processes, which end with the command even if that is killed."""
+"""The sweep engine for one machine: a pool of processes, which end with the command even if the command is killed."""
 
 import os
 import signal
@@ -21,8 +21,8 @@ from traces.common.errors import RunError
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Block SIGINT in processes and threads that are started in here, since the command ends them itself."""
-    # Started beforehand, since its start unblocks the signal.
+    """Block SIGINT in processes and threads that the block starts, since the command ends them itself."""
+    # The resource tracker is started first, since its start unblocks SIGINT.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -33,7 +33,7 @@ def without_interrupts() -> Iterator[None]:
 
 @contextmanager
 def interrupts_held_back() -> Iterator[None]:
-    """Defer signals: those that arrive while the block runs take effect at its end."""
+    """Defer the signals that ask the command to end until the block has ended."""
     delayed: list[tuple[Any, ...]] = []
     handlers: dict[int, Callable[..., Any]] = {}
     for number in STOP_SIGNALS:
@@ -50,7 +50,7 @@ def interrupts_held_back() -> Iterator[None]:
         handlers[arguments[0]](*arguments)
 
 
-# Most bytes of the folder of temporary files: a socket's name has at most 107, of which Python adds the rest.
+# Most bytes in the path of the temporary folder: a socket's path has at most 107, and Python appends this name.
 _LONGEST_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
 
 # Number of portions that wait for each worker, so that workers never wait for the command.
@@ -58,7 +58,7 @@ _AHEAD = 2
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of processor cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -83,7 +83,7 @@ class LocalProcesses:
             yield from self._in_pools(task, points, min(self._workers, len(points)))
 
     def _in_pools(self, task: PointTask, points: Sequence[Point], workers: int) -> Iterator[Portion]:
-        """Carry out points in pools: a process that dies breaks its pool, and the next one goes on."""
+        """Carry out points in one pool after the other: a process that dies breaks its pool, and a new one goes on."""
         portioner = Portioner(points, workers)
         portions = iter(portioner)
         while portioner.has_more:
@@ -114,7 +114,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     with ExitStack() as stack:
         stack.enter_context(one_thread_each())
         context = get_context("forkserver")
-        # Imported once for all workers, before they are forked.
+        # The fork server imports these modules once for all workers.
         set_forkserver_preload(["experiments.cli.app", "experiments.sweep.worker"])
         with without_interrupts(), _room_for_sockets():
             ensure_running()
@@ -122,7 +122,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_command, initargs=(theirs,))
         stack.callback(pool.shutdown)
         stack.callback(theirs.close)
-        # Called before the pool's own exit, so that busy workers end too.
+        # Called before the pool is shut down: closing the pipe ends busy workers too.
         stack.callback(ours.close)
         try:
             with interrupts_held_back():
@@ -135,7 +135,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 @contextmanager
 def _room_for_sockets() -> Iterator[None]:
-    """Put the socket of the server that forks processes into ``/tmp`` if ``TMPDIR`` is too long for its name."""
+    """Let the fork server create its socket in ``/tmp`` if the path of the temporary folder is too long."""
     before = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:
         tempfile.tempdir = "/tmp"

@@ -1,4 +1,4 @@
-"""The engine of a Slurm cluster: job arrays through submitit. The nodes share the sweep's folder and files."""
+"""The sweep engine for a Slurm cluster: job arrays through submitit, on nodes that share the sweep's folder."""
 
 import importlib.util
 import logging
@@ -40,7 +40,7 @@ def noted(folder: Path, job_ids: list[str]) -> Iterator[None]:
         (folder / _FILE).unlink(missing_ok=True)
 
 
-# Number of portions for each job that runs at a time: several, so that no long one remains at the end.
+# Portions of points for each job that runs at a time; with several, jobs end at about the same time.
 _PORTIONS_PER_JOB = 4
 
 # Most jobs of an array: Slurm's default of MaxArraySize is 1001.

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from experiments.scenarios import READY_FOLDER
 from experiments.sweep.folder import check_folder, read_sweep_json, write_sweep_json
 from experiments.sweep.outcomes import read_outcomes
 from experiments.sweep.sweep_file import read_sweep
-from experiments.sweep.table import RUN_METRICS, read_table
+from experiments.sweep.table import RUN_METRICS
 from tests.helpers.processes.command import COMMAND, ropebridge
 from tests.helpers.processes.process_watch import marked_processes, started, wait_until
 from traces.common.errors import InputError
@@ -44,7 +45,7 @@ def write(folder: Path, text: str = SWEEP) -> Path:
 
 def rows(folder: Path) -> list[dict[str, Any]]:
     """The table without the one column that says how long things took."""
-    return read_table(folder / "points.parquet").drop_columns(["wall_s"]).to_pylist()
+    return pq.read_table(folder / "points.parquet").drop_columns(["wall_s"]).to_pylist()
 
 
 def carried_out(*arguments: object) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def test_a_row_holds_what_the_simulator_says_of_the_same_run(undisturbed: Path, 
 
 
 def test_the_table_is_tidy_and_typed(undisturbed: Path) -> None:
-    table = read_table(undisturbed / "out" / "points.parquet")
+    table = pq.read_table(undisturbed / "out" / "points.parquet")
     assert table.column("point").to_pylist() == list(range(36))
     names = read_sweep_json(undisturbed / "out")
     assert [parameter["column"] for parameter in names["parameters"]] == [

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from experiments.runs.progress import SWEEP_LINE_EVERY_S, duration_text, sweep_lines
@@ -14,7 +15,6 @@ from experiments.sweep.driver import carry_out_sweep
 from experiments.sweep.engines.slurm import SlurmJobs
 from experiments.sweep.points import points_of
 from experiments.sweep.sweep_file import read_sweep
-from experiments.sweep.table import read_table
 from tests.helpers.networks.responders import free_port
 from tests.helpers.processes.command import ropebridge
 from traces.common.errors import InputError
@@ -40,7 +40,7 @@ def sweep_file(tmp_path: Path) -> Path:
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    return read_table(folder / "points.parquet").drop_columns(["wall_s"]).to_pylist()
+    return pq.read_table(folder / "points.parquet").drop_columns(["wall_s"]).to_pylist()
 
 
 def expected(sweep_file: Path) -> list[dict[str, Any]]:
