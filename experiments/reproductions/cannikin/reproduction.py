@@ -18,7 +18,7 @@ from experiments.reproductions.cannikin.training import (
 )
 from experiments.reproductions.figures import TrainingPanel, draw_cannikin
 from planner.systems.cannikin.goodput import CANDIDATES
-from planner.systems.cannikin.strategy import balanced_plan
+from planner.systems.cannikin.strategy import cannikin
 
 # Assumed: rates of the network between machines; the ablations and the figure use the first one.
 NETWORKS_BPS = (10e9, 25e9)
@@ -145,9 +145,7 @@ def _ablations(case: _Case) -> list[Row]:
     without_overlap, _ = adaptive_learned(case.setting, overlap=False)
     ways = {
         "whole system": case.trained["cannikin"],
-        "balance only: the first batch": fixed(
-            case.setting, partial(balanced_plan, strategy="cannikin", with_sums=True)
-        ),
+        "balance only: the first batch": fixed(case.setting, cannikin),
         "adaptive batch only: even shares": case.trained["adaptdl"],
         "overlap model off": without_overlap,
     }

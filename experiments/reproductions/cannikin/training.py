@@ -24,7 +24,7 @@ from planner.systems.cannikin.goodput import candidate_batches, choose_batch, go
 from planner.systems.cannikin.opt_perf import batch_time_s, opt_perf
 from planner.systems.cannikin.speed_learning import SpeedLearner, SumLearner, measured_nodes, measured_sums
 from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed
-from planner.systems.cannikin.strategy import balanced_plan, data_parallel_plan, even_plan, update_s
+from planner.systems.cannikin.strategy import adaptdl, data_parallel_plan, lb_bsp, update_s
 from sim.simulator import Simulator
 
 # Cluster to its machines, each as kind and number of GPUs. Assumed: workstations of one GPU in A; in B one machine of
@@ -103,7 +103,7 @@ class LearnedModel:
 
         With ``even`` all devices have equal shares, instead of the shares that the model finds best.
         """
-        plan = even_plan(with_batch(self._scenario, batch), "cannikin") if even else self._divided(batch)[0]
+        plan = adaptdl(with_batch(self._scenario, batch)) if even else self._divided(batch)[0]
         return self._simulate(plan, batch, learn=True)
 
     def _simulate(self, plan: Plan, batch: int, *, learn: bool = False) -> float:
@@ -227,7 +227,7 @@ def adaptive_even(setting: Setting) -> Trained:
 @lru_cache(maxsize=4096)
 def _even_step_s(scenario: Scenario, batch: int) -> float:
     changed = with_batch(scenario, batch)
-    return step_time_s(even_plan(changed, "adaptdl"), changed)
+    return step_time_s(adaptdl(changed), changed)
 
 
 def adaptive_learned(setting: Setting, overlap: bool = True) -> tuple[Trained, LearnedModel]:
@@ -255,8 +255,8 @@ def adaptive_learned(setting: Setting, overlap: bool = True) -> tuple[Trained, L
 
 
 SYSTEMS: Mapping[str, Callable[[Setting], Trained]] = {
-    "ddp": partial(fixed, plan=partial(even_plan, strategy="ddp")),
-    "lb-bsp": partial(fixed, plan=partial(balanced_plan, strategy="lb-bsp", with_sums=False)),
+    "ddp": partial(fixed, plan=adaptdl),
+    "lb-bsp": partial(fixed, plan=lb_bsp),
     "adaptdl": adaptive_even,
 }
 """What Cannikin is compared with; all sum gradients in the same buckets, while backward goes on."""

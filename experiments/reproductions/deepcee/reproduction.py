@@ -24,7 +24,7 @@ from experiments.reproductions.figures import draw_deepcee
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.scenario import Scenario
-from planner.systems.deepcee.strategy import Mechanisms, deepcee_with
+from planner.systems.deepcee.strategy import Mechanisms, deepcee
 from planner.systems.registry import make_policy
 from sim.simulator import Simulator
 from traces.common.errors import InputError
@@ -123,7 +123,7 @@ def _settings() -> list[Setting]:
 def _measured(setting: Setting, names: Sequence[str], tell: Callable[[str], None]) -> Row:
     tell(setting.title)
     scenario = setting.scenario
-    plan = deepcee_with(Mechanisms(), scenario)
+    plan = deepcee(scenario)
     own = throughput(scenario, plan, STEPS)
     outcomes = {name: baseline_throughput(name, scenario, STEPS) for name in names}
     others = [per_s for per_s, _ in outcomes.values() if per_s > 0]
@@ -147,12 +147,12 @@ def _plan_text(plan: Plan) -> str:
 
 def _ablation(setting: Setting, tell: Callable[[str], None]) -> Row:
     scenario = setting.scenario
-    whole = throughput(scenario, deepcee_with(Mechanisms(), scenario), STEPS)
+    whole = throughput(scenario, deepcee(scenario), STEPS)
     row: dict[str, str | float] = {"setting": setting.title, "whole": whole}
     for name, mechanisms in MECHANISMS.items():
         tell(f"{setting.title} without {name}")
         try:
-            row[f"without {name}"] = throughput(scenario, deepcee_with(mechanisms, scenario), STEPS)
+            row[f"without {name}"] = throughput(scenario, deepcee(scenario, mechanisms), STEPS)
         except InputError:
             row[f"without {name}"] = 0.0
     return {**row, "without adapter": whole, "gain": 1.0, "decisions": 0}
@@ -176,7 +176,7 @@ def _adapter(name: str, trace: LinkTrace, tell: Callable[[str], None]) -> Row:
     cluster, model, bandwidth_bps, latency_s = FIRST
     tell(f"adapter: {name}")
     scenario = deepcee_scenario(cluster, model, bandwidth_bps, latency_s, trace=trace)
-    plan = deepcee_with(Mechanisms(), scenario)
+    plan = deepcee(scenario)
     without = throughput(scenario, plan, ADAPTER_STEPS)
     record = Simulator().run(scenario, plan, make_policy("deepcee", scenario), ADAPTER_STEPS)
     adapted = measure(record).samples_per_s

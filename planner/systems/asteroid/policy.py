@@ -1,21 +1,24 @@
-"""Asteroid's policies for lost devices: pipeline replay, and its baseline, heavy rescheduling, as others describe it.
+"""Policies ``asteroid-replay`` and ``heavy-rescheduling``, which replace the plan after the loss of a device.
 
-Pipeline replay (``asteroid-replay``) repairs the plan. A stage with several replicas goes on without the lost ones. The
-layers of a stage without any replica left go to the neighbouring stages. Boundaries between stages shift so that the
-work of each stage is in proportion to its group's capacity; all layers move between neighbours at the same time. The
-state of the lost layers comes from their backup (`planner.adapt.migration`), and the interrupted round is repeated.
+Both come from Asteroid (arXiv 2408.08015), as other publications describe the paper.
 
-Assumed: the work of a layer is its mean time over the devices, in place of its FLOPs; the capacity of a group is the
-sum of its devices' speeds on the whole model; depths follow Asteroid's rule, reduced where memory is too small;
-boundaries that do not fit into memory are replaced by the nearest ones that do.
+Pipeline replay (``asteroid-replay``) repairs the plan. A stage with several replicas goes on without the lost ones. If
+a stage has lost all of its replicas, its layers go to the neighbouring stages. Then the boundaries between stages are
+shifted, so that the work of each stage is in proportion to its group's capacity; layers move between neighbouring
+stages only. The state of lost layers is restored from a backup (`planner.adapt.migration`), and the interrupted round
+is repeated.
 
-Ours: with slow links, a good plan need not divide the work in proportion to capacity. So a second candidate keeps all
-boundaries and divides only the lost layers between their neighbours. The candidate with the shorter round latency,
-corrected for full duplex, is chosen.
+Assumed: the work of a layer is its mean time over the devices, in place of its number of operations; the capacity of a
+group is the sum of its devices' speeds on the whole model; depths follow Asteroid's rule, and are smaller where memory
+requires it; boundaries that do not fit into memory are replaced by the nearest ones that do.
 
-Heavy rescheduling (``heavy-rescheduling``) gathers the model on one device, runs the full planner on the remaining
-devices, and redistributes the model; `full_redistribution` returns these transfers. The simulator transfers less: only
-the layers that devices of the new plan lack.
+Our addition: with slow links, good plans do not divide the work in proportion to capacity. A second candidate therefore
+keeps the boundaries, except that the layers of a lost stage are divided between its neighbours. The candidate with the
+shorter round latency, corrected for full-duplex links, is used.
+
+Heavy rescheduling (``heavy-rescheduling``) is the baseline of the paper: all layers are gathered on one device, the
+planner makes a new plan for the remaining devices, and the layers are distributed again. `full_redistribution` returns
+these transfers, which reproductions time. The policy itself moves less: each device gets the layers that it lacks.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,19 +36,18 @@ from planner.systems.asteroid.strategy import HybridRules, asteroid_depth, by_me
 from traces.common.errors import InputError
 
 Boundaries = Callable[[Sequence[Stage], Sequence[float], Sequence[float]], list[int]]
-"""Function that returns the end layers of all stages but the last, from: the remaining stages, the work of all layers
-before each layer, and the capacities of the stages. See `in_proportion`."""
+"""Rule for new boundaries between stages, with the arguments and the result of `in_proportion`."""
 
 
 def in_proportion(stages: Sequence[Stage], until_s: Sequence[float], capacities: Sequence[float]) -> list[int]:
-    """Return the end layers of all stages but the last, with work in proportion to capacity.
+    """Return the end layer of each stage but the last, so that work is in proportion to capacity.
 
-    Layers move only to a neighbouring stage.
+    Layers move only between neighbouring stages.
 
     Args:
-        stages: The remaining stages; layers of lost stages belong to none of them.
-        until_s: Work of all layers before each layer, seconds on a mean device, [layers + 1].
-        capacities: Capacities of the stages, samples per second.
+        stages: The remaining stages; the layers of lost stages belong to none of them.
+        until_s: Running sum of the layers' mean times over the devices, seconds, [layers + 1].
+        capacities: Capacity of each stage, samples per second.
     """
     shares = list(accumulate(capacities))
     ends = []
@@ -56,10 +58,10 @@ def in_proportion(stages: Sequence[Stage], until_s: Sequence[float], capacities:
 
 
 def where_they_were(stages: Sequence[Stage], until_s: Sequence[float], capacities: Sequence[float]) -> list[int]:
-    """Return the end layers of all stages but the last, if only the layers of lost stages move.
+    """Return the end layer of each stage but the last, so that only the layers of lost stages move.
 
-    These are divided between the two neighbouring stages in proportion to capacity. The arguments are those of
-    `in_proportion`: stages, the work before each layer, and capacities in samples per second.
+    These layers are divided between the two neighbouring stages in proportion to capacity. The arguments are those of
+    `in_proportion`.
     """
     ends = []
     for (left, right), (own, other) in zip(pairwise(stages), pairwise(capacities), strict=True):
@@ -81,10 +83,10 @@ def replay(
         plan: Plan that used the lost devices.
         scenario: Scenario that the plan is for.
         gone: Names of the lost devices.
-        rules: Candidate rules for the new boundaries; the one with the shortest round is applied.
+        rules: Rules for the new boundaries; the result of the one with the shortest round is used.
 
     Raises:
-        InputError: A pipeline has lost all devices, or its layers do not fit into the remaining devices' memory.
+        InputError: A pipeline has lost all of its devices, or the remaining ones have too little memory.
     """
     return replace(
         plan, pipelines=tuple(_without(each, scenario, gone, rules, plan.strategy) for each in plan.pipelines)
@@ -103,9 +105,9 @@ def _without(
     stages = [stage for stage in left if stage.replicas]
     if not stages:
         raise InputError(
-            "a pipeline has lost all of its devices",
+            f"with the loss of {', '.join(sorted(gone))} a pipeline has lost all of its devices",
             where="policy 'asteroid-replay'",
-            valid="at least one device of each pipeline must remain; or take policy 'heavy-rescheduling'",
+            valid="keep at least one device of each pipeline, or take policy 'heavy-rescheduling'",
         )
     samples = max(pipeline.microbatches)
     until_s = mean_compute_s(scenario, samples).tolist()
@@ -135,10 +137,7 @@ def _capacity(stage: Stage, scenario: Scenario, samples: int) -> float:
 def _fitted(
     stages: Sequence[Stage], wanted: Sequence[int], scenario: Scenario, microbatches: Sequence[int]
 ) -> tuple[Stage, ...] | None:
-    """Return the stages with the end layers nearest to ``wanted`` that fit into memory; None if none do.
-
-    Depths are Asteroid's, or smaller where memory requires it.
-    """
+    """Return the stages with the end layers nearest to ``wanted`` that fit into memory; None if none do."""
     fitted = _with_ends(stages, (*wanted, len(scenario.model.layers)), scenario, microbatches)
     if fitted is not None:
         return fitted
@@ -149,6 +148,7 @@ def _fitted(
 def _with_ends(
     stages: Sequence[Stage], ends: Sequence[int], scenario: Scenario, microbatches: Sequence[int]
 ) -> tuple[Stage, ...] | None:
+    """Return the stages with new end layers, at the depths that fit into memory; None if one is empty or too large."""
     edges = list(pairwise((0, *ends)))
     if any(end <= first for first, end in edges):
         return None
@@ -163,12 +163,12 @@ def _with_ends(
 def _nearest_that_fit(
     stages: Sequence[Stage], wanted: Sequence[int], scenario: Scenario, microbatches: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Return the end layers that fit into memory, with one microbatch in flight, and are nearest to ``wanted``.
+    """Return the end layers nearest to ``wanted`` that fit into memory with one microbatch in flight, None if none do.
 
-    The distance is the sum over all stages of the layers by which an end deviates; None if no ends fit.
+    The distance of two lists of end layers is the sum of the absolute differences of their entries.
     """
     layers = len(scenario.model.layers)
-    # End of the last stage placed so far to (sum of deviations in layers, ends of all stages placed so far).
+    # Of all ways to place the first stages that end at a layer, the one with the least distance: (distance, ends).
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
     for stage, target in zip(stages, [*wanted, layers], strict=True):
         longer: dict[int, tuple[int, tuple[int, ...]]] = {}
@@ -191,35 +191,23 @@ class AsteroidReplay:
         self._scenario = scenario
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return the repaired plan, or None if the plan uses no lost device.
+        """Return the repaired plan, or None if the plan uses no lost device; raise `InputError` as `replay`."""
+        is_hit = not set(observation.gone).isdisjoint(plan.devices)
+        return self._repaired(plan, observation) if is_hit else None
 
-        Raises:
-            InputError: The remaining devices cannot hold the model.
-        """
-        if not set(observation.gone) & set(plan.devices):
-            return None
+    def _repaired(self, plan: Plan, observation: Observation) -> Plan:
         return replay(plan, self._scenario, observation.gone)
 
 
-class HeavyRescheduling:
-    """The policy ``heavy-rescheduling``; each run needs an object of its own."""
+class HeavyRescheduling(AsteroidReplay):
+    """The policy ``heavy-rescheduling``, which decides at the same times; each run needs an object of its own."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
-
-    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return a new plan for the remaining devices, or None if the plan uses no lost device.
-
-        Raises:
-            InputError: No split fits into the remaining devices.
-        """
-        if not set(observation.gone) & set(plan.devices):
-            return None
+    def _repaired(self, plan: Plan, observation: Observation) -> Plan:
         return replan(plan, self._scenario, {*observation.gone, *observation.away})
 
 
 def replan(plan: Plan, scenario: Scenario, gone: Collection[str]) -> Plan:
-    """Return the Asteroid planner's plan for the remaining devices, with the microbatch size of the current plan.
+    """Return Asteroid's plan for the remaining devices, with the microbatch size of ``plan``.
 
     Raises:
         InputError: No split fits into the remaining devices.
@@ -237,14 +225,14 @@ def full_redistribution(
     gone: Collection[str],
     backups: Mapping[int, Sequence[str]],
 ) -> tuple[Migration, Migration]:
-    """Return the transfers that gather the model on one device, and the transfers that distribute it from there.
+    """Return the transfers of heavy rescheduling: those that gather the model, and those that distribute it.
 
     Assumed: the model is gathered on the first device of the new plan, which receives only the layers that it lacks.
     Every other device then receives all of its layers, even those that it held before.
 
     Args:
         old: Plan that used the lost devices.
-        new: Plan that replaces the current one.
+        new: Plan for the remaining devices.
         scenario: Scenario that gives sizes and paths.
         gone: Names of the lost devices.
         backups: Index of a layer to the names of the devices that keep a backup of the layer's state.

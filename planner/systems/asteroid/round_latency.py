@@ -1,27 +1,34 @@
-"""The round latency of a hybrid pipeline in closed form (Asteroid, arXiv 2408.08015) [second-hand].
+"""Closed form of the time of one training step of a pipeline, called a round (Asteroid, arXiv 2408.08015).
 
-A round is one training step of M microbatches. A pipeline of P stages has 2P - 1 steps s = 0..2P-2, which are the
-execution of a stage and the communication to the next stage in turn. E_f and E_b are the forward and backward seconds
-of one microbatch in a step, E = E_f + E_b, and T_a is the seconds of a step's gradient sum. An upper index is the index
-of a step::
+The formulas follow other publications that describe the paper, since its own text was not available.
+
+A round trains on M microbatches. A pipeline of P stages has 2P - 1 *steps*, numbered s = 0..2P-2: the execution of the
+first stage, the communication to the second stage, the execution of the second stage, and so on. For each step, E_f and
+E_b are the seconds of forward and of backward for one microbatch, E = E_f + E_b, and T_a is the time of the gradient
+sum over the stage's devices (0 for communication). An upper index is the number of a step::
 
     dm = argmax over c of ( M E^c + sum of E^i over i < c )                                    dominant step
     T_w^s = sum of E_f^i over i < s                                                            waiting
     T_e^s = M E^dm + sum of E^i over s <= i < dm - sum of E^i over dm <= i < s                 executing
     round = max over s of ( T_w^s + T_e^s + T_a^s )
 
-Both sums of T_e are differences of one prefix sum. So a round takes V + U, where V = max over c of (M E^c + sum of E^i
-over i < c) and U = max over s of (T_a^s - sum of E_b^i over i < s). Prepending a step with E, E_b and T_a changes V to
-max(M E, E + V) and U to max(T_a, U - E_b). Both are monotone in V and U, which makes an exact dynamic programme
-possible.
+An equal form is round = V + U, with::
 
-In this formula, transfers in both directions of a link wait for each other. The correction for full duplex (ours) puts
-(M - 1) max(E_f, E_b) + E_f + E_b in place of M E for communication steps: both directions transfer at once, except
-during the forward transfer of the first microbatch and the backward transfer of the last.
+    V = max over c of ( M E^c + sum of E^i over i < c )
+    U = max over s of ( T_a^s - sum of E_b^i over i < s )
+
+A step with E, E_b and T_a that is added at the front changes V to max(M E, E + V) and U to max(T_a, U - E_b). Neither
+decreases if V or U is larger, so a search may build pipelines from the last step to the first and drop the tails with
+larger V and U (`planner.systems.asteroid.strategy`).
+
+The published form adds up the two directions of a link, as if one transfer waited for the other. Our correction for
+full-duplex links replaces M E of a communication step by (M - 1) max(E_f, E_b) + E_f + E_b: the directions overlap
+except in the forward transfer of the first microbatch and the backward transfer of the last.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 from planner.cost.network import nominal_path
@@ -35,9 +42,9 @@ class RoundStep:
     """A step of a round: the execution of a stage, or the communication between two stages.
 
     Attributes:
-        forward_s: Forward time of one microbatch, seconds.
-        backward_s: Backward time of one microbatch, seconds.
-        sync_s: Time of the gradient sum at the end of the round, seconds; 0 for communication.
+        forward_s: E_f, the time of one microbatch's forward, or of the transfer of its activations, seconds.
+        backward_s: E_b, the time of its backward, or of the transfer of their gradient, seconds.
+        sync_s: T_a, the time of the gradient sum at the end of the round, seconds; 0 for communication.
         is_transfer: Whether the step is communication.
     """
 
@@ -48,17 +55,17 @@ class RoundStep:
 
     @property
     def both_s(self) -> float:
-        """Forward and backward time of one microbatch, seconds."""
+        """E, the time of one microbatch in both directions, seconds."""
         return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTail:
-    """The latency of the last steps of a round, as the two terms V and U of the module's docstring.
+    """The last steps of a round, described by the terms V and U of the module's docstring.
 
     Attributes:
-        dominated_s: V, max over c of (M E^c + sum of E^i over i < c), seconds.
-        late_sync_s: U, max over s of (T_a^s - sum of E_b^i over i < s), seconds.
+        dominated_s: V, the time of the dominant step and of the steps in front of it, seconds.
+        late_sync_s: U, the time by which the latest gradient sum extends the round, seconds.
     """
 
     dominated_s: float
@@ -71,12 +78,12 @@ class RoundTail:
 
 
 def busy_s(step: RoundStep, microbatches: int, duplex: bool) -> float:
-    """Return the time that a dominant step takes for all microbatches, seconds: M E.
+    """Return M E, the time of all microbatches in one step without waiting, seconds.
 
     Args:
         step: Execution or communication step.
         microbatches: Number of microbatches of the round, M.
-        duplex: Whether to correct the published formula for links that transfer in both directions at once.
+        duplex: Whether to apply our correction for full-duplex links to communication steps.
     """
     if duplex and step.is_transfer:
         return (microbatches - 1) * max(step.forward_s, step.backward_s) + step.both_s
@@ -84,9 +91,9 @@ def busy_s(step: RoundStep, microbatches: int, duplex: bool) -> float:
 
 
 def prepend(step: RoundStep, tail: RoundTail | None, microbatches: int, duplex: bool) -> RoundTail:
-    """Return the tail extended by a step in front; ``tail`` is None for the last step of a round.
+    """Return the terms V and U after ``step`` is added in front of ``tail``, which is None for a round's last step.
 
-    See `busy_s` for the other arguments.
+    The other arguments are those of `busy_s`.
     """
     alone_s = busy_s(step, microbatches, duplex)
     if tail is None:
@@ -95,14 +102,14 @@ def prepend(step: RoundStep, tail: RoundTail | None, microbatches: int, duplex: 
 
 
 def dominant_step(steps: Sequence[RoundStep], microbatches: int, duplex: bool) -> int:
-    """Return the index dm of the dominant step, the first of several. See `busy_s` for the arguments."""
+    """Return dm, the index of the dominant step; of several, the first. See `busy_s` for the arguments."""
     before_s = accumulate((step.both_s for step in steps), initial=0.0)
     ends_s = [busy_s(step, microbatches, duplex) + start_s for step, start_s in zip(steps, before_s, strict=False)]
     return ends_s.index(max(ends_s))
 
 
 def round_latency_s(steps: Sequence[RoundStep], microbatches: int, duplex: bool = False) -> float:
-    """Return the latency of a round by the formulas for dm, T_w and T_e, seconds. See `busy_s` for the arguments."""
+    """Return the time of a round, seconds, by the published formulas. See `busy_s` for the arguments."""
     dominant = dominant_step(steps, microbatches, duplex)
     longest_s = 0.0
     for index, step in enumerate(steps):
@@ -115,17 +122,17 @@ def round_latency_s(steps: Sequence[RoundStep], microbatches: int, duplex: bool 
 
 
 def round_steps(pipeline: Pipeline, scenario: Scenario) -> tuple[RoundStep, ...]:
-    """Return the pipeline's execution and communication steps in turn, for its largest microbatch.
+    """Return the execution and communication steps of a pipeline, first to last, for its largest microbatch.
 
-    As in the paper [second-hand], a stage is as slow as its slowest replica, a transfer sends the whole microbatch over
-    the slowest path between two stages' devices, and a ring of the replicas sums gradients.
+    As in the paper, a stage takes as long as its slowest replica, a transfer sends the whole microbatch over the
+    slowest path between the devices of two stages, and a ring all-reduce sums gradients over the replicas.
     """
     samples = max(pipeline.microbatches)
     steps: list[RoundStep] = []
     for index, stage in enumerate(pipeline.stages):
         if index:
-            rate_bps = least_rate_bps(scenario, _devices(pipeline.stages[index - 1]), _devices(stage))
-            steps.append(transfer_step(scenario, stage.first_layer, samples, rate_bps))
+            ends = _devices(pipeline.stages[index - 1]), _devices(stage)
+            steps.append(transfer_step(scenario, stage.first_layer, samples, *ends))
         steps.append(_execution(stage, scenario, samples))
     return tuple(steps)
 
@@ -135,11 +142,7 @@ def _execution(stage: Stage, scenario: Scenario, samples: int) -> RoundStep:
         replica_times(scenario, stage, replica, end - first)
         for replica, (first, end) in zip(stage.replicas, stage.intervals(samples), strict=True)
     ]
-    devices = _devices(stage)
-    sync_s = 0.0
-    if len(devices) > 1:
-        rate_bps = least_rate_bps(scenario, devices, devices)
-        sync_s = group_sync_s(scenario, (stage.first_layer, stage.end_layer), len(devices), rate_bps)
+    sync_s = group_sync_s(scenario, stage.first_layer, stage.end_layer, _devices(stage))
     return RoundStep(max(each.forward_s for each in times), max(each.backward_s for each in times), sync_s)
 
 
@@ -147,25 +150,36 @@ def _devices(stage: Stage) -> tuple[str, ...]:
     return tuple(replica.device for replica in stage.replicas)
 
 
-def transfer_step(scenario: Scenario, boundary: int, samples: int, rate_bps: float) -> RoundStep:
-    """Return the communication step that transfers the output of layer ``boundary`` - 1 between two groups.
+@lru_cache(maxsize=65536)
+def transfer_step(
+    scenario: Scenario, boundary: int, samples: int, senders: tuple[str, ...], receivers: tuple[str, ...]
+) -> RoundStep:
+    """Return the communication step between two groups of devices; its latency is neglected, as in a LAN.
 
-    The whole microbatch of ``samples`` samples is sent at ``rate_bps``, the lowest rate between the groups
-    [second-hand]. Latency is not counted, since it is negligible in a LAN.
+    Args:
+        scenario: Scenario that gives output sizes and paths.
+        boundary: Index of the first layer of the receiving stage; the output of the layer before it is sent.
+        samples: Samples of the microbatch, all of which are sent over the slowest path.
+        senders: Names of the devices of the stage in front.
+        receivers: Names of the devices of the stage behind.
     """
+    rate_bps = least_rate_bps(scenario, senders, receivers)
     time_s = 8 * samples * scenario.model.layers[boundary - 1].output_bytes / rate_bps
     return RoundStep(time_s, time_s, is_transfer=True)
 
 
-def group_sync_s(scenario: Scenario, layers: tuple[int, int], devices: int, rate_bps: float) -> float:
-    """Return T_a: the time in which a ring of ``devices`` devices sums the gradients of layers, seconds.
+def group_sync_s(scenario: Scenario, first_layer: int, end_layer: int, devices: tuple[str, ...]) -> float:
+    """Return T_a, the time in which a ring all-reduce sums a stage's gradients over its devices, seconds.
 
-    ``layers`` is (first layer, index after the last layer).
+    The stage has layers ``first_layer`` to ``end_layer`` - 1. A single device takes 0 s.
     """
-    bits = 8 * scenario.model.parameter_bytes(*layers)
-    return 2 * (devices - 1) / devices * bits / rate_bps
+    if len(devices) == 1:
+        return 0.0
+    bits = 8 * scenario.model.parameter_bytes(first_layer, end_layer)
+    return 2 * (len(devices) - 1) / len(devices) * bits / least_rate_bps(scenario, devices, devices)
 
 
+@lru_cache(maxsize=65536)
 def least_rate_bps(scenario: Scenario, senders: tuple[str, ...], receivers: tuple[str, ...]) -> float:
-    """Return the rate of the slowest path from one group to another, or inside one, bits per second."""
+    """Return the rate of the slowest path from a sender to a different receiver, bits per second."""
     return min(nominal_path(scenario, a, b).rate_bps for a in senders for b in receivers if a != b)

@@ -1,17 +1,19 @@
-"""The costs of layers on a group of devices, with samples divided by Asteroid's Algorithm 1 [second-hand].
+"""Costs of layers on a group of devices that share each microbatch, as Asteroid's Algorithm 1 divides it.
 
-Algorithm 1 divides a microbatch of B samples. First, each device d gets samples in proportion to its speed v_d =
-1 / (t_f(B) + t_b(B)), where t_f and t_b are its forward and backward times, but no more than its memory holds; samples
-that are left are divided again in the same way. Then, since times are not linear in samples, single samples move from
-the slowest device to the device with free memory that would finish one more sample first, as long as the time of the
-slowest device drops.
+The algorithm follows other publications that describe the paper (arXiv 2408.08015). It divides a microbatch of B
+samples over the devices d of a group in two phases:
+
+1. Each device gets samples in proportion to its speed 1 / (t_f(B) + t_b(B)), where t_f and t_b are the device's times
+   of forward and backward, but no more than its memory holds. Samples that are left are divided again in the same way.
+2. Since times are not linear in samples, single samples move from the slowest device to the device with free memory
+   that would finish one more sample first, as long as this makes the slowest device faster.
 
 Assumed: shares are rounded down; if all are zero, one sample goes to the device that would finish it first.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 
@@ -22,17 +24,16 @@ from planner.scenario.cluster import Device
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Scenario
 from planner.step.graph import Floats
-from planner.systems.asteroid.round_latency import RoundStep, group_sync_s, least_rate_bps, transfer_step
+from planner.systems.asteroid.round_latency import RoundStep, group_sync_s
 
 
 def allocate(samples: int, times_s: Sequence[Sequence[float]], most: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the samples of each device by Algorithm 1, or None if the samples do not fit into memory.
+    """Return the number of samples that Algorithm 1 gives each device; None if they do not fit into memory.
 
     Args:
         samples: Samples of a microbatch.
-        times_s: Forward plus backward time of each device for 0, 1, ... ``samples`` samples, seconds,
-            [devices, samples + 1].
-        most: Limit on the samples of each device by its memory, [devices].
+        times_s: A row for each device: its time of forward and backward for 0, 1, ... ``samples`` samples, seconds.
+        most: Number of samples that fit into the memory of each device.
     """
     if sum(most) < samples:
         return None
@@ -68,13 +69,13 @@ def _balanced(placed: list[int], times_s: Sequence[Sequence[float]], most: Seque
 
 @dataclass(frozen=True, slots=True)
 class StageChoice:
-    """A stage: layers on a group of devices, with its execution step.
+    """A stage that the search may put into a pipeline, and its part of the round latency.
 
     Attributes:
         first_layer: Index of the first layer.
         end_layer: Index after the last layer.
         depth: Number of microbatches in flight.
-        samples: (device, samples of a microbatch) for each device of the group that gets samples.
+        samples: (name, samples of a microbatch) of each device of the group that gets samples.
         step: Execution step of the stage.
     """
 
@@ -86,27 +87,30 @@ class StageChoice:
 
     @property
     def stage(self) -> Stage:
-        """The stage in the form that plans use."""
+        """The stage as part of a plan."""
         replicas = tuple(Replica(device, float(count)) for device, count in self.samples)
         return Stage(self.first_layer, self.end_layer, replicas, self.depth)
 
 
 class StageCosts:
-    """Cached costs of layers on groups of devices, for one microbatch size."""
+    """Cached costs of layers on groups of devices, for one microbatch size.
+
+    Args:
+        scenario: Scenario that gives times, memory and links.
+        samples: Samples of a microbatch.
+    """
 
     def __init__(self, scenario: Scenario, samples: int) -> None:
         self._scenario = scenario
         self._samples = samples
         self.choose = cache(self._choose)
-        self.transfer = cache(self._transfer)
-        self.least_rate_bps = cache(partial(least_rate_bps, scenario))
         self._most = cache(self._most_samples)
         self._until_s = cache(self._seconds_until)
         self._times_s = cache(self._range_times_s)
         self._allocated = cache(self._allocate)
 
     def _choose(self, first_layer: int, end_layer: int, group: tuple[Device, ...], depth: int) -> StageChoice | None:
-        """Return layers on a group with samples divided by Algorithm 1; None if memory is too small for ``depth``."""
+        """Return the stage on a group, divided by Algorithm 1; None if memory is too small for ``depth``."""
         most = tuple(self._most(first_layer, end_layer, device.memory_bytes, depth) for device in group)
         counts = self._allocated(first_layer, end_layer, tuple(device.kind for device in group), most)
         if counts is None:
@@ -117,18 +121,12 @@ class StageCosts:
             [float(until[count, end_layer] - until[count, first_layer]) for until in both] for both, count in columns
         ]
         forward_s, backward_s = (max(column) for column in zip(*times_s, strict=True))
-        names, sync_s = tuple(device.name for device, _ in used), 0.0
-        if len(names) > 1:
-            rate_bps = self.least_rate_bps(names, names)
-            sync_s = group_sync_s(self._scenario, (first_layer, end_layer), len(names), rate_bps)
+        sync_s = group_sync_s(self._scenario, first_layer, end_layer, tuple(device.name for device, _ in used))
         step = RoundStep(forward_s, backward_s, sync_s)
-        return StageChoice(first_layer, end_layer, depth, tuple((d.name, count) for d, count in used), step)
-
-    def _transfer(self, boundary: int, senders: tuple[str, ...], receivers: tuple[str, ...]) -> RoundStep:
-        return transfer_step(self._scenario, boundary, self._samples, self.least_rate_bps(senders, receivers))
+        return StageChoice(first_layer, end_layer, depth, tuple((device.name, count) for device, count in used), step)
 
     def _most_samples(self, first_layer: int, end_layer: int, memory_bytes: int, depth: int) -> int:
-        """Return the samples of each microbatch that fit into a device's memory, at most the size of a microbatch."""
+        """Return the number of samples of each microbatch that fit into a device's memory, all of them at most."""
         stage = Stage(first_layer, end_layer, (), depth)
         return most_samples(self._scenario, stage, self._samples, depth, memory_bytes)
 
@@ -144,30 +142,22 @@ class StageCosts:
         return [float(each) for each in both[:, end_layer] - both[:, first_layer]]
 
     def _seconds_until(self, kind: str) -> tuple[Floats, Floats]:
-        """Return forward and backward seconds of all layers before each layer, each [samples + 1, layers + 1]."""
+        """Return running sums of the layers' forward and backward times, seconds, [samples + 1, layers + 1] each."""
         tables = [layer_table(self._scenario, kind, samples) for samples in range(self._samples + 1)]
         return np.array([table.forward_s for table in tables]), np.array([table.backward_s for table in tables])
 
 
-def levelled(scenario: Scenario, devices: Sequence[Device] = ()) -> Scenario:
-    """Return the scenario with each layer's times replaced by their mean over devices, so that devices are equal.
-
-    Args:
-        scenario: Scenario whose model has times for all kinds of devices.
-        devices: Devices over which the mean is taken; all if empty.
-    """
-    kinds = [device.kind for device in devices or scenario.cluster.devices]
-    layers = tuple(
-        replace(layer, times=_mean_times(scenario, layer, index, kinds))
-        for index, layer in enumerate(scenario.model.layers)
-    )
+def levelled(scenario: Scenario) -> Scenario:
+    """Return the scenario with each layer's times replaced by their mean over all devices of the cluster."""
+    kinds = [device.kind for device in scenario.cluster.devices]
+    for kind in kinds:
+        # Raises an error that names the kind if the profile lacks it.
+        scenario.model.times(0, len(scenario.model.layers), kind, 1)
+    layers = tuple(replace(layer, times=_mean_times(layer, kinds)) for layer in scenario.model.layers)
     return replace(scenario, model=ModelProfile(scenario.model.name, layers))
 
 
-def _mean_times(scenario: Scenario, layer: LayerProfile, index: int, kinds: Sequence[str]) -> dict[str, TimeTable]:
-    # `times` raises an error that names the kind if the model's profile lacks it.
-    for kind in kinds:
-        scenario.model.times(index, index + 1, kind, 1)
+def _mean_times(layer: LayerProfile, kinds: Sequence[str]) -> dict[str, TimeTable]:
     counts = tuple(sorted({count for kind in kinds for count in layer.times[kind].samples}))
     rows = [[layer.times[kind].at(count) for kind in kinds] for count in counts]
     mean = TimeTable(

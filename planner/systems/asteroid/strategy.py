@@ -1,24 +1,23 @@
-"""Asteroid: hybrid pipelines on unlike devices of limited memory (arXiv 2408.08015, MobiCom 2024).
+"""Strategies ``asteroid`` and ``asteroid-duplex``: one pipeline whose stages are groups of devices of limited memory.
 
-Devices are sorted by memory, largest first. A stage is a group of consecutive devices in this order, data parallel
-inside; every microbatch is divided so that all devices of a group finish together
-(`planner.systems.asteroid.stage_costs`). The split of layers and devices into stages has the least round latency
-(`planner.systems.asteroid.round_latency`). The paper's Algorithm 2 finds it by dynamic programming: Q(l, n, p) is the
-split of the last l layers over the last n devices in p stages with the least latency. A split is extended by one
-execution and one communication step in front, and dropped if its first stage does not fit into memory. Stage p of P,
-counted from 0, keeps K_p = 2(P - p) - 1 microbatches in flight, as if communication were a stage of its own [all
-second-hand].
+Asteroid (arXiv 2408.08015, MobiCom 2024) sorts the devices by memory, largest first. Each stage is held by a group of
+consecutive devices in this order, which divide every microbatch so that all finish together
+(`planner.systems.asteroid.stage_costs`). Of all splits of layers and devices into stages, the one with the least round
+latency (`planner.systems.asteroid.round_latency`) is chosen. Stage p of P, counted from 0, keeps up to 2(P - p) - 1
+microbatches in flight, as if each communication were a stage of its own. These rules follow other publications that
+describe the paper.
 
-The published recursion keeps one split for each (l, n, p) [second-hand], although the fastest last stages need not be
-part of the fastest pipeline. Ours compares splits only if the remaining devices reach their first groups at equal
-rates, and keeps every split that no other one beats in both terms of the round latency, V and U. As both terms are
-monotone, the result is the optimum over all splits and groups. An additional step in front never shortens a round, so
-splits slower than a known complete pipeline are dropped.
+The search (Algorithm 2 of the paper) builds pipelines from the last stage to the first by dynamic programming. A state
+is a split of the last l layers over the last n devices into p stages; one more stage and its communication are put in
+front. As others describe it, the paper keeps only the fastest split of each state, although the fastest pipeline need
+not end with it. Our search is exact: of splits with the same rates from all remaining devices to their first group, it
+keeps every one that is not worse than another in both terms of the round latency, V and U. Splits slower than a
+complete pipeline already found are dropped, since more stages never shorten a round.
 
 Assumed: devices with equal memory stay in the cluster's order; a device to which Algorithm 1 gives no samples is left
-out; the microbatch size, which the paper takes as given, is the scenario's.
+out of its group; the size of microbatches, an input in the paper, is the scenario's.
 
-``asteroid-duplex`` is ours: the same planner with the correction for links that carry both directions at once.
+``asteroid-duplex`` is our variant, with the round latency corrected for full-duplex links.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,33 +29,31 @@ from planner.plan.microbatches import even_microbatches
 from planner.plan.plan import Pipeline, Plan
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
-from planner.systems.asteroid.round_latency import RoundTail, prepend
+from planner.systems.asteroid.round_latency import RoundTail, least_rate_bps, prepend, transfer_step
 from planner.systems.asteroid.stage_costs import StageChoice, StageCosts
 
 
 def asteroid_depth(stages: int) -> int:
-    """Return the microbatches in flight of a stage, K_p = 2(P - p) - 1 [second-hand].
+    """Return Asteroid's number of microbatches in flight at a stage, 2 ``stages`` - 1.
 
-    The formula counts communication as a stage of its own. ``stages`` is P - p, the number of stages from this one to
-    the last.
+    ``stages`` is the number of stages from this one to the last; the formula counts each communication as a stage too.
     """
     return 2 * stages - 1
 
 
 def plain_depth(stages: int) -> int:
-    """Return 1F1B's microbatches in flight of a stage, K_p = P - p. See `asteroid_depth` for the argument."""
+    """Return 1F1B's number of microbatches in flight at a stage, ``stages``; see `asteroid_depth`."""
     return stages
 
 
 @dataclass(frozen=True, slots=True)
 class HybridRules:
-    """The rules of a planner of hybrid pipelines.
+    """The rules in which the planners that use this search differ.
 
     Attributes:
-        depth: Function that returns a stage's microbatches in flight from P - p, the number of stages from this one to
-            the last.
-        duplex: Whether the round latency is corrected for full duplex.
-        widest: Limit on the devices in a group; None for no limit.
+        depth: Function from the number of stages from one to the last to the microbatches in flight at the first.
+        duplex: Whether the round latency is corrected for full-duplex links.
+        widest: Most devices of a group; None for no limit.
     """
 
     depth: Callable[[int], int] = asteroid_depth
@@ -66,37 +63,38 @@ class HybridRules:
 
 @dataclass(frozen=True, slots=True)
 class HybridSplit:
-    """The last stages of a pipeline, or all stages.
+    """A split of the last layers over the last devices: some of the last stages of a pipeline, or all of its stages.
 
     Attributes:
-        tail: Round latency of these stages, as the terms V and U.
-        stages: Layers and groups of the stages, first to last.
+        tail: Terms V and U of the round latency of these stages.
+        stages: The stages, first to last.
     """
 
     tail: RoundTail
     stages: tuple[StageChoice, ...]
 
 
-# (index of the first layer, index of the first device, rates from each earlier device to the first group) to splits.
+# Splits by (index of their first layer, index of their first device, rates from each earlier device to their first
+# group in bits per second).
 _Splits = dict[tuple[int, int, tuple[float, ...]], list[HybridSplit]]
 
 
 def best_split(
     scenario: Scenario, devices: Sequence[Device], samples: int, microbatches: int, rules: HybridRules
 ) -> HybridSplit | None:
-    """Return the split with the least round latency, or None if no split fits into memory.
+    """Return the split of all layers with the least round latency, or None if no split fits into memory.
 
     Args:
         scenario: Scenario that gives model, memory and links.
-        devices: Devices in the order along the pipeline; every one belongs to a group.
+        devices: Devices in the order along the pipeline.
         samples: Samples of each microbatch.
         microbatches: Number of microbatches of the round.
-        rules: Rules of the planner.
+        rules: Depths, correction and width of groups.
     """
-    search = _Search(StageCosts(scenario, samples), len(scenario.model.layers), tuple(devices), microbatches, rules)
+    search = _Search(scenario, StageCosts(scenario, samples), samples, tuple(devices), microbatches, rules)
     best: HybridSplit | None = None
     splits: _Splits = {}
-    for stages in range(1, min(search.layers, len(devices)) + 1):
+    for stages in range(1, min(len(scenario.model.layers), len(devices)) + 1):
         longer = search.last_stages() if stages == 1 else search.one_more_stage(splits, stages)
         complete = [each for (layer, device, _), kept in longer.items() if not layer and not device for each in kept]
         best = min([*complete, *([best] if best else [])], key=lambda each: each.tail.latency_s, default=None)
@@ -105,18 +103,10 @@ def best_split(
 
 
 def hybrid_plan(scenario: Scenario, devices: Sequence[Device], strategy: str, rules: HybridRules) -> Plan:
-    """Return the plan of one pipeline with the least round latency.
-
-    Assumed: microbatches are those of `even_microbatches`, halved until some split fits into memory.
-
-    Args:
-        scenario: Scenario that the plan is for.
-        devices: Devices in the order along the pipeline.
-        strategy: Name of the strategy in the plan.
-        rules: Rules of the planner.
+    """Return the plan of one pipeline over ``devices``, in this order, with the least round latency.
 
     Raises:
-        InputError: No split fits, even one sample at a time.
+        InputError: No split fits into memory, even with one sample per microbatch.
     """
     batch = scenario.training.global_batch
     pipeline = hybrid_pipeline(scenario, devices, batch, rules)
@@ -126,13 +116,16 @@ def hybrid_plan(scenario: Scenario, devices: Sequence[Device], strategy: str, ru
 
 
 def hybrid_pipeline(scenario: Scenario, devices: Sequence[Device], batch: int, rules: HybridRules) -> Pipeline | None:
-    """Return the pipeline with the least round latency for a batch, None if none fits; see `hybrid_plan`."""
+    """Return the pipeline with the least round latency for a batch of ``batch`` samples, or None if none fits.
+
+    Assumed: microbatches are those of `even_microbatches`, halved until some split fits into memory.
+    """
     for microbatches in _microbatch_sizes(scenario, batch, len(devices)):
         split = best_split(scenario, devices, max(microbatches), len(microbatches), rules)
         if split is not None:
             stages = tuple(choice.stage for choice in split.stages)
             depths = fitting_depths([stage.in_flight for stage in stages], stages, scenario, microbatches)
-            assert depths is not None, "the split was checked against memory"
+            assert depths is not None, "`best_split` returns only splits that fit into memory"
             return Pipeline(stages, microbatches).with_depths(depths)
     return None
 
@@ -149,30 +142,30 @@ def _microbatch_sizes(scenario: Scenario, batch: int, devices: int) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class _Search:
+    scenario: Scenario
     costs: StageCosts
-    layers: int
+    samples: int
     devices: tuple[Device, ...]
     microbatches: int
     rules: HybridRules
 
     def last_stages(self) -> _Splits:
-        """Return all splits into one stage."""
+        """Return every last stage, as a split."""
         splits: _Splits = {}
-        count = len(self.devices)
+        layers, count = len(self.scenario.model.layers), len(self.devices)
         for device in range(max(0, count - self._widest), count):
-            for layer in range(self.layers):
-                choice = self._choose(layer, self.layers, device, count, 1)
+            for layer in range(layers):
+                choice = self._choose(layer, layers, device, count, 1)
                 if choice is not None:
                     tail = prepend(choice.step, None, self.microbatches, self.rules.duplex)
                     splits[self._key(choice, device)] = [HybridSplit(tail, (choice,))]
         return splits
 
     def one_more_stage(self, splits: _Splits, stages: int) -> _Splits:
-        """Return all splits into ``stages`` stages whose stages after the first are one of ``splits``."""
+        """Return ``splits``, each extended by every possible stage in front, to ``stages`` stages."""
         longer: _Splits = {}
         for (middle, device, _), kept in splits.items():
             for first_device in range(max(0, device - self._widest), device):
-                # `range` ends before `middle`, since a stage has one layer or more.
                 for layer in range(middle):
                     choice = self._choose(layer, middle, first_device, device, stages)
                     if choice is not None:
@@ -182,19 +175,18 @@ class _Search:
 
     def _extended(self, choice: StageChoice, split: HybridSplit) -> HybridSplit:
         ends = [tuple(device for device, _ in each.samples) for each in (choice, split.stages[0])]
-        transfer = self.costs.transfer(choice.end_layer, *ends)
+        transfer = transfer_step(self.scenario, choice.end_layer, self.samples, *ends)
         tail = prepend(transfer, split.tail, self.microbatches, self.rules.duplex)
         tail = prepend(choice.step, tail, self.microbatches, self.rules.duplex)
         return HybridSplit(tail, (choice, *split.stages))
 
     def _choose(self, layer: int, end: int, device: int, end_device: int, stages: int) -> StageChoice | None:
-        # `depth` takes the number of stages up to the last, since the number of stages in front is not known yet.
         depth = min(self.rules.depth(stages), self.microbatches)
         return self.costs.choose(layer, end, self.devices[device:end_device], depth)
 
     def _key(self, choice: StageChoice, device: int) -> tuple[int, int, tuple[float, ...]]:
         group = tuple(name for name, _ in choice.samples)
-        rates_bps = tuple(self.costs.least_rate_bps((before.name,), group) for before in self.devices[:device])
+        rates_bps = tuple(least_rate_bps(self.scenario, (before.name,), group) for before in self.devices[:device])
         return choice.first_layer, device, rates_bps
 
     @property
@@ -203,7 +195,7 @@ class _Search:
 
 
 def _worth_keeping(splits: Iterable[HybridSplit], best: HybridSplit | None) -> list[HybridSplit]:
-    """Return the splits faster than ``best`` that are Pareto-optimal: no other split is as good in both V and U.
+    """Return the splits faster than ``best`` that no other split matches or beats in both V and U.
 
     Of splits with equal V and U, one is kept.
     """
@@ -218,7 +210,7 @@ def _worth_keeping(splits: Iterable[HybridSplit], best: HybridSplit | None) -> l
 
 
 def asteroid(scenario: Scenario) -> Plan:
-    """Return Asteroid's plan as published: one hybrid pipeline over all devices.
+    """Return Asteroid's plan: one pipeline over all devices, with the round latency as published.
 
     Raises:
         InputError: No split fits into memory.
@@ -227,7 +219,7 @@ def asteroid(scenario: Scenario) -> Plan:
 
 
 def asteroid_duplex(scenario: Scenario) -> Plan:
-    """Return Asteroid's plan with the round latency corrected for full duplex.
+    """Return Asteroid's plan with the round latency corrected for full-duplex links.
 
     Raises:
         InputError: No split fits into memory.
@@ -236,5 +228,5 @@ def asteroid_duplex(scenario: Scenario) -> Plan:
 
 
 def by_memory(devices: tuple[Device, ...]) -> tuple[Device, ...]:
-    """Return the devices with the largest memory first."""
+    """Return the devices sorted by memory, largest first."""
     return tuple(sorted(devices, key=lambda device: -device.memory_bytes))

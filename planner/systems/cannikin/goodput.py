@@ -1,10 +1,12 @@
-"""The global batch with the highest goodput: throughput times statistical efficiency (Pollux, OSDI'21; Cannikin).
+"""The choice of the global batch with the highest goodput: throughput times statistical efficiency.
 
-B is the global batch and B_0 the first global batch, in samples; T(B) is the time of a step in seconds; N = S / |G|² is
-the gradient noise scale (`planner.runs.gradient_noise`). A step of B samples makes as much progress as gain(B) steps of
-B_0 samples (AdaScale, arXiv 2007.05105), where scale = B / B_0::
+The measure comes from Pollux (OSDI'21); Cannikin uses it too. B is the global batch and B_0 the first global batch of
+the training, in samples; T(B) is the time of a step in seconds. The gradient noise scale N = S / |G|², in samples, is
+the ratio of the variance S of one sample's gradient to the squared norm of the mean gradient G
+(`planner.runs.gradient_noise`). A step of B samples makes as much progress as gain(B) steps of B_0 samples (AdaScale,
+arXiv 2007.05105), with scale = B / B_0::
 
-    gain = (var + sqr) / (var / scale + sqr)     var = S / B_0, sqr = |G|²
+    gain = (var + sqr) / (var / scale + sqr)     where var = S / B_0 and sqr = |G|²
     efficiency = gain / scale = (B_0 + N) / (B + N)
     goodput(B) = B / T(B) * efficiency(B)
 
@@ -17,69 +19,51 @@ from collections.abc import Callable
 
 import numpy as np
 
-from traces.common.errors import InputError
-
-# Number of candidate batches, and factor by which another batch must raise the goodput: both as published.
+# Number of candidate batches, and factor by which another batch must raise the goodput: both are Cannikin's.
 CANDIDATES = 50
 LEAST_GAIN = 1.05
 
 
 def statistical_efficiency(batch: float, first_batch: float, noise_scale: float) -> float:
-    """Return the progress per sample in a batch of B relative to a batch of B_0, without unit.
+    """Return the progress per sample in a batch relative to that in the first batch, a ratio without unit.
 
     Args:
         batch: Global batch B, samples.
         first_batch: First global batch B_0, samples.
-        noise_scale: Gradient noise scale S / |G|², samples; may be infinite.
-
-    Raises:
-        InputError: A batch is not above zero, or the noise scale is negative.
+        noise_scale: Gradient noise scale N, samples; may be infinite.
     """
-    if not (batch > 0 and first_batch > 0 and noise_scale >= 0):
-        raise InputError(
-            f"batch {batch:g}, first_batch {first_batch:g} and noise_scale {noise_scale:g} are not allowed",
-            where="statistical efficiency",
-            valid="give batches above 0, and a noise scale of 0 or more",
-        )
     if math.isinf(noise_scale):
         return 1.0
     return (first_batch + noise_scale) / (batch + noise_scale)
 
 
 def goodput_per_s(batch: float, time_s: float, first_batch: float, noise_scale: float) -> float:
-    """Return the goodput of steps of ``batch`` samples that take ``time_s`` seconds, in samples per second.
+    """Return the goodput of steps of ``batch`` samples that take ``time_s`` seconds, samples per second.
 
-    A sample counts as much as in a step of ``first_batch`` samples; ``noise_scale`` is in samples.
+    The other arguments are those of `statistical_efficiency`.
     """
     return batch / time_s * statistical_efficiency(batch, first_batch, noise_scale)
 
 
 def candidate_batches(first_batch: int, largest_batch: int, count: int = CANDIDATES) -> tuple[int, ...]:
-    """Return at most ``count`` batches from the first to the largest, in equal ratios, rounded, without duplicates.
+    """Return at most ``count`` batches from ``first_batch`` to ``largest_batch``, in samples, ascending.
 
-    Raises:
-        InputError: The largest batch is below the first, or the first is below 1.
+    The ratio of successive batches is constant, up to rounding to whole samples.
     """
-    if not 1 <= first_batch <= largest_batch:
-        raise InputError(
-            f"batches from {first_batch} to {largest_batch} samples are not allowed",
-            where="candidate batches",
-            valid=f"give a first batch of 1 or more, and a largest batch of {max(1, first_batch)} or more",
-        )
     return tuple(sorted({round(each) for each in np.geomspace(first_batch, largest_batch, count).tolist()}))
 
 
 def choose_batch(
     current: int, candidates: tuple[int, ...], time_s: Callable[[int], float], first_batch: int, noise_scale: float
 ) -> int:
-    """Return the batch with the highest goodput, or ``current`` if its goodput is not below that / `LEAST_GAIN`.
+    """Return the candidate with the highest goodput, or ``current`` if that gains less than a factor of `LEAST_GAIN`.
 
     Args:
         current: Current global batch, samples.
         candidates: Global batches to choose from, samples.
         time_s: Function from a global batch to the time of a step, seconds.
         first_batch: First global batch B_0, samples.
-        noise_scale: Gradient noise scale S / |G|², samples.
+        noise_scale: Gradient noise scale N, samples.
     """
 
     def goodput(batch: int) -> float:

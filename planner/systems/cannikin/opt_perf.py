@@ -1,15 +1,16 @@
-"""OptPerf: the division of a batch over unequal devices with the shortest data-parallel step.
+"""OptPerf: the division of a batch over unequal devices with the shortest data-parallel step (arXiv 2402.05302).
 
-From Cannikin (arXiv 2402.05302). A step ends when its last device ends. In the fastest division all devices end
-together, except those that memory limits or that are too slow for a single sample. Device i takes q_i b + s_i seconds
-for everything before the backward of b samples, and k_i b + m_i for the backward; gamma, T_o and T_u describe the
-gradient sums (`planner.systems.cannikin.step_model`). In T seconds, the device can process::
+A step ends when its last device ends. In the fastest division all devices end at the same time T, except those that
+memory limits and those that are too slow for a single sample. By the model of `planner.systems.cannikin.step_model`,
+device i takes q_i b + s_i seconds before the backward of b samples and k_i b + m_i for the backward; gamma is the share
+of backward before the first gradient bucket is ready, T_o and T_u are the times of the sums that overlap with backward
+and of the last one. In T seconds, device i can process b_i(T) samples::
 
     b_i(T) = min((T - T_u - s_i - m_i) / (q_i + k_i),  (T - T_u - T_o - s_i - gamma * m_i) / (q_i + gamma * k_i))
 
-samples, clipped to 0 and to what fits into its memory. The first term is for devices that compute longest, the second
-for those that wait for sums. All b_i(T) grow with T, so bisection finds the T at which they add up to the batch. The
-paper instead guesses which devices wait for sums, solves for T, and corrects the guess; both give the same result.
+clipped to 0 and to what fits into its memory. The first term limits devices that compute until the last sum begins, the
+second those that wait for earlier sums. All b_i(T) grow with T, so a bisection finds the T at which their total is the
+batch. The paper instead guesses which devices wait for sums, solves for T and corrects the guess; results are the same.
 """
 
 import heapq
@@ -26,8 +27,8 @@ class Division:
     """A division of a batch over devices.
 
     Attributes:
-        samples: Samples of each device, [devices]; a device with 0 samples takes no part.
-        time_s: Time of the step by the model of `batch_time_s`, seconds.
+        samples: Number of samples of each device; a device with 0 samples takes no part.
+        time_s: Time of the step, seconds, as `batch_time_s` predicts it.
     """
 
     samples: tuple[int, ...]
@@ -35,27 +36,27 @@ class Division:
 
 
 def device_time_s(samples: float, speed: NodeSpeed, sums: SumTimes) -> float:
-    """Return the time in which a device computes ``samples`` and ends all sums if no other device is later, seconds."""
+    """Return the time of a step of ``samples`` samples on one device if it waits for no other device, seconds."""
     forward_s, backward_s = speed.forward_s(samples), speed.backward_s(samples)
     waits_s = forward_s + sums.first_bucket_share * backward_s + sums.overlapped_s
     return max(forward_s + backward_s, waits_s) + sums.last_s
 
 
 def batch_time_s(samples: Sequence[float], speeds: Sequence[NodeSpeed], sums: SumTimes) -> float:
-    """Return the time of a step, seconds: the longest time of any device that has samples."""
+    """Return the time of a step, seconds: the longest `device_time_s` of the devices that have samples."""
     return max(device_time_s(own, speed, sums) for own, speed in zip(samples, speeds, strict=True) if own > 0)
 
 
 def real_division(
     batch: float, speeds: Sequence[NodeSpeed], sums: SumTimes, most: Sequence[int]
 ) -> tuple[tuple[float, ...], float]:
-    """Return the fastest division into fractions of samples, [devices], and the time of its step, seconds.
+    """Return the fastest division if samples could be split, as samples of each device, and its step time, seconds.
 
     Args:
         batch: Samples to divide, above zero.
         speeds: Speed of each device.
         sums: Times of the gradient sums.
-        most: Limit on the samples of each device by its memory.
+        most: Number of samples that fit into the memory of each device.
 
     Raises:
         InputError: The batch does not fit into the memory of all devices together.
@@ -86,14 +87,8 @@ def opt_perf(batch: int, speeds: Sequence[NodeSpeed], sums: SumTimes, most: Sequ
     """Return the fastest division into whole samples.
 
     Each device gets its share of `real_division`, rounded down. The samples that are left go one by one to the device
-    that would end first with one more.
-
-    Args:
-        batch: Samples to divide, above zero.
-        speeds: Speed of each device.
-        sums: Times of the gradient sums.
-        most: Limit on the samples of each device by its memory.
-        least: Samples that every device must get.
+    that would end first with one more. The arguments are those of `real_division`; ``least`` is the number of samples
+    that every device must get.
 
     Raises:
         InputError: The batch does not fit into memory, or ``least`` samples per device are too many.
@@ -118,7 +113,7 @@ def opt_perf(batch: int, speeds: Sequence[NodeSpeed], sums: SumTimes, most: Sequ
 
 
 def _samples_within(rest_s: float, speed: NodeSpeed, sums: SumTimes, limit: int) -> float:
-    """Return the samples, a fraction, that a device can process in ``rest_s``, before the last bucket's sum begins."""
+    """Return the number of samples, not rounded, that a device can process in the ``rest_s`` seconds before T_u."""
     share = sums.first_bucket_share
     alone_s = rest_s - speed.forward_fixed_s - speed.backward_fixed_s
     waiting_s = rest_s - sums.overlapped_s - speed.forward_fixed_s - share * speed.backward_fixed_s
@@ -136,7 +131,7 @@ def _samples_within(rest_s: float, speed: NodeSpeed, sums: SumTimes, limit: int)
 
 
 def _place(count: int, samples: list[int], speeds: Sequence[NodeSpeed], sums: SumTimes, most: Sequence[int]) -> None:
-    """Give ``count`` more samples, one at a time, to the device that would end first with one more, in place."""
+    """Add ``count`` samples to the list ``samples``, each to the device that would end first with one more."""
     ends = [
         (device_time_s(own + 1, speed, sums), device)
         for device, (own, speed) in enumerate(zip(samples, speeds, strict=True))

@@ -1,13 +1,13 @@
-"""The policy ``cannikin``: shares of the batch follow the measured speeds of devices and gradient sums.
+"""Policy ``cannikin``: the shares of the batch follow the measured speeds of devices and times of gradient sums.
 
-From Cannikin (arXiv 2402.05302). The policy starts from any plan of one stage and learns speeds as
-`planner.systems.cannikin.speed_learning` describes. It changes the plan to the shares of OptPerf
-(`planner.systems.cannikin.opt_perf`) when these make the predicted step shorter by `LEAST_GAIN` or more. The global
+The method is that of Cannikin (arXiv 2402.05302). The policy starts from any plan of one stage and learns speeds from
+the observed steps (`planner.systems.cannikin.speed_learning`). It changes to the shares of OptPerf
+(`planner.systems.cannikin.opt_perf`) if these shorten the predicted step by a share of `LEAST_GAIN` or more. The global
 batch never changes. Every device keeps at least one sample of each microbatch, since the policy does not change which
 devices hold the model.
 
-Assumed: an observation has only one compute time per device; the profile gives the share of it that is backward, and
-the share of backward after which the first bucket is ready.
+Assumed: an observation has only one compute time per device. The profile gives the share of this time that is backward,
+and the share of backward after which the first bucket is ready.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from planner.systems.cannikin.speed_learning import NodeTimes, SpeedLearner, Sum
 from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed, sum_times
 from planner.systems.cannikin.strategy import fitting_samples, profiled_speed, update_s
 
-# Least share of the step time that a change of plan must save, as published.
+# Share of the step time that a change of plan must save, as in the paper.
 LEAST_GAIN = 0.05
 
 
@@ -40,11 +40,11 @@ class CannikinPolicy:
         self._paths: dict[tuple[str, str], ConstantRatePath] = {}
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return the plan with new shares, or None if these save too little or the plan is not data parallel."""
+        """Return the plan with new shares; None if they save too little or the plan has more than one stage."""
         if not _is_data_parallel(plan):
             return None
         if observation.gone:
-            # Nothing is learned: the step was interrupted, so its times are incomplete.
+            # The times of an interrupted step are incomplete, so nothing is learned from this observation.
             return self._divided(_without(plan, observation.gone))
         self._learn(observation)
         proposed = self._divided(plan)
@@ -63,7 +63,7 @@ class CannikinPolicy:
                 share = self._backward_share(device, ceil(samples[device]))
                 self._speeds.observe(device, NodeTimes(samples[device], (1 - share) * pure_s, share * pure_s))
         for seen in observation.paths:
-            # Observations have no latencies of gradient sums, and a single stage has no other transfers.
+            # Of gradient sums, the only messages of a plan of one stage, only the rate is observed, not the latency.
             nominal = self._nominal(observation.plan, seen.source, seen.target)
             self._paths[seen.source, seen.target] = replace(nominal, rate_bps=seen.rate_bps, curves=())
         self._sums.observe([sum_times(observation.plan, self._scenario, partial(self._path, observation.plan))])
@@ -71,7 +71,7 @@ class CannikinPolicy:
     def _backward_share(self, device: str, samples: int) -> float:
         scenario = self._scenario
         times = scenario.model.times(0, len(scenario.model.layers), scenario.cluster.by_name[device].kind, samples)
-        # Neither forward nor backward may take 0 s, since lines are fitted to relative errors.
+        # `fit_line` needs times above 0 s for forward and for backward.
         return min(0.999, max(0.001, times.backward_s / times.total_s)) if times.total_s > 0 else 0.5
 
     def _nominal(self, plan: Plan, source: str, target: str) -> ConstantRatePath:
@@ -83,8 +83,8 @@ class CannikinPolicy:
     def _divided(self, plan: Plan) -> Plan | None:
         """Return the plan with the fastest shares at the learned speeds; None if no division fits into memory.
 
-        Two numbers of microbatches are tried: the fewest that fit, and the current one, which may allow a better
-        balance where memory limits the samples of a fast device.
+        Two numbers of microbatches are tried: the fewest that fit, and the current one. The second may balance better
+        if memory limits the samples of a fast device.
         """
         (pipeline,) = plan.pipelines
         devices = [replica.device for replica in pipeline.stages[0].replicas]
@@ -106,15 +106,15 @@ class CannikinPolicy:
             return None
         devices = [replica.device for replica in stage.replicas]
         samples = self._samples(devices, microbatches[0], count, most)
-        replicas = (replace(each, share=float(own)) for each, own in zip(stage.replicas, samples, strict=True))
-        divided = replace(stage, replicas=tuple(replicas))
+        replicas = tuple(replace(each, share=float(own)) for each, own in zip(stage.replicas, samples, strict=True))
+        divided = replace(stage, replicas=replicas)
         if fitting_depths((1,), (divided,), self._scenario, microbatches) is None:
             return None
         return replace(plan, pipelines=(replace(pipeline, stages=(divided,), microbatches=microbatches),))
 
     def _samples(self, devices: Sequence[str], batch: int, count: int, most: Sequence[int]) -> Sequence[int]:
         speeds = [self._speed(device, count) for device in devices]
-        # A device measured at one sample count has no line yet: divide by speed alone, without the gradient sums.
+        # As long as a measured device has only one sample count, and so no line, gradient sums are not counted.
         known = all(self._speeds.has_line(device) for device in devices if self._speeds.knows(device))
         return opt_perf(batch, speeds, self._sums.sums() if known else NO_SUMS, most, least=1).samples
 

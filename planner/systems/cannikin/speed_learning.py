@@ -1,13 +1,14 @@
-"""The speeds of devices and of gradient sums, learned from the steps of a run.
+"""Learning the speeds of devices and the times of gradient sums from the steps of a run, as in Cannikin.
 
-As in Cannikin (arXiv 2402.05302), the first step divides the batch evenly, the second in proportion to the speeds
+The method is that of arXiv 2402.05302. The first step divides the batch evenly, the second in proportion to the speeds
 measured in the first; then a line is fitted to the points (samples, time) of every device. The share of backward before
-the first bucket is ready is averaged over devices, weighted by the inverse of its variance. The time of sums is the
-least that any device measured, since devices that are ready early also measure the wait for the last device.
+the first bucket is ready is a mean over the devices, weighted by the inverse of the variance. The time of the gradient
+sums is the shortest that any device measured, since devices that are ready early also measure the wait for the last
+device.
 
-Assumed: a device whose time deviates from its line by more than `CHANGED` has become faster or slower as a whole, so
-its older points are scaled. Sums are learned from the last `WINDOW` steps only, so that earlier rates of the network
-are forgotten.
+Assumed: if a device's time deviates from its line by more than a share of `CHANGED`, the whole device has become faster
+or slower, and its older points are scaled. Sums are learned from the last `WINDOW` steps only, so that old rates of the
+network are forgotten.
 """
 
 from collections import defaultdict, deque
@@ -19,22 +20,22 @@ from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan
 from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed, SumTimes, fit_speed
 
-# Relative deviation of a measured time from the device's line beyond which the device's speed has changed.
+# Relative deviation of a measured time from the device's line above which the device's speed counts as changed.
 CHANGED = 0.1
 
-# Limit on the last steps kept for the sums, and on the last points kept for each sample count of a device.
+# Number of last steps from which sums are learned, and of last points that are kept for each sample count of a device.
 WINDOW = 8
 
-# Limit on the sample counts of a device for which points are kept.
+# Number of last sample counts of a device for which points are kept.
 _REMEMBERED_COUNTS = 16
 
-# Lower limit on the variance of a share, so that a share that did not vary does not get infinite weight.
+# Least variance in a weighted mean, so that a share that did not vary does not get infinite weight.
 _LEAST_VARIANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTimes:
-    """Compute times of a device for its part of a microbatch, the mean over the microbatches of a step.
+    """Compute times of a device for its part of a microbatch, as means over the microbatches of a step.
 
     Attributes:
         samples: Samples of the part, above zero.
@@ -51,13 +52,9 @@ class NodeTimes:
         """Time of forward and backward, seconds."""
         return self.forward_s + self.backward_s
 
-    def scaled(self, factor: float) -> "NodeTimes":
-        """Return the times of a device that takes ``factor`` times as long."""
-        return replace(self, forward_s=factor * self.forward_s, backward_s=factor * self.backward_s)
-
 
 class SpeedLearner:
-    """Fits lines to the compute times of devices; each run needs an object of its own."""
+    """Lines fitted to the compute times of devices; each run needs an object of its own."""
 
     def __init__(self) -> None:
         self._points: dict[str, list[NodeTimes]] = {}
@@ -68,14 +65,19 @@ class SpeedLearner:
         if len({point.samples for point in points}) > 1:
             expected = self.speed(device)
             ratio = times.total_s / (expected.forward_s(times.samples) + expected.backward_s(times.samples))
-            if abs(ratio - 1) > CHANGED and self._is_in_range(points, times.samples):
-                points = [point.scaled(ratio) for point in points]
+            counts = [point.samples for point in points]
+            # Outside the range of sample counts to which it was fitted, the line may be wrong.
+            if abs(ratio - 1) > CHANGED and min(counts) <= times.samples <= max(counts):
+                points = [
+                    replace(point, forward_s=ratio * point.forward_s, backward_s=ratio * point.backward_s)
+                    for point in points
+                ]
         elif points and points[0].samples == times.samples and abs(times.total_s / points[-1].total_s - 1) > CHANGED:
             points = []
         self._points[device] = _remembered([*points, times])
 
     def has_line(self, device: str) -> bool:
-        """Return whether a device was measured at two sample counts or more."""
+        """Return whether a device was measured with two different numbers of samples or more."""
         return len({point.samples for point in self._points.get(device, [])}) > 1
 
     def knows(self, device: str) -> bool:
@@ -83,19 +85,13 @@ class SpeedLearner:
         return device in self._points
 
     def speed(self, device: str) -> NodeSpeed:
-        """Return the speed of a device that was measured at least once."""
+        """Return the speed fitted to all points of a device, which must have been measured before."""
         points = self._points[device]
         return fit_speed(
             [point.samples for point in points],
             [point.forward_s for point in points],
             [point.backward_s for point in points],
         )
-
-    @staticmethod
-    def _is_in_range(points: Sequence[NodeTimes], samples: float) -> bool:
-        """Return whether a sample count is in the range to which a line was fitted; outside, the line may be wrong."""
-        counts = [point.samples for point in points]
-        return min(counts) <= samples <= max(counts)
 
 
 def _remembered(points: Sequence[NodeTimes]) -> list[NodeTimes]:
@@ -109,20 +105,20 @@ def _remembered(points: Sequence[NodeTimes]) -> list[NodeTimes]:
 
 
 class SumLearner:
-    """Learns the times of gradient sums; each run needs an object of its own."""
+    """Times of gradient sums over the last steps; each run needs an object of its own."""
 
     def __init__(self) -> None:
         self._steps: deque[Sequence[SumTimes]] = deque(maxlen=WINDOW)
 
     def observe(self, step: Iterable[SumTimes]) -> None:
-        """Add the sums that each device measured in one more step, always in the same order of devices."""
+        """Add the times that each device measured in one more step; the order of devices must always be the same."""
         self._steps.append(tuple(step))
 
     def sums(self) -> SumTimes:
-        """Return the times of sums without waiting for late devices; `NO_SUMS` before the first step."""
+        """Return the times of sums without the wait for late devices; `NO_SUMS` before the first step."""
         if not self._steps:
             return NO_SUMS
-        # Both times are taken from the device with the least total: the least of each may be of different devices.
+        # Both times come from one measurement, since the least of each may belong to different devices.
         least = min((each for step in self._steps for each in step), key=lambda each: each.total_s)
         devices = min(len(step) for step in self._steps)
         shares = [[step[device].first_bucket_share for step in self._steps] for device in range(devices)]
@@ -137,12 +133,7 @@ class SumLearner:
 
 
 def inverse_variance_mean(means: Sequence[float], variances: Sequence[float]) -> float:
-    """Return the mean of several estimates, each weighted by the inverse of its variance.
-
-    Args:
-        means: Estimates without unit.
-        variances: Variance of each estimate; values below `_LEAST_VARIANCE` count as `_LEAST_VARIANCE`.
-    """
+    """Return the mean of estimates, each weighted by the inverse of its variance, which counts as above zero."""
     weights = [1 / max(_LEAST_VARIANCE, each) for each in variances]
     return sum(weight * mean for weight, mean in zip(weights, means, strict=True)) / sum(weights)
 
@@ -151,7 +142,7 @@ _BACKWARD = {"B", "I", "W"}
 
 
 def measured_nodes(events: Iterable[Event], step: int, plan: Plan) -> Mapping[str, NodeTimes]:
-    """Return the mean times of a microbatch on each device that has samples, in one step of a plan of one stage."""
+    """Return the times of each device that has samples, measured in one step of a plan of one stage."""
     forward_s: defaultdict[str, float] = defaultdict(float)
     backward_s: defaultdict[str, float] = defaultdict(float)
     for event in events:
@@ -170,7 +161,7 @@ def measured_nodes(events: Iterable[Event], step: int, plan: Plan) -> Mapping[st
 
 
 def samples_per_microbatch(plan: Plan) -> Mapping[str, float]:
-    """Return the mean number of samples of a microbatch that each device takes, in a plan of one stage."""
+    """Return the mean number of samples of a microbatch that each device takes in a plan of one stage."""
     (pipeline,) = plan.pipelines
     (stage,) = pipeline.stages
     taken: defaultdict[str, int] = defaultdict(int)
@@ -181,9 +172,9 @@ def samples_per_microbatch(plan: Plan) -> Mapping[str, float]:
 
 
 def measured_sums(events: Iterable[Event], step: int) -> tuple[SumTimes, ...]:
-    """Return the times of sums that each device measured in a step, sorted by the devices' names.
+    """Return the times of gradient sums that each device measured in a step, sorted by device name.
 
-    A measured sum begins when its device is ready, so its time includes the wait for the last device.
+    A measured sum begins when its own device is ready, so the time includes the wait for the last device.
     """
     backwards: dict[str, Event] = {}
     sums: defaultdict[str, list[Event]] = defaultdict(list)

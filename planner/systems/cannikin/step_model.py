@@ -1,7 +1,4 @@
-"""The model of a data-parallel step: the speed of each device, and the times of gradient sums, bucket by bucket.
-
-The model and its symbols are those of Cannikin (arXiv 2402.05302).
-"""
+"""Cannikin's model of a data-parallel step (arXiv 2402.05302): device speeds, and times of gradient sums by bucket."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +14,13 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class NodeSpeed:
-    """Compute time of one device for b samples: q b + s seconds before backward, and k b + m seconds of backward.
+    """Compute time of one device as two lines: b samples take q b + s seconds before backward, k b + m in backward.
 
     Attributes:
-        forward_per_sample_s: Slope q, seconds per sample.
-        forward_fixed_s: Intercept s, seconds.
-        backward_per_sample_s: Slope k, seconds per sample.
-        backward_fixed_s: Intercept m, seconds.
+        forward_per_sample_s: q, seconds per sample.
+        forward_fixed_s: s, seconds.
+        backward_per_sample_s: k, seconds per sample.
+        backward_fixed_s: m, seconds.
     """
 
     forward_per_sample_s: float
@@ -32,18 +29,19 @@ class NodeSpeed:
     backward_fixed_s: float
 
     def forward_s(self, samples: float) -> float:
-        """Return the time before the backward of ``samples`` samples, q b + s, seconds."""
+        """Return the time before the backward of ``samples`` samples, seconds."""
         return self.forward_per_sample_s * samples + self.forward_fixed_s
 
     def backward_s(self, samples: float) -> float:
-        """Return the time of the backward of ``samples`` samples, k b + m, seconds."""
+        """Return the time of the backward of ``samples`` samples, seconds."""
         return self.backward_per_sample_s * samples + self.backward_fixed_s
 
     def over_step(self, microbatches: int, update_s: float = 0.0) -> "NodeSpeed":
-        """Return the speed of a whole step of ``microbatches``, as a function of the samples of one microbatch.
+        """Return the speed of a step of several microbatches, where b is the number of samples of one microbatch.
 
-        Only the backward of the last microbatch overlaps with gradient sums. All earlier compute, and the optimizer's
-        update of the previous step, which takes ``update_s``, count as time before backward.
+        Only the backward of the last microbatch counts as backward, since only this one overlaps with gradient sums.
+        All compute before it counts as time before backward, and so does the previous step's optimizer update, which
+        takes ``update_s`` seconds.
         """
         before = microbatches - 1
         return replace(
@@ -55,12 +53,12 @@ class NodeSpeed:
 
 @dataclass(frozen=True, slots=True)
 class SumTimes:
-    """Times of a step's gradient sums, and the moment at which the first can begin.
+    """Times of a step's gradient sums, which are made bucket by bucket.
 
     Attributes:
-        first_bucket_share: Share gamma of backward after which the first bucket's gradients are complete.
-        overlapped_s: Time T_o of all sums but the last bucket's, seconds.
-        last_s: Time T_u of the last bucket's sum, which begins when backward has ended, seconds.
+        first_bucket_share: gamma, the share of backward after which the first bucket's gradients are complete.
+        overlapped_s: T_o, the time of all buckets' sums but the last, which overlap with backward, seconds.
+        last_s: T_u, the time of the last bucket's sum, which begins when backward has ended, seconds.
     """
 
     first_bucket_share: float
@@ -73,16 +71,15 @@ class SumTimes:
         return self.overlapped_s + self.last_s
 
 
-# Sums that take no time, to balance compute alone.
+# Gradient sums that take no time, for a division by compute alone.
 NO_SUMS = SumTimes(1.0, 0.0, 0.0)
 
 
 def fit_line(samples: Sequence[float], times_s: Sequence[float]) -> tuple[float, float]:
-    """Return slope, in seconds per sample, and intercept, in seconds, of the line with the least squared errors.
+    """Return slope (seconds per sample) and intercept (seconds) of the line with the least squared relative errors.
 
-    Errors are relative, since noise grows with the measured time. Neither result is negative: the line goes through the
-    origin if all points have the same number of samples or the intercept would be negative, and is level if the slope
-    would be negative.
+    Relative errors are used because noise grows with the measured time. If the intercept would be negative or all
+    points have the same number of samples, the line goes through the origin. If the slope would be negative, it is 0.
 
     Raises:
         InputError: There are no points, or a number of samples or a time is not above zero.
@@ -90,9 +87,9 @@ def fit_line(samples: Sequence[float], times_s: Sequence[float]) -> tuple[float,
     counts, seconds = np.asarray(samples, np.float64), np.asarray(times_s, np.float64)
     if not len(counts) or counts.min() <= 0 or seconds.min() <= 0:
         raise InputError(
-            f"a line cannot be fitted to times {list(times_s)} s for samples {list(samples)}",
+            f"no line can be fitted to times_s {list(times_s)} for samples {list(samples)}",
             where="speed of a device",
-            valid="give at least one point, with samples and time above zero",
+            valid="give at least one point, with a number of samples and a time above zero",
         )
     rates = counts / seconds
     through_origin = float(rates.sum() / (rates**2).sum())
@@ -108,29 +105,19 @@ def fit_line(samples: Sequence[float], times_s: Sequence[float]) -> tuple[float,
 
 
 def fit_speed(samples: Sequence[float], forward_s: Sequence[float], backward_s: Sequence[float]) -> NodeSpeed:
-    """Return the speed whose two lines are fitted to measured times by `fit_line`.
-
-    Args:
-        samples: Samples of each point.
-        forward_s: Time before backward of each point, seconds.
-        backward_s: Time of backward of each point, seconds.
-
-    Raises:
-        InputError: As `fit_line`.
-    """
+    """Return the speed whose two lines `fit_line` fits to the times of forward and of backward, in seconds."""
     return NodeSpeed(*fit_line(samples, forward_s), *fit_line(samples, backward_s))
 
 
 def sum_times(plan: Plan, scenario: Scenario, path: Callable[[str, str], ConstantRatePath]) -> SumTimes:
-    """Return the times of the gradient sums of a plan of one stage.
+    """Return the times of the gradient sums of a plan.
 
-    Gamma, `SumTimes.first_bucket_share`, depends slightly on the device and its samples. The result is the mean over
-    the devices that have samples, each with its own part of the largest microbatch.
+    The share of backward before the first bucket is ready differs slightly between devices: it is the mean over them.
 
     Args:
         plan: Plan with one pipeline of one stage.
         scenario: Scenario that the plan is for.
-        path: Function that returns the path from one device to another.
+        path: Function from the names of two devices to the path between them.
     """
     syncs = gradient_syncs(plan, scenario)
     if not syncs:
@@ -144,7 +131,7 @@ def sum_times(plan: Plan, scenario: Scenario, path: Callable[[str, str], Constan
 
 
 def sum_time_s(sync: GradientSync, element_bytes: int, path: Callable[[str, str], ConstantRatePath]) -> float:
-    """Return the time of a sum that all its devices begin at once, seconds: the slowest message per round, added."""
+    """Return the time of one bucket's sum, seconds: the slowest message of each round, added over all rounds."""
     rounds: dict[int, float] = {}
     for device in sync.devices:
         for exchange in sync.exchanges(device):

@@ -1,9 +1,9 @@
 """Strategies ``cannikin``, ``lb-bsp`` and ``adaptdl``: data parallelism with different divisions of the batch.
 
-Cannikin (arXiv 2402.05302) divides the batch so that all devices end together, gradient sums included. LB-BSP balances
-compute alone. AdaptDL (Pollux, OSDI'21) treats all devices as equal, and raises the batch as the gradient gets noisier.
-Since a plan keeps the scenario's global batch, the strategy ``adaptdl`` only divides it evenly; reproductions in which
-the batch grows choose it with `planner.systems.cannikin.goodput`.
+- ``cannikin`` (arXiv 2402.05302) divides the batch so that all devices end together, gradient sums included.
+- ``lb-bsp`` divides it so that all devices compute for the same time.
+- ``adaptdl`` (Pollux, OSDI'21) treats all devices as equal. The original raises the batch as the gradient gets noisier;
+  a plan keeps the scenario's batch, so only reproductions do this (`planner.systems.cannikin.goodput`).
 
 Assumed: all three use the same buckets and rules for microbatches, so that they differ in the division alone.
 """
@@ -31,20 +31,19 @@ BUCKET_BYTES = 25 * 2**20
 _FITTED_COUNTS = 16
 
 Divide = Callable[[int, int, Sequence[str], Sequence[int]], Sequence[int]]
-"""Function that returns the samples of a microbatch that each device takes, from: the samples of the microbatch, the
-number of microbatches, the names of the devices, and the limit on the samples of each device by its memory."""
+"""Function that divides a microbatch over devices. Arguments: samples of the microbatch, number of microbatches, names
+of the devices, and number of samples that fit into the memory of each device. Result: samples of each device."""
 
 
 def data_parallel_plan(scenario: Scenario, strategy: str, divide: Divide, devices: Sequence[str] = ()) -> Plan:
-    """Return a plan of one stage with the fewest equal microbatches that fit into memory, divided by ``divide``.
+    """Return a plan of one stage that all devices hold, with the fewest equal microbatches that fit into memory.
 
-    Devices without samples are left out. Gradient sums overlap with backward, in buckets as in PyTorch's
-    DistributedDataParallel.
+    Devices without samples are left out. Gradient sums overlap with backward, in buckets of `BUCKET_BYTES`.
 
     Args:
         scenario: Scenario that gives the global batch and memory.
         strategy: Name of the strategy in the plan.
-        divide: Function that gives each device its samples.
+        divide: Function that divides each microbatch over the devices.
         devices: Names of the devices to use; all if empty.
 
     Raises:
@@ -59,7 +58,7 @@ def data_parallel_plan(scenario: Scenario, strategy: str, divide: Divide, device
         microbatches = even_cut(batch, count)
         samples = divide(microbatches[0], count, names, most)
         plan = plan_of_samples(scenario, strategy, names, samples, microbatches)
-        # Checked for all microbatches: rounding may give a device more samples of a smaller one.
+        # `divide` respects memory for the first microbatch; rounding may give a device more samples of another one.
         if fitting_depths((1,), plan.pipelines[0].stages, scenario, microbatches) is not None:
             return plan
     raise _too_large(scenario, strategy, names)
@@ -68,9 +67,9 @@ def data_parallel_plan(scenario: Scenario, strategy: str, divide: Divide, device
 def plan_of_samples(
     scenario: Scenario, strategy: str, devices: Sequence[str], samples: Sequence[int], microbatches: tuple[int, ...]
 ) -> Plan:
-    """Return a plan of one stage in which the devices take ``samples`` of the first microbatch.
+    """Return a plan of one stage whose replicas divide every microbatch in the ratio of ``samples``.
 
-    Other microbatches are divided in the same ratio. Devices without samples are left out.
+    Devices without samples are left out.
     """
     replicas = tuple(Replica(name, float(own)) for name, own in zip(devices, samples, strict=True) if own > 0)
     stage = Stage(0, len(scenario.model.layers), replicas, in_flight=1)
@@ -80,37 +79,45 @@ def plan_of_samples(
 
 
 def divide_evenly(batch: int, count: int, devices: Sequence[str], most: Sequence[int]) -> Sequence[int]:
-    """Return a `Divide` result in which devices that can hold the model differ by at most one sample."""
+    """Divide a microbatch evenly over the devices that can hold the model; the arguments are those of `Divide`."""
     even = iter(even_cut(batch, sum(limit > 0 for limit in most)))
     return [next(even) if limit > 0 else 0 for limit in most]
 
 
-def even_plan(scenario: Scenario, strategy: str) -> Plan:
-    """Return the plan in which all devices take the same number of samples, up to rounding.
+def adaptdl(scenario: Scenario) -> Plan:
+    """Return AdaptDL's plan: one stage whose replicas take the same number of samples, up to rounding.
 
     Raises:
-        InputError: As `data_parallel_plan`.
+        InputError: Not even one sample fits into the memory of any device.
     """
-    return data_parallel_plan(scenario, strategy, divide_evenly)
+    return data_parallel_plan(scenario, "adaptdl", divide_evenly)
 
 
-def balanced_plan(scenario: Scenario, strategy: str, *, with_sums: bool) -> Plan:
-    """Return the plan in which devices end together, by the scenario's profile and the declared bandwidths.
-
-    Args:
-        scenario: Scenario that the plan is for.
-        strategy: Name of the strategy in the plan.
-        with_sums: Whether to count gradient sums and their overlap with backward; otherwise balance compute alone.
+def cannikin(scenario: Scenario) -> Plan:
+    """Return Cannikin's plan: one stage whose replicas end together, gradient sums included.
 
     Raises:
-        InputError: As `data_parallel_plan`.
+        InputError: Not even one sample fits into the memory of any device.
     """
-    return data_parallel_plan(scenario, strategy, partial(_balance, scenario, with_sums))
+    return data_parallel_plan(scenario, "cannikin", partial(_balance, scenario, True))
+
+
+def lb_bsp(scenario: Scenario) -> Plan:
+    """Return LB-BSP's plan: one stage whose replicas compute for the same time.
+
+    Raises:
+        InputError: Not even one sample fits into the memory of any device.
+    """
+    return data_parallel_plan(scenario, "lb-bsp", partial(_balance, scenario, False))
 
 
 def _balance(
     scenario: Scenario, with_sums: bool, batch: int, count: int, devices: Sequence[str], most: Sequence[int]
 ) -> Sequence[int]:
+    """Divide a microbatch so that devices end together by the profile and the declared bandwidths.
+
+    ``with_sums`` tells whether gradient sums and their overlap with backward count; other arguments are `Divide`'s.
+    """
     speeds = [
         profiled_speed(scenario, name, min(batch, limit)).over_step(count, update_s(scenario, name))
         for name, limit in zip(devices, most, strict=True)
@@ -120,16 +127,16 @@ def _balance(
 
 
 def nominal_sums(scenario: Scenario, devices: Sequence[str], batch: int, count: int = 1) -> SumTimes:
-    """Return the times of gradient sums over devices at the declared bandwidths; devices have equal shares."""
+    """Return the times of gradient sums over devices with equal shares, at the declared bandwidths.
+
+    ``batch`` is the samples of a microbatch, ``count`` the number of microbatches.
+    """
     plan = plan_of_samples(scenario, "", devices, [1] * len(devices), (max(batch, len(devices)),) * count)
     return sum_times(plan, scenario, partial(nominal_path, scenario))
 
 
 def profiled_speed(scenario: Scenario, device: str, most: int) -> NodeSpeed:
-    """Return the speed fitted to a device's profile at sample counts from 1 to ``most``, or at 1 if ``most`` is 0.
-
-    The optimizer's update is not included.
-    """
+    """Return the speed fitted to a device's profile at sample counts from 1 to ``most``, without optimizer updates."""
     kind, layers = scenario.cluster.by_name[device].kind, len(scenario.model.layers)
     counts = sorted({max(1, round(most * part / _FITTED_COUNTS)) for part in range(1, _FITTED_COUNTS + 1)} | {1})
     times = [with_launches(scenario.model.times(0, layers, kind, count), scenario) for count in counts]
@@ -146,9 +153,9 @@ def update_s(scenario: Scenario, device: str) -> float:
 
 
 def fitting_samples(scenario: Scenario, device: str) -> int:
-    """Return the most samples of one microbatch that fit into a device's memory with the whole model.
+    """Return the largest microbatch, up to the global batch, that fits into a device's memory with the whole model.
 
-    The result is at most the global batch, and 0 if the model does not fit.
+    The result is in samples, and 0 if not even one sample fits.
     """
     memory_bytes = scenario.cluster.by_name[device].memory_bytes
     return most_samples(scenario, _whole_model(scenario), scenario.training.global_batch, 1, memory_bytes)
@@ -167,30 +174,3 @@ def _too_large(scenario: Scenario, strategy: str, devices: Sequence[str]) -> Inp
         where=f"strategy '{strategy}'",
         valid=f"take {max(1, needed - largest.memory_bytes)} bytes more of memory, or a strategy that splits the model",
     )
-
-
-def cannikin(scenario: Scenario) -> Plan:
-    """Return Cannikin's plan: one stage whose replicas end together, gradient sums included.
-
-    Raises:
-        InputError: Not even one sample fits into the memory of any device.
-    """
-    return balanced_plan(scenario, "cannikin", with_sums=True)
-
-
-def lb_bsp(scenario: Scenario) -> Plan:
-    """Return LB-BSP's plan: one stage whose replicas compute for the same time.
-
-    Raises:
-        InputError: Not even one sample fits into the memory of any device.
-    """
-    return balanced_plan(scenario, "lb-bsp", with_sums=False)
-
-
-def adaptdl(scenario: Scenario) -> Plan:
-    """Return AdaptDL's plan: one stage whose replicas have the same share.
-
-    Raises:
-        InputError: Not even one sample fits into the memory of any device.
-    """
-    return even_plan(scenario, "adaptdl")

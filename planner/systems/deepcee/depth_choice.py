@@ -1,8 +1,8 @@
-"""The microbatch count and the ``in_flight`` depths with the shortest step on the observed paths and devices.
+"""The choice of microbatch count and depths (``in_flight``) with the shortest step on observed paths and devices.
 
 Candidates are all microbatch counts that divide the batch evenly, each with 1F1B's depths and with depths that hide
-round trips, reduced where memory is too small. Each candidate's step is timed at the observed rates. The layers stay on
-their devices, and the global batch never changes.
+round trips; depths that do not fit into memory are reduced. The step of each candidate is predicted at the observed
+rates. Layers stay on their devices, and the global batch never changes.
 """
 
 from collections.abc import Iterator
@@ -20,16 +20,16 @@ from planner.step.evaluate import step_time_s
 from planner.step.orders import SEARCHING
 from planner.systems.deepcee.observed_paths import ObservedPaths
 
-# Least relative gain in step time of a change, so that jitter does not cause changes.
+# Share of the step time that a change must save, so that jitter does not cause changes.
 LEAST_GAIN = 0.03
 
-# Least share of the samples in flight that a change made to save memory must save, so that jitter causes none.
+# Share of the samples in flight by which a change that is made to save memory must lower them.
 LEAST_SAVING = 0.2
 
-# Limit on microbatches. At 32 per stage, fill and drain take 3 % of a step; more would gain little and evaluate slowly.
+# Most microbatches per stage. With 32, the fill and drain of the pipeline take 3 % of a step: more would gain little.
 MOST_MICROBATCHES_PER_STAGE = 32
 
-# Share within which plans count as equally fast; of these, the one with the fewest samples in flight is chosen.
+# Plans whose step times differ by this share or less count as equally fast; the one with fewest samples in flight wins.
 EQUALLY_FAST = 0.01
 
 
@@ -38,7 +38,7 @@ class DepthChoice:
 
     Args:
         scenario: Scenario of the run.
-        seen: Observations of the run, which are updated while it goes on.
+        seen: Observed paths and slow-downs, which the caller keeps up to date.
     """
 
     def __init__(self, scenario: Scenario, seen: ObservedPaths) -> None:
@@ -46,7 +46,7 @@ class DepthChoice:
         self._seen = seen
 
     def choose(self, plan: Plan) -> Plan | None:
-        """Return the plan with the shortest predicted step, or None if it gains too little; see `is_better`."""
+        """Return the candidate with the shortest predicted step; None unless it `is_better` than ``plan``."""
         predicted_s = {candidate: self.predict_s(candidate) for candidate in self._candidates(plan)}
         if not predicted_s:
             return None
@@ -56,7 +56,7 @@ class DepthChoice:
         return chosen if self.is_better(chosen, plan) else None
 
     def is_better(self, candidate: Plan, plan: Plan) -> bool:
-        """Return whether ``candidate`` `is_faster`, or is no slower with `LEAST_SAVING` fewer samples in flight."""
+        """Return whether ``candidate`` is faster (`is_faster`), or as fast with clearly fewer samples in flight."""
         lighter = _samples_in_flight(candidate) <= _samples_in_flight(plan) * (1 - LEAST_SAVING)
         return self.is_faster(candidate, plan) or (lighter and self.predict_s(candidate) <= self.predict_s(plan))
 
@@ -65,7 +65,7 @@ class DepthChoice:
         return self.predict_s(candidate) * (1 + LEAST_GAIN) < self.predict_s(plan)
 
     def is_bound_by_links(self, plan: Plan) -> bool:
-        """Return whether some transfer of a microbatch takes longer than the compute of every stage of its pipeline."""
+        """Return whether, in some pipeline, a microbatch's slowest transfer takes longer than its slowest stage."""
         for pipeline in plan.pipelines:
             compute_s, transfer_s, _ = self._times_s(pipeline, max(pipeline.microbatches), plan.compression)
             if max(transfer_s, default=0.0) > max(compute_s):
@@ -73,8 +73,8 @@ class DepthChoice:
         return False
 
     def predict_s(self, plan: Plan) -> float:
-        """Return the time of a plan's step on the observed paths, seconds."""
-        # A search for the best order takes too long for a decision: such a plan is timed with a dynamic order.
+        """Return the predicted time of a plan's step on the observed paths and devices, seconds."""
+        # Some schedules search for an order of actions, which takes too long here: predict these with a dynamic order.
         quick = replace(plan, order="dynamic") if plan.schedule in SEARCHING else plan
         return step_time_s(quick, self._scenario, self._seen.path, self._seen.slowdown)
 
@@ -83,7 +83,8 @@ class DepthChoice:
         for index, pipeline in enumerate(plan.pipelines) if plan.schedule != EXPLICIT else ():
             widest = max(len(stage.replicas) for stage in pipeline.stages)
             most = MOST_MICROBATCHES_PER_STAGE * len(pipeline.stages)
-            for count in _even_counts(pipeline.samples, least_size=widest, most=most):
+            counts = range(1, min(most, pipeline.samples // widest) + 1)
+            for count in (each for each in counts if pipeline.samples % each == 0):
                 microbatches = (pipeline.samples // count,) * count
                 for depths in self._depths(plan, pipeline, microbatches):
                     candidate = plan.with_microbatches(index, microbatches, depths)
@@ -91,12 +92,13 @@ class DepthChoice:
                         yield candidate
 
     def _depths(self, plan: Plan, pipeline: Pipeline, microbatches: tuple[int, ...]) -> set[tuple[int, ...]]:
-        """Return the depths of all stages to try, reduced to what fits into memory."""
+        """Return the candidates for the depths of all stages, reduced to what fits into memory."""
         stages = len(pipeline.stages)
         if plan.schedule in HOLD_ALL:
             wanted = {(len(microbatches),) * stages}
         else:
-            wanted = {plain_depths(stages), self._hiding_depths(pipeline, microbatches, plan.compression)}
+            times_s = self._times_s(pipeline, max(microbatches), plan.compression)
+            wanted = {plain_depths(stages), latency_aware_depths(*times_s)}
         fitted = {each: fitting_depths(each, pipeline.stages, self._scenario, microbatches) for each in wanted}
         return {
             fits
@@ -104,14 +106,13 @@ class DepthChoice:
             if fits is not None and (fits == each or plan.schedule not in HOLD_ALL)
         }
 
-    def _hiding_depths(self, pipeline: Pipeline, microbatches: tuple[int, ...], compression: str) -> tuple[int, ...]:
-        """Return the depths of all stages that hide the round trips at the observed rates."""
-        return latency_aware_depths(*self._times_s(pipeline, max(microbatches), compression))
-
     def _times_s(
         self, pipeline: Pipeline, samples: int, compression: str
     ) -> tuple[list[float], list[float], list[float]]:
-        """Return, in seconds, a microbatch's compute per stage, and transfer time and latency per pair of stages."""
+        """Return the compute time of each stage, and the transmission time and latency of each boundary, seconds.
+
+        All times are those of one microbatch of ``samples`` samples.
+        """
         compute_s = []
         for stage in pipeline.stages:
             times_s = (
@@ -125,7 +126,7 @@ class DepthChoice:
         return compute_s, [each for each, _ in transfers], [each for _, each in transfers]
 
     def _boundary_s(self, senders: Stage, receivers: Stage, samples: int, compression: str) -> tuple[float, float]:
-        """Return the time for which a microbatch keeps the slowest path busy, and the longest delay, seconds."""
+        """Return the longest transmission time and the longest latency of any path between two stages, seconds."""
         sample_bytes = self._scenario.model.layers[senders.end_layer - 1].output_bytes
         ends = ((s.device, r.device) for s in senders.replicas for r in receivers.replicas if s.device != r.device)
         transfer_s, latency_s = 0.0, 0.0
@@ -135,11 +136,6 @@ class DepthChoice:
             transfer_s = max(transfer_s, path.transmission_s(size_bytes))
             latency_s = max(latency_s, path.propagation_s(size_bytes))
         return transfer_s, latency_s
-
-
-def _even_counts(samples: int, least_size: int, most: int) -> list[int]:
-    """Return the counts, up to ``most``, that divide ``samples`` into equal parts of ``least_size`` or more."""
-    return [count for count in range(1, min(most, samples // least_size) + 1) if samples % count == 0]
 
 
 def _samples_in_flight(plan: Plan) -> int:

@@ -1,23 +1,26 @@
-"""Areas and groups of devices, and the order of areas along a pipeline (DeepCEE, arXiv 2505.15536).
+"""DeepCEE's areas and groups of devices, and the order of areas along a pipeline (arXiv 2505.15536).
 
-DeepCEE's profiler clusters devices first by the network, into areas that slow links separate, and then by compute, into
-groups of similar devices. For two devices let alpha be the time of a large packet of m bytes and beta that of a minimal
-one; their distance, in the worse direction, is
+Areas are clusters of devices by network: slow links separate them. The groups of an area are clusters of its devices by
+speed and memory. Both use agglomerative clustering with average linkage. The distance of two devices by network is
+pt = alpha + beta / m in the slower direction, where alpha is the time of a packet of m bytes and beta that of the
+smallest packet. The distance by speed and memory is the larger of the two ratios, as a logarithm.
 
-    pt = alpha + beta / m.
+Assumed, since the public text of the paper does not say:
 
-Clustering is agglomerative with average linkage. Assumed, since the public text is silent: m is 1 MiB; areas are cut
-where the heights of merges rise most, if by a factor of `LEAST_RISE` or more; distances count as no shorter than on a
-link of 10 Gbit/s, so that no cut falls inside a fast network. Inside an area, devices are grouped by the time of the
-model's own layers and by memory, to within `SPREAD_RATIO`.
+- m is 1 MiB, and no distance by network counts as shorter than on a link of 10 Gbit/s, so that a fast network is never
+  divided.
+- The clustering ends before the merge whose distance rises most compared with the previous merge, if this factor is
+  `LEAST_RISE` or more. Otherwise all devices form one area.
+- The speed of a device is the time of the model's own layers. Groups end at an average ratio of `SPREAD_RATIO`.
 
-The order is the one with the least worst distance between neighbours, a bottleneck Hamiltonian path; assumed: of
-orders with the same bottleneck, the one with the least sum. It is exact for up to `MOST_EXACT` areas, by dynamic
-programming over subsets; beyond that, nearest neighbours from every start are improved by 2-opt.
+The order of the areas minimises the largest distance between neighbours (a bottleneck Hamiltonian path) and, assumed,
+among such orders the sum of distances. For up to `MOST_EXACT` areas, dynamic programming over subsets finds it. For
+more, the nearest-neighbour path from every area is improved by 2-opt.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -31,13 +34,13 @@ from traces.common.errors import InputError
 # Size m of the large packet.
 PACKET_BYTES = 2**20
 
-# Lower limit on distances in clustering, seconds: the time of a large packet at 10 Gbit/s.
+# Least distance by network, seconds: the time of a packet of `PACKET_BYTES` at 10 Gbit/s.
 FAST_PACKET_S = 8 * PACKET_BYTES / 10e9
 
-# Least ratio of successive merge heights at which the clustering is cut into areas.
+# Least ratio of the distances of two successive merges at which the clustering ends.
 LEAST_RISE = 5.0
 
-# Limit on the average ratio of speeds, and of memories, between devices of one group.
+# Most average ratio of speeds, and of memories, between devices of one group.
 SPREAD_RATIO = 1.2
 
 Group = tuple[Device, ...]
@@ -45,9 +48,9 @@ Area = tuple[Group, ...]
 
 
 def device_areas(scenario: Scenario) -> tuple[Area, ...]:
-    """Return the areas of a scenario's cluster, each with its groups, in the order of the cluster's devices.
+    """Return the areas of a scenario's cluster, in the order of their first devices, each as a tuple of groups.
 
-    Groups of an area are sorted by memory, largest first, since earlier stages keep more microbatches.
+    Groups of an area are sorted by memory, largest first, since earlier stages keep more microbatches in flight.
     """
     devices = scenario.cluster.devices
     areas = cut_at_largest_rise(packet_times_s(scenario))
@@ -55,7 +58,7 @@ def device_areas(scenario: Scenario) -> tuple[Area, ...]:
 
 
 def packet_times_s(scenario: Scenario) -> Floats:
-    """Return the distance pt of every two devices in the worse direction, seconds, [devices, devices].
+    """Return the distance pt of every two devices by network, seconds, [devices, devices].
 
     Devices without a path between them are at a distance of `LONGEST_OUTAGE_S`, one day.
     """
@@ -65,10 +68,10 @@ def packet_times_s(scenario: Scenario) -> Floats:
 
 
 def cut_at_largest_rise(distance_s: Floats) -> list[list[int]]:
-    """Return groups of indices, cut where the heights of merges rise most; one group if none rises enough.
+    """Return the clusters of devices by network, each as a list of the devices' indices.
 
     Args:
-        distance_s: Symmetric distances of every two members, seconds, [members, members].
+        distance_s: Distance of every two devices, symmetric, seconds, [devices, devices].
     """
     count = len(distance_s)
     if count == 1:
@@ -83,10 +86,7 @@ def cut_at_largest_rise(distance_s: Floats) -> list[list[int]]:
 
 
 def model_time_s(device: Device, scenario: Scenario) -> float:
-    """Return the time of all layers of the model on a device for one microbatch, seconds: its benchmark pc.
-
-    Assumed: the model itself is the only task, at the scenario's microbatch size.
-    """
+    """Return the time of all layers on a device for one microbatch of the scenario's size, seconds."""
     samples = max(1, scenario.training.microbatch)
     return scenario.model.times(0, len(scenario.model.layers), device.kind, samples).total_s
 
@@ -113,15 +113,15 @@ def _groups(devices: Sequence[Device], scenario: Scenario) -> Area:
 
 
 def _merges(distance: Floats) -> Floats:
-    """Return the merges of agglomerative clustering as scipy does; distances are [members, members]."""
-    # Imported here because it takes a third of a second, and every command imports all strategies.
+    """Return the merges of average linkage as a linkage matrix of scipy, for distances [members, members]."""
+    # Imported here because the import takes a third of a second, and every command imports this module.
     from scipy.cluster.hierarchy import linkage
 
     return np.asarray(linkage(distance[np.triu_indices(len(distance), 1)], "average"), np.float64)
 
 
 def _members(merges: Floats, height: float) -> list[list[int]]:
-    """Return the indices of each cluster below a height, in the order of their first ones."""
+    """Return the indices in each cluster that consists of merges up to the distance ``height``, first index first."""
     from scipy.cluster.hierarchy import fcluster
 
     members: dict[int, list[int]] = {}
@@ -130,36 +130,39 @@ def _members(merges: Floats, height: float) -> list[list[int]]:
     return list(members.values())
 
 
+# Most areas whose order is found by dynamic programming over subsets.
 MOST_EXACT = 9
 
 
 def best_order(distance: Floats) -> tuple[int, ...]:
-    """Return the order of areas with the least worst distance, then the least sum; the end with the lower index first.
+    """Return the order of areas with the least largest distance between neighbours, and among these the least sum.
+
+    Of an order and its reverse, the one that starts with the lower index is returned.
 
     Args:
-        distance: Symmetric, non-negative distances of every two areas in any unit, [areas, areas].
+        distance: Distance of every two areas, symmetric and not negative, in any unit, [areas, areas].
     """
     count = len(distance)
     if count <= MOST_EXACT:
         worst, _ = _best_path(distance, max)
         order = _best_path(np.where(distance <= worst, distance, np.inf), lambda a, b: a + b)[1]
     else:
-        order = min((_two_opt(_nearest_from(start, distance), distance) for start in range(count)), key=_cost(distance))
+        paths = (_two_opt(_nearest_from(start, distance), distance) for start in range(count))
+        order = min(paths, key=partial(path_cost, distance=distance))
     return order if order[0] <= order[-1] else order[::-1]
 
 
 def path_cost(order: tuple[int, ...], distance: Floats) -> tuple[float, float]:
-    """Return the largest and the sum of the distances between neighbours, in the unit of ``distance``."""
+    """Return the largest distance between neighbours of an order, and the sum of these distances."""
     steps = [float(distance[a, b]) for a, b in pairwise(order)]
     return max(steps, default=0.0), sum(steps)
 
 
-def _cost(distance: Floats) -> Callable[[tuple[int, ...]], tuple[float, float]]:
-    return lambda order: path_cost(order, distance)
-
-
 def _best_path(distance: Floats, join: Callable[[float, float], float]) -> tuple[float, tuple[int, ...]]:
-    """Return the least cost of a path through all areas, and the path; ``join`` adds a distance to a path's cost."""
+    """Return the least cost of a path through all areas, and the path.
+
+    ``join`` returns the cost of a path that is extended by one distance, from the path's cost and the distance.
+    """
     count = len(distance)
     best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {(1 << i, i): (0.0, (i,)) for i in range(count)}
     for visited in range(1, 1 << count):
@@ -184,15 +187,14 @@ def _nearest_from(start: int, distance: Floats) -> tuple[int, ...]:
 
 
 def _two_opt(order: tuple[int, ...], distance: Floats) -> tuple[int, ...]:
-    """Reverse parts of the order as long as that lowers its cost."""
-    cost = _cost(distance)
+    """Return an order whose cost no reversal of a part lowers, found by repeated reversals."""
     while True:
         turned = (
             (*order[:first], *order[first:end][::-1], *order[end:])
             for first in range(len(order))
             for end in range(first + 2, len(order) + 1)
         )
-        better = next((each for each in turned if cost(each) < cost(order)), None)
+        better = next((each for each in turned if path_cost(each, distance) < path_cost(order, distance)), None)
         if better is None:
             return order
         order = better

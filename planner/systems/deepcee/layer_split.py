@@ -1,17 +1,20 @@
-"""The split of layers over stages in a given order: the fastest step whose activations fit into memory (DeepCEE).
+"""DeepCEE's split of layers over pipeline stages: the split with the shortest step that fits into memory.
 
-DeepCEE's objective is T_warm + M * T_max + T_cool + T_sync. With C_s the compute time of one microbatch on stage s, X
-and L the transmission time and the latency of a link, and the round trip of one microbatch, R_0 = sum C_s + 2 * sum
-(X + L), which is T_warm + T_cool and the microbatch itself, it is here
+The stages' devices and their order are given. The step has M microbatches. For one microbatch, C_s is the compute time
+of stage s in both directions, X the transmission time of a link between two stages, and L the link's latency. sync_s is
+the time of stage s's gradient sum. The round trip of one microbatch is R_0 = sum of C_s + 2 * sum of (X + L). The
+time of a step, the objective, is::
 
-    R_0 + max( over stages of (M - 1) * C_s + sync_s, over links of (M - 1) * X ).
+    R_0 + max( over stages s of (M - 1) * C_s + sync_s, over links of (M - 1) * X )
 
-Assumed: a gradient sum counts at its own stage, since other stages go on meanwhile. Memory must hold K_s microbatches,
-K_s = max(P - s, ceil(R_s / T_max)), with R_s the round trip from stage s on, or fewer if the caller asks for less.
+In DeepCEE's terms, T_warm + M * T_max + T_cool + T_sync, R_0 is T_warm + T_cool and one microbatch. Assumed: a gradient
+sum delays only its own stage. The memory of stage s, counted from 0 of P, must hold K_s = max(P - s, ceil(R_s / T_max))
+microbatches, where R_s is the round trip from stage s to the last, unless the caller asks for fewer (`Depth`).
 
-For a bound on the second term, the least R_s follow from each other, from the last stage to the first; the least R_s
-also needs the least memory, so this is exact. A larger bound allows a shorter R_0: the range of bounds is halved
-recursively, and parts that cannot contain the best one are skipped.
+The search fixes an upper bound on the second term. The shortest R_s then follow from the last stage to the first by
+dynamic programming; this is exact, because the shortest R_s also needs the least memory. A larger bound may allow a
+shorter R_0, so several bounds are tried: intervals of bounds are halved, and an interval is skipped if no bound in it
+can give a shorter step than the best one found.
 """
 
 import math
@@ -31,21 +34,25 @@ from planner.plan.plan import Replica, Stage
 from planner.scenario.scenario import Scenario
 from planner.step.graph import Floats, Ints
 
-# Microbatches that memory must hold: as many as hide the round trips, 1F1B's P - s, or one.
+# Number of microbatches that memory must hold: K_s as above, which hides round trips; 1F1B's P - s; or one.
 Depth = Literal["hiding", "plain", "one"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SplitProblem:
-    """Costs of each range of layers on each stage, in order.
+    """Costs of every range of layers on every stage.
+
+    A range of layers is given by two indices, its first layer and the layer after its last one (the end layer); both
+    are between 0 and the number of layers. "The link after a stage" leads to the next stage.
 
     Attributes:
-        compute_s: Compute time of one microbatch, forward and backward, seconds, [stages, first layer, end layer].
+        compute_s: Time of one microbatch, forward and backward, seconds, [stages, first layer, end layer]; infinite for
+            empty ranges.
         sync_s: Time of the gradient sum over the stage's replicas, seconds, [stages, first layer, end layer].
-        room: Microbatches whose activations fit into memory, 0 if the layers alone do not, [stages, first, end].
-        transfer_s: Time for which one microbatch keeps the link behind a stage busy, seconds, [stages - 1, end layer].
-        latency_s: One-way latency of that link, seconds, [stages - 1].
-        microbatches: Microbatches of one step.
+        room: Number of microbatches whose activations fit into memory, [stages, first layer, end layer].
+        transfer_s: Transmission time of one microbatch on the link after a stage, seconds, [stages - 1, end layer].
+        latency_s: One-way latency of the link after a stage, seconds, [stages - 1].
+        microbatches: Number of microbatches of one step.
     """
 
     compute_s: Floats
@@ -56,12 +63,11 @@ class SplitProblem:
     microbatches: int
 
     def repeated_s(self, stage: int) -> Floats:
-        """Return a stage's value in the objective's second term, seconds, [first layer, end layer]."""
+        """Return (M - 1) * C_s + sync_s of a stage for every range, seconds, [first layer, end layer]."""
         compute_s = self.compute_s[stage]
         possible = np.isfinite(compute_s)
-        return np.where(
-            possible, (self.microbatches - 1) * np.where(possible, compute_s, 0.0) + self.sync_s[stage], np.inf
-        )
+        repeated_s = (self.microbatches - 1) * np.where(possible, compute_s, 0.0) + self.sync_s[stage]
+        return np.where(possible, repeated_s, np.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +75,8 @@ class LayerSplit:
     """A split of the layers into stages.
 
     Attributes:
-        bounds: First layers of the stages, and the number of layers.
-        step_s: Value of the objective, seconds.
+        bounds: First layer of each stage, followed by the number of layers.
+        step_s: Time of a step by the objective, seconds.
     """
 
     bounds: tuple[int, ...]
@@ -78,7 +84,10 @@ class LayerSplit:
 
 
 def split_layers(problem: SplitProblem, depth: Depth = "hiding") -> LayerSplit | None:
-    """Return the split with the least objective, or None if none fits into memory at ``depth``; no stage is empty."""
+    """Return the split with the shortest step, in which no stage is empty; None if none fits into memory.
+
+    ``depth`` gives the number of microbatches that the memory of each stage must hold.
+    """
     repeated_s = [problem.repeated_s(stage) for stage in range(len(problem.compute_s))]
     bounds_s = _bounds_s(problem, repeated_s)
 
@@ -94,7 +103,7 @@ def split_layers(problem: SplitProblem, depth: Depth = "hiding") -> LayerSplit |
     halves = [(low, high)]
     while halves:
         left, right = halves.pop()
-        # Between the two, no round trip is shorter than at the right end, and no bound smaller than next to the left.
+        # Inside an interval, round trips are no shorter than at its right end, and bounds exceed that at its left end.
         if right - left < 2 or bounds_s[left + 1] + found[right][0] >= best or found[left][0] <= found[right][0]:
             continue
         middle = (left + right) // 2
@@ -106,7 +115,7 @@ def split_layers(problem: SplitProblem, depth: Depth = "hiding") -> LayerSplit |
 
 
 def _bounds_s(problem: SplitProblem, repeated_s: Sequence[Floats]) -> Floats:
-    """Return every finite value that the second term of the objective can take, rising, seconds."""
+    """Return every finite value that the second term of the objective can take, ascending, seconds."""
     of_links = (problem.microbatches - 1) * problem.transfer_s.ravel()
     every = np.concatenate((np.array(repeated_s).ravel(), of_links))
     return np.unique(every[np.isfinite(every)])
@@ -115,9 +124,9 @@ def _bounds_s(problem: SplitProblem, repeated_s: Sequence[Floats]) -> Floats:
 def _least_round_trip(
     problem: SplitProblem, repeated_s: Sequence[Floats], bound_s: float, depth: Depth
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the least R_0 within a bound on the second term, infinite if nothing fits, and its stages' bounds."""
+    """Return the shortest R_0, seconds, and its split, for an upper bound on the second term; infinite if none fits."""
     stages, repeats = len(problem.compute_s), problem.microbatches - 1
-    # Raised by a rounding error, so that a bound allows the value that it was computed from.
+    # A little above the bound, so that rounding errors do not exclude the value that is the bound.
     limit_s = bound_s * (1 + 1e-12)
     rest_s = np.full(problem.compute_s.shape[1], np.inf)
     rest_s[-1] = 0.0
@@ -143,7 +152,7 @@ def _least_round_trip(
 
 
 def _needed_depths(trip_s: Floats, stages_left: int, bound_s: float, microbatches: int, depth: Depth) -> Floats:
-    """Return the microbatches that a stage must hold, [first layer, end layer]."""
+    """Return the number of microbatches that a stage's memory must hold, [first layer, end layer]."""
     if depth == "one" or microbatches == 1:
         return np.ones_like(trip_s)
     wanted = np.full_like(trip_s, stages_left)
@@ -157,14 +166,14 @@ Replicas = tuple[Replica, ...]
 
 
 def split_problem(scenario: Scenario, devices: Sequence[Replicas], microbatches: Sequence[int]) -> SplitProblem:
-    """Return the costs of stages on these devices, in this order, at declared bandwidths.
+    """Return the costs of pipelines whose stages are held by the given replicas, at declared bandwidths.
 
-    A stage is as slow as its slowest replica; flows that start together share links.
+    A stage takes as long as its slowest replica. Flows between two stages that start together share links.
 
     Args:
         scenario: Scenario that gives times, sizes, memory and links.
-        devices: Replicas of each stage, with their shares.
-        microbatches: Samples of each microbatch; costs are those of the largest.
+        devices: Replicas of each stage, first stage first.
+        microbatches: Samples of each microbatch; costs are those of the largest one.
     """
     samples, layers = max(microbatches), len(scenario.model.layers)
     stages = [Stage(0, layers, replicas, in_flight=1) for replicas in devices]
@@ -180,9 +189,12 @@ def split_problem(scenario: Scenario, devices: Sequence[Replicas], microbatches:
 
 
 def _boundary_cost(left: Stage, right: Stage, samples: int, scenario: Scenario) -> tuple[Floats, float]:
-    """Seconds of each layer's output, [layers + 1], and the latency, of the worse direction."""
+    """Return the transmission time of each end layer's output, seconds, [layers + 1], and the latency, seconds.
+
+    Both are those of the slower direction.
+    """
     directions = [boundary_flows(left, right, samples), boundary_flows(right, left, samples)]
-    # The latency of the largest output: a smaller one has hardly less jitter.
+    # Jitter depends on the size of a message, but little: the latency is that of the largest output.
     sizes = samples * np.array([0, *(layer.output_bytes for layer in scenario.model.layers)], np.float64)
     shares = [each for flows in directions for each in flows.items()]
     delays_s = (nominal_path(scenario, *pair).propagation_s(share * sizes.max()) for pair, share in shares)
@@ -200,7 +212,7 @@ def _compute_s(stage: Stage, samples: int, scenario: Scenario) -> Floats:
 
 
 def _sync_s(stage: Stage, scenario: Scenario) -> Floats:
-    """Return the time of a ring: every round sends a part over every link and takes its latency."""
+    """Return the time of a ring all-reduce of the gradients of every range, seconds, [first layer, end layer]."""
     flows = ring_flows([replica.device for replica in stage.replicas])
     if not flows:
         return np.zeros(_shape(scenario))
@@ -209,7 +221,7 @@ def _sync_s(stage: Stage, scenario: Scenario) -> Floats:
     rounds = 2 * (len(flows) - 1)
     part = float(until[-1]) / len(flows)
     latency_s = rounds * max(nominal_path(scenario, *pair).propagation_s(part) for pair in flows)
-    # In each round every device sends a part: all parts of a range of layers are one message's size.
+    # In each round, every device sends one part of the range's gradients to its neighbour.
     parts = np.maximum(0.0, until[None, :] - until[:, None]) / len(flows)
     return rounds * transfer_times_s(dict.fromkeys(flows, 1.0), parts, scenario) + latency_s
 
@@ -230,13 +242,3 @@ def _shape(scenario: Scenario) -> tuple[int, int]:
 
 def _is_range(scenario: Scenario) -> NDArray[np.bool_]:
     return np.triu(np.ones(_shape(scenario), np.bool_), 1)
-
-
-def relative_shares(times_s: dict[str, float]) -> Replicas:
-    """Return devices as replicas whose shares are their speeds relative to the fastest.
-
-    Args:
-        times_s: Device to the seconds it takes for the same work.
-    """
-    least_s = min(times_s.values())
-    return tuple(Replica(name, least_s / each if each else 1.0) for name, each in times_s.items())

@@ -1,7 +1,7 @@
-"""The paths and slow-downs that a run has shown so far, for policies that predict step times.
+"""Weighted means of the path rates, path latencies and compute slow-downs that a policy observes during a run.
 
-`ObservedPaths` keeps weighted means: for each path, of the observed time per bit and of the latency; for each device,
-of the ratio of its compute time to the profile. Values of an unused path return gradually to the declared ones.
+`ObservedPaths` keeps, for each path, the mean time per bit and the mean latency and, for each device, the mean ratio of
+its compute time to the profile. The means of an unused path gradually return to the declared values.
 """
 
 from collections import defaultdict
@@ -15,54 +15,47 @@ from planner.scenario.cluster import Cluster, Link
 from planner.scenario.scenario import Scenario
 from planner.step.compile import planned_compute_s
 
-# Weight of the newest observation: the mean follows a sudden change to within 10 % in two observations.
+# Weight of the newest observation: two observations after a sudden change, the mean is within 10 % of the new value.
 NEWEST_WEIGHT = 0.7
 
-# Weight of the declared figures for each step in which a path is unused. Assumed: half is forgotten in 35 steps.
+# Weight of the declared values in each step in which a path is unused. Assumed: a deviation halves in 35 steps.
 FORGETTING_WEIGHT = 0.02
 
 
 class ObservedPaths:
-    """The observed paths and slow-downs; each run needs an object of its own."""
+    """The observed paths and slow-downs of one run; each run needs an object of its own.
+
+    Attributes:
+        slowdown: Name of a device to the ratio of its compute time to the profiled time.
+    """
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._paths: dict[tuple[str, str], ConstantRatePath] = {}
         self._sharers: dict[tuple[str, str], int] = {}
-        self._slowdown: dict[str, float] = {}
-
-    @property
-    def slowdown(self) -> Mapping[str, float]:
-        """Device to the factor by which its compute takes longer than profiled."""
-        return self._slowdown
+        self.slowdown: dict[str, float] = {}
 
     @property
     def alone(self) -> Mapping[tuple[str, str], ConstantRatePath]:
-        """The observed paths, as they would be if nothing else were sent at the same time."""
+        """Observed paths by (source, target), each with the rate that one flow would have without other flows."""
         return {
             pair: replace(path, rate_bps=path.rate_bps * self._sharers.get(pair, 1))
             for pair, path in self._paths.items()
         }
 
     def path(self, source: str, target: str) -> ConstantRatePath:
-        """Return a path as observed, or as declared."""
+        """Return the path between two devices as observed so far, or as declared if it was never used."""
         return self._paths.get((source, target)) or nominal_path(self._scenario, source, target)
 
     def learn(self, observation: Observation) -> None:
-        """Update all means with the observation of one step."""
+        """Update all means with the observation of one complete step."""
         for seen in observation.paths:
             self._paths[seen.source, seen.target] = self._joined(seen)
         used = {(seen.source, seen.target) for seen in observation.paths}
         for pair in self._paths.keys() - used:
             self._paths[pair] = self._forgotten(pair)
         self._sharers.update(sharers(observation.plan, self._scenario))
-        planned = planned_compute_s(observation.plan, self._scenario)
-        for device, compute_s in observation.compute_s:
-            # The partners of a tensor-parallel group are as fast as the device that leads them.
-            planned_s = planned.get(device, 0.0)
-            if planned_s > 0:
-                before_ratio = self._slowdown.get(device, compute_s / planned_s)
-                self._slowdown[device] = _mean(NEWEST_WEIGHT, compute_s / planned_s, before_ratio)
+        learn_slowdowns(self.slowdown, observation, self._scenario)
 
     def _joined(self, seen: PathObservation) -> ConstantRatePath:
         before = self.path(seen.source, seen.target)
@@ -77,10 +70,20 @@ class ObservedPaths:
     def _forgotten(self, pair: tuple[str, str]) -> ConstantRatePath:
         seen, declared = self._paths[pair], nominal_path(self._scenario, *pair)
         seconds_per_bit = _mean(FORGETTING_WEIGHT, self._sharers.get(pair, 1) / declared.rate_bps, 1 / seen.rate_bps)
-        # Where a latency was seen, it has the jitter in it.
+        # An observed latency includes the jitter, and `_joined` then sets the path's jitter to 0.
         declared_s = declared.latency_s + declared.jitter_s - seen.jitter_s
         latency_s = _mean(FORGETTING_WEIGHT, declared_s, seen.latency_s)
         return replace(seen, rate_bps=1 / seconds_per_bit, latency_s=latency_s)
+
+
+def learn_slowdowns(slowdown: dict[str, float], observation: Observation, scenario: Scenario) -> None:
+    """Update the mean ratio of compute time to profiled time of each device that computed in the observed step."""
+    planned = planned_compute_s(observation.plan, scenario)
+    for device, compute_s in observation.compute_s:
+        # Partners in a tensor-parallel group have no planned time of their own.
+        if planned.get(device, 0.0) > 0 and compute_s > 0:
+            ratio = compute_s / planned[device]
+            slowdown[device] = _mean(NEWEST_WEIGHT, ratio, slowdown.get(device, ratio))
 
 
 def _mean(weight: float, newest: float, before: float) -> float:
@@ -88,15 +91,18 @@ def _mean(weight: float, newest: float, before: float) -> float:
 
 
 def with_observed_links(scenario: Scenario, paths: Mapping[tuple[str, str], ConstantRatePath]) -> Scenario:
-    """Return the scenario with constant links, at the rates and latencies of the observed paths.
+    """Return the scenario with links of constant rate and latency, derived from observed paths.
 
-    The rate of a path counts for its narrowest link, and for every link of it that is declared slower. Its latency is
-    divided over its links in proportion to their declared ones, or counts for the narrowest if these are zero. Where
-    several paths share a link, the highest rate and the lowest latency count: the others had to wait elsewhere.
+    - The rate of a path is assigned to its link with the least declared bandwidth, and to every link of the path whose
+      declared bandwidth is below this rate.
+    - The latency of a path is divided among its links in proportion to their declared latencies. If these are all zero,
+      the link with the least bandwidth gets the whole latency.
+    - A link on several paths gets the highest rate and the lowest latency, since slower paths are limited elsewhere.
+    - Links on no observed path stay as declared.
 
     Args:
         scenario: Scenario with the declared links.
-        paths: (source, target) device to the path as it would be with nothing else on it.
+        paths: (source, target) to the path with the rate and latency that one flow alone would have.
     """
     rates_bps: defaultdict[str, list[float]] = defaultdict(list)
     latencies_s: defaultdict[str, list[float]] = defaultdict(list)

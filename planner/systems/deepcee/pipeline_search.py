@@ -1,14 +1,15 @@
-"""The search for one pipeline over groups of devices: stages per group, layers per stage, and microbatches.
+"""DeepCEE's search for one pipeline over given groups of devices: stages of each group, layers, and microbatches.
 
-Each group is one stage of replicas, one stage per device, or something in between, independently of other groups, so
-that stages may have different widths. Candidates are timed by a closed form at constant rates,
+A group is divided into stages of equally many devices, from one stage with all devices as replicas to one stage per
+device. Different groups may be divided differently. Candidates are compared by the time of a step at constant rates::
 
-    R_0 + max( over stages of (M - 1) * max(C_s, R_s / K_s) + sync_s, over links of (M - 1) * X ),
+    R_0 + max( over stages s of (M - 1) * max(C_s, R_s / K_s) + sync_s, over links of (M - 1) * X )
 
-which is the objective of `planner.systems.deepcee.layer_split` with the depths K_s that fit into memory.
+The symbols are those of `planner.systems.deepcee.layer_split`, whose objective this is, except that K_s, the number of
+microbatches in flight at stage s, is what fits into memory.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from planner.cost.in_flight import fitting_depths, latency_aware_depths, plain_depths
 from planner.plan.microbatches import even_cut, even_groups
-from planner.plan.plan import Pipeline, Stage
+from planner.plan.plan import Pipeline, Replica, Stage
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 from planner.systems.deepcee.device_groups import Group, model_time_s
@@ -24,15 +25,14 @@ from planner.systems.deepcee.layer_split import (
     Depth,
     Replicas,
     SplitProblem,
-    relative_shares,
     split_layers,
     split_problem,
 )
 
-# Limit on microbatches. With 64, an order is found in tenths of a second, and fill and drain hardly matter.
+# Most microbatches of a step. With 64, the fill and drain of the pipeline hardly matter, and ordering actions is quick.
 MOST_MICROBATCHES = 64
 
-# Rounds of the search through all groups; one is nearly always enough.
+# Most passes over all groups and microbatch counts in `PipelineSearch.improved`; one is nearly always enough.
 _ROUNDS = 2
 
 
@@ -41,9 +41,9 @@ class Shape:
     """The choices made before the layers are split.
 
     Attributes:
-        groups: Groups in the order of the pipeline.
+        groups: Groups of devices in the order of the pipeline.
         stages: Number of stages of each group.
-        microbatches: Microbatches of one step.
+        microbatches: Number of microbatches of one step.
     """
 
     groups: tuple[Group, ...]
@@ -53,7 +53,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pipeline of some shape, and the time of its step by the closed form, seconds."""
+    """A pipeline, the choices that led to it, and the time of its step by the module's formula, seconds."""
 
     shape: Shape
     pipeline: Pipeline
@@ -61,11 +61,11 @@ class Candidate:
 
 
 class PipelineSearch:
-    """Finds pipelines for a scenario.
+    """Finds pipelines for a scenario, and remembers the result of every shape.
 
     Args:
         scenario: Scenario that pipelines are for.
-        hides_latency: Whether stages keep as many microbatches as hide the round trips, instead of P - s.
+        hides_latency: Whether depths hide the round trips; otherwise they are 1F1B's.
     """
 
     def __init__(self, scenario: Scenario, *, hides_latency: bool) -> None:
@@ -74,25 +74,28 @@ class PipelineSearch:
         self._known: dict[Shape, Candidate | None] = {}
 
     def starts(self, groups: tuple[Group, ...]) -> list[Candidate]:
-        """Return the pipelines of some simple shapes: one stage per group, or one per device."""
+        """Return pipelines with one stage per group and with one stage per device, for every microbatch count."""
         wide, narrow = (1,) * len(groups), tuple(len(group) for group in groups)
         shapes = (Shape(groups, each, count) for each in dict.fromkeys((wide, narrow)) for count in self._counts())
         return [found for shape in shapes if (found := self._candidate(shape)) is not None]
 
     def improved(self, start: Candidate) -> Candidate:
-        """Return the fastest candidate found by varying one group's stages or the microbatches at a time."""
+        """Return the fastest candidate found by changing one group's stages or the microbatch count at a time."""
         best = start
         for _ in range(_ROUNDS):
             before = best
             for index, group in enumerate(best.shape.groups):
-                best = self._best_of(best, (_with_stages(best.shape, index, each) for each in _divisors(len(group))))
-            best = self._best_of(best, (replace(best.shape, microbatches=count) for count in self._counts()))
+                counts = [count for count in range(1, len(group) + 1) if len(group) % count == 0]
+                stages = best.shape.stages
+                divided = [(*stages[:index], count, *stages[index + 1 :]) for count in counts]
+                best = self._best_of(best, [replace(best.shape, stages=each) for each in divided])
+            best = self._best_of(best, [replace(best.shape, microbatches=count) for count in self._counts()])
             if best is before:
                 break
         return best
 
-    def _best_of(self, best: Candidate, shapes: Iterator[Shape]) -> Candidate:
-        tried = (self._candidate(shape) for shape in list(shapes))
+    def _best_of(self, best: Candidate, shapes: Sequence[Shape]) -> Candidate:
+        tried = (self._candidate(shape) for shape in shapes)
         return min([best, *(each for each in tried if each is not None)], key=lambda each: each.step_s)
 
     def _counts(self) -> list[int]:
@@ -107,9 +110,9 @@ class PipelineSearch:
 
     def _make(self, shape: Shape) -> Candidate | None:
         devices = [
-            each
+            self._replicas(part)
             for group, count in zip(shape.groups, shape.stages, strict=True)
-            for each in _parts(group, count, self._scenario)
+            for part in even_groups(group, count)
         ]
         microbatches = even_cut(self._scenario.training.global_batch, shape.microbatches)
         problem = split_problem(self._scenario, devices, microbatches)
@@ -117,6 +120,15 @@ class PipelineSearch:
         splits = {split.bounds for depth in depths if (split := split_layers(problem, depth)) is not None}
         made = [self._with_depths(shape, problem, bounds, devices, microbatches) for bounds in sorted(splits)]
         return min((each for each in made if each is not None), key=lambda each: each.step_s, default=None)
+
+    def _replicas(self, devices: Sequence[Device]) -> Replicas:
+        """Return the devices as replicas of a stage, with shares in proportion to their speeds, at most 1."""
+        times_s = [model_time_s(device, self._scenario) for device in devices]
+        least_s = min(times_s)
+        return tuple(
+            Replica(device.name, least_s / time_s if time_s else 1.0)
+            for device, time_s in zip(devices, times_s, strict=True)
+        )
 
     def _with_depths(
         self,
@@ -126,58 +138,20 @@ class PipelineSearch:
         devices: Sequence[Replicas],
         microbatches: tuple[int, ...],
     ) -> Candidate | None:
-        ranges = list(enumerate(pairwise(bounds)))
-        stages = [Stage(first, end, devices[index], 1) for index, (first, end) in ranges]
-        compute_s = [float(problem.compute_s[index, first, end]) for index, (first, end) in ranges]
-        sync_s = [float(problem.sync_s[index, first, end]) for index, (first, end) in ranges]
-        transfer_s = [float(problem.transfer_s[index, end]) for index, (_, end) in ranges[:-1]]
-        latency_s = problem.latency_s.tolist()
+        first, end, index = list(bounds[:-1]), list(bounds[1:]), np.arange(len(devices))
+        stages = [Stage(*layers, replicas, 1) for layers, replicas in zip(pairwise(bounds), devices, strict=True)]
+        compute_s, transfer_s = problem.compute_s[index, first, end], problem.transfer_s[index[:-1], end[:-1]]
         wanted = plain_depths(len(stages))
         if self._hides_latency:
-            wanted = latency_aware_depths(compute_s, transfer_s, latency_s)
+            wanted = latency_aware_depths(compute_s.tolist(), transfer_s.tolist(), problem.latency_s.tolist())
         depths = fitting_depths(wanted, stages, self._scenario, microbatches)
         if depths is None:
             return None
-        step_s = closed_form_s(compute_s, sync_s, transfer_s, latency_s, depths, len(microbatches))
+        repeats = len(microbatches) - 1
+        round_trips_s = compute_s + 2 * np.append(transfer_s + problem.latency_s, 0.0)
+        round_trips_s = np.cumsum(round_trips_s[::-1])[::-1]
+        # A stage with all microbatches in flight does not wait for a round trip to end.
+        waiting_s = np.where(np.array(depths) <= repeats, round_trips_s / np.array(depths), 0.0)
+        stages_s = repeats * np.maximum(compute_s, waiting_s) + problem.sync_s[index, first, end]
+        step_s = float(round_trips_s[0] + max(stages_s.max(), *(repeats * transfer_s), 0.0))
         return Candidate(shape, Pipeline(tuple(stages), microbatches).with_depths(depths), step_s)
-
-
-def closed_form_s(
-    compute_s: Sequence[float],
-    sync_s: Sequence[float],
-    transfer_s: Sequence[float],
-    latency_s: Sequence[float],
-    depths: Sequence[int],
-    microbatches: int,
-) -> float:
-    """Return the time of a pipeline's step at constant rates by the closed form, seconds.
-
-    Args:
-        compute_s: Time of one microbatch on each stage, forward and backward, seconds.
-        sync_s: Time of each stage's gradient sum, seconds.
-        transfer_s: Time for which one microbatch keeps each link busy, seconds.
-        latency_s: One-way latency of each link, seconds.
-        depths: Microbatches in flight at each stage.
-        microbatches: Microbatches of one step.
-    """
-    transfers_s = 2 * (np.array([*transfer_s, 0.0]) + np.array([*latency_s, 0.0]))
-    round_trip_s = np.cumsum((np.array(compute_s) + transfers_s)[::-1])[::-1]
-    # With all microbatches in flight, no stage waits for a round trip to end.
-    waiting_s = np.where(np.array(depths) < microbatches, round_trip_s / np.array(depths), 0.0)
-    of_stages = (microbatches - 1) * np.maximum(compute_s, waiting_s) + np.array(sync_s)
-    of_links = [(microbatches - 1) * each for each in transfer_s]
-    return float(round_trip_s[0] + max(of_stages.max(), *of_links, 0.0))
-
-
-def _parts(group: Sequence[Device], count: int, scenario: Scenario) -> Iterator[Replicas]:
-    """Yield the replicas of each of ``count`` stages of a group, with shares in proportion to their speeds."""
-    for devices in even_groups(group, count):
-        yield relative_shares({device.name: model_time_s(device, scenario) for device in devices})
-
-
-def _with_stages(shape: Shape, index: int, count: int) -> Shape:
-    return replace(shape, stages=(*shape.stages[:index], count, *shape.stages[index + 1 :]))
-
-
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]

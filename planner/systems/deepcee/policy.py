@@ -1,9 +1,12 @@
-"""The policies ``deepcee`` and ``depth``: microbatches, depths and, if need be, other plans follow the observed links.
+"""Policies ``deepcee`` and ``depth``, which adapt a plan to the observed links.
 
-Rules 1 to 3 of DeepCEE's adapter choose the microbatch count and the depths for the observed links; ``depth`` has these
-rules alone and never moves a layer. The plan changes when the best choice is clearly faster, or as fast with less in
-memory. Rule 4 of ``deepcee`` searches for another plan when a link has been the bottleneck for `BOUND_STEPS` steps, and
-moves to it once the time lost so far exceeds the cost of the move. The global batch never changes.
+``depth`` has rules 1 to 3 of DeepCEE's adapter: it changes the microbatch count and the depths (microbatches in flight)
+and never moves a layer. The plan changes if this makes the step clearly shorter, or saves memory at the same speed.
+
+``deepcee`` also has rule 4: if a link has been the bottleneck for `BOUND_STEPS` steps, the policy searches for another
+plan. It changes to this plan once the time lost by not having changed exceeds the time of moving the layers.
+
+The global batch never changes.
 """
 
 from dataclasses import replace
@@ -20,7 +23,7 @@ from planner.systems.deepcee.observed_paths import ObservedPaths, with_observed_
 from planner.systems.deepcee.strategy import deepcee
 from traces.common.errors import InputError
 
-# Steps for which a link must be the bottleneck before another plan is searched for, and steps between two searches.
+# Successive steps in which a link must be the bottleneck before a search, and steps between two searches.
 BOUND_STEPS = 3
 SEARCH_EVERY_STEPS = 10
 
@@ -38,7 +41,7 @@ class DeepceePolicy:
         self._better_steps = 0
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return a plan that is faster on the observed links; None if there is none or while devices are lost."""
+        """Return a better plan for the observed links, or None; after the loss of a device always None."""
         self._start = self._start or plan
         if observation.gone:
             return None
@@ -50,10 +53,13 @@ class DeepceePolicy:
         return self._adjusted(plan, self._start)
 
     def _adjusted(self, plan: Plan, start: Plan) -> Plan | None:
-        """Return a plan by rules 1 to 3, or the run's first plan if it places layers alike and is as fast."""
+        """Return a plan by rules 1 to 3, or None if none is clearly faster.
+
+        The result is the run's first plan, ``start``, if it has its layers on the same devices and is as fast.
+        """
         chosen = self._depths.choose(plan)
         if chosen is not None and not self._depths.is_faster(chosen, plan):
-            # Microbatches in flight beyond need are slack for the next fluctuation.
+            # A plan that only saves memory is not used: more microbatches in flight bridge the next fluctuation.
             chosen = None
         if start == plan or not _same_places(start, plan) or not self._depths.is_better(start, plan):
             return chosen
@@ -61,7 +67,7 @@ class DeepceePolicy:
         return start if chosen is None or start_s <= self._depths.predict_s(chosen) * (1 + EQUALLY_FAST) else chosen
 
     def _worth_moving(self, plan: Plan, away: set[str]) -> Plan | None:
-        """Return a plan by rule 4, or the run's first plan, once the time lost so far exceeds the time of the move."""
+        """Return the found plan (rule 4) or the run's first plan, once the time lost so far exceeds the move's time."""
         self._bound_steps = self._bound_steps + 1 if self._depths.is_bound_by_links(plan) else 0
         waited = self._bound_steps - BOUND_STEPS
         observed = with_observed_links(self._scenario, self._seen.alone)
@@ -86,7 +92,7 @@ class DeepceePolicy:
         try:
             return deepcee(replace(observed, cluster=Cluster(present, links)) if away else observed)
         except InputError:
-            # The remaining devices have too little memory, or no links.
+            # The devices that are present have too little memory, or no links.
             return None
 
     def _step_s(self, plan: Plan, observed: Scenario) -> float:
@@ -96,14 +102,11 @@ class DeepceePolicy:
 
 def _same_places(one: Plan, other: Plan) -> bool:
     """Return whether the same devices hold the same layers in both plans."""
-    return _places(one) == _places(other)
-
-
-def _places(plan: Plan) -> list[list[tuple[object, ...]]]:
-    return [
-        [(stage.first_layer, stage.end_layer, stage.replicas) for stage in pipeline.stages]
-        for pipeline in plan.pipelines
-    ]
+    one_places, other_places = (
+        [[(stage.first_layer, stage.end_layer, stage.replicas) for stage in each.stages] for each in plan.pipelines]
+        for plan in (one, other)
+    )
+    return one_places == other_places
 
 
 class DepthPolicy:
@@ -114,9 +117,9 @@ class DepthPolicy:
         self._depths = DepthChoice(scenario, self._seen)
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return the plan with the best depths for the observed paths, or None if it gains too little."""
+        """Return the plan with better microbatches and depths, or None; after the loss of a device always None."""
         if observation.gone:
-            # This policy cannot replace devices, and an interrupted step shows no speeds.
+            # The policy cannot replace devices, and the times of an interrupted step are incomplete.
             return None
         self._seen.learn(observation)
         return self._depths.choose(plan)

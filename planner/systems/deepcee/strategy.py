@@ -1,15 +1,19 @@
-"""DeepCEE (also SpanTrain; arXiv 2505.15536): one pipeline across regions, built around the links between them.
+"""Strategy ``deepcee``: one pipeline across regions, planned around the links between them (arXiv 2505.15536).
 
-Devices are grouped by network and by speed, and areas are put in the order with the least worst distance between
-neighbours (`planner.systems.deepcee.device_groups`). Layers are split for the fastest step
-(`planner.systems.deepcee.layer_split`), with as many microbatches in flight as hide the round trips, in an order
-without avoidable idle time (schedule ``compact-zb``). Links between areas carry activations and their gradients only:
-replicas of a stage are of one group.
+The system is also known as SpanTrain. The planner has these steps:
 
-Published: grouping, asymmetric stages, compact zero-bubble pipelines. Assumed, where the public text is silent: the
-formulas in the modules named; that devices of a group are replicas or consecutive stages; that areas may
-be left out, at either end of the order or one in between, where the rest is faster alone; that candidates are timed
-by a closed form, and the best few by one step with a dynamic order at constant rates.
+1. Devices are grouped by network into areas, and by speed into groups; areas are put in the order in which the largest
+   distance between neighbours is least (`planner.systems.deepcee.device_groups`).
+2. Each group becomes one or several stages, and layers are split among the stages for the shortest step
+   (`planner.systems.deepcee.pipeline_search`). All replicas of a stage belong to one group, so links between areas
+   carry only activations and their gradients, no gradient sums.
+3. Stages keep as many microbatches in flight as hide the round trips, and the schedule ``compact-zb`` orders actions
+   without avoidable idle time.
+
+The public text of the paper describes the grouping, stages of unequal size and the compact zero-bubble schedule.
+Assumed, where it gives no details: the formulas of the modules named; the division of a group into replicas or
+consecutive stages; that areas may be left out, at either end of the order or one in between, if this is faster; and
+that candidates are compared first by a closed form, and the best few by one step with a dynamic order.
 """
 
 from collections.abc import Iterator
@@ -26,19 +30,20 @@ from planner.step.evaluate import step_time_s
 from planner.systems.deepcee.device_groups import Area, Group, best_order, device_areas, packet_times_s
 from planner.systems.deepcee.pipeline_search import Candidate, PipelineSearch
 
-# Number of starting pipelines that are improved, and of improved pipelines whose steps are evaluated.
+# Number of starting pipelines that are improved, and of improved pipelines that are compared by an evaluated step.
 _IMPROVED = 4
 _TIMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Mechanisms:
-    """The mechanisms of DeepCEE's planner beyond splitting layers; each can be switched off for an ablation.
+    """Mechanisms of DeepCEE's planner that an ablation can switch off.
 
     Attributes:
-        grouping: Whether devices are grouped, ordered and chosen; otherwise each is a stage, in the cluster's order.
-        zero_bubble: Whether backward is split and weight gradients fill the gaps; otherwise 1F1B.
-        latency_aware_depth: Whether depths hide round trips; otherwise they are 1F1B's P - s.
+        grouping: Whether devices are grouped, ordered and left out; otherwise every device is a stage, in the cluster's
+            order.
+        zero_bubble: Whether the schedule is ``compact-zb``, in which weight gradients fill idle time; otherwise 1F1B.
+        latency_aware_depth: Whether depths (microbatches in flight) hide round trips; otherwise they are 1F1B's.
     """
 
     grouping: bool = True
@@ -46,17 +51,11 @@ class Mechanisms:
     latency_aware_depth: bool = True
 
 
-def deepcee(scenario: Scenario) -> Plan:
-    """Return the fastest pipeline over some or all areas of the cluster.
-
-    Raises:
-        InputError: No split of the model fits into memory.
-    """
-    return deepcee_with(Mechanisms(), scenario)
+ALL_MECHANISMS = Mechanisms()
 
 
-def deepcee_with(mechanisms: Mechanisms, scenario: Scenario) -> Plan:
-    """Return DeepCEE's plan with only some of its mechanisms.
+def deepcee(scenario: Scenario, mechanisms: Mechanisms = ALL_MECHANISMS) -> Plan:
+    """Return the fastest pipeline over some or all areas of the cluster, planned with some or all mechanisms.
 
     Raises:
         InputError: No split of the model fits into memory.
@@ -74,9 +73,9 @@ def deepcee_with(mechanisms: Mechanisms, scenario: Scenario) -> Plan:
 
 
 def approximate_step_time_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the time of a step with a dynamic order at declared bandwidths, seconds.
+    """Return the time of a step at declared bandwidths with a dynamic order, which needs no search, seconds.
 
-    A dynamic order needs no search. Flows that start together share their links.
+    Flows that start together share their links.
     """
     return step_time_s(replace(plan, order="dynamic"), scenario, shared_paths(plan, scenario))
 
@@ -87,7 +86,7 @@ def _plan(candidate: Candidate, mechanisms: Mechanisms, scenario: Scenario) -> P
 
 
 def _chains(scenario: Scenario) -> Iterator[tuple[Group, ...]]:
-    """Yield sequences of groups, in both directions: of all areas, of consecutive areas, and of all areas but one."""
+    """Yield the groups of all areas in order, of consecutive areas, and of all areas but one; also each in reverse."""
     areas = device_areas(scenario)
     order = best_order(_area_distance_s(areas, scenario))
     count = len(order)
@@ -99,7 +98,7 @@ def _chains(scenario: Scenario) -> Iterator[tuple[Group, ...]]:
 
 
 def _area_distance_s(areas: tuple[Area, ...], scenario: Scenario) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Return the worst distance between any device of one area and any of another, seconds, [areas, areas]."""
+    """Return the largest distance between a device of one area and a device of another, seconds, [areas, areas]."""
     number = {device.name: index for index, device in enumerate(scenario.cluster.devices)}
     members = [[number[device.name] for group in area for device in group] for area in areas]
     every_s = packet_times_s(scenario)
@@ -107,6 +106,6 @@ def _area_distance_s(areas: tuple[Area, ...], scenario: Scenario) -> np.ndarray[
 
 
 def _as_named(scenario: Scenario) -> tuple[Group, ...]:
-    """Return groups of one device each, or of neighbours where there are more devices than layers."""
+    """Return one group per device, in the cluster's order; with fewer layers than devices, one group per layer."""
     devices = scenario.cluster.devices
     return tuple(even_groups(devices, min(len(devices), len(scenario.model.layers))))

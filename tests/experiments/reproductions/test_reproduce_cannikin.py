@@ -1,7 +1,6 @@
 """Cannikin's reproduction: its models and clusters, its training, and the command."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ from planner.check import check_plan
 from planner.runs.metrics import measure
 from planner.step.evaluate import step_time_s
 from planner.systems.cannikin.goodput import goodput_per_s
-from planner.systems.cannikin.strategy import even_plan
+from planner.systems.cannikin.strategy import adaptdl
 from planner.systems.registry import make_plan
 from sim.simulator import Simulator
 from tests.helpers.processes.command import ropebridge
@@ -95,14 +94,14 @@ def test_training_adds_up_what_each_part_takes() -> None:
     low, high = NOISE_CURVES["high"]
     assert low * first < noise[0] < noise[-1] < high * first
 
-    ddp = fixed(setting, partial(even_plan, strategy="ddp"))
-    step_s = step_time_s(even_plan(setting.scenario, "ddp"), setting.scenario)
+    ddp = fixed(setting, adaptdl)
+    step_s = step_time_s(adaptdl(setting.scenario), setting.scenario)
     assert ddp.time_s == pytest.approx(step_s / first)
 
     adaptive = adaptive_even(setting)
     for epoch in (0, 50, 99):
         scenario = with_batch(setting.scenario, adaptive.batches[epoch])
-        took_s = step_time_s(even_plan(scenario, "adaptdl"), scenario)
+        took_s = step_time_s(adaptdl(scenario), scenario)
         per_s = goodput_per_s(adaptive.batches[epoch], took_s, first, noise[epoch])
         assert adaptive.epochs_s[epoch] == pytest.approx(1 / per_s)
     assert adaptive.time_s <= ddp.time_s

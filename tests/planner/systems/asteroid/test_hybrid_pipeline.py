@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
-from planner.systems.asteroid.round_latency import RoundStep, round_latency_s
+from planner.systems.asteroid.round_latency import RoundStep, round_latency_s, transfer_step
 from planner.systems.asteroid.stage_costs import StageCosts
 from planner.systems.asteroid.strategy import HybridRules, asteroid_depth, best_split, plain_depth
 from tests.helpers.scenarios.hybrid_scenarios import unlike_scenarios
@@ -34,7 +34,7 @@ def every_round(
                 steps: list[RoundStep] = [chosen[0].step]
                 for left, right in pairwise(chosen):
                     names = [tuple(device for device, _ in each.samples) for each in (left, right)]
-                    steps += [costs.transfer(left.end_layer, names[0], names[1]), right.step]
+                    steps += [transfer_step(scenario, left.end_layer, samples, *names), right.step]
                 yield round_latency_s(steps, microbatches, rules.duplex)
 
 

@@ -14,7 +14,7 @@ from planner.runs.metrics import step_ends_s
 from planner.scenario.effects import ComputeEffects, Effects, Slowdown, Straggler
 from planner.scenario.scenario import Scenario
 from planner.systems.cannikin.policy import LEAST_GAIN, CannikinPolicy
-from planner.systems.cannikin.strategy import even_plan
+from planner.systems.cannikin.strategy import adaptdl
 from planner.systems.registry import make_plan, make_policy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, mesh_scenario
@@ -55,14 +55,14 @@ def settled(scenario: Scenario, plan: Plan, policy: CannikinPolicy | None = None
 
 def test_shares_follow_devices_that_are_not_as_profiled() -> None:
     scenario = equal_devices(stragglers={1: 2.0, 2: 3.0}, batch=110)
-    start = even_plan(scenario, "cannikin")
+    start = adaptdl(scenario)
     assert samples_of(start) == [37, 37, 36]
     assert samples_of(settled(scenario, start)) == [60, 30, 20]
 
 
 def test_the_second_division_is_in_proportion_to_the_speeds() -> None:
     scenario = equal_devices(stragglers={2: 2.0}, batch=100)
-    start = even_plan(scenario, "cannikin")
+    start = adaptdl(scenario)
     second = CannikinPolicy(scenario).decide(observed(scenario, start), start)
     assert second is not None
     assert samples_of(second) == [40, 40, 20]
@@ -84,7 +84,7 @@ def test_only_shares_and_microbatches_change() -> None:
 
 def test_a_plan_that_is_as_good_as_the_best_stays() -> None:
     scenario = equal_devices()
-    policy, plan = CannikinPolicy(scenario), even_plan(scenario, "cannikin")
+    policy, plan = CannikinPolicy(scenario), adaptdl(scenario)
     assert all(policy.decide(observed(scenario, plan), plan) is None for _ in range(5))
 
 
@@ -93,14 +93,14 @@ def test_a_change_must_promise_enough(factor: float, changes: bool) -> None:
     # With one of two devices this much slower, balance saves (factor - 1) / (factor + 1) of the step.
     assert ((factor - 1) / (factor + 1) >= LEAST_GAIN) is changes
     scenario = equal_devices(2, stragglers={1: factor}, batch=200)
-    start = even_plan(scenario, "cannikin")
+    start = adaptdl(scenario)
     assert (settled(scenario, start) != start) is changes
 
 
 def test_a_device_that_recovers_gets_its_share_back() -> None:
     slow, fast = equal_devices(stragglers={2: 3.0}), equal_devices()
     policy = CannikinPolicy(fast)
-    plan = settled(slow, even_plan(fast, "cannikin"), policy)
+    plan = settled(slow, adaptdl(fast), policy)
     assert samples_of(plan)[2] < 12
     again = settled(fast, plan, policy)
     assert min(samples_of(again)) >= 19
@@ -108,7 +108,7 @@ def test_a_device_that_recovers_gets_its_share_back() -> None:
 
 def test_every_device_keeps_a_sample() -> None:
     scenario = equal_devices(stragglers={2: 1000.0})
-    plan = settled(scenario, even_plan(scenario, "cannikin"))
+    plan = settled(scenario, adaptdl(scenario))
     assert samples_of(plan)[2] == 1
 
 
@@ -119,7 +119,7 @@ def test_a_balanced_step_needs_fewer_microbatches() -> None:
     small, large = scenario.cluster.devices
     cluster = replace(scenario.cluster, devices=(replace(small, memory_bytes=states + 3_000 * 6), large))
     scenario = replace(scenario, cluster=cluster)
-    start = even_plan(scenario, "cannikin")
+    start = adaptdl(scenario)
     assert len(start.pipelines[0].microbatches) == 2
     plan = settled(scenario, start)
     assert (plan.pipelines[0].microbatches, samples_of(plan)) == ((20,), [5, 15])
@@ -132,7 +132,7 @@ def test_memory_bounds_what_a_microbatch_gives_to_a_device() -> None:
     small, large = scenario.cluster.devices
     cluster = replace(scenario.cluster, devices=(replace(small, memory_bytes=states + 3_000 * 6), large))
     scenario = replace(scenario, cluster=cluster)
-    start = even_plan(scenario, "cannikin")
+    start = adaptdl(scenario)
     assert settled(scenario, start) == start
 
 
@@ -141,7 +141,7 @@ def test_those_who_are_left_cut_the_batch_into_more_microbatches() -> None:
     states = 3 * 2 * 30_000_000
     devices = tuple(replace(device, memory_bytes=states + 3_000 * 12) for device in scenario.cluster.devices)
     scenario = replace(scenario, cluster=replace(scenario.cluster, devices=devices))
-    plan = even_plan(scenario, "cannikin")
+    plan = adaptdl(scenario)
     left = CannikinPolicy(scenario).decide(Observation(0, plan, (), (), gone=("device-1",)), plan)
     assert left is not None
     check_plan(left, scenario)
@@ -151,7 +151,7 @@ def test_those_who_are_left_cut_the_batch_into_more_microbatches() -> None:
 def test_the_others_go_on_without_a_device_that_has_gone() -> None:
     scenario = equal_devices(stragglers={1: 2.0})
     policy = CannikinPolicy(scenario)
-    plan = settled(scenario, even_plan(scenario, "cannikin"), policy)
+    plan = settled(scenario, adaptdl(scenario), policy)
     seen = replace(observed(scenario, plan), gone=("device-0",))
     left = policy.decide(seen, plan)
     assert left is not None
@@ -162,7 +162,7 @@ def test_the_others_go_on_without_a_device_that_has_gone() -> None:
 
 def test_before_anything_is_known_a_departure_is_answered_by_the_profile() -> None:
     scenario = equal_devices()
-    plan = even_plan(scenario, "cannikin")
+    plan = adaptdl(scenario)
     left = CannikinPolicy(scenario).decide(Observation(0, plan, (), (), gone=("device-2",)), plan)
     assert left is not None
     assert samples_of(left) == [30, 30]
@@ -170,7 +170,7 @@ def test_before_anything_is_known_a_departure_is_answered_by_the_profile() -> No
 
 def test_nobody_is_left() -> None:
     scenario = equal_devices(1)
-    plan = even_plan(scenario, "cannikin")
+    plan = adaptdl(scenario)
     assert CannikinPolicy(scenario).decide(Observation(0, plan, (), (), gone=("device-0",)), plan) is None
 
 
@@ -190,7 +190,7 @@ def test_fewer_samples_than_devices_are_left_alone() -> None:
 @given(st.lists(st.floats(0.3, 4), min_size=2, max_size=4), st.integers(16, 120))
 def test_what_it_settles_on_is_never_slower(factors: list[float], batch: int) -> None:
     scenario = equal_devices(len(factors), batch=batch, stragglers=dict(enumerate(factors)))
-    start = even_plan(scenario, "cannikin")
+    start = adaptdl(scenario)
     plan = settled(scenario, start, steps=4)
     check_plan(plan, scenario)
     ends_s = [step_ends_s(Simulator().run(scenario, each, None, 1).events)[0] for each in (start, plan)]
@@ -209,7 +209,7 @@ def test_in_a_run_the_step_gets_shorter_when_a_device_slows_down() -> None:
     step_s = 30 * 9e-3
     slowdown = Slowdown("device-2", (0.0, 5 * step_s), (1.0, 1 / 3))
     scenario = replace(scenario, effects=Effects(compute=ComputeEffects(slowdowns=(slowdown,))))
-    plan = even_plan(scenario, "cannikin")
+    plan = adaptdl(scenario)
     alone = step_ends_s(Simulator().run(scenario, plan, None, 14).events)
     record = Simulator().run(scenario, plan, CannikinPolicy(scenario), 14)
     adapted = step_ends_s(record.events)
@@ -223,7 +223,7 @@ def test_in_a_run_the_step_gets_shorter_when_a_device_slows_down() -> None:
 
 def test_a_run_can_be_replayed() -> None:
     scenario = equal_devices(stragglers={2: 3.0})
-    plan = even_plan(scenario, "cannikin")
+    plan = adaptdl(scenario)
     record = Simulator().run(scenario, plan, CannikinPolicy(scenario), 8)
     replay = Adaptation(CannikinPolicy(scenario), plan, scenario)
     for step in range(8):

@@ -11,7 +11,7 @@ from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer, Training
-from planner.systems.deepcee.strategy import Mechanisms, approximate_step_time_s, deepcee_with
+from planner.systems.deepcee.strategy import Mechanisms, approximate_step_time_s, deepcee
 from planner.systems.registry import make_plan
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_scenario, mesh_scenario
@@ -70,7 +70,7 @@ def test_it_is_faster_than_equal_splits() -> None:
 @pytest.mark.parametrize("switches", list(product([False, True], repeat=3)))
 def test_every_choice_of_mechanisms_makes_a_plan_that_can_be(switches: tuple[bool, bool, bool]) -> None:
     scenario, mechanisms = three_regions(latency_s=0.2, mixed=True), Mechanisms(*switches)
-    plan = deepcee_with(mechanisms, scenario)
+    plan = deepcee(scenario, mechanisms)
     check_plan(plan, scenario)
     depths = tuple(stage.in_flight for stage in plan.pipelines[0].stages)
     assert plan.schedule == ("compact-zb" if mechanisms.zero_bubble else "1f1b")
@@ -82,9 +82,9 @@ def test_every_choice_of_mechanisms_makes_a_plan_that_can_be(switches: tuple[boo
 
 def test_the_whole_is_not_slower_than_without_a_mechanism() -> None:
     scenario = three_regions(latency_s=0.2, mixed=True)
-    whole = rate(deepcee_with(Mechanisms(), scenario), scenario)
+    whole = rate(deepcee(scenario), scenario)
     for name in ("grouping", "zero_bubble", "latency_aware_depth"):
-        assert whole >= 0.99 * rate(deepcee_with(replace(Mechanisms(), **{name: False}), scenario), scenario), name
+        assert whole >= 0.99 * rate(deepcee(scenario, Mechanisms(**{name: False})), scenario), name
 
 
 def test_depths_keep_within_memory() -> None:
