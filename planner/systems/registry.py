@@ -1,7 +1,7 @@
-"""Strategies and adaptation policies by name.
+"""Tables of the built-in strategies and policies by name, and functions that make plans and policies from names.
 
-A strategy makes a plan for a scenario; a policy may replace the plan between two steps. The user chooses each by a name
-of `STRATEGIES` or `POLICIES`, or by the path of a Python file.
+A strategy makes a plan for a scenario; a policy may replace the plan between two steps. A user can also give the path
+of a Python file instead of a name.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,11 +15,7 @@ from planner.systems.asteroid.policy import AsteroidReplay, HeavyRescheduling
 from planner.systems.asteroid.strategy import asteroid, asteroid_duplex
 from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.strategy import auto
-from planner.systems.baselines.hybrid import (
-    dapple,
-    hetpipe,
-    pipedream,
-)
+from planner.systems.baselines.hybrid import dapple, hetpipe, pipedream
 from planner.systems.baselines.uniform import ddp, gpipe, megatron, zb_equal
 from planner.systems.cannikin.policy import CannikinPolicy
 from planner.systems.cannikin.strategy import adaptdl, cannikin, lb_bsp
@@ -64,7 +60,7 @@ POLICIES: Mapping[str, Callable[[Scenario], Policy] | None] = {
 
 
 def make_plan(strategy: str, scenario: Scenario) -> Plan:
-    """Return the plan that a strategy makes for a scenario, after `check_plan` has accepted it.
+    """Return the plan that a strategy makes for a scenario, checked by `check_plan`.
 
     Args:
         strategy: Name of a strategy, or path of a Python file that defines ``plan(scenario)``.
@@ -82,7 +78,7 @@ def make_plan(strategy: str, scenario: Scenario) -> Plan:
 
 
 def make_policy(name: str, scenario: Scenario) -> Policy | None:
-    """Return a new policy object for one run, or None for the name ``none``, with which the plan never changes.
+    """Return a new policy object for one run, or None for the policy ``none``, which never changes the plan.
 
     Args:
         name: Name of a policy, or path of a Python file that defines a function or class ``policy(scenario)``.
@@ -122,7 +118,7 @@ def _policy_from_file(path: Path, scenario: Scenario) -> Policy:
 
 
 class _UserPolicy:
-    """A policy from a user's file; an exception that its code raises becomes an `InputError`."""
+    """A policy from a user's file, whose exceptions become an `InputError` that names the file."""
 
     def __init__(self, path: Path, policy: Policy) -> None:
         self._path = path

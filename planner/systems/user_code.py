@@ -1,4 +1,7 @@
-"""Run Python files of the user (models, strategies, policies); only the command line names such files, never a plan."""
+"""Functions that run Python files of the user: models, strategies and policies.
+
+A plan never names such a file, so reading a plan runs no code.
+"""
 
 import importlib.util
 import sys
@@ -16,11 +19,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def user_code(path: Path, failure: str, valid: str) -> Iterator[None]:
-    """Send what the user's code prints inside the ``with`` block to stderr, and turn its exceptions into `InputError`.
+    """Redirect stdout of the user's code in the ``with`` block to stderr, and turn exceptions into `InputError`.
 
     Args:
         path: Path of the file with the code.
-        failure: What failed, for the message of the error.
+        failure: First part of the error message, which the exception's type and first line follow.
         valid: What the user can do about the failure, for the message.
 
     Raises:
@@ -37,32 +40,32 @@ def user_code(path: Path, failure: str, valid: str) -> Iterator[None]:
 
 
 class _NoBytecodeLoader(SourceFileLoader):
-    """A loader that writes no ``__pycache__`` beside the user's file."""
+    """A loader that discards compiled code, so that no ``__pycache__`` appears beside the user's file."""
 
     def set_data(self, path: str, data: "ReadableBuffer", *, _mode: int = 0o666) -> None:
-        """Discard the compiled code."""
+        pass
 
 
 def load_function(path: Path, function: str, what: str, signature: str) -> Callable[..., Any]:
     """Import a Python file and return one of its functions.
 
-    The module is stored in `sys.modules` under a name with a prefix of ours, which no installed package has.
+    The module's name in `sys.modules` begins with ``ropebridge_user_``, so that it hides no installed package.
 
     Args:
-        path: Path of the file, which ends in ``.py``.
+        path: Path of the file.
         function: Name of the function.
         what: Kind of file for error messages, such as ``model``.
-        signature: Signature of the function for error messages, with what it returns.
+        signature: Signature and result of the function for error messages.
 
     Raises:
-        InputError: The file is missing or no Python file, raises an exception on import, or lacks the function.
+        InputError: The file is missing, does not end in ``.py``, fails on import, or lacks the function.
     """
     if path.suffix != ".py":
         raise InputError(f"the {what} file is not a Python file", where=str(path), valid="name a file that ends in .py")
     name = f"ropebridge_user_{what}_{path.stem}"
     loader = _NoBytecodeLoader(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None, "there is a loader"
+    assert spec is not None, "`spec_from_loader` returns a spec for every file loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     with user_code(path, f"the {what} file fails on import", f"correct it until 'python {path.name}' runs"):

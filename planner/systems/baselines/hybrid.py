@@ -1,24 +1,25 @@
-"""Baselines that combine pipelines with data parallelism: PipeDream, DAPPLE and HetPipe.
+"""Baseline strategies ``pipedream``, ``dapple`` and ``hetpipe``, which combine pipelines with data parallelism.
 
-A group is the set of devices that hold the same stage as replicas. DAPPLE and HetPipe use Asteroid's planner
-(`planner.systems.asteroid.strategy`), which minimises its round latency, with other rules. A depth K is the number of
-microbatches in flight at stage p of P, p counted from 0.
+A group is the set of devices that hold the same stage as replicas. A depth is the number of microbatches in flight at
+stage p of P, with p counted from 0. ``dapple`` and ``hetpipe`` use Asteroid's search
+(`planner.systems.asteroid.strategy`), which minimises Asteroid's round latency, with other rules. `pipedream` has a
+recursion of its own.
 
-DAPPLE (Fan et al., PPoPP 2021) makes one pipeline of groups and plans as if all devices were equal. As the Asteroid
-paper describes it [second-hand], each layer's time is its mean over all devices, the replicas of a group take equal
-shares, and depths are K = P - p. Assumed: everything else is as in Asteroid (round latency, exact search); devices keep
-the cluster's order; shares are equal as far as memory allows.
+DAPPLE (Fan et al., PPoPP 2021) makes one pipeline of groups and plans as if all devices were equal. The rules follow
+the Asteroid paper's description, as other publications give it: each layer's time is its mean over all devices, the
+replicas of a group take equal shares, and depths are P - p. Assumed: devices keep the cluster's order, shares are equal
+as far as memory allows, and the rest is as in Asteroid.
 
 HetPipe (Park et al., USENIX ATC 2020) trains with data parallelism over virtual workers. Each virtual worker is a
-pipeline over unlike devices, and all virtual workers are about equally fast [paper]. Devices, sorted from fastest to
-slowest, are dealt to workers 1 to n, the next n to workers n to 1, and so on. HetPipe's workers exchange updates
-through parameter servers with bounded staleness; here gradients are summed in every step, as in other plans. Assumed:
+pipeline over unlike devices, and all are about equally fast. Devices, sorted from fastest to slowest, are dealt to
+workers 1 to n, the next n devices to workers n to 1, and so on. The original exchanges updates through parameter
+servers with bounded staleness; here gradients are summed in every step, as in other plans. Assumed:
 
 - Every worker takes an equal part of the batch.
-- The devices of a worker are sorted by memory, hold one stage each, and have depths K = P - p.
-- Layers are cut for the least round latency, whereas HetPipe minimises the slowest stage's time.
+- The devices of a worker are sorted by memory, hold one stage each, and have depths P - p.
+- Layers are split for the least round latency; the original minimises the time of the slowest stage.
 - The number of workers is the one with the shortest step by `planner.step.evaluate.step_time_s`.
-- A worker with more devices than layers leaves its slowest devices out.
+- A worker with more devices than the model has layers leaves its slowest devices out.
 """
 
 from functools import cache
@@ -38,7 +39,7 @@ from planner.systems.asteroid.strategy import HybridRules, hybrid_pipeline, hybr
 
 
 def dapple(scenario: Scenario) -> Plan:
-    """Return one pipeline of groups, planned as if every device had the mean speed.
+    """Return DAPPLE's plan: one pipeline of groups, planned as if every device had the mean speed.
 
     Raises:
         InputError: No split fits into memory.
@@ -47,7 +48,7 @@ def dapple(scenario: Scenario) -> Plan:
 
 
 def hetpipe(scenario: Scenario) -> Plan:
-    """Return pipelines of about equal speed, one for each virtual worker, over unlike devices.
+    """Return HetPipe's plan: one pipeline for each virtual worker, all about equally fast.
 
     Raises:
         InputError: No split fits into memory.
@@ -72,7 +73,7 @@ def _with_workers(scenario: Scenario, count: int) -> Plan | None:
 
 
 def _dealt(scenario: Scenario, count: int) -> list[list[Device]]:
-    """Return the devices of each of ``count`` workers, dealt by speed (see the module) and sorted by memory."""
+    """Return the devices of each of ``count`` virtual workers, dealt by speed, then sorted by memory."""
     layers = len(scenario.model.layers)
 
     def whole_model_s(device: Device) -> float:
@@ -86,23 +87,24 @@ def _dealt(scenario: Scenario, count: int) -> list[list[Device]]:
 
 
 def pipedream(scenario: Scenario) -> Plan:
-    """Return one pipeline of replicated stages with the least time of its slowest stage or transfer.
+    """Return PipeDream's plan: one pipeline of replicated stages whose slowest stage or transfer is fastest.
 
-    PipeDream's recursion (Narayanan et al., SOSP 2019, section 3.1): T(i..j) is the compute time of layers i to j in
-    both directions, W(i..j) their parameter bytes, act_k the output bytes of layer k and BW the bandwidth in bytes/s.
-    A(j, m) is the least possible time of the slowest stage or transfer for the first j layers on m devices, of which n
-    hold the last stage, layers k + 1 to j::
+    The recursion is that of Narayanan et al., SOSP 2019, section 3.1. A(j, m) is the least possible time of the slowest
+    stage or transfer for layers 1 to j on m devices, of which n hold the last stage, layers k + 1 to j. T(i..j) is the
+    compute time of layers i to j in both directions, W(i..j) their parameter bytes, act_k the output bytes of layer k,
+    and BW the bandwidth in bytes per second::
 
         A(j, m) = min over k < j, n < m of max( A(k, m - n),
                                                 2 * act_k / (BW * n),
                                                 (T(k+1..j) + 4 (n - 1) W(k+1..j) / (BW n)) / n )
 
-    The paper assumes equal devices and one bandwidth. Assumed here: a layer's time is its mean over the devices, and BW
-    is the lowest declared bandwidth between consecutive devices of the cluster. The microbatches in flight are the
-    paper's: the devices from this stage to the last, divided by the stage's replicas. PipeDream keeps several versions
-    of the weights; here the pipeline is flushed in every step, so that training is synchronous.
+    The paper takes equal devices and one bandwidth. Assumed here: a layer's time is its mean over the devices, and BW
+    is the lowest declared bandwidth between consecutive devices of the cluster. The number of microbatches in flight at
+    a stage is the paper's: the number of devices of this and all later stages, divided by the stage's replicas. The
+    original keeps several versions of the weights; here the pipeline is drained in every step, so that training is
+    synchronous.
 
-    Memory is ignored: `check_plan` may refuse the plan.
+    The recursion ignores memory, so `check_plan` may refuse the plan.
     """
     devices = [device.name for device in scenario.cluster.devices]
     microbatches = even_microbatches(scenario, scenario.training.global_batch, len(devices))
@@ -112,14 +114,14 @@ def pipedream(scenario: Scenario) -> Plan:
         replicas = tuple(Replica(name) for name in devices[used : used + width])
         stages.append(Stage(first_layer, end_layer, replicas, in_flight=ceil((len(devices) - used) / width)))
         used += width
-    # With a flush, microbatches in flight may not increase from one stage to the next: raise those of earlier stages.
+    # Synchronous pipelines need depths that do not increase from stage to stage, so earlier stages are raised.
     depths = list(accumulate((stage.in_flight for stage in reversed(stages)), max))[::-1]
     pipeline = Pipeline(tuple(stages), microbatches).with_depths(depths)
     return Plan(scenario.name, scenario.model.name, "pipedream", "1f1b", (pipeline,))
 
 
 def _split(scenario: Scenario, samples: int) -> list[tuple[int, int, int]]:
-    """Return the stages in pipeline order, each as (first layer, index after its last layer, number of devices)."""
+    """Return the stages of the recursion, each as (first layer, index after the last layer, number of devices)."""
     model, cluster = scenario.model, scenario.cluster
     time_until_s: list[float] = mean_compute_s(scenario, samples).tolist()
     bytes_until = [0, *accumulate(layer.parameter_bytes for layer in model.layers)]
@@ -132,9 +134,8 @@ def _split(scenario: Scenario, samples: int) -> list[tuple[int, int, int]]:
 
     @cache
     def best(end: int, devices: int) -> tuple[float, tuple[tuple[int, int, int], ...]]:
-        """Return A(end, devices), seconds, and the stages that reach this time."""
-        choice: tuple[float, tuple[tuple[int, int, int], ...]]
-        choice = (stage_s(0, end, devices), ((0, end, devices),))
+        """Return A(end, devices) in seconds, and the stages that reach this time."""
+        choice: tuple[float, tuple[tuple[int, int, int], ...]] = stage_s(0, end, devices), ((0, end, devices),)
         for cut in range(1, end):
             transfer_s = 2 * samples * model.layers[cut - 1].output_bytes / bytes_per_s
             for width in range(1, devices):

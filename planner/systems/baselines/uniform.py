@@ -1,11 +1,11 @@
-"""Baselines that divide the model or the batch evenly, without regard to speeds and links: DDP, Megatron, GPipe, ZB-H1.
+"""Baseline strategies ``ddp``, ``megatron``, ``gpipe`` and ``zb-h1-equal``, which divide model or batch evenly.
 
-Devices are taken in the cluster's order.
+None of them considers the speeds of devices and links. Devices are taken in the cluster's order.
 
 - ``ddp`` is data parallelism as in PyTorch's DistributedDataParallel: every device holds the whole model and takes an
-  equal share of the batch. The batch is one microbatch if memory allows, else the fewest equal microbatches that fit
-  (gradient accumulation).
-- ``megatron`` makes equal pipelines. Each has the largest number of stages that divides the number of devices and is at
+  equal share of the batch. The batch is divided into the fewest equal microbatches that fit into memory (gradient
+  accumulation).
+- ``megatron`` makes equal pipelines. The number of stages is the largest that divides the number of devices and is at
   most the number of layers.
 - ``gpipe`` (Huang et al., NeurIPS 2019) makes one pipeline. Assumed: devices beyond the number of layers stay idle.
 - ``zb-h1-equal`` (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024) makes one pipeline. Assumed: with more
@@ -25,10 +25,10 @@ from traces.common.errors import InputError
 
 
 def megatron(scenario: Scenario) -> Plan:
-    """Return equal pipelines over all devices, with layers divided evenly among the stages.
+    """Return Megatron's plan: equal pipelines over all devices, with layers divided evenly among the stages.
 
     Raises:
-        InputError: There are more pipelines than samples.
+        InputError: There are more pipelines than samples in the global batch.
     """
     devices = scenario.cluster.devices
     layers = len(scenario.model.layers)
@@ -51,7 +51,7 @@ def megatron(scenario: Scenario) -> Plan:
 
 
 def _even_stages(groups: Sequence[Sequence[Device]], layers: int, depths: Sequence[int]) -> tuple[Stage, ...]:
-    """Return one stage for each group of devices; numbers of layers differ by one at most."""
+    """Return one stage for each group of devices, all with equally many layers, up to rounding."""
     count = len(groups)
     return tuple(
         Stage(
@@ -62,7 +62,7 @@ def _even_stages(groups: Sequence[Sequence[Device]], layers: int, depths: Sequen
 
 
 def gpipe(scenario: Scenario) -> Plan:
-    """Return one pipeline with layers divided evenly; all stages recompute activations if memory requires it.
+    """Return GPipe's plan: one pipeline with layers divided evenly, which recomputes activations if memory requires it.
 
     Raises:
         InputError: A stage does not fit into memory even with recomputation.
@@ -80,7 +80,7 @@ def gpipe(scenario: Scenario) -> Plan:
 
 
 def zb_equal(scenario: Scenario) -> Plan:
-    """Return one pipeline over all devices with layers divided evenly, for the schedule ZB-H1."""
+    """Return one pipeline over all devices with layers divided evenly and the schedule ``zb-h1``."""
     devices, layers = scenario.cluster.devices, len(scenario.model.layers)
     count = min(len(devices), layers)
     stages = _even_stages(even_groups(devices, count), layers, plain_depths(count))
@@ -89,19 +89,12 @@ def zb_equal(scenario: Scenario) -> Plan:
 
 
 def ddp(scenario: Scenario) -> Plan:
-    """Return one stage that holds all layers, with every device as a replica."""
+    """Return DDP's plan: one stage that holds all layers, with every device as a replica."""
     replicas = tuple(Replica(device.name) for device in scenario.cluster.devices)
     stage = Stage(0, len(scenario.model.layers), replicas, in_flight=1)
     batch = scenario.training.global_batch
-    # At one sample per device, microbatches cannot become smaller; if these do not fit, `check_plan` refuses the plan.
+    # Microbatches have at least one sample per device. If these do not fit into memory, `check_plan` refuses the plan.
     finest = ceil(batch / len(replicas))
-    microbatches = next(
-        (
-            even
-            for count in range(1, finest)
-            if fitting_depths((1,), (stage,), scenario, even := even_cut(batch, count))
-        ),
-        even_cut(batch, finest),
-    )
-    pipeline = Pipeline((stage,), microbatches)
+    fitting = (n for n in range(1, finest) if fitting_depths((1,), (stage,), scenario, even_cut(batch, n)))
+    pipeline = Pipeline((stage,), even_cut(batch, next(fitting, finest)))
     return Plan(scenario.name, scenario.model.name, "ddp", "1f1b", (pipeline,))

@@ -1,36 +1,34 @@
-"""Cloudless-Training's elastic scheduling: the units that each region of a geo-distributed training needs.
+"""Cloudless-Training's elastic scheduling: which devices each region of a geo-distributed training rents.
 
-Data stay in their regions. Region r trains on D_r samples and may rent C_r units, each of p_r samples per second and
-c_r US dollars per hour. The slowest region, with all its units, determines the run time t*; every other region rents
-n_r units, only as many as it needs to finish in t*::
+Data stay in their regions: region r trains on D_r samples. It may rent up to C_r units (devices) of p_r samples per
+second and c_r US dollars per hour each. The slowest region, with all of its units, determines the run time t*. Every
+other region rents only as many units, n_r, as it needs to finish in t*::
 
     t*  = max over r of D_r / (C_r p_r)
     n_r = ceil(D_r / (p_r t*))
     saving = 1 - sum of n_r c_r / sum of C_r c_r, at the same run time
 
-The formulas are assumed, as the public text of the paper (arXiv 2303.05330) has none. Assumed as well: a region may
-rent units of several kinds; those with the lowest price per sample come first, and the last one is the cheapest that
-suffices, which is ``ceil(...)`` for units of one kind. All units are paid until the slowest region is done.
+The formulas are assumed, since the public text of the paper (arXiv 2303.05330) has none. Assumed as well: a region may
+rent units of several kinds, chosen by `_enough_units`, which for units of one kind gives the ``ceil(...)`` above; and
+all units are paid until the slowest region is done.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from traces.common.errors import InputError
-
-# Share of the needed speed that suffices, since speeds are sums of floats.
+# Share of the needed speed that counts as enough, because of rounding errors in sums of speeds.
 _ENOUGH_SHARE = 1 - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A device, the smallest unit that can be rented.
+    """A device that can be rented.
 
     Attributes:
-        name: Name that is unique over all regions.
-        samples_per_s: Speed in samples per second.
-        price_per_hour: Price in US dollars per hour.
+        name: Name of the device.
+        samples_per_s: Speed, samples per second.
+        price_per_hour: Price, US dollars per hour.
     """
 
     name: str
@@ -40,11 +38,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class RegionOffer:
-    """A region's work and the units that it may rent for it.
+    """The samples that a region trains on, and the units that it may rent.
 
     Attributes:
-        samples: Samples of an epoch or of a step that it trains on, above zero.
-        units: One unit or more.
+        samples: Number of samples of a step or of an epoch, above zero.
+        units: Units for rent, at least one.
     """
 
     samples: float
@@ -59,7 +57,7 @@ class Schedule:
     """The units that all regions rent.
 
     Attributes:
-        units: Region to the units that it rents, in the order of its offer.
+        units: Name of a region to its rented units, in the order of its offer.
         run_time_s: Time until the slowest region is done, seconds.
         price_per_hour: Price of all units, US dollars per hour.
     """
@@ -75,27 +73,20 @@ class Schedule:
 
 
 def greedy_schedule(offers: Offers) -> Schedule:
-    """Return the schedule that rents every unit: the fastest one, and the baseline of elastic scheduling."""
+    """Return the schedule that rents every unit of every region, which is the fastest and most expensive one."""
     return _schedule(offers, {region: offer.units for region, offer in offers.items()})
 
 
 def elastic_schedule(offers: Offers) -> Schedule:
-    """Return the schedule with the run time of `greedy_schedule` in which each region rents no more than it needs."""
+    """Return the schedule as fast as `greedy_schedule` in which each region rents only the units that it needs."""
     return schedule_within(offers, greedy_schedule(offers).run_time_s)
 
 
 def schedule_within(offers: Offers, run_time_s: float) -> Schedule:
-    """Return the units that each region needs to be done after ``run_time_s`` seconds.
+    """Return the schedule in which each region rents the units that it needs to finish in ``run_time_s`` seconds.
 
-    Raises:
-        InputError: A region takes longer than ``run_time_s`` even with all its units.
+    A region that cannot finish in time rents all of its units.
     """
-    fastest_s = greedy_schedule(offers).run_time_s
-    if run_time_s < fastest_s:
-        raise InputError(
-            f"the training cannot be done in {run_time_s:g} s",
-            valid=f"give {fastest_s:g} s or more, the time with every unit of every region",
-        )
     return _schedule(
         offers, {region: _enough_units(offer.units, offer.samples / run_time_s) for region, offer in offers.items()}
     )
@@ -109,18 +100,14 @@ def _schedule(offers: Offers, units: Mapping[str, tuple[Unit, ...]]) -> Schedule
     )
 
 
-def _cheapest_first(units: Sequence[Unit]) -> list[Unit]:
-    """Return units sorted by price per sample; of equal prices the fastest first, then in the order of the offer."""
-    return sorted(units, key=lambda unit: (unit.price_per_hour / unit.samples_per_s, -unit.samples_per_s))
-
-
 def _enough_units(units: tuple[Unit, ...], samples_per_s: float) -> tuple[Unit, ...]:
-    """Return units with ``samples_per_s`` or more in all, at a cost of no more than twice the least possible.
+    """Return units that together process ``samples_per_s`` or more, at no more than twice the least possible price.
 
-    The heuristic for covering a demand (Csirik et al., 1991) takes units in order of price per sample, completes each
-    prefix with the cheapest single unit that suffices, and returns the cheapest of these sets.
+    This is a heuristic for covering a demand (Csirik et al., 1991). Units are taken in order of price per sample; the
+    first units of this order are completed, in every possible way, by the cheapest single unit that is then enough.
+    The cheapest of these sets is returned.
     """
-    ordered = _cheapest_first(units)
+    ordered = sorted(units, key=lambda unit: (unit.price_per_hour / unit.samples_per_s, -unit.samples_per_s))
     chosen, least_per_hour = ordered, math.inf
     taken: list[Unit] = []
     price_per_hour, missing = 0.0, samples_per_s * _ENOUGH_SHARE

@@ -1,9 +1,10 @@
-"""Cloudless-Training (arXiv 2303.05330): one data-parallel pipeline for each region, and updates over the WAN.
+"""Strategies ``cloudless`` and ``greedy``: one data-parallel pipeline per region, and updates over the WAN.
 
-In the physical plane of Cloudless-Training, a region is a partition with workers of its own and a communicator for what
-passes the WAN. Here a region is a pipeline of one stage: its replicas are the workers, and the first of them sends and
-receives updates. Data stay in their regions, and regions exchange updates without a barrier. Which devices a region
-rents follows from `planner.systems.cloudless.elastic_scheduling`; the baseline ``greedy`` rents all of them.
+In Cloudless-Training (arXiv 2303.05330), a region has workers of its own and a communicator for its traffic with other
+regions. Here a region is a pipeline of one stage: the stage's replicas are the workers, and the first replica sends and
+receives updates. Data stay in their regions, and regions exchange updates without a barrier. ``cloudless`` rents the
+devices that elastic scheduling selects (`planner.systems.cloudless.elastic_scheduling`); the baseline ``greedy`` rents
+all devices.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,7 +27,7 @@ from planner.systems.cloudless.elastic_scheduling import (
     greedy_schedule,
 )
 
-# Candidates for the number of steps between two exchanges of updates, rising.
+# Candidates for the number of steps between two exchanges of updates, ascending.
 EXCHANGE_STEPS = (1, 2, 4, 8, 16)
 
 
@@ -36,17 +37,17 @@ def region_offers(
     slowdown: Mapping[str, float] | None = None,
     gone: Collection[str] = (),
 ) -> Offers:
-    """Return each region's part of a step's samples and the devices that it may rent, in the cluster's order.
+    """Return each region's part of a step's samples and the devices that the region may rent.
 
-    The part of a region is in proportion to its data, or to the speed of all its devices where data are everywhere.
-    Assumed: the speed of a device is its profile's for the samples of an even share of the batch. Devices that cannot
-    hold the model are left out, as are regions without data, and those with the smallest parts where the batch has
-    fewer samples than there are regions.
+    The part of a region is in proportion to its data or, if data are everywhere, to the speed of all its devices.
+    Assumed: the speed of a device is the profiled one for an even share of the batch. Left out are devices that cannot
+    hold the model and regions without data. If the batch has fewer samples than there are regions, regions with the
+    smallest parts are left out too.
 
     Args:
         scenario: Scenario that gives devices, data and batch.
         strategy: Name of the strategy for error messages.
-        slowdown: Name of a device to the ratio of its compute time to the profiled time; 1 for others.
+        slowdown: Name of a device to the ratio of its compute time to the profiled time; 1 if the name is missing.
         gone: Names of devices that are absent.
 
     Raises:
@@ -68,15 +69,16 @@ def region_offers(
 
 
 def regional_plan(scenario: Scenario, strategy: str, offers: Offers, schedule: Schedule) -> Plan:
-    """Return the plan in which each region trains its part of the batch on the units that it rents.
+    """Return the plan in which each region trains its part of the batch on the devices that it rents.
 
-    Parts are rounded to whole samples only here, since a schedule for whole samples would rent a unit for a fraction of
-    one. A part is one microbatch where memory allows it, otherwise the fewest equal ones that fit. Regions exchange
-    updates by ASGD-GA every so many steps: assumed to be the fewest of `EXCHANGE_STEPS` in which an exchange ends
-    before the next one begins, or else the most. A single region sums its gradients instead.
+    Parts are rounded to whole samples here, not in the schedule, which would rent a device for a fraction of a sample.
+    A part is divided into the fewest equal microbatches that fit into memory. Regions exchange updates by ASGD-GA
+    (asynchronous SGD with gradient accumulation). Assumed: the number of steps between two exchanges is the least of
+    `EXCHANGE_STEPS` with which an exchange ends before the next one begins, or else the largest. A single region sums
+    its gradients in every step instead.
 
     Raises:
-        InputError: There is no microbatch that fits, or no link between two regions.
+        InputError: No microbatch fits into memory, or two regions have no link.
     """
     samples = proportional_parts(scenario.training.global_batch, [offer.samples for offer in offers.values()])
     pipelines = tuple(
@@ -92,9 +94,9 @@ def regional_plan(scenario: Scenario, strategy: str, offers: Offers, schedule: S
 
 
 def with_exchanges(plan: Plan, method: str, interval_steps: int) -> Plan:
-    """Return the plan with updates by a method every ``interval_steps`` steps.
+    """Return the plan with exchanges of updates by ``method`` every ``interval_steps`` steps.
 
-    Assumed: a staleness bound of as many steps, so that an exchange may overlap with the next steps.
+    Assumed: the staleness bound is as many steps, so that an exchange may overlap with the next steps.
     """
     return replace(
         plan, synchronisation=Synchronisation(method, interval_steps=interval_steps, staleness_bound=interval_steps)
@@ -102,7 +104,7 @@ def with_exchanges(plan: Plan, method: str, interval_steps: int) -> Plan:
 
 
 def longest_exchange_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the longest delivery time of any update of one exchange at the declared rates, seconds."""
+    """Return the longest delivery time of the updates of one exchange at the declared bandwidths, seconds."""
     longest_s = 0.0
     for edge in update_edges(plan, scenario):
         path = nominal_path(scenario, edge.sender, edge.receiver, plan.connections)
@@ -111,6 +113,7 @@ def longest_exchange_s(plan: Plan, scenario: Scenario) -> float:
 
 
 def _units(scenario: Scenario, slowdown: Mapping[str, float], gone: Collection[str]) -> Mapping[str, tuple[Unit, ...]]:
+    """Return the devices that can hold the model, by region, each in the cluster's order."""
     samples = max(1, scenario.training.global_batch // len(scenario.cluster.devices))
     units: dict[str, tuple[Unit, ...]] = {}
     for device in scenario.cluster.devices:
@@ -130,7 +133,7 @@ def _region_pipeline(scenario: Scenario, strategy: str, samples: int, units: Seq
     replicas = tuple(Replica(unit.name, unit.samples_per_s / fastest) for unit in units)
     stage = _whole_model(scenario, replicas)
     for count in range(1, samples + 1):
-        # Microbatch sizes differ by at most one sample, so checking two sizes suffices.
+        # `even_cut` makes microbatches of at most two sizes.
         sizes = {samples // count, -(-samples // count)}
         if fitting_depths((1,), (stage,), scenario, tuple(sizes)) is not None:
             return Pipeline((stage,), even_cut(samples, count))
@@ -142,20 +145,20 @@ def _whole_model(scenario: Scenario, replicas: tuple[Replica, ...]) -> Stage:
 
 
 def cloudless(scenario: Scenario) -> Plan:
-    """Return the plan with one pipeline per region, on the devices that elastic scheduling rents.
+    """Return the plan with one pipeline per region on the devices that elastic scheduling rents.
 
     Raises:
-        InputError: No device of a region with data holds the model.
+        InputError: The model fits on no device of a region that has data.
     """
     offers = region_offers(scenario, "cloudless")
     return regional_plan(scenario, "cloudless", offers, elastic_schedule(offers))
 
 
 def greedy(scenario: Scenario) -> Plan:
-    """Return the plan with one pipeline per region, on all devices of the region.
+    """Return the plan with one pipeline per region on all devices of the region.
 
     Raises:
-        InputError: No device of a region with data holds the model.
+        InputError: The model fits on no device of a region that has data.
     """
     offers = region_offers(scenario, "greedy")
     return regional_plan(scenario, "greedy", offers, greedy_schedule(offers))
