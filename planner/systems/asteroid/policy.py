@@ -60,8 +60,8 @@ def in_proportion(stages: Sequence[Stage], until_s: Sequence[float], capacities:
 def where_they_were(stages: Sequence[Stage], until_s: Sequence[float], capacities: Sequence[float]) -> list[int]:
     """Return the end layer of each stage but the last, so that only the layers of lost stages move.
 
-    These layers are divided between the two neighbouring stages in proportion to capacity. The arguments are those of
-    `in_proportion`.
+    These layers are divided between the two neighbouring stages in proportion to ``capacities``, in samples per second.
+    The arguments are those of `in_proportion`.
     """
     ends = []
     for (left, right), (own, other) in zip(pairwise(stages), pairwise(capacities), strict=True):

@@ -40,7 +40,7 @@ def statistical_efficiency(batch: float, first_batch: float, noise_scale: float)
 def goodput_per_s(batch: float, time_s: float, first_batch: float, noise_scale: float) -> float:
     """Return the goodput of steps of ``batch`` samples that take ``time_s`` seconds, samples per second.
 
-    The other arguments are those of `statistical_efficiency`.
+    ``first_batch`` and ``noise_scale``, in samples, are those of `statistical_efficiency`.
     """
     return batch / time_s * statistical_efficiency(batch, first_batch, noise_scale)
 

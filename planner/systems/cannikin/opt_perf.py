@@ -36,7 +36,7 @@ class Division:
 
 
 def device_time_s(samples: float, speed: NodeSpeed, sums: SumTimes) -> float:
-    """Return the time of a step of ``samples`` samples on one device if it waits for no other device, seconds."""
+    """Return the time of a step with ``samples`` samples on a device if this waits for no other device, seconds."""
     forward_s, backward_s = speed.forward_s(samples), speed.backward_s(samples)
     waits_s = forward_s + sums.first_bucket_share * backward_s + sums.overlapped_s
     return max(forward_s + backward_s, waits_s) + sums.last_s

@@ -133,7 +133,10 @@ class SumLearner:
 
 
 def inverse_variance_mean(means: Sequence[float], variances: Sequence[float]) -> float:
-    """Return the mean of estimates, each weighted by the inverse of its variance, which counts as above zero."""
+    """Return the mean of the estimates ``means``, weighted by the inverse of their ``variances``; none has a unit.
+
+    A variance below `_LEAST_VARIANCE` counts as `_LEAST_VARIANCE`.
+    """
     weights = [1 / max(_LEAST_VARIANCE, each) for each in variances]
     return sum(weight * mean for weight, mean in zip(weights, means, strict=True)) / sum(weights)
 

@@ -17,10 +17,10 @@ class NodeSpeed:
     """Compute time of one device as two lines: b samples take q b + s seconds before backward, k b + m in backward.
 
     Attributes:
-        forward_per_sample_s: q, seconds per sample.
-        forward_fixed_s: s, seconds.
-        backward_per_sample_s: k, seconds per sample.
-        backward_fixed_s: m, seconds.
+        forward_per_sample_s: Slope q, seconds per sample.
+        forward_fixed_s: Intercept s, seconds.
+        backward_per_sample_s: Slope k, seconds per sample.
+        backward_fixed_s: Intercept m, seconds.
     """
 
     forward_per_sample_s: float
@@ -105,7 +105,7 @@ def fit_line(samples: Sequence[float], times_s: Sequence[float]) -> tuple[float,
 
 
 def fit_speed(samples: Sequence[float], forward_s: Sequence[float], backward_s: Sequence[float]) -> NodeSpeed:
-    """Return the speed whose two lines `fit_line` fits to the times of forward and of backward, in seconds."""
+    """Return the speed with a line fitted to the times of forward and one to those of backward, at ``samples`` each."""
     return NodeSpeed(*fit_line(samples, forward_s), *fit_line(samples, backward_s))
 
 

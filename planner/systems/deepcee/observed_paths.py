@@ -77,7 +77,7 @@ class ObservedPaths:
 
 
 def learn_slowdowns(slowdown: dict[str, float], observation: Observation, scenario: Scenario) -> None:
-    """Update the mean ratio of compute time to profiled time of each device that computed in the observed step."""
+    """Update ``slowdown``, device to mean ratio of compute time to profiled time, with the observed step."""
     planned = planned_compute_s(observation.plan, scenario)
     for device, compute_s in observation.compute_s:
         # Partners in a tensor-parallel group have no planned time of their own.
