@@ -1,4 +1,4 @@
-"""Paced compute, in which every action lasts as long as the profile says."""
+"""Paced compute: a rank sleeps for the profiled time of each action instead of computing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,7 @@ from planner.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Performed:
-    """An action that was carried out.
-
-    Attributes:
-        start_s: When the device began, run seconds.
-        end_s: When the device was done, run seconds.
-    """
+    """The outputs of an action, one payload per message to send, and its start and end in run seconds."""
 
     outputs: list[torch.Tensor]
     start_s: float
@@ -28,7 +23,7 @@ class Performed:
 
 
 class _Zeros:
-    """Zeros in place of gradients and parameters."""
+    """Zeros in place of the gradients and parameters of a `FlatParameters`."""
 
     def __init__(self, elements: int) -> None:
         self._elements = elements
@@ -46,16 +41,15 @@ class _Zeros:
         pass
 
 
-# Gradients and parameters of consecutive layers, each as a one-dimensional float32 tensor on the CPU.
+# Reads and writes the gradients and parameters of consecutive layers, as one-dimensional float32 tensors on the CPU.
 LayerParameters = FlatParameters | _Zeros
 
 
 class PacedCompute:
-    """Moves tensors of the true sizes, filled with zeros, and sleeps for the profiled times.
+    """Returns tensors of zeros with the sizes that training would have, and sleeps for the profiled times.
 
-    A sleep ends late by a tenth of a millisecond or more on a busy machine. This lateness belongs to the process and
-    not to the device: an action begins when the one before it should have ended or, if that is later, when its inputs
-    arrived. Lateness in receiving remains, as a later arrival.
+    On a busy machine a sleep ends a tenth of a millisecond late, or more. So that such delays do not add up, an action
+    counts as begun when the previous action should have ended or, if later, when its inputs arrived.
     """
 
     def __init__(self, clock: RunClock) -> None:
@@ -65,21 +59,21 @@ class PacedCompute:
         self._zeros = torch.zeros(0, dtype=torch.uint8)
 
     def set_plan(self, plan: Plan, program: DeviceProgram | None) -> None:
-        """Do nothing: there are no layers."""
+        """Do nothing, since there are no layers."""
 
     def state_bytes(self, move: LayerTransfer) -> int:
-        """Return the bytes that the plan gives."""
+        """Return the planned size of a transfer in bytes."""
         return move.size_bytes
 
     def layer_state(self, move: LayerTransfer) -> torch.Tensor:
-        """Return zeros."""
+        """Return zeros of the planned size."""
         return torch.zeros(move.size_bytes, dtype=torch.uint8)
 
     def put_layer_state(self, move: LayerTransfer, state: torch.Tensor) -> None:
         """Ignore the state."""
 
     def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
-        """Make a buffer as large as the largest payload to send."""
+        """Allocate a buffer as large as the largest payload of the step."""
         self._update_s = program.update_s
         largest = max((transfer.size_bytes for work in program.work for transfer in work.sends), default=0)
         if largest > self._zeros.numel():
@@ -102,10 +96,10 @@ class PacedCompute:
         return torch.zeros(sync.elements)
 
     def put_gradient(self, sync: GradientSync, gradient: torch.Tensor) -> None:
-        """Ignore the sum."""
+        """Ignore the summed gradient."""
 
     def wait_until(self, time_s: float) -> None:
-        """Begin no action before this second of the run."""
+        """Let the next action begin at run second ``time_s`` at the earliest."""
         self._due_s = max(self._due_s, time_s)
 
     def flat_parameters(self, first_layer: int, end_layer: int, elements: int) -> LayerParameters:
@@ -113,18 +107,21 @@ class PacedCompute:
         return _Zeros(elements)
 
     def free_s(self) -> float:
-        """Return when the last action should have ended, run seconds."""
+        """Return the run second at which the last action should have ended."""
         return self._due_s
 
     def clear_gradients(self) -> None:
-        """Do nothing: there are no gradients."""
+        """Do nothing, since there are no gradients."""
 
     def squared_norm(self) -> float:
         """Return 0, the norm of zeros."""
         return 0.0
 
     def finish_step(self, step: int, squared_norm: float | None) -> float | None:
-        """Sleep for the profiled time of an update, which begins now if it had to wait for ``squared_norm``."""
+        """Sleep for the profiled time of the optimizer's update; return None, since there is no loss.
+
+        With a ``squared_norm`` the update begins now, when the norm has arrived; otherwise after the last action.
+        """
         if squared_norm is not None:
             self._due_s = max(self._due_s, self._clock.now_s())
         self._due_s += self._update_s

@@ -1,4 +1,4 @@
-"""The device that a rank computes on: its choice, threads, random numbers, memory, and copies to and from the CPU."""
+"""Functions for the device on which a rank computes: choice, threads, random numbers, memory, copies to the CPU."""
 
 import ctypes
 import os
@@ -13,18 +13,16 @@ CPU = torch.device("cpu")
 # Parameters of mallopt, from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
-# glibc's largest value for the mmap threshold: half of the heap of a thread.
+# The largest mmap threshold that glibc accepts.
 _LARGEST_BYTES = 32 * 2**20
 
 
 def compute_device(kind: str, compute: ComputeMode) -> torch.device:
-    """Return the device that this rank computes on, and make it the process's current one if it is a GPU.
+    """Return the torch device of this rank; a GPU also becomes the current device of the process.
 
-    The ranks of a machine take its GPUs in turn. Paced compute has no layers, and stays on the CPU.
-
-    Args:
-        kind: Kind of the rank's device in the plan; ``cpu`` and names that begin with ``cpu-`` are not GPUs.
-        compute: Whether the rank computes or sleeps.
+    The rank gets the GPU whose index is ``LOCAL_RANK``, modulo the number of GPUs. The device is the CPU if ``compute``
+    is paced, if ``kind`` (the kind of the rank's device in the scenario) is ``cpu`` or begins with ``cpu-``, or if
+    torch finds no GPU.
     """
     is_cpu = kind == "cpu" or kind.startswith("cpu-")
     if compute == "paced" or is_cpu or not torch.cuda.is_available():
@@ -36,11 +34,9 @@ def compute_device(kind: str, compute: ComputeMode) -> torch.device:
 
 
 def threads_of_a_rank(ranks: int) -> int:
-    """Return the number of threads for torch in each of a machine's ranks: its share of the cores, at least one.
+    """Return the number of torch threads for each of ``ranks`` processes that share this machine's cores, at least 1.
 
-    Args:
-        ranks: Number of processes that share the cores of this process's affinity mask, which a container or a batch
-            system may have restricted.
+    Only the cores of this process's affinity mask count, which a container or a batch system may have restricted.
     """
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
@@ -52,10 +48,9 @@ def synchronize(device: torch.device) -> None:
 
 
 def seed_random(device: torch.device, seed: int) -> None:
-    """Seed the random numbers of layers on a device.
+    """Seed torch's random numbers on the CPU and on ``device`` only.
 
-    `torch.manual_seed` seeds every kind of device that torch knows, and records the stack for each kind that is not in
-    use: a millisecond for every forward.
+    `torch.manual_seed` seeds every kind of device that torch knows, which takes a millisecond before every forward.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -65,30 +60,30 @@ def seed_random(device: torch.device, seed: int) -> None:
 def keep_freed_memory() -> None:
     """Have glibc keep freed memory in the process, since the next microbatch needs as much again.
 
-    By default glibc returns large blocks to the system when they are freed, and gets new ones that the system clears
-    page by page: with several microbatches in flight, in every step. Other C libraries are left as they are.
+    By default glibc returns large freed blocks to the kernel, which then clears each page of the next blocks: a cost in
+    every step. Does nothing with other C libraries.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
-    # Never trim the heap, and take fewer blocks from outside it, which are returned when they are freed.
+    # Never trim the heap, and allocate fewer blocks by mmap, since freeing such a block returns it to the kernel.
     mallopt(_TRIM_THRESHOLD, -1)
     mallopt(_MMAP_THRESHOLD, _LARGEST_BYTES)
 
 
 def to_payload(samples: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as a one-dimensional uint8 tensor on the CPU, which shares its memory if possible."""
+    """Return the bytes of a tensor as a one-dimensional uint8 tensor on the CPU, a view of the tensor if possible."""
     flat = samples.contiguous().view(-1).view(torch.uint8)
     if flat.device.type != "cuda":
         return flat.cpu()
-    # A GPU writes directly to page-locked memory, which torch keeps for the next payload; the copy is synchronous.
+    # A GPU copies faster to page-locked memory, which torch caches for the next payload; the copy is synchronous.
     return torch.empty(flat.numel(), dtype=torch.uint8, pin_memory=True).copy_(flat)
 
 
 def from_payloads(
     payloads: Sequence[torch.Tensor], sizes: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return one tensor of the samples of consecutive payloads."""
+    """Return the samples of consecutive payloads as one tensor of shape (samples, *sizes) on ``device``."""
     flat = payloads[0] if len(payloads) == 1 else torch.cat(list(payloads))
     return flat.view(dtype).view(-1, *sizes).to(device)

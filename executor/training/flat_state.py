@@ -1,4 +1,4 @@
-"""Parameters, gradients and whole states of layers as one-dimensional tensors, as they are summed, sent and stored."""
+"""Conversion of layers' parameters, gradients and whole states to one-dimensional tensors for sums, messages, files."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -9,13 +9,13 @@ from executor.training.optimizer import UpdateRule
 
 
 class FlatParameters:
-    """The parameters of layers in order as one-dimensional float32 tensors on the CPU.
+    """Reads and writes all parameters of some layers, or all gradients, as one-dimensional float32 tensors on the CPU.
 
-    Frozen parameters keep their place in a tensor, and are never written.
+    Frozen parameters (without ``requires_grad``) have a place in the tensor, but are never written.
 
-    A parameter that took no part in a step has no gradient, and the update must not change it, neither by weight decay
-    nor by momentum. So that this is known after a sum too, its part of the tensor is all -0.0, which only results from
-    adding -0.0 to -0.0; gradients of zero are +0.0 here. A subtraction loses the mark, and the gradient is then zero.
+    A parameter that took no part in a step has no gradient, and the optimizer must not change it, neither by weight
+    decay nor by momentum. The tensor contains -0.0 for each of its elements, and +0.0 for gradients that are zero. A
+    sum over replicas preserves this mark, since only -0.0 + -0.0 gives -0.0; a subtraction makes it a zero gradient.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
@@ -23,11 +23,11 @@ class FlatParameters:
 
     @property
     def elements(self) -> int:
-        """Number of elements of all parameters."""
+        """Number of elements of all parameters together."""
         return sum(parameter.numel() for parameter in self._parameters)
 
     def gradients(self) -> torch.Tensor:
-        """Return the gradients; -0.0 where a parameter has none."""
+        """Return a copy of the gradients; -0.0 for each element of a parameter without a gradient."""
         flat = _flatten([torch.zeros_like(each) if each.grad is None else each.grad for each in self._parameters])
         # Turns -0.0 into +0.0.
         flat += 0.0
@@ -37,7 +37,7 @@ class FlatParameters:
         return flat
 
     def put_gradients(self, values: torch.Tensor) -> None:
-        """Replace the gradients; a parameter without one stays without where ``values`` has none."""
+        """Replace the gradients; a parameter without a gradient gets one unless its ``values`` are all -0.0."""
         for parameter, part in self._trained(values):
             if parameter.grad is not None:
                 parameter.grad.copy_(part)
@@ -45,7 +45,7 @@ class FlatParameters:
                 parameter.grad = part.to(parameter.device, copy=True)
 
     def add_gradients(self, values: torch.Tensor) -> None:
-        """Add to the gradients; a parameter without one stays without where ``values`` has none."""
+        """Add to the gradients; a parameter without a gradient gets one unless its ``values`` are all -0.0."""
         for parameter, part in self._trained(values):
             if parameter.grad is not None:
                 parameter.grad.add_(part.to(parameter.device))
@@ -57,7 +57,7 @@ class FlatParameters:
         return _flatten(self._parameters)
 
     def put_parameters(self, values: torch.Tensor) -> None:
-        """Replace the parameters."""
+        """Replace the parameters, except those that are frozen."""
         with torch.no_grad():
             for parameter, part in self._trained(values):
                 parameter.copy_(part)
@@ -83,10 +83,9 @@ def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class LayerState:
-    """The state of consecutive layers as a one-dimensional uint8 tensor on the CPU.
+    """Packs parameters, optimizer state and buffers of layers into a one-dimensional uint8 tensor on the CPU.
 
-    It holds parameters, optimizer state and buffers. Its length follows from the layers and the kind of optimizer
-    alone, so that a receiver knows it in advance.
+    Its length depends only on the layers and the kind of optimizer, so that a receiver knows it in advance.
     """
 
     def __init__(self, layers: Sequence[nn.Module], rule: UpdateRule) -> None:
@@ -106,12 +105,12 @@ class LayerState:
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.uint8)
 
     def unpack(self, state: torch.Tensor) -> None:
-        """Replace the state by one that was packed from equal layers."""
+        """Load a state that `pack` returned for layers of the same shapes."""
         tensors = self._tensors()
         parts = state.split_with_sizes([each.nbytes for each in tensors])
         with torch.no_grad():
             for tensor, part in zip(tensors, parts, strict=True):
-                # The copy is aligned to the element size, which a part need not be.
+                # A part may not be aligned to the element size, as `view` requires; its copy is.
                 tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
 
     def _tensors(self) -> list[torch.Tensor]:
@@ -124,7 +123,10 @@ class LayerState:
 
 
 def model_state(layers: Iterable[nn.Module], optimizer: str) -> tuple[str, ...]:
-    """Return a description of each layer's state; equal descriptions mean that one state can replace the other."""
+    """Return a text for each layer with the names and shapes of its state and the optimizer.
+
+    A layer can load the state of another layer if their texts are equal.
+    """
     return tuple(f"{_describe(layer)} by {optimizer}" for layer in layers)
 
 

@@ -1,4 +1,4 @@
-"""The optimizer's update of one rank's parameters: learning rate by the step, gradients clipped by the whole norm."""
+"""The optimizer's update of one rank's parameters, with learning-rate schedule and gradient clipping."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,12 +9,12 @@ from torch import nn
 from executor.training.tensor_parallel import TensorGroup, parameter_parts
 from planner.scenario.training import Optimizer, Training
 
-# What torch's optimizers keep of a parameter: arrays of its shape, and step counters.
+# The state that torch's optimizers keep for a parameter: arrays of its shape, and step counters.
 _ARRAYS = {"sgd": (), "momentum": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}
 _COUNTERS = {"sgd": (), "momentum": (), "adamw": ("step",)}
 _COUNTER_BYTES = 4
 
-# As in torch.nn.utils.clip_grad_norm_: keeps clipping from dividing by zero.
+# Added to the norm, as in torch.nn.utils.clip_grad_norm_, so that clipping never divides by zero.
 _SMALLEST_NORM = 1e-6
 
 
@@ -28,12 +28,12 @@ class UpdateRule:
         self._optimizer = _make_optimizer(training.optimizer, parameters)
 
     def adopt(self, other: "UpdateRule") -> None:
-        """Copy the optimizer state of the parameters that another rule of the same kind shares with this one."""
+        """Take over the optimizer state of the parameters that ``other`` and this rule both update."""
         known = other._optimizer.state
         self._optimizer.state.update({each: known[each] for each in self._parameters if each in known})
 
     def state_bytes(self, parameter: nn.Parameter) -> int:
-        """Return the bytes of the optimizer state of a parameter."""
+        """Return the size of a parameter's optimizer state in bytes."""
         name = self._settings.name
         return len(_ARRAYS[name]) * parameter.nbytes + len(_COUNTERS[name]) * _COUNTER_BYTES
 
@@ -53,11 +53,11 @@ class UpdateRule:
         self._optimizer.zero_grad(set_to_none=True)
 
     def squared_norm(self) -> float:
-        """Return the squared Euclidean norm of this rank's gradients as they are now."""
+        """Return the squared Euclidean norm of this rank's present gradients."""
         return squared_norm(self._gradients())
 
     def update(self, step: int, squared_norm: float | None) -> None:
-        """Update the parameters from their gradients, which are first scaled if the scenario clips them.
+        """Update the parameters from their gradients, after clipping these if the scenario says so.
 
         Args:
             step: Index of the step from 0, which determines the learning rate.
@@ -78,20 +78,20 @@ class UpdateRule:
 
 
 def squared_norm(gradients: Sequence[torch.Tensor]) -> float:
-    """Return the squared Euclidean norm of gradients, practically the same for any grouping of layers into stages.
+    """Return the squared Euclidean norm of gradients, computed in float64.
 
-    Squares and their sums are float64: another grouping changes the result by about 1e-16 of it, and the factor by
-    which float32 gradients are scaled, which is rounded to float32, almost never.
+    A plan that groups layers into other stages adds the squares in another order. In float64 this changes the norm by
+    a relative 1e-16 only, and so almost never the float32 factor by which gradients are clipped.
     """
     if not gradients:
         return 0.0
     norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
-    # Copies one number from the device instead of one for each parameter.
+    # Sum on the device, so that only one number is copied from it.
     return float(torch.stack(norms).square().sum())
 
 
 def group_squared_norm(layers: Iterable[nn.Module], group: TensorGroup) -> float:
-    """Return the squared norm of the gradients of sharded layers: of all ranks' shards, and once of what is whole."""
+    """Return the squared norm of the gradients of sharded layers; each unsharded parameter counts once."""
     whole: list[torch.Tensor] = []
     shards: list[torch.Tensor] = []
     for layer in layers:

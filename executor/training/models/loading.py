@@ -1,4 +1,4 @@
-"""The user's model: loaded from its file, measured without memory, and compared with its profile."""
+"""Loads the user's model from its file, computes the sizes of its layers, and compares them with the profile."""
 
 import inspect
 import math
@@ -20,28 +20,20 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class SampleShape:
-    """The output of a layer for one sample.
-
-    Attributes:
-        sizes: Shape without the batch dimension.
-    """
+    """Shape (without the batch dimension) and dtype of a layer's output for one sample."""
 
     sizes: tuple[int, ...]
     dtype: torch.dtype
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of one sample."""
+        """Size of one sample in bytes."""
         return math.prod(self.sizes) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSize:
-    """The parameters and the output of a layer.
-
-    Attributes:
-        changes_inputs: Whether the layer changes its input tensor in place.
-    """
+    """Sizes of a layer's parameters and output, and whether the layer changes its input tensor in place."""
 
     parameter_bytes: int
     output: SampleShape
@@ -57,7 +49,7 @@ class LoadedModel:
 
 
 def load_model(code: ModelCode, seed: int) -> TrainableModel:
-    """Return the model, with parameters that depend on the seed alone.
+    """Return the model that the file's function ``build`` returns, with parameters that depend on the seed alone.
 
     Raises:
         InputError: The file cannot be run, or has no ``build`` that takes the arguments and returns a model.
@@ -99,7 +91,7 @@ def check_model(scenario: Scenario) -> LoadedModel:
 
 
 def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
-    """Return the model, and the sizes of its layers, which are found on a copy without memory.
+    """Return the model, and the sizes of its layers, computed with a copy on torch's meta device, without memory.
 
     Raises:
         InputError: The model cannot be built, or cannot be split between its layers.
@@ -135,9 +127,9 @@ def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
 
 
 def _check_loss(loaded: LoadedModel, code: ModelCode, seed: int) -> None:
-    """Refuse a loss that is not a single number, computed for one sample and an output of zeros.
+    """Raise `InputError` if the loss of one sample, for an output of zeros, is not a single number.
 
-    The tensors have memory, unlike those of the layers, since a loss may depend on values.
+    Unlike the layers, the loss is computed with real tensors, since it may depend on values.
     """
     _, targets = DataOrder(loaded.model, global_batch=1, seed=seed).samples(0, 0, 1)
     output = loaded.sizes[-1].output
@@ -152,7 +144,7 @@ def _check_loss(loaded: LoadedModel, code: ModelCode, seed: int) -> None:
 
 
 def _check_parameters(model: TrainableModel, where: str) -> None:
-    """Refuse parameters of another precision, and parameters that two layers share: their copies would differ."""
+    """Raise `InputError` for a parameter that is not float32, or that two layers share: their copies would differ."""
     owners: dict[int, int] = {}
     for index, layer in enumerate(model.layers):
         for name, parameter in layer.named_parameters():
@@ -176,15 +168,15 @@ def _described(outputs: object) -> str:
 
 
 def user_code(path: Path, failure: str) -> AbstractContextManager[None]:
-    """Return a context for calls of a model's code, in which any error becomes an `InputError`."""
+    """Return a context in which any error of the model's code becomes an `InputError` that begins with ``failure``."""
     return code_around(path, failure, "correct the model, or 'arguments' in the scenario")
 
 
 def compare_sizes(profile: ModelProfile, sizes: Sequence[LayerSize], where: str = "") -> None:
-    """Refuse a model whose layers differ from the profile that plans are made from.
+    """Compare the sizes of a model's layers with the profile that plans are made from.
 
     Raises:
-        InputError: A layer differs; gives the first one, its size, and what the profile says.
+        InputError: A layer differs; the message names the first one, its size, and the size in the profile.
     """
     if len(sizes) != len(profile.layers):
         raise InputError(
@@ -194,7 +186,7 @@ def compare_sizes(profile: ModelProfile, sizes: Sequence[LayerSize], where: str 
         )
     for index, (layer, size) in enumerate(zip(profile.layers, sizes, strict=True)):
         pairs = [("bytes of parameters", size.parameter_bytes, layer.parameter_bytes)]
-        # The last layer's output goes into the loss, and over no link.
+        # The profile has no output size for the last layer, whose output is not sent.
         if index < len(sizes) - 1:
             pairs.append(("bytes of output for one sample", size.output.size_bytes, layer.output_bytes))
         for what, found, expected in pairs:

@@ -1,10 +1,7 @@
-"""The layers of a module that was not written as a list of layers, such as those of torchvision.
+"""Splits a module into a list of layers, for models that were not written as such a list.
 
-from executor.training.models.sequential import layers_of
-
-class Classifier:
-def __init__(self):
-self.layers = layers_of(torchvision.models.resnet18(), torch.zeros(2, 3, 224, 224))
+The class of a model file can use it with torchvision, for example:
+``self.layers = layers_of(torchvision.models.resnet18(), torch.zeros(2, 3, 224, 224))``.
 """
 
 from collections.abc import Sequence
@@ -20,21 +17,21 @@ _TOLERANCE = 1e-5
 
 
 class _Tracer(fx.Tracer):
-    """Traces the module and lists of modules in it, but no other modules: blocks stay whole."""
+    """Traces the module and each `torch.nn.Sequential` in it; other submodules are not split."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return not isinstance(m, nn.Sequential)
 
 
 def layers_of(module: nn.Module, example: torch.Tensor) -> list[nn.Module]:
-    """Return layers that, one after the other, compute what the module's ``forward`` does with its one tensor.
+    """Return layers that compute, one after the other, the same as the module's ``forward`` with its one tensor.
 
-    A layer ends wherever the rest needs only a single tensor; operations without parameters, such as a ReLU or a
-    reshape, belong to the layer before them. Parameters are the module's own. Unless the module is on the meta device,
-    its outputs for the example are compared with those of the layers.
+    A layer ends wherever the rest of ``forward`` needs only a single tensor. Operations without parameters, such as a
+    ReLU or a reshape, belong to the layer before them. The layers share the module's parameters. Unless the module or
+    ``example`` is on the meta device, the outputs of the module and of the layers for ``example`` are compared.
 
     Raises:
-        InputError: ``forward`` depends on values, is not a chain, or differs from the layers.
+        InputError: ``forward`` depends on values, takes several tensors, or gives other outputs than the layers.
     """
     name = type(module).__name__
     try:
@@ -50,7 +47,7 @@ def layers_of(module: nn.Module, example: torch.Tensor) -> list[nn.Module]:
 
 
 def _split(graph: fx.Graph, module: nn.Module) -> list[list[fx.Node]]:
-    """Split the nodes of a graph where one value is live and a module with parameters follows."""
+    """Split the graph's nodes before each module with parameters, where later nodes use only the last node's output."""
     nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
     place = {node: number for number, node in enumerate(nodes)}
     last_use = [max(place.get(user, len(nodes)) for user in [*node.users, node]) for node in nodes]

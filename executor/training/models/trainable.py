@@ -1,4 +1,4 @@
-"""What a user's model is: a chain of layers, a loss, and data, of which each step trains on a fixed part."""
+"""The interface of users' models: a chain of layers, a loss, and data; and the choice of the samples of each step."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -20,24 +20,25 @@ class _Layered(Protocol):
 
 
 class EndlessModel(_Layered, Protocol):
-    """What a model file's ``build`` may return: a model whose every step trains on new samples."""
+    """A model with unlimited data, which the function ``build`` of a model file may return."""
 
     def samples(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets of samples ``first`` to ``first + count - 1``; each depends on its index only."""
+        """Return inputs and targets of samples ``first`` to ``first + count - 1``; the same for the same indices."""
 
 
 @runtime_checkable
 class FiniteModel(_Layered, Protocol):
-    """What a model file's ``build`` may return: a model with a data set, shuffled anew for each pass over it.
+    """A model with a data set, which the function ``build`` of a model file may return.
 
     Attributes:
         layers: Modules, each of which takes the one tensor that the module before it returns.
+        size: Number of samples in the data set, which is shuffled anew for each pass.
     """
 
     size: int
 
     def select(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets of these samples, in this order; indices are int64, from 0 to ``size - 1``."""
+        """Return inputs and targets of the samples with these indices, in this order; int64, 0 to ``size - 1``."""
 
 
 TrainableModel = EndlessModel | FiniteModel
@@ -45,18 +46,20 @@ TrainableModel = EndlessModel | FiniteModel
 
 @runtime_checkable
 class TensorParallelModel(Protocol):
-    """A model whose layers the devices of a tensor-parallel group may share."""
+    """A model whose layers can be sharded over the devices of a tensor-parallel group."""
 
     def parallel_layout(self, index: int) -> Mapping[str, str]:
-        """Return how linear submodules of layer ``index`` are sharded; all devices compute what it does not name.
+        """Return how the linear submodules of layer ``index`` are sharded; every device computes all other submodules.
 
-        Keys are names of `torch.nn.Linear` submodules, as in ``named_modules``. ``column`` gives each device an equal
-        part of the outputs; ``row`` takes those parts as inputs, and its outputs are summed over the devices. They come
-        in pairs, a column before a row. What the layer does between the two must work on a part: activation functions
-        do, and so does attention on some of the heads if their number is taken from the tensor's size. A norm over the
-        sharded dimension does not. No trained parameter may be used there (`torch.nn.PReLU`, a norm of queries and keys
-        with weights): each device would have its part's gradient only, and such a model is refused. Dropout may be
-        used, but all devices draw the same numbers: each drops the same places of its part.
+        Keys are names of `torch.nn.Linear` submodules, as in ``named_modules``; values are ``column`` or ``row``, in
+        pairs. A ``column`` submodule gives each device an equal part of its outputs. The ``row`` submodule that follows
+        takes those parts as inputs, and its outputs are summed over the devices. Between the two:
+
+        - Operations must work on a part. Activation functions do, and attention too if it takes the number of heads
+          from the tensor's size; a norm over the sharded dimension does not.
+        - No trained parameter may be used, such as that of `torch.nn.PReLU`: each device would have only a part of its
+          gradient. Such a model is refused.
+        - Dropout drops the same places on each device, since all draw the same random numbers.
         """
 
 
@@ -65,11 +68,7 @@ MEMBERS = "'layers', 'loss', and either 'samples' or both 'size' and 'select'"
 
 
 def check_members(model: object, where: str) -> None:
-    """Refuse a result of ``build`` that is not a `TrainableModel`.
-
-    Raises:
-        InputError: A member is missing, or is not what it should be.
-    """
+    """Raise `InputError` if a result of ``build`` is not a `TrainableModel`: a member is missing or wrong."""
     wanted = ["layers", "loss"]
     if hasattr(model, "size") or hasattr(model, "select"):
         wanted += ["size", "select"]
@@ -96,15 +95,12 @@ def check_members(model: object, where: str) -> None:
 
 
 class DataOrder:
-    """Chooses the samples of each step's batch, from the step, the global batch and the seed only.
+    """Chooses the samples of each step's batch, by the step, the global batch and the seed only.
 
-    So every plan, resumed at any step, trains on the same samples. Sample ``offset`` of a step has the position
-    p = step * global_batch + offset. Endless data gives the sample of index p. A data set of N samples is read in
+    So training uses the same samples with every plan, also if it resumes at any step. Sample number n of a step has the
+    position p = step * global_batch + n. `EndlessModel.samples` gets the index p. A data set of N samples is read in
     epochs: position p is entry p % N of the permutation of epoch p // N. The permutation is the argsort of raw numbers
-    of Philox with the key (seed, epoch), which NumPy guarantees never to change.
-
-    Args:
-        seed: Seed of the order of a data set.
+    of the generator Philox with the key (seed, epoch), which NumPy guarantees never to change.
     """
 
     def __init__(self, model: TrainableModel, global_batch: int, seed: int) -> None:
@@ -125,7 +121,7 @@ class DataOrder:
         return np.concatenate(parts)
 
 
-# A batch may span two epochs.
+# Cached for two epochs, since a batch may contain the end of one and the start of the next.
 @lru_cache(maxsize=2)
 def permutation(seed: int, epoch: int, size: int) -> NDArray[np.int64]:
     """Return the order of a data set of ``size`` samples in an epoch, shape (size,)."""
