@@ -1,4 +1,4 @@
-"""Trains the user's model: this rank's stages, forward and backward by autograd, and torch's optimizers."""
+"""Real compute: a rank trains its stages of the user's model, by torch's autograd and optimizers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
@@ -31,8 +31,8 @@ class _Stage:
     """A stage of this rank.
 
     Attributes:
-        input_shape: Shape of a sample from the stage before; None for the first stage, which reads data.
-        output_shape: Shape of a sample for the stage after; None for the last stage, which computes the loss.
+        input_shape: Shape of a sample of the inputs; None for the first stage, whose inputs are the model's data.
+        output_shape: Shape of a sample of the outputs; None for the last stage, which computes the loss.
     """
 
     module: StageModule
@@ -42,13 +42,13 @@ class _Stage:
 
 @dataclass(eq=False)
 class RealCompute:
-    """The stages of the model that one rank trains.
+    """Trains the stages of one rank.
 
     Args:
         plan: The plan, which gives this rank's stages until `set_plan` is called.
-        program: This rank's program in the plan; None if it has none.
+        program: This rank's program in the plan; None if the plan does not use the rank.
         device: The device that has the parameters and computes the layers.
-        group: The tensor-parallel group that shares every layer of this rank; None if it is in none.
+        group: The tensor-parallel group that shares every layer of this rank; None if the rank is in no group.
     """
 
     _loaded: LoadedModel
@@ -66,7 +66,7 @@ class RealCompute:
         self._stages: dict[int, _Stage] = {}
         self._layers: dict[int, nn.Module] = {}
         self._rule = UpdateRule([], self._training)
-        # Outputs and gradients from one of this rank's stages to another: receiving stage, kind, microbatch.
+        # Outputs and gradients that pass between two stages of this rank, by receiving stage, kind and microbatch.
         self._local: dict[tuple[int, Kind, int], torch.Tensor] = {}
         self._losses: dict[int, torch.Tensor] = {}
         self._step = 0
@@ -76,7 +76,7 @@ class RealCompute:
         self.set_plan(plan, program)
 
     def set_plan(self, plan: Plan, program: DeviceProgram | None) -> None:
-        """Take the stages of another plan; layers that this rank trains already keep their state."""
+        """Replace the stages by those of another plan; layers that this rank trains already keep their state."""
         self._stages, self._layers = {}, {}
         if program is not None:
             self._pipeline = program.pipeline
@@ -95,7 +95,7 @@ class RealCompute:
             for index, layer in layers.items():
                 shard_layer(layer, model.parallel_layout(index), self._group)
         self._layers |= layers
-        # In any layer: those before it may pass on their inputs, or a view of them.
+        # A change in any layer may change the stage's inputs, since earlier layers may return a view of their inputs.
         copies_inputs = any(size.changes_inputs for size in sizes[stage.first_layer : stage.end_layer])
         return _Stage(
             StageModule(list(layers.values()), self._device, self._training.precision, copies_inputs=copies_inputs),
@@ -104,11 +104,11 @@ class RealCompute:
         )
 
     def state_bytes(self, move: LayerTransfer) -> int:
-        """Return the bytes of the state of the layers of ``move``: more than the plan says if they have buffers."""
+        """Return the size in bytes of the state of the layers of ``move``; the planned size does not count buffers."""
         return self._state(move).size_bytes
 
     def layer_state(self, move: LayerTransfer) -> torch.Tensor:
-        """Return a copy of the state of the layers of ``move``."""
+        """Return a copy of the state of the layers of ``move``: a one-dimensional uint8 tensor on the CPU."""
         return self._state(move).pack()
 
     def put_layer_state(self, move: LayerTransfer, state: torch.Tensor) -> None:
@@ -124,7 +124,7 @@ class RealCompute:
         return self._layers
 
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
-        """Return the whole parameters by name, in a model whose layers are named by their index."""
+        """Return this rank's parameters by the name ``LAYER.PARAMETER``; sharded parameters are gathered whole."""
         return {
             f"{index}.{name}": parameter
             for index, layer in self._layers.items()
@@ -138,14 +138,14 @@ class RealCompute:
         return found
 
     def wait_until(self, time_s: float) -> None:
-        """Do nothing: actions are timed by the clock."""
+        """Do nothing, since actions are timed by the clock."""
 
     def free_s(self) -> float:
-        """Return the current time: the last action has ended."""
+        """Return the present run second: the last action has ended."""
         return self._clock.now_s()
 
     def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
-        """Begin a step, and drop what an unfinished one has left."""
+        """Begin a step; drop gradients and activations of an unfinished step."""
         self._step = step
         pipeline = plan.pipelines[self._pipeline]
         before = sum(earlier.samples for earlier in plan.pipelines[: self._pipeline])
@@ -162,12 +162,12 @@ class RealCompute:
     def run(
         self, work: Work, inputs: Sequence[torch.Tensor], *, ready_s: float, complete: Callable[[int], None]
     ) -> Performed:
-        """Run a stage's layers forward, backward, or through a part of backward, for one microbatch.
+        """Compute an action: the forward or backward of a stage for one microbatch, or a part of a split backward.
 
         Args:
             work: The action to compute.
             inputs: The payloads of ``work.receives``.
-            ready_s: When the last of them had arrived, run seconds.
+            ready_s: Not used; paced compute begins at this run second at the earliest.
             complete: Called with the index of each gradient sum of ``work.completes`` when its gradients are complete.
         """
         start_s = self._clock.now_s()
@@ -238,7 +238,11 @@ class RealCompute:
     def _incoming(
         self, key: tuple[int, Kind, int], shape: SampleShape, work: Work, payloads: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """Return the output or gradient of another stage: of this rank, or received by the leader of its group."""
+        """Return what another stage has computed: its outputs or, in backward, the gradient of this stage's outputs.
+
+        If the other stage is on another rank, the first device of a tensor-parallel group has received the tensor, and
+        broadcasts it to the group.
+        """
         if key in self._local:
             return self._local.pop(key)
         if self._group is None:
@@ -251,13 +255,13 @@ class RealCompute:
         return received.to(self._device)
 
     def _random_seed(self, work: Work) -> int:
-        """Return the seed for dropout and the like: its own for every forward, the same if a step is repeated."""
+        """Return the seed of a forward's random numbers, such as those of dropout; the same if a step is repeated."""
         place = (self._pipeline, work.action.stage, work.action.microbatch, work.first)
         sequence = np.random.SeedSequence((self._training.seed, self._step, *place))
         return int(sequence.generate_state(1, np.uint64)[0])
 
     def gradient(self, sync: GradientSync) -> torch.Tensor:
-        """Return the gradients of the layers of ``sync``."""
+        """Return the gradients of the layers of ``sync`` as a one-dimensional float32 tensor on the CPU."""
         return self.flat_parameters(sync.first_layer, sync.end_layer, sync.elements).gradients()
 
     def put_gradient(self, sync: GradientSync, gradient: torch.Tensor) -> None:
@@ -269,13 +273,13 @@ class RealCompute:
         self._rule.clear_gradients()
 
     def squared_norm(self) -> float:
-        """Return the squared Euclidean norm of this rank's gradients as they are now."""
+        """Return the squared Euclidean norm of this rank's present gradients."""
         if self._group is not None:
             return group_squared_norm(self._layers.values(), self._group)
         return self._rule.squared_norm()
 
     def finish_step(self, step: int, squared_norm: float | None) -> float | None:
-        """Update the parameters; return this rank's part of the step's loss, if it has one.
+        """Update the parameters; return this rank's part of the step's loss, or None if it computes no loss.
 
         Args:
             step: Index of the step, which determines the learning rate.
@@ -283,17 +287,17 @@ class RealCompute:
                 None without clipping.
         """
         self._rule.update(step, squared_norm)
-        # The next action must not be charged for the optimizer's time.
+        # Wait for the GPU, so that the time of the next action does not include the update.
         synchronize(self._device)
         if all(stage.output_shape is not None for stage in self._stages.values()):
             return None
-        # The partners of a tensor-parallel group have computed the same loss.
+        # The other devices of a tensor-parallel group have computed the same loss.
         if not self._leads:
             return None
-        # Summed in the order of the microbatches, in whichever order they were computed.
+        # A fixed order of the sum, so that the order of the actions does not change the rounding.
         total = sum(self._losses[microbatch].item() for microbatch in sorted(self._losses))
         return total * (self._samples_of_an_update / self._training.global_batch)
 
 
-# Carries out the work of one rank. Payloads are one-dimensional uint8 tensors.
+# Computes the actions of one rank. Payloads are one-dimensional uint8 tensors on the CPU.
 Compute = PacedCompute | RealCompute

@@ -1,11 +1,9 @@
-"""Backward in parts: split in two, or observed bucket by bucket.
+"""Splits a backward in two passes, and reports when the gradients of each bucket of layers are complete.
 
-In a split backward the input pass gives the input gradient and defers weight gradients to the weight pass.
-
-Only weight gradients of linear layers and convolutions are deferred, where most of the time goes. All other parameters,
-such as those of norms and embeddings, biases, and parameters that a layer uses directly, get their gradients in the
-input pass. The sums are those of an unsplit backward; a weight that is used several times gets its terms in another
-order.
+The input pass computes the gradient of a stage's inputs, and defers weight gradients; the weight pass computes these.
+Only weight gradients of linear layers and convolutions are deferred, since these take most of the time. All other
+parameters, such as those of norms and embeddings, and biases, get their gradients in the input pass. The results equal
+those of an unsplit backward, except that the terms of a weight that is used several times are added in another order.
 """
 
 from collections import Counter
@@ -20,7 +18,7 @@ from torch.nn import functional
 
 
 class GradBucketHooks:
-    """Hooks that tell when the gradients of each bucket of layers are complete, while the last backward goes on.
+    """Reports, during the last backward of a step, when the gradients of each bucket of layers are complete.
 
     Args:
         buckets: The parameters of each bucket, by its number.
@@ -35,7 +33,7 @@ class GradBucketHooks:
 
     @contextmanager
     def autograd(self) -> Iterator[None]:
-        """Observe a backward that gives every trained parameter its gradient."""
+        """Return a context for a backward by autograd, which computes the gradients of all trained parameters."""
         trained = [parameter for parameter in self._bucket if parameter.requires_grad]
         self.expect(trained)
         hooks = [each.register_post_accumulate_grad_hook(self.added) for each in trained]  # type: ignore[no-untyped-call]
@@ -46,11 +44,11 @@ class GradBucketHooks:
                 hook.remove()
 
     def expect(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Note that one more accumulation is due into the gradient of each parameter, as often as it is listed."""
+        """Expect one more addition to the gradient of each parameter, or as many as there are copies in the list."""
         self._missing.update(self._bucket[parameter] for parameter in parameters if parameter in self._bucket)
 
     def added(self, parameter: nn.Parameter) -> None:
-        """Note one accumulation into the gradient of a parameter."""
+        """Count an addition to the gradient of a parameter."""
         number = self._bucket.get(parameter)
         if number is not None:
             self._missing[number] -= 1
@@ -58,7 +56,7 @@ class GradBucketHooks:
                 self._close(number)
 
     def close(self) -> None:
-        """Note that backward is over: parameters that took no part in it get no gradient."""
+        """Report all remaining buckets as complete, after backward: their parameters took no part in it."""
         for number in sorted(self._open):
             self._close(number)
 
@@ -108,7 +106,7 @@ class _Convolution:
         self._groups = module.groups
 
     def run(self, inputs: torch.Tensor, apply: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        # torch also accepts a single image.
+        # torch.nn.Conv2d also accepts a single image without a batch dimension.
         return apply(inputs) if inputs.ndim == 4 else apply(inputs.unsqueeze(0)).squeeze(0)
 
     def forward(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -141,12 +139,12 @@ def splittable(module: nn.Module) -> Splittable | None:
     """Return a linear layer or convolution with separate gradients; None for other modules and modified ones."""
     if type(module) not in (nn.Linear, nn.Conv2d) or _is_modified(module):
         return None
-    # Parametrisations and pruning replace the parameter by a tensor that is computed from others.
+    # Parametrizations and pruning replace the parameter by a tensor that is computed from other parameters.
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
     if type(weight) is not nn.Parameter or _has_hooks(weight) or not (bias is None or type(bias) is nn.Parameter):
         return None
     if isinstance(module, nn.Conv2d):
-        # Other kinds of padding are computed before the convolution, or are not symmetric.
+        # Other padding modes pad before the convolution, and padding="same" may be asymmetric.
         plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
         return _Convolution(module, weight, bias) if plain else None
     return _Linear(weight, bias)
@@ -166,7 +164,7 @@ _Deferred = tuple[Splittable, torch.Tensor, torch.Tensor]
 
 
 class WeightStore:
-    """The inputs of deferred weight gradients, by microbatch."""
+    """Defers the weight gradients of modules: stores their inputs by microbatch until the weight pass."""
 
     def __init__(self) -> None:
         self._deferred: dict[int, list[_Deferred]] = {}
@@ -174,7 +172,7 @@ class WeightStore:
         self._installed: list[nn.Module] = []
 
     def install(self, modules: Iterable[nn.Module]) -> None:
-        """Make the backward of these modules, not of their classes, splittable from their next forward on."""
+        """Replace the ``forward`` of each linear layer and convolution by one whose backward can be split."""
         if self._installed:
             return
         for module in modules:
@@ -228,16 +226,16 @@ class WeightStore:
         self._deferred = {}
 
     def defer(self, parts: Splittable, gradient: torch.Tensor, inputs: torch.Tensor) -> bool:
-        """Inside `deferring`, store the inputs of this weight gradient. Returns True if stored."""
+        """Inside `deferring`, store what a weight gradient is computed from; return whether it is stored."""
         if self._current is None:
             return False
-        # Detached: inputs would keep the graph that they were computed by.
+        # Detach the tensors, which would otherwise keep autograd's graph in memory.
         self._current.append((parts, gradient.detach(), inputs.detach()))
         return True
 
 
 class _Split(torch.autograd.Function):
-    """A splittable module in the graph; its backward computes the weight gradient unless the store takes it."""
+    """The autograd function of a splittable module; its backward computes the weight gradient, or defers it."""
 
     @staticmethod
     def forward(
@@ -250,7 +248,7 @@ class _Split(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.parts, ctx.store = parts, store
-        # Autocast would cache the copies for later uses, and they have no graph.
+        # Not by autocast, which would cache these copies for later uses although they have no graph.
         dtype = inputs.dtype
         return parts.forward(inputs, weight.to(dtype), None if bias is None else bias.to(dtype))
 
@@ -270,7 +268,7 @@ class _Split(torch.autograd.Function):
 def _forward(
     store: WeightStore, parts: Splittable, original: Callable[[torch.Tensor], torch.Tensor], input: torch.Tensor
 ) -> torch.Tensor:
-    """Replace the forward of an installed module, whose argument torch calls ``input``."""
+    """Run a module's forward so that its backward can be split; `WeightStore.install` makes this its ``forward``."""
     if not torch.is_grad_enabled() or not parts.weight.requires_grad:
         return original(input)
     device = input.device.type

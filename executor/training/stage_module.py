@@ -1,4 +1,4 @@
-"""The layers of one stage: forward, and backward in one part or in two, with several microbatches in flight."""
+"""Forward and backward (whole or split) of one stage's layers, for several microbatches in flight."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,11 +16,12 @@ Loss = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Forwarded:
-    """What a microbatch's backward starts from; the graph keeps the rest.
+    """A microbatch between its forward and its backward; autograd's graph has the other saved tensors.
 
     Attributes:
-        inputs: The stage's inputs, which get the gradient for the stage before.
-        edge: The end of the graph, which does not keep the outputs; None if nothing can be differentiated.
+        inputs: The stage's inputs, whose gradient the previous stage needs.
+        edge: The root of the graph, which does not keep the outputs in memory; None if nothing requires a gradient.
+        shape: Shape of the outputs.
     """
 
     inputs: torch.Tensor
@@ -29,11 +30,11 @@ class _Forwarded:
 
 
 class StageModule:
-    """Consecutive layers, and the state of the microbatches between their forward and their backward.
+    """Runs consecutive layers forward and backward, and keeps each microbatch from its forward to its backward.
 
     Args:
         precision: One of `planner.scenario.training.ELEMENT_BYTES`.
-        copies_inputs: Whether a layer changes its inputs in place, so that the first one must get a copy.
+        copies_inputs: Whether a layer changes its inputs in place, so that the layers must get a copy.
     """
 
     def __init__(
@@ -51,9 +52,9 @@ class StageModule:
         """Drop all microbatches, and prepare for a step.
 
         Args:
-            recompute: Whether only the inputs are kept until backward, which computes the rest again with the same
+            recompute: Whether only the inputs are kept until backward, which first repeats the forward with the same
                 random numbers.
-            splits: Whether the backward of some microbatch is split.
+            splits: Whether the backward of some microbatch is split in two passes.
         """
         self._forwarded.clear()
         self._store.clear()
@@ -64,16 +65,16 @@ class StageModule:
             self._store.remove()
 
     def forward(self, microbatch: int, inputs: torch.Tensor, loss: Loss | None = None) -> torch.Tensor:
-        """Return the layers' outputs as float32, or their loss; detached.
+        """Return the layers' outputs, or their loss, as a detached float32 tensor.
 
         Args:
-            microbatch: Index of the microbatch, by which backward finds it.
-            inputs: The inputs, which are kept; they require a gradient if the stage before needs it.
-            loss: The model's loss function on the last stage.
+            microbatch: Index of the microbatch, which its backward must give too.
+            inputs: The inputs, which are kept; they must require a gradient if the previous stage needs it.
+            loss: The model's loss function; None for the outputs.
         """
         with _autocast(self._precision, self._device):
             if self._recompute:
-                # Within autocast, so that the recomputation has the same precision.
+                # Inside autocast, so that the recomputation has the same precision.
                 outputs: torch.Tensor = checkpoint(self._run, inputs, loss, use_reentrant=False)
             else:
                 outputs = self._run(inputs, loss)
@@ -84,15 +85,15 @@ class StageModule:
     def backward(
         self, microbatch: int, gradient: torch.Tensor | None, buckets: GradBucketHooks | None = None
     ) -> torch.Tensor | None:
-        """Add to the parameters' gradients, and drop the microbatch.
+        """Add a microbatch's gradients to those of the parameters, and drop the microbatch.
 
         Args:
             microbatch: Index of the microbatch.
-            gradient: Gradient of the outputs; None if they are the loss.
-            buckets: Observes the gradients.
+            gradient: Gradient of the outputs; None if forward has returned the loss.
+            buckets: Reports when the gradients of buckets of layers are complete.
 
         Returns:
-            The gradient of the inputs if they require one.
+            The gradient of the inputs; None if they require none.
         """
         forwarded = self._forwarded.pop(microbatch)
         if forwarded.edge is not None:
@@ -107,12 +108,12 @@ class StageModule:
         return torch.zeros_like(inputs) if inputs.grad is None else inputs.grad
 
     def backward_input(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """Do as `backward`, but defer expensive weight gradients to `backward_weight`."""
+        """Do as `backward`, but leave weight gradients of linear layers and convolutions to `backward_weight`."""
         with self._store.deferring(microbatch):
             return self.backward(microbatch, gradient)
 
     def backward_weight(self, microbatch: int, buckets: GradBucketHooks | None = None) -> None:
-        """Add the weight gradients that `backward_input` deferred; ``buckets`` observes the gradients."""
+        """Add the weight gradients that `backward_input` has deferred to those of the parameters."""
         self._store.compute(microbatch, buckets)
 
     def _run(self, inputs: torch.Tensor, loss: Loss | None) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Linear layers sharded over the devices of a tensor-parallel group, in pairs as in Megatron-LM (arXiv 1909.08053).
+"""Tensor parallelism: pairs of linear layers sharded over a group of devices, as in Megatron-LM (arXiv 1909.08053).
 
-The outputs of the first layer of a pair are sharded (``column``), and so are the inputs of the second (``row``), whose
-outputs the group sums; what lies between works on a shard. A shard is an ordinary layer with ordinary parameters:
-splitting a backward, updating parameters and summing gradients need not know of it.
+The first layer of a pair is sharded along its outputs (``column``), the second along its inputs (``row``), and the
+group sums the outputs of the second; operations between the two work on a shard. A shard is an ordinary layer with
+ordinary parameters, so code that splits a backward, updates parameters or sums gradients needs no special cases.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,22 +21,22 @@ COLUMN, ROW = "column", "row"
 
 
 class Group(Protocol):
-    """The devices that compute a layer together, as one of them sees them."""
+    """The operations of sharded layers: those of a `TensorGroup`, or stand-ins on a single device."""
 
     def shard(self, whole: torch.Tensor, dimension: int) -> torch.Tensor:
         """Return this device's part of a tensor that all devices hold, split along a dimension."""
 
     def enter(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the inputs, which all devices hold; in backward, the sum of the devices' gradients."""
+        """Return the inputs unchanged; in backward, sum their gradients over the devices."""
 
     def total(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all devices' outputs; in backward, its gradient."""
+        """Return the sum of the outputs over the devices; in backward, pass on the gradient unchanged."""
 
 
 class TensorGroup:
-    """A tensor-parallel group of ranks, as one of its ranks sees it; all ranks call the same methods in the same order.
+    """One rank's access to its tensor-parallel group; all its ranks must call the same methods in the same order.
 
-    Its messages stay inside a host. Their time is part of a shard's profiled layer times, and they are not logged.
+    The messages of a group stay inside a host. Profiled times of shards include them, so they are not logged.
 
     Args:
         group: The process group of exactly these ranks, used for nothing else.
@@ -59,17 +59,17 @@ class TensorGroup:
         return whole.chunk(self._degree, dimension)[self._index]
 
     def enter(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the inputs, which all ranks hold; in backward, the sum of the ranks' gradients."""
+        """Return the inputs unchanged; in backward, sum their gradients over the ranks."""
         entered: torch.Tensor = _SumGradients.apply(inputs, self)  # type: ignore[no-untyped-call]
         return entered
 
     def total(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' outputs; in backward, its gradient."""
+        """Return the sum of the outputs over the ranks; in backward, pass on the gradient unchanged."""
         summed: torch.Tensor = _SumOutputs.apply(outputs, self)  # type: ignore[no-untyped-call]
         return summed
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' values, leaving this rank's as they are."""
+        """Return the sum of ``values`` over the ranks, in a new tensor."""
         total = values.detach().clone(memory_format=torch.contiguous_format)
         with blaming(self._peers):
             dist.all_reduce(total, group=self._group)
@@ -84,12 +84,12 @@ class TensorGroup:
         return torch.cat(shards, dimension)
 
     def broadcast(self, values: torch.Tensor) -> None:
-        """Overwrite every rank's values, which are on the CPU, with the leader's."""
+        """Overwrite ``values``, a tensor on the CPU, on every rank with those of the group's first rank."""
         with blaming(self._peers):
             dist.broadcast(values, group=self._group, group_src=0)
 
     def broadcast_number(self, number: int) -> int:
-        """Return the leader's number."""
+        """Return the ``number`` that the first rank of the group has given, on every rank."""
         values = torch.tensor([number])
         self.broadcast(values)
         return int(values)
@@ -105,10 +105,10 @@ def form_group(plan: Plan, device: str, timeout: timedelta) -> TensorGroup | Non
     Args:
         plan: The plan, whose devices are in rank order.
         device: Name of this rank's device.
-        timeout: How long a rank waits for another one of its group.
+        timeout: How long a rank waits for another rank of its group.
 
     Returns:
-        This rank's group, or None if it is in none.
+        This rank's group; None if the rank is in no group.
     """
     own = None
     for devices in dict.fromkeys(replica.devices for replica in plan.replicas if replica.partners):
@@ -149,7 +149,7 @@ class ShardedLinear(nn.Module):
     """One device's shard of a linear layer.
 
     Attributes:
-        dimensions: The dimension along which each sharded parameter of the whole layer is split, by its name.
+        dimensions: For each sharded parameter, by name, the dimension along which it is split.
     """
 
     dimensions: ClassVar[Mapping[str, int]]
@@ -161,7 +161,7 @@ class ShardedLinear(nn.Module):
 
 
 class ColumnLinear(ShardedLinear):
-    """Computes some of the outputs from all inputs."""
+    """Computes this device's part of a linear layer's outputs from all inputs."""
 
     dimensions: ClassVar[Mapping[str, int]] = {"weight": 0, "bias": 0}
 
@@ -170,13 +170,13 @@ class ColumnLinear(ShardedLinear):
         super().__init__(_linear(_shard(whole.weight, 0, group), bias), group)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Turn all inputs, ... x I, into this shard's outputs, ... x O/degree."""
+        """Return this device's outputs, shape (..., out_features / degree), from inputs (..., in_features)."""
         outputs: torch.Tensor = self.shard(self._group.enter(inputs))
         return outputs
 
 
 class RowLinear(ShardedLinear):
-    """Computes all outputs from some of the inputs; the bias is added once, after the sum."""
+    """Computes all outputs of a linear layer as a sum over the devices, each of which has a part of the inputs."""
 
     dimensions: ClassVar[Mapping[str, int]] = {"weight": 1}
 
@@ -185,7 +185,7 @@ class RowLinear(ShardedLinear):
         self.bias = whole.bias
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Turn this shard's inputs, ... x I/degree, into all outputs, ... x O."""
+        """Return all outputs, shape (..., out_features), from this device's inputs (..., in_features / degree)."""
         outputs = self._group.total(self.shard(inputs))
         return outputs if self.bias is None else outputs + self.bias.to(outputs.dtype)
 
@@ -195,8 +195,8 @@ class ParameterPart:
     """The part of a parameter that one device holds.
 
     Attributes:
-        name: Name of the parameter in the whole layer.
-        dimension: The dimension along which it is sharded; None if the device holds all of it.
+        name: Name of the parameter in the unsharded layer.
+        dimension: The dimension along which the parameter is sharded; None if the device holds all of it.
     """
 
     name: str
@@ -205,7 +205,7 @@ class ParameterPart:
 
 
 def shard_layer(layer: nn.Module, layout: Mapping[str, str], group: Group) -> None:
-    """Replace linear submodules of a layer by this device's shards, each by name split as `COLUMN` or `ROW`."""
+    """Replace linear submodules of a layer by shards; ``layout`` maps their names to `COLUMN` or `ROW`."""
     for name, split in layout.items():
         whole = layer.get_submodule(name)
         assert isinstance(whole, nn.Linear), "the layout was checked"
@@ -214,7 +214,7 @@ def shard_layer(layer: nn.Module, layout: Mapping[str, str], group: Group) -> No
 
 
 def parameter_parts(layer: nn.Module) -> Iterator[ParameterPart]:
-    """Yield what one device holds of a layer's parameters, whether the layer is sharded or not."""
+    """Yield the part of each parameter of a layer that this device holds; the layer may be sharded or not."""
     sharded = {name: module for name, module in layer.named_modules() if isinstance(module, ShardedLinear)}
     for name, parameter in layer.named_parameters():
         path, _, own = name.rpartition(".")
@@ -226,7 +226,7 @@ def parameter_parts(layer: nn.Module) -> Iterator[ParameterPart]:
 
 
 def whole_parameters(layer: nn.Module, group: TensorGroup | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the name and the value of each parameter of the whole layer; of a sharded layer, on all ranks together."""
+    """Yield the name and the whole value of each parameter of a layer; all ranks of ``group`` must do so together."""
     for part in parameter_parts(layer):
         if part.dimension is None:
             yield part.name, part.parameter.detach()
