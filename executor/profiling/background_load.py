@@ -1,8 +1,8 @@
-"""Processes that train the same layers beside a measurement, as the other ranks of a machine do.
+"""Background processes that train the same layers during a measurement, as the other ranks of a machine would.
 
-Ranks of one machine share caches, memory and the clock of a processor. Each process is started as ``python -m
-executor.profiling.background_load PARENT_PID``, reads what to train from its input, prints that it is ready, and goes
-on until it is killed.
+Ranks of one machine share a processor's caches, memory and clock, so that each is slower than alone. A process is
+started as ``python -m executor.profiling.background_load PARENT_PID``. It reads a `LoadConfig` as JSON from standard
+input, prints ``ready``, and trains until it is killed.
 """
 
 import json
@@ -30,12 +30,11 @@ _END_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """What a background process trains.
+    """What a background process trains: the model of the file ``path``, with a microbatch of each size in ``samples``.
 
     Attributes:
-        samples: Microbatch sizes, rising.
         precision: One of `planner.scenario.training.ELEMENT_BYTES`.
-        threads: Number of threads of each process.
+        threads: Number of torch threads of each process.
     """
 
     path: str
@@ -48,26 +47,24 @@ class LoadConfig:
 
 @contextmanager
 def background_load(count: int, config: LoadConfig) -> Iterator[None]:
-    """Run ``count`` processes that compute on the CPU during the context.
-
-    Raises:
-        RunError: One of them ends.
-    """
+    """Run ``count`` background processes on the CPU during the context; raise `RunError` if one of them ends."""
     with ExitStack() as stack:
         processes = [stack.enter_context(_process(config)) for _ in range(count)]
         for process in processes:
             assert process.stdout is not None, "it is a pipe"
             if process.stdout.readline().strip() != _READY:
-                raise RunError("a process that was to compute beside the measurement has ended; see what it wrote")
+                raise RunError(
+                    "a background process of the measurement has ended before it was ready; its output is above"
+                )
         yield
         if any(process.poll() is not None for process in processes):
-            raise RunError("a process that computed beside the measurement has ended; see what it wrote")
+            raise RunError("a background process of the measurement has ended too early; its output is above")
 
 
 @contextmanager
 def _process(config: LoadConfig) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "executor.profiling.background_load", str(os.getpid())]
-    # In a session of its own: Ctrl-C must reach only the process that ends it.
+    # In a session of its own, so that Ctrl-C reaches only this process, which then kills the background process.
     process = subprocess.Popen(
         command,
         env=python_environment(),
@@ -78,7 +75,7 @@ def _process(config: LoadConfig) -> Iterator[subprocess.Popen[str]]:
     )
     try:
         assert process.stdin is not None, "it is a pipe"
-        # A process that has ended already does not print that it is ready.
+        # If the process has ended already, `background_load` misses its line "ready".
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(asdict(config)))
             process.stdin.close()
@@ -93,7 +90,7 @@ def _process(config: LoadConfig) -> Iterator[subprocess.Popen[str]]:
 
 
 def main(parent: str) -> None:
-    """Compute until the process is killed."""
+    """Train until this process is killed."""
     die_with_parent(int(parent))
     keep_freed_memory()
     config = LoadConfig(**json.loads(sys.stdin.read()))

@@ -1,4 +1,4 @@
-"""The memory of layers: what they keep from forward to backward, and the most that they use at once."""
+"""Measures the memory of layers: what autograd saves from forward to backward, and the peak during both."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -14,17 +14,17 @@ from executor.training.models.trainable import DataOrder
 from executor.training.stage_module import Loss, StageModule
 from planner.scenario.training import Training
 
-# Activations of a sample are the difference between two numbers of samples, both above 1 for layers that need several.
+# The memory per sample is a difference between these numbers of samples; both exceed 1, which some layers require.
 _FEW, _MORE = 2, 4
 
 _MICROBATCH = 0
 
-# Above all log levels of torch's profiler library.
+# A log level of Kineto, torch's profiler library, at which it logs nothing.
 _SILENT = "99"
 
 
 def activations_bytes(loaded: LoadedModel, training: Training) -> list[int]:
-    """Return the bytes that each layer keeps of a sample for its backward; the model is on the CPU."""
+    """Return, for each layer of a model on the CPU, the bytes per sample that autograd saves for its backward."""
     inputs = [None, *(size.output for size in loaded.sizes[:-1])]
     data = DataOrder(loaded.model, max(_MORE, training.global_batch), training.seed)
 
@@ -44,13 +44,13 @@ def activations_bytes(loaded: LoadedModel, training: Training) -> list[int]:
 def activation_bytes(
     layer: nn.Module, inputs: SampleShape | None, make: Callable[[int], torch.Tensor], loss: Loss | None = None
 ) -> int:
-    """Return the bytes that autograd keeps of a sample for a layer's backward, without parameters.
+    """Return the bytes per sample that autograd saves for a layer's backward, without parameters.
 
     Args:
         layer: The layer, on the CPU.
-        inputs: Shape of its input for one sample; None if it takes the model's data.
+        inputs: Shape of the layer's input for one sample; None if the input is the model's data.
         make: Returns the model's data for a number of samples.
-        loss: The loss of its outputs, for the last layer.
+        loss: The model's loss function for the last layer; None for other layers.
     """
 
     def saved(count: int) -> int:
@@ -63,11 +63,10 @@ def activation_bytes(
 def stage_peak_bytes(
     loaded: LoadedModel, layers: Sequence[int], samples: int, training: Training, device: torch.device
 ) -> int:
-    """Return the most memory that forward and backward of one microbatch use at once, bytes.
+    """Return the peak memory of a forward and backward of one microbatch of ``samples`` samples, in bytes.
 
-    It counts inputs, activations, gradients on their way and temporaries, but neither parameters nor their gradients.
-    On CUDA it comes from torch's allocator, on the CPU from what torch's profiler records of its allocator, which does
-    not see memory that libraries allocate themselves.
+    The peak includes inputs, activations, gradients of activations and temporaries, but neither parameters nor their
+    gradients. It is measured by torch's allocator; on the CPU it lacks memory that libraries allocate themselves.
     """
     sizes, model = loaded.sizes, loaded.model
     first, last = layers[0], layers[-1]
@@ -104,7 +103,7 @@ def _peak_on_cuda(work: Callable[[], None], device: torch.device) -> int:
 
 
 def _peak_on_cpu(work: Callable[[], None]) -> int:
-    # The library would log to the standard error.
+    # By default the profiler library logs to the standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
     with torch.autograd.profiler.profile(use_device=None, profile_memory=True) as profile:
         work()
@@ -125,7 +124,7 @@ def _saved_bytes(layer: nn.Module, inputs: torch.Tensor, loss: Loss | None) -> i
 
     entering = inputs.requires_grad_() if inputs.is_floating_point() else inputs
     with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-        # Kept until all is counted: the address of freed memory may be reused.
+        # Keep the outputs until all storages are counted, since the address of freed memory may be reused.
         outputs = layer(entering.clone() if entering.requires_grad else entering)
         result = outputs if loss is None else loss(outputs)
     total = sum(saved.values())

@@ -1,10 +1,10 @@
-"""Times of each layer of a stage on a device: forward, both gradients, and the optimizer's update.
+"""Measures the times of each layer of a stage: forward, backward in one part and in two, and the optimizer's update.
 
-The layers take turns, as they do in a step: a layer that is repeated alone would find its weights in the caches, and
-memory that it has just freed.
+The layers are measured in turn, as in a training step: if one layer were repeated alone, its weights would be in the
+processor's caches already.
 
-As a program, ``python -m executor.profiling.layer_times AGENT_PID JOB_FOLDER`` is one rank of a job that measures the
-layers which the rank would train, while the other ranks measure theirs; it writes ``layers-RANK.json`` to the folder.
+As a program, ``python -m executor.profiling.layer_times AGENT_PID JOB_FOLDER`` is one rank of a job, in which all ranks
+measure the layers of their stages at the same time. The rank writes ``layers-RANK.json`` to the folder.
 """
 
 import json
@@ -34,10 +34,10 @@ from executor.training.stage_module import Loss, StageModule
 from executor.transport.rendezvous import connect
 from planner.scenario.training import Training
 
-# About as long as a stage waits for another one.
+# Pause before each pass: about as long as a stage waits for a message of another stage.
 WAIT_S = 0.001
 
-# Of the program.
+# Number of measurements of each time, and timeout of a barrier, when this module runs as a program.
 REPEATS = 15
 _TIMEOUT = timedelta(minutes=10)
 
@@ -48,17 +48,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """Mean times of one layer for one microbatch.
+    """Mean times of one layer for one microbatch of ``samples`` samples; the update happens once per step.
 
-    The first layer's forward includes making the data, the last layer's making the targets. Times at the ends of a
-    stage include copies between the device and the CPU.
-
-    Attributes:
-        forward_s: Time of the forward, seconds.
-        backward_s: Time of an unsplit backward, seconds.
-        backward_input_s: Time of the input gradient in a split backward, seconds.
-        backward_weight_s: Time of the weight gradients in a split backward, seconds.
-        update_s: Time of the optimizer's update, once per step, seconds.
+    ``backward_s`` is the time of an unsplit backward; in a split one, ``backward_input_s`` is that of the input gradient
+    and ``backward_weight_s`` that of the weight gradients. The forward of the model's first and last layer includes the
+    generation of data or targets. Times at the ends of a stage include copies between the device and the CPU.
     """
 
     layer: int
@@ -72,11 +66,9 @@ class LayerTimes:
 
 @dataclass(frozen=True, slots=True)
 class PassOverhead:
-    """Time of a pass with nothing to compute, which every stage takes once and every measured layer includes.
+    """Time of a pass through a stage without layers; the measured times of each layer include it once.
 
-    Attributes:
-        forward_s: Overhead of a forward, seconds.
-        backward_s: Overhead of a backward, or of the input gradient of a split one, seconds.
+    ``backward_s`` also is the overhead of the input gradient in a split backward.
     """
 
     forward_s: float
@@ -96,13 +88,13 @@ def measure_layers(
 
     Args:
         loaded: The model as loaded; its layers are moved to the device, and keep their parameters.
-        layers: Indices of consecutive layers. The first one receives from a stage before, if any; the last one sends.
+        layers: Indices of consecutive layers, which form a stage.
         samples: Number of samples in a microbatch.
-        training: The update rule, the precision and the global batch.
+        training: The optimizer, the precision and the global batch.
         repeats: Number of measurements of each time.
         device: The device that computes the layers.
-        wait_s: Pause before each pass, seconds: stages wait for each other, and a core that was idle is slower for some
-            milliseconds.
+        wait_s: Pause before each pass in seconds. In training stages wait for messages, and after a pause a processor
+            core is slower for some milliseconds.
     """
     ends = (layers[0], layers[-1]) if layers else (0, 0)
     stage = [_StageLayer(loaded, layer, ends, samples, training, device) for layer in layers]
@@ -121,7 +113,7 @@ def measure_layers(
 
 
 def measure_overhead(training: Training, repeats: int, device: torch.device = CPU) -> PassOverhead:
-    """Return the overhead of a pass: medians of passes through a stage without layers."""
+    """Return the overhead of a pass: the median times of ``repeats`` passes through a stage without layers."""
     module = StageModule([nn.Identity()], device, training.precision, copies_inputs=False)
     module.start_step(recompute=False, splits=False)
     number = torch.zeros(1, 1, device=device)
@@ -152,7 +144,7 @@ def _backward(stage: Sequence["_StageLayer"], splits: bool) -> None:
 
 
 class _StageLayer:
-    """A layer, and what `executor.training.real_compute` does around it, for one microbatch."""
+    """Runs one layer as `executor.training.real_compute` would, with data, payloads and loss, and times each pass."""
 
     def __init__(
         self,
@@ -171,7 +163,7 @@ class _StageLayer:
         self.module = StageModule(
             [loaded.model.layers[layer]], device, training.precision, copies_inputs=sizes[layer].changes_inputs
         )
-        # Gradients add up over all repeats: steps along them would overflow the parameters.
+        # With a learning rate of 0 the updates, by gradients summed over all repeats, leave the parameters unchanged.
         still = replace(training, optimizer=replace(training.optimizer, learning_rate=0.0))
         self.rule = UpdateRule(list(loaded.model.layers[layer].parameters()), still)
         self._before = _received(sizes[layer - 1].output, samples, device) if self._receives and layer else None
@@ -179,7 +171,7 @@ class _StageLayer:
         self._durations: defaultdict[str, list[float]] = defaultdict(list)
 
     def timed(self, name: str, work: Callable[[], Result]) -> Result:
-        """Do some work, and record its duration under a name."""
+        """Call ``work``, record its duration as one of the time ``name``, and return its result."""
         seconds, result = _seconds(work, self.device)
         self._durations[name].append(seconds)
         return result
@@ -187,13 +179,13 @@ class _StageLayer:
     def times(self) -> LayerTimes:
         """Return the means of the recorded durations.
 
-        Durations have a tail: medians of layers add up to less than a step takes, which has many layers. And where a
-        host may use only part of a core, the passes in which it is paused are what counts.
+        Not their medians: a step contains many passes, of which some take much longer, above all where the process may
+        use only a part of a processor core.
         """
         return LayerTimes(self.layer, self.samples, **{name: fmean(values) for name, values in self._durations.items()})
 
     def forward(self, previous: torch.Tensor | None) -> torch.Tensor:
-        """Run the layer forward from the data, the payload or the outputs before it; return outputs or loss."""
+        """Run the layer forward, from the outputs of the previous layer if there are any; return outputs or loss."""
         loss: Loss | None = None
         if self._is_first or self._is_last:
             data, targets = self._data.samples(0, 0, self.samples)
@@ -214,7 +206,7 @@ class _StageLayer:
     def backward(
         self, run: Callable[[int, torch.Tensor | None], torch.Tensor | None], gradient: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Run a method of the module backward, from the payload or gradient after it; return the input gradient."""
+        """Call ``run``, a backward of the module, from the gradient of the next layer; return the input gradient."""
         found = run(_MICROBATCH, self._after() if self._after is not None else gradient)
         if self._receives and found is not None:
             to_payload(found)
@@ -222,7 +214,7 @@ class _StageLayer:
 
 
 def _received(shape: SampleShape, samples: int, device: torch.device) -> Callable[[], torch.Tensor]:
-    """Return what takes a payload of random numbers that a neighbouring stage has sent to the CPU."""
+    """Return a function that copies a received payload of random numbers from the CPU to the device."""
     payload = to_payload(torch.randn(samples, *shape.sizes, dtype=shape.dtype)).clone()
     return lambda: from_payloads([payload], shape.sizes, shape.dtype, device)
 
@@ -236,7 +228,7 @@ def _seconds(work: Callable[[], Result], device: torch.device) -> tuple[float, R
 
 
 def main(agent: str, folder: str) -> None:
-    """Measure this rank's layers with each of its microbatch sizes."""
+    """Measure the layers of this rank's stages with the largest number of samples that the plan gives the rank."""
     client = join_job(agent, folder)
     job, rank = JobFolder(Path(folder)), client.rank
     scenario, plan, _ = job.read()
@@ -246,7 +238,7 @@ def main(agent: str, folder: str) -> None:
     loaded = load_with_sizes(scenario.code, scenario.training.seed)
     name = plan.devices[rank]
     device = compute_device(scenario.cluster.by_name[name].kind, "real")
-    # Together, so that each rank measures while the others compute, as in training.
+    # Start together, so that each rank measures while the other ranks compute, as in training.
     dist.barrier(timeout=_TIMEOUT)
     measured = [
         times

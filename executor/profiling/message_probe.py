@@ -1,11 +1,12 @@
-"""One of the two processes that measure how long messages between ranks of two hosts take.
+"""A process on each of two hosts, which together measure how long gloo's messages between ranks take.
 
-Messages are sent and awaited as ranks do it. The sender computes before and during a send: the thread that sends must
-get a core that has other work. The receiver only waits.
+The two processes send and receive messages as ranks do. The sender computes before and during a send, so that its
+sending thread competes for a busy core as in training; the receiver only waits.
 
-Started as ``python -m executor.profiling.message_probe PARENT_PID RANK OWN_ADDRESS STORE_ADDRESS STORE_PORT``. Rank 0
-measures. It holds the store, prints its port (any, if STORE_PORT is 0), reads the sizes of messages from
-its input, a JSON list of pairs of bytes and repeats in each round, and prints a `MessageTimes`.
+A process is started as ``python -m executor.profiling.message_probe PARENT_PID RANK OWN_ADDRESS STORE_ADDRESS
+STORE_PORT``. Rank 0 measures, and has torch's store, by which the processes connect; with STORE_PORT 0 it chooses a
+free port. It prints the port, reads the sizes of messages from its standard input (a JSON list of pairs: bytes, and repeats
+in each round), and prints a `MessageTimes`. Rank 1 answers rank 0's messages. All output is JSON lines.
 """
 
 import json
@@ -34,20 +35,21 @@ from executor.transport.transport import Connection, Message
 from traces.common.errors import RopebridgeError
 from traces.statistics import ROUNDS
 
-# How long the two processes wait for each other; their parents bound the wait for messages.
+# Time limit for the two processes to connect; their parent processes limit the whole measurement.
 CONNECT_S = 60.0
 
 # Limits on sizes and repeats, which may come from another host.
 MOST_BYTES = 1 << 28
 MOST_MESSAGES = 10_000
 
+# Tags of messages. An answer contains the receiver's clock reading at the arrival of a payload.
 _READY, _PAYLOAD, _TRIGGER, _ANSWER = range(1, 5)
 _READING = struct.Struct("d")
 
-# Round trips to compare the clocks, of which the fastest counts.
+# Number of round trips to compare the clocks of the two hosts; the fastest one is used.
 _CLOCK_TRIPS = 8
 
-# How long the sender computes before a send, and the side of the matrices that it multiplies in some ten microseconds.
+# The sender computes for this time before a send: products of square matrices of this size, each some ten microseconds.
 _COMPUTE_S = 0.001
 _MATRIX_SIDE = 128
 
@@ -55,30 +57,30 @@ _MATRIX_SIDE = 128
 _SIZES = "sizes"
 _OTHER = "the other end"
 
-# Bytes of a message, and how many are sent in each round.
+# Pairs: the bytes of a message, and how many such messages are sent in each round.
 Sizes = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class MessageTimes:
-    """Times from sending a message until it has arrived, in the order of the messages.
+    """Times in seconds from the send of each message to its arrival.
 
     Attributes:
-        posted_s: Times of the messages of each size, whose receives were posted before, seconds.
-        late_s: Times of messages of the smallest size whose receives were posted when they could have arrived, seconds.
+        posted_s: For each size, the times of messages whose receives were posted before the send.
+        late_s: Times of messages of the first size whose receives were posted one latency after the send.
     """
 
     posted_s: tuple[tuple[float, ...], ...]
     late_s: tuple[float, ...]
 
 
-# Clock readings in seconds: here at the send, at the other end, and here at the answer.
+# Clock readings in seconds: here at the send, at the other end on arrival, and here when the answer has arrived.
 _RoundTrip = tuple[float, float, float]
 
 
 def _open_store(address: tuple[str, int], timeout: timedelta) -> TCPStore:
-    """Return a new store of this process at an address, where port 0 is any port."""
-    # By default the store would listen on every interface of the machine.
+    """Return a new store that listens at an address of this host only; port 0 chooses a free port."""
+    # Given only a host name, the store would listen on every interface of the machine.
     with listen(address) as listening:
         host, port, *_ = listening.getsockname()
         descriptor = listening.detach()
@@ -86,7 +88,7 @@ def _open_store(address: tuple[str, int], timeout: timedelta) -> TCPStore:
 
 
 class _DirectConnection(Connection):
-    """A connection over a process group that torch does not know, since its own groups choose their interface."""
+    """A connection over a process group that is not registered with torch, so that it can use a chosen address."""
 
     def __init__(self, other: int, group: ProcessGroupGloo, clock: RunClock) -> None:
         self._direct = group
@@ -99,7 +101,7 @@ class _DirectConnection(Connection):
 
 
 class _Channel:
-    """The connection between the two processes, as one of them sees it; messages are uint8."""
+    """One process's end of the connection between the two processes; messages are one-dimensional uint8 tensors."""
 
     def __init__(self, store: TCPStore, rank: int, address: str) -> None:
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -131,13 +133,13 @@ class _Channel:
 
 
 def _give_up(error: Exception) -> None:
-    """End this process from a thread that could not go on."""
+    """Report the error of a thread on the standard output, and end this process."""
     print(json.dumps({"failed": first_line(error)}), flush=True)
     os._exit(1)
 
 
 def _measure(channel: _Channel, sizes: Sizes) -> MessageTimes:
-    """Send and time all messages; `_serve` is the other end."""
+    """Send all messages, and return their times; the other process must run `_serve`."""
     posted_s = [_measure_size(channel, *size, late=False) for size in sizes]
     return MessageTimes(tuple(posted_s), _measure_size(channel, *sizes[0], late=True))
 
@@ -149,13 +151,13 @@ def _serve(channel: _Channel, sizes: Sizes) -> None:
 
 
 def _measure_size(channel: _Channel, size_bytes: int, repeats: int, *, late: bool) -> tuple[float, ...]:
-    # For each size anew: clocks drift apart by milliseconds in some minutes.
+    # Compare the clocks before each size, since they drift apart by milliseconds in some minutes.
     quick = [_measure_once(channel, 1, late=False, computes=False) for _ in range(_CLOCK_TRIPS)]
     start_s, there_s, end_s = min(quick, key=lambda trip: trip[2] - trip[0])
-    # How far the other clock is ahead, if both directions take equally long.
+    # The other clock's lead, under the assumption that both directions take equally long.
     offset_s = there_s - (start_s + end_s) / 2
     trips = [_measure_once(channel, size_bytes, late=late, computes=True) for _ in range(1 + ROUNDS * repeats)]
-    # The first message opens TCP's window.
+    # Without the first message, which opens TCP's window.
     return tuple(there_s - offset_s - start_s for start_s, there_s, _ in trips[1:])
 
 
@@ -169,7 +171,7 @@ def _serve_size(channel: _Channel, size_bytes: int, repeats: int, *, late: bool)
 def _measure_once(channel: _Channel, size_bytes: int, *, late: bool, computes: bool) -> _RoundTrip:
     payload = torch.randint(0, 256, (size_bytes,), dtype=torch.uint8)
     answer = channel.post(_READING.size, _ANSWER)
-    # On the same connection it follows the notice of the receive that the other end has posted.
+    # This message follows, on the same connection, gloo's notice that the other process has posted its receive.
     channel.post(1, _READY).wait()
     if computes:
         channel.wait_in_background(answer)
@@ -204,16 +206,19 @@ def _serve_once(channel: _Channel, size_bytes: int, *, late: bool) -> None:
 
 
 def _read_sizes(text: str | bytes) -> Sizes:
-    """Return sizes and repeats, which may come from another host, if they are within the limits."""
+    """Return the sizes and repeats in a JSON text from another host; raise `ValueError` if they exceed the limits."""
     sizes = [(size_bytes, repeats) for size_bytes, repeats in json.loads(text)]
     allowed = sizes and all(type(each) is int and each > 0 for size in sizes for each in size)
     if not allowed or max(sizes)[0] > MOST_BYTES or ROUNDS * sum(repeats for _, repeats in sizes) > MOST_MESSAGES:
-        raise ValueError("the sizes or repeats of messages are too large or invalid")
+        raise ValueError(
+            f"the sizes of messages must be pairs of whole numbers: 1 to {MOST_BYTES} bytes, and repeats, of which "
+            f"{ROUNDS} rounds have at most {MOST_MESSAGES}"
+        )
     return sizes
 
 
 def main(parent: str, rank: str, address: str, store_address: str, store_port: str) -> None:
-    """Measure as rank 0, or serve the process that does."""
+    """Measure as rank 0, or answer rank 0's messages as rank 1; the arguments are those of the command line."""
     die_with_parent(int(parent))
     torch.set_num_threads(1)
     timeout = timedelta(seconds=CONNECT_S)

@@ -1,4 +1,4 @@
-"""The costs of a model: times of each layer measured for several microbatch sizes, bytes, and operations counted."""
+"""Measures the costs of a model's layers (times for several microbatch sizes, memory), and counts their operations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from planner.scenario.scenario import ModelCode
 from planner.scenario.training import Training
 from traces.statistics import ROUNDS, Interval, interval_of
 
-# In each round; a pass without layers takes microseconds.
+# Number of measurements in each round of the overhead of a pass, which takes microseconds.
 _OVERHEAD_REPEATS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchTimes:
-    """The times of `LayerTimes` for microbatches of some size, over all rounds and without the overhead of a pass."""
+    """The times of `LayerTimes` over all rounds, for one microbatch size, less the overhead of a pass."""
 
     forward_s: Interval
     backward_s: Interval
@@ -37,8 +37,9 @@ class LayerCosts:
 
     Attributes:
         name: Index and class of the layer.
-        activation_bytes: Bytes kept from forward to backward for one sample.
-        peak_bytes: Most memory that passes of the largest microbatch use at once, without parameters and gradients.
+        activation_bytes: Bytes that autograd saves per sample from forward to backward.
+        peak_bytes: Peak memory of forward and backward of the largest microbatch, without parameters.
+        times: The times by microbatch size.
     """
 
     name: str
@@ -54,9 +55,9 @@ class ModelCosts:
     """The costs of a model on a device.
 
     Attributes:
-        launch_forward_s: Time of a forward that does not depend on its layers or samples, seconds.
-        launch_backward_s: Time of a backward that does not depend on its layers or samples, seconds.
-        peak_bytes: Most memory that passes of the largest microbatch through all layers use at once.
+        launch_forward_s: Overhead of a forward, which depends neither on layers nor on samples.
+        launch_backward_s: Overhead of a backward, which depends neither on layers nor on samples.
+        peak_bytes: Peak memory of forward and backward of the largest microbatch through all layers.
     """
 
     layers: Sequence[LayerCosts]
@@ -71,7 +72,7 @@ class ModelCosts:
 
     @property
     def workspace_share(self) -> float:
-        """Largest memory of a pass beyond its layer's activations, relative to the largest activations of a layer."""
+        """Workspace memory: a layer's peak less its saved activations, relative to activations; the largest of each."""
         samples = max(self.layers[0].times)
         most = samples * max(layer.activation_bytes for layer in self.layers)
         beyond = max(layer.peak_bytes - samples * layer.activation_bytes for layer in self.layers)
@@ -95,18 +96,18 @@ def profile_model(
 
     Args:
         loaded: The model as loaded; its layers are moved to the device.
-        samples: Microbatch sizes to measure, rising.
-        training: The update rule, the precision, and a global batch of at least the largest microbatch.
+        samples: Microbatch sizes to measure, in increasing order.
+        training: The optimizer, the precision, and a global batch of at least the largest microbatch.
         repeats: Number of measurements of each time in a round.
         device: The device that computes the layers.
-        begin: Called `profiling_steps` times with a line about what comes next.
+        begin: Called before each of `profiling_steps` parts with a line that describes the part.
     """
     begin("memory")
     activations = activations_bytes(loaded, training)
     layers = range(len(loaded.sizes))
     peaks = [stage_peak_bytes(loaded, [layer], samples[-1], training, device) for layer in layers]
     whole_peak = stage_peak_bytes(loaded, layers, samples[-1], training, device)
-    # The speed of a machine changes with time, and rounds are spread over time.
+    # Several rounds, since the speed of a machine changes with time.
     rounds: list[dict[int, list[LayerTimes]]] = []
     overheads: list[PassOverhead] = []
     for number in range(ROUNDS + 1):
@@ -138,7 +139,7 @@ def profile_model(
 
 
 def count_work(loaded: LoadedModel, code: ModelCode, training: Training) -> Sequence[LayerWork]:
-    """Count each layer's operations and bytes for one sample, on tensors without memory.
+    """Count each layer's operations and bytes for one sample, on torch's meta device, without memory.
 
     Raises:
         InputError: A layer depends on the values of its inputs.

@@ -252,6 +252,6 @@ def test_companions_compute_until_the_measurement_is_over(tmp_path: Path) -> Non
         assert ours
     assert not children() & ours
     missing = LoadConfig(str(tmp_path / "missing.py"), {}, [1], "sgd", "fp32", threads=1)
-    ended = pytest.raises(RunError, match="a process that was to compute beside the measurement has ended")
+    ended = pytest.raises(RunError, match="a background process of the measurement has ended before it was ready")
     with ended, background_load(1, missing):
         pass
