@@ -53,12 +53,10 @@ def background_load(count: int, config: LoadConfig) -> Iterator[None]:
         for process in processes:
             assert process.stdout is not None, "it is a pipe"
             if process.stdout.readline().strip() != _READY:
-                raise RunError(
-                    "a background process of the measurement has ended before it was ready; its output is above"
-                )
+                raise RunError("a background process of the measurement has ended before it was ready; see its output")
         yield
         if any(process.poll() is not None for process in processes):
-            raise RunError("a background process of the measurement has ended too early; its output is above")
+            raise RunError("a background process of the measurement has ended too early; see its output")
 
 
 @contextmanager

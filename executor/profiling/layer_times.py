@@ -50,9 +50,10 @@ Result = TypeVar("Result")
 class LayerTimes:
     """Mean times of one layer for one microbatch of ``samples`` samples; the update happens once per step.
 
-    ``backward_s`` is the time of an unsplit backward; in a split one, ``backward_input_s`` is that of the input gradient
-    and ``backward_weight_s`` that of the weight gradients. The forward of the model's first and last layer includes the
-    generation of data or targets. Times at the ends of a stage include copies between the device and the CPU.
+    ``backward_s`` is the time of an unsplit backward; in a split one ``backward_input_s`` is that of the input
+    gradient, and ``backward_weight_s`` that of the weight gradients. The forward of the model's first and last layer
+    includes the generation of data or targets. Times at the ends of a stage include copies between the device and the
+    CPU.
     """
 
     layer: int

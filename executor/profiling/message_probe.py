@@ -5,8 +5,8 @@ sending thread competes for a busy core as in training; the receiver only waits.
 
 A process is started as ``python -m executor.profiling.message_probe PARENT_PID RANK OWN_ADDRESS STORE_ADDRESS
 STORE_PORT``. Rank 0 measures, and has torch's store, by which the processes connect; with STORE_PORT 0 it chooses a
-free port. It prints the port, reads the sizes of messages from its standard input (a JSON list of pairs: bytes, and repeats
-in each round), and prints a `MessageTimes`. Rank 1 answers rank 0's messages. All output is JSON lines.
+free port. It prints the port, reads the sizes of messages from its standard input (a JSON list of pairs: bytes, and
+repeats in each round), and prints a `MessageTimes`. Rank 1 answers rank 0's messages. All output is JSON lines.
 """
 
 import json
