@@ -1,4 +1,4 @@
-"""A job on its way to its hosts: the folder that each host gets, and what a target needs to know of the hosts."""
+"""A job that is deployed to hosts: the folder ``job`` that is copied to each host, and the data that targets need."""
 
 import json
 import shutil
@@ -24,14 +24,15 @@ _FILE = "deployment.json"
 
 @dataclass(frozen=True, slots=True)
 class HostedRun:
-    """How a job runs on its hosts.
+    """How a job runs on its hosts, as options of the command.
 
     Attributes:
-        compute: Whether the model is trained, ``real``, or its bytes are moved at the profile's pace, ``paced``.
-        policy: Name of the policy, or path of a Python file with one.
-        backup_every: Steps from one copy of the state to the next; 0 if a lost host ends the run.
+        compute: ``real`` trains the model; ``paced`` sleeps for the profile's times and sends messages of the right
+            size.
+        policy: Name of the policy, or path of a Python file that defines a policy.
+        backup_every: Number of steps between two copies of the state in memory; 0 if a lost host ends the run.
         checkpoint: Folder for checkpoints, which all hosts can access; empty for none.
-        checkpoint_every: Steps from one checkpoint to the next.
+        checkpoint_every: Number of steps between two checkpoints.
     """
 
     compute: ComputeMode
@@ -44,11 +45,7 @@ class HostedRun:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """The contents of the job's folder, a copy of which goes to each host.
-
-    Attributes:
-        scenario: The scenario to train; once read, the path of its code is in the folder.
-    """
+    """The contents of the job's folder, which also has the code of model and policy; each host gets a copy."""
 
     scenario: Scenario
     plan: Plan
@@ -57,12 +54,12 @@ class Bundle:
 
     @property
     def code(self) -> Path | None:
-        """The model's file; None for paced compute."""
+        """Path of the model's file; None for paced compute."""
         return self.scenario.code.path if self.scenario.code is not None and self.run.compute == "real" else None
 
     @property
     def checkpoints(self) -> str:
-        """The path of the folder for checkpoints on this host; empty if the job writes none."""
+        """Absolute path of the folder for checkpoints on this host; empty if the job writes none."""
         return str(Path(self.run.checkpoint).resolve()) if self.run.checkpoint else ""
 
     def write(self, folder: Path) -> None:
@@ -79,11 +76,7 @@ class Bundle:
 
 
 def read_bundle(folder: Path) -> Bundle:
-    """Return the job in a folder.
-
-    Raises:
-        InputError: The folder does not hold a job.
-    """
+    """Return the job in a folder; raise `InputError` if the folder contains no job."""
     scenario = read_resolved_scenario(folder / "scenario.json")
     try:
         run = HostedRun(**json.loads((folder / "run.json").read_text()))
@@ -107,14 +100,16 @@ def _read_hosts(folder: Path) -> Hosts:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A job and its hosts, as a target sees them.
+    """The data that a target needs to bring a job to its hosts.
 
     Attributes:
-        name: Name of the job: lower-case letters, digits and dashes, as batch systems and clouds demand.
-        entries: The hosts file's entry of each host that takes part.
+        name: Name of the job: lower-case letters, digits and dashes, as batch systems and clouds require.
+        target: Name of the target, as in ``--target``.
+        entries: The entry of each host of the job in the hosts file.
+        environment: Environment variables of the job on each host.
         secrets: Names of environment variables whose values are not written to any file.
-        ssh_options: Further options of ``ssh`` and ``scp``.
-        setup: Shell commands that prepare hosts which a cloud has just made.
+        ssh_options: Additional options of ``ssh`` and ``scp``.
+        setup: Shell commands that prepare hosts which a cloud has just created.
     """
 
     name: str
@@ -127,24 +122,23 @@ class Deployment:
     setup: str
 
     def command(self, host: str, job: str, *, head: str | None = None) -> str:
-        """Return the shell command of a host's part; ``head`` is the head's address where the job's folder lacks it."""
+        """Return the shell command that runs a host's part of the job.
+
+        ``job`` is the path of the job's folder there; ``head`` is the head's address if the folder does not contain it.
+        """
         option = f" --head {head}" if head is not None else ""
         return f"{self.entries[host].command} host {job} {host}{option}"
 
     def write(self, folder: Path) -> None:
-        """Write the file that `read_deployment` reads."""
+        """Write ``deployment.json``, which `read_deployment` reads."""
         data = asdict(self)
-        # With the job's key they are in its folder.
+        # The hosts are in the job's folder, together with the job's key.
         del data["hosts"]
         (folder / _FILE).write_text(json.dumps(data, indent=1) + "\n")
 
 
 def read_deployment(folder: Path) -> Deployment:
-    """Return the deployment in a folder.
-
-    Raises:
-        InputError: The folder holds none.
-    """
+    """Return the deployment in a folder; raise `InputError` if the folder contains no valid one."""
     valid = "name a folder that 'ropebridge deploy' wrote"
     try:
         data = json.loads((folder / _FILE).read_text())

@@ -15,7 +15,7 @@ from planner.scenario.cluster import Cluster
 from traces.common.errors import InputError, find_by_name
 
 Port = Annotated[int, Field(ge=1, le=65534)]
-# Used as a word of scripts and in file names.
+# Without characters that are special in shell scripts or file names.
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=40)]
 Folder = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/~@%+=:-]+$")]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -26,15 +26,15 @@ class HostEntry:
     """The description of one host.
 
     Attributes:
-        interface: The network interface over which the host reaches the others, such as ``wg0``.
-        address: The host's address on that interface; the head's is required unless a batch system chooses the head.
-        ssh: The host's name for ``ssh``; by default its own name.
+        interface: The network interface over which the host reaches the other hosts, such as ``wg0``.
+        address: The host's address on that interface; required for the head unless a batch system chooses the head.
+        ssh: The host's name for ``ssh``; None for the name in the hosts file.
         folder: The folder for jobs on the host, relative to the home folder.
-        command: The command that runs ``ropebridge`` there.
+        command: The command that runs ``ropebridge`` on the host.
         slurm: Options of ``sbatch`` for the host, such as ``--gres=gpu:1``.
-        kubernetes: Fields of its TrainJob's trainer, such as ``image`` and ``resourcesPerNode``; ``pod``, further
-            fields of its pod; ``claim``, a PersistentVolumeClaim in which the run's files outlive the pod.
-        skypilot: The ``resources`` of its task, as SkyPilot defines them.
+        kubernetes: Fields of the trainer in the host's TrainJob, such as ``image`` and ``resourcesPerNode``; in
+            addition ``pod``, fields of the pod, and ``claim``, a PersistentVolumeClaim that keeps the run's files.
+        skypilot: The ``resources`` of the host's task, as SkyPilot defines them.
     """
 
     interface: Name
@@ -49,18 +49,18 @@ class HostEntry:
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class HostsFile:
-    """The hosts file.
+    """The contents of a hosts file.
 
     Attributes:
-        hosts: The hosts by the name that the scenario's devices give as ``host``; a device without one is a host of
-            its own name.
-        head: The host that has the policy, the store and the run folder; by default the first one.
+        hosts: The entries by host name: the field ``host`` of the scenario's devices, or the device's own name.
+        head: Name of the host with the launcher, the policy and the run folder; None for the first host.
         port: The port of the head at which agents and ranks of other hosts connect.
         arrival: How long hosts wait for each other at the start, seconds.
-        silence: How long a host may be silent before it counts as lost, seconds.
+        silence: How long a host may not answer before it counts as lost, seconds.
+        environment: Environment variables of the job on each host.
         secrets: Names of variables whose values are taken from the submitting environment and written nowhere.
-        ssh_options: Further options of ``ssh`` and ``scp``, such as ``[-F, my-ssh-config]``.
-        setup: Shell commands that prepare hosts which a cloud has just made, such as those that install ropebridge.
+        ssh_options: Additional options of ``ssh`` and ``scp``, such as ``[-F, my-ssh-config]``.
+        setup: Shell commands that prepare hosts which a cloud has just created, such as ``pip install ropebridge``.
     """
 
     hosts: Mapping[HostName, HostEntry]
@@ -75,31 +75,27 @@ class HostsFile:
 
 
 def read_hosts_file(path: Path) -> HostsFile:
-    """Return the contents of a hosts file.
-
-    Raises:
-        InputError: The file is wrong; names the first place.
-    """
+    """Return the contents of a hosts file; raise `InputError` with the place of the first mistake."""
     document = Document(path)
     found = parse(HostsFile, document, document.value)
     if not found.hosts:
-        raise InputError("there is no host", where=document.where(("hosts",)), valid="name at least one")
+        raise InputError("there is no host", where=document.where(("hosts",)), valid="name at least one host")
     if found.head is not None:
         find_by_name(found.head, found.hosts, "host", where=document.where(("head",)))
     return found
 
 
 def hosts_of(described: HostsFile, cluster: Cluster, devices: Sequence[str], where: str) -> Hosts:
-    """Return the hosts of a job.
+    """Return the hosts of a job with a new key.
 
     Args:
-        described: The hosts file.
+        described: The contents of the hosts file.
         cluster: The cluster that the devices belong to.
         devices: Names of the job's devices, in rank order.
         where: Path of the hosts file, for messages.
 
     Raises:
-        InputError: The file does not describe a device's host.
+        InputError: The host of a device has no entry in the file.
     """
     ranks = ranks_by_host(cluster, devices)
     for host in ranks:
@@ -108,10 +104,10 @@ def hosts_of(described: HostsFile, cluster: Cluster, devices: Sequence[str], whe
             raise InputError(
                 f"host '{host}', which has the device {names}, is not described",
                 where=f"{where}: hosts",
-                valid=f"add '{host}:' there; described are {', '.join(described.hosts)}",
+                valid=f"add an entry '{host}:'; the file describes {', '.join(described.hosts)}",
             )
     head = described.head or next(iter(described.hosts))
-    # A described host without ranks takes part only as the head.
+    # A host without ranks takes part in the job only if it is the head.
     taking_part = [head, *(host for host in ranks if host != head)]
     parts = tuple(HostPart(name, ranks.get(name, ()), described.hosts[name].interface) for name in taking_part)
     address = described.hosts[head].address or ""

@@ -1,8 +1,8 @@
-"""Deployment by Kubernetes with Kubeflow Trainer v2: a TrainJob for each host, since hosts differ and may fail alone.
+"""Deployment by Kubernetes with Kubeflow Trainer v2: a TrainJob for each host, since hosts differ and fail separately.
 
-The job's folder travels as a ConfigMap and is unpacked in a volume of the pod, or in the PersistentVolumeClaim that
-``claim`` names, which outlives the pod. All hosts are in one cluster, where the head is known by its pod's name. Values
-of secrets are in the Kubernetes secret ``JOB-secrets``.
+Each pod gets the job's folder from a ConfigMap, and unpacks it in a volume of the pod, or in the PersistentVolumeClaim
+``claim`` of the hosts file, whose files remain after the pod's end. All pods are in one Kubernetes cluster, where the
+head is reached by the name of its pod. Values of secrets are in the Kubernetes secret ``JOB-secrets``.
 """
 
 import base64
@@ -20,28 +20,28 @@ from traces.common.errors import InputError
 _MANIFEST = "trainjobs.yaml"
 _BUNDLE = "job.tar.gz"
 _LABEL = "ropebridge/job"
-# The size limit of a ConfigMap.
+# The largest size of a ConfigMap.
 _MOST_BYTES = 1 << 20
-# With the suffix that the trainer appends for the pod, a name is a label of the domain name system.
+# The longest name: with the suffix that the trainer appends for the pod, the name is a DNS label of at most 63 letters.
 _MOST_NAME = 63 - len("-node-0-0")
 _NAME = re.compile(rf"[a-z]([-a-z0-9]{{0,{_MOST_NAME - 2}}}[a-z0-9])?")
 
 
 def files(deployment: Deployment) -> Mapping[str, str]:
-    """Return the manifest of the TrainJobs; the ConfigMap with the folder is made when it is submitted."""
+    """Return the manifest of the TrainJobs; `submit` creates the ConfigMap with the job's folder."""
     _check_names(deployment)
     jobs = [_job(deployment, part.name, len(part.ranks)) for part in deployment.hosts.parts]
     return {_MANIFEST: render("kubernetes.yaml", deployment, jobs=jobs, bundle=_BUNDLE, label=_LABEL)}
 
 
 def _job(deployment: Deployment, host: str, ranks: int) -> dict[str, Any]:
-    """Return what the template needs of a host, apart from what is the same for all."""
+    """Return the values of the template ``kubernetes.yaml`` that differ between hosts."""
     trainer = dict(deployment.entries[host].kubernetes or {})
     if "image" not in trainer:
         raise InputError(
             f"host '{host}' has no container image",
             where=f"hosts.{host}.kubernetes.image",
-            valid="name an image that has ropebridge",
+            valid="give the name of a container image in which ropebridge is installed",
         )
     pod = dict(trainer.pop("pod", {}))
     secret = f"{deployment.name}-secrets"
@@ -51,7 +51,7 @@ def _job(deployment: Deployment, host: str, ranks: int) -> dict[str, Any]:
     ]
     variables += trainer.pop("env", [])
     head = _job_name(deployment, deployment.hosts.head)
-    # A pod's host name, as the trainer's job sets make it.
+    # The host name that Kubernetes' JobSet gives the head's pod.
     address = deployment.hosts.address or f"{head}-node-0-0.{head}"
     return {
         "host": host,
@@ -67,7 +67,7 @@ def _job(deployment: Deployment, host: str, ranks: int) -> dict[str, Any]:
 
 
 def _check_names(deployment: Deployment) -> None:
-    """Refuse names that Kubernetes would refuse after half of the job is made."""
+    """Raise `InputError` for names that Kubernetes would refuse, possibly after a part of the job was created."""
     hosts: dict[str, str] = {}
     for part in deployment.hosts.parts:
         name = _job_name(deployment, part.name)
@@ -75,7 +75,8 @@ def _check_names(deployment: Deployment) -> None:
             raise InputError(
                 f"'{name}' is not a valid name of a job in Kubernetes",
                 where=f"host {part.name}",
-                valid=f"begin the folder's name with a letter, and keep it and the host's to {_MOST_NAME} together",
+                valid="begin the name of the job's folder with a letter; the names of folder and host may have "
+                f"{_MOST_NAME - 1} characters together",
             )
         if name in hosts:
             raise InputError(
@@ -91,17 +92,13 @@ def _job_name(deployment: Deployment, host: str) -> str:
 
 
 def packed(folder: Path) -> bytes:
-    """Return the job's folder as an archive that fits into a ConfigMap.
-
-    Raises:
-        InputError: It is too large.
-    """
+    """Return the job's folder as a tar archive; raise `InputError` if the archive does not fit into a ConfigMap."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
         tar.add(folder / "job", "job")
     if len(base64.b64encode(archive.getvalue())) > _MOST_BYTES:
         raise InputError(
-            f"the job's folder is {archive.tell() / 1e6:.1f} MB when packed, and a ConfigMap holds 1 MB",
+            f"the job's folder is {archive.tell() / 1e6:.1f} MB when packed, and a ConfigMap can hold 1 MB in base64",
             where=str(folder / "job"),
             valid="shorten the scenario's traces, or use '--target ssh'",
         )
@@ -109,7 +106,7 @@ def packed(folder: Path) -> bytes:
 
 
 def submit(deployment: Deployment, folder: Path) -> str:
-    """Create the ConfigMap, and apply the manifest."""
+    """Create the ConfigMap, apply the manifest, and return kubectl's output."""
     path = folder / _BUNDLE
     path.write_bytes(packed(folder))
     if deployment.secrets:
@@ -120,7 +117,7 @@ def submit(deployment: Deployment, folder: Path) -> str:
 
 
 def status(deployment: Deployment, folder: Path) -> Mapping[str, str]:
-    """Return the phases of each host's pods."""
+    """Return the phases of each host's pods, such as ``Running``."""
     phases = {}
     for part in deployment.hosts.parts:
         command = ["kubectl", "get", "pods", "-l", _selector(deployment, part.name)]

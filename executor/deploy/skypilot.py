@@ -1,6 +1,7 @@
-"""Deployment by SkyPilot: a task for each host, possibly on different clouds; the head's is launched first.
+"""Deployment by SkyPilot: a task for each host, possibly on different clouds; the head's task is launched first.
 
-Whatever listens on a public address is open to all: let the hosts meet over WireGuard, which ``setup:`` can bring up.
+A port on a public address can be reached from anywhere, so hosts in different clouds should connect over WireGuard,
+which the commands of ``setup:`` in the hosts file can start.
 """
 
 import subprocess
@@ -15,7 +16,7 @@ from executor.deploy.target import Target, check_program, check_secrets, render,
 from traces.common.errors import InputError, RunError
 
 _SCRIPT = "submit.sh"
-# The address of the head, which the script passes to the other hosts' tasks.
+# Environment variable of a task: the address of the head, which the script passes to the tasks of the other hosts.
 _HEAD = "ROPEBRIDGE_HEAD"
 
 
@@ -34,9 +35,9 @@ def _task(deployment: Deployment, host: str) -> dict[str, Any]:
         raise InputError(
             f"host '{host}' has no resources for SkyPilot",
             where=f"hosts.{host}.skypilot",
-            valid="give resources as in a task of SkyPilot, such as 'accelerators: A100:1'",
+            valid="give the 'resources' of a SkyPilot task, such as 'accelerators: A100:1'",
         )
-    # The head is launched before its address is known, and takes its own.
+    # The head is launched before its address is known, so by default its task finds the address itself.
     own = "$(hostname -I | cut -d ' ' -f 1)"
     head = f'"${{{_HEAD}:-{own}}}"' if host == deployment.hosts.head else f'"${_HEAD}"'
     return {
@@ -56,7 +57,7 @@ def _cluster(deployment: Deployment, host: str) -> str:
 
 
 def submit(deployment: Deployment, folder: Path) -> str:
-    """Run the script."""
+    """Run the script that launches all tasks."""
     for program in ("sky", "bash"):
         check_program(program)
     check_secrets(deployment.secrets)
@@ -67,7 +68,7 @@ def submit(deployment: Deployment, folder: Path) -> str:
 
 
 def status(deployment: Deployment, folder: Path) -> Mapping[str, str]:
-    """Return the last line of each cluster's queue."""
+    """Return, for each host, the last line that ``sky queue`` prints for its cluster."""
     states = {}
     for part in deployment.hosts.parts:
         queue = run_program(["sky", "queue", _cluster(deployment, part.name)], f"host {part.name}")
@@ -82,7 +83,7 @@ def logs(deployment: Deployment, folder: Path, host: str, lines: int, follow: bo
 
 
 def stop(deployment: Deployment, folder: Path) -> str:
-    """Take the clusters down: a running cluster costs money."""
+    """Take the clusters of all hosts down, since a running cluster costs money."""
     clusters = [_cluster(deployment, part.name) for part in deployment.hosts.parts]
     run_program(["sky", "down", "--yes", *clusters], "sky down")
     return f"taken down: {', '.join(clusters)}"

@@ -1,6 +1,7 @@
 """Deployment by Slurm: a script for ``sbatch`` in which each host is a component of one heterogeneous job.
 
-Components may be in different partitions, and so have different GPUs: each asks for what its host's ``slurm:`` says.
+Each component has the options ``slurm:`` of its host in the hosts file, so that components may be in different
+partitions with different GPUs.
 """
 
 import json
@@ -32,13 +33,13 @@ def submit(deployment: Deployment, folder: Path) -> str:
 
 
 def status(deployment: Deployment, folder: Path) -> Mapping[str, str]:
-    """Return Slurm's state of each component; a job that Slurm no longer knows has ended."""
+    """Return the state of each component from ``squeue``; a job that Slurm no longer knows has ended."""
     job = _job(folder)
     command = ["squeue", "--noheader", "--format=%i %T %r", "--jobs", job, "--states=all"]
     try:
         lines = run_program(command, "squeue").splitlines()
     except RunError as error:
-        # squeue's message for a job that Slurm has forgotten.
+        # squeue fails with this message for a job that ended some time ago.
         if "Invalid job id" not in str(error):
             raise
         lines = []
@@ -51,7 +52,7 @@ def logs(deployment: Deployment, folder: Path, host: str, lines: int, follow: bo
 
 
 def stop(deployment: Deployment, folder: Path) -> str:
-    """Cancel the job: its processes get SIGTERM first, on which they end what they have started."""
+    """Cancel the job; its processes first get SIGTERM, on which they end the processes that they have started."""
     job = _job(folder)
     run_program(["scancel", "--full", "--signal=TERM", job], "scancel")
     run_program(["scancel", job], "scancel")
@@ -63,9 +64,9 @@ def _job(folder: Path) -> str:
         return str(json.loads((folder / _SUBMITTED).read_text())["job"])
     except (OSError, ValueError, KeyError):
         raise InputError(
-            "this job was never submitted from here",
+            "the folder has no number of a Slurm job: the job was not submitted from here",
             where=str(folder),
-            valid="submit it with 'ropebridge deploy ... --submit'",
+            valid="submit the job with 'ropebridge deploy ... --submit'",
         ) from None
 
 

@@ -1,7 +1,7 @@
-"""Deployment over ssh: ``submit.sh`` copies the job's folder to each host and starts the host's part.
+"""Deployment over ssh: ``submit.sh`` copies the job's folder to each host and starts the host's part of the job.
 
-``submit.sh HOST`` starts one host alone, for example one that has come back. Values of secrets go over the
-connection's standard input: neither files nor command lines have them.
+``submit.sh HOST`` does so for one host only, for example after the host was restarted. Values of secrets are sent over
+the standard input of ssh, so they appear neither in files nor on command lines.
 """
 
 import subprocess
@@ -21,13 +21,13 @@ def files(deployment: Deployment) -> Mapping[str, str]:
     hosts = [
         (name, _address(deployment, name), _folder(deployment, name), deployment.command(name, "job")) for name in names
     ]
-    # The substitution is for the host's shell.
+    # The command substitution must be evaluated by the shell on the host.
     running = _running("$1").replace("$(", "\\$(")
     return {_SCRIPT: render("ssh.sh", deployment, hosts=hosts, running=running)}
 
 
 def submit(deployment: Deployment, folder: Path) -> str:
-    """Run the script."""
+    """Run the script that starts all hosts, and return its output."""
     for program in ("ssh", "scp", "bash"):
         check_program(program)
     check_secrets(deployment.secrets)
@@ -36,7 +36,7 @@ def submit(deployment: Deployment, folder: Path) -> str:
     )
     if done.returncode != 0:
         output = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        raise RunError(f"{folder / _SCRIPT}: {output[-1]}; {done.stdout.strip() or 'no host'} until then")
+        raise RunError(f"{folder / _SCRIPT}: {output[-1]}; before that: {done.stdout.strip() or 'no host was started'}")
     return done.stdout.strip()
 
 
@@ -61,7 +61,7 @@ def logs(deployment: Deployment, folder: Path, host: str, lines: int, follow: bo
 
 
 def stop(deployment: Deployment, folder: Path) -> str:
-    """End each host's part by SIGTERM; after 10 s, kill it and all that it started.
+    """End each host's part by SIGTERM, and after 10 s by SIGKILL to its process group.
 
     Raises:
         RunError: A host could not be reached.
@@ -85,12 +85,12 @@ def stop(deployment: Deployment, folder: Path) -> str:
 
 
 def _running(host: str) -> str:
-    """Return a shell condition: the host's part runs, and its process id was not reused after a reboot."""
+    """Return a shell condition that holds if the host's part runs, and its process id was not reused after a reboot."""
     return f"tr '\\0' ' ' 2>/dev/null < /proc/$(cat {host}.pid 2>/dev/null)/cmdline | grep -q 'host job {host} '"
 
 
 def _run_in_folder(deployment: Deployment, host: str, script: str) -> str:
-    """Run a shell script in the job's folder on a host; return what it prints, or 'not started'."""
+    """Run a shell script in the job's folder on a host; return its output, or 'not started' without such a folder."""
     enter = f"cd {_folder(deployment, host)} 2>/dev/null && [ -e {host}.pid ] || {{ echo 'not started'; exit; }}; "
     return run_program(_ssh(deployment, host, enter + script), f"host {host}").strip()
 

@@ -1,4 +1,4 @@
-"""The targets of ``ropebridge deploy``, by name, and what they share: templates and calls of other programs."""
+"""The interface of targets, the ways of ``ropebridge deploy`` to bring a job to hosts, and their common functions."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from executor.deploy.deployment import Deployment
 from traces.common.errors import InputError, RunError, unknown_name
 
-# Each is a module of this package with a `Target` named TARGET.
+# Each name is that of a module in executor/deploy, which defines its `Target` as TARGET.
 TARGETS = ("torchrun", "ssh", "slurm", "kubernetes", "skypilot")
 
 _TIMEOUT_S = 120.0
@@ -36,12 +36,15 @@ _TEMPLATES.filters["json"] = json.dumps
 class Target:
     """A way to bring a job to its hosts.
 
+    Functions other than ``files`` get the folder of these files; they are None if the user runs the files by hand.
+
     Attributes:
         name: Name of the target, as in ``--target``.
-        files: Returns the text of each file, by its name: readable, and usable without ropebridge.
-        submit: Runs the files in their folder and returns what to print; None where a person runs them.
-        logs: Returns the command that shows a host's last lines of output, and follows them if asked to.
-        stop: Ends the job on all hosts and returns what to print.
+        files: Returns a dictionary of file names to texts, which users can read, and run without ropebridge.
+        submit: Runs the files and returns a text to print.
+        status: Returns a dictionary of hosts to the states of their parts.
+        logs: Returns the command that shows a host's output: host, number of last lines, whether to follow the output.
+        stop: Ends the job on all hosts and returns a text to print.
     """
 
     name: str
@@ -53,11 +56,7 @@ class Target:
 
 
 def find_target(name: str) -> Target:
-    """Return the target of a name.
-
-    Raises:
-        InputError: No target has this name; lists those that there are.
-    """
+    """Return the target of a name; raise `InputError` with all names if there is none."""
     if name not in TARGETS:
         raise unknown_name("target", name, TARGETS, where="--target")
     found: Target = import_module(f"executor.deploy.{name}").TARGET
@@ -65,7 +64,7 @@ def find_target(name: str) -> Target:
 
 
 def render(template: str, deployment: Deployment, **values: object) -> str:
-    """Return a file of ``executor/deploy/templates`` filled in; ``deployment`` is known there under its name."""
+    """Return the text of a template in ``executor/deploy/templates``, filled in with ``deployment`` and ``values``."""
     return _TEMPLATES.get_template(template).render(deployment=deployment, **values)
 
 
@@ -74,7 +73,7 @@ def run_program(command: Sequence[str], purpose: str) -> str:
 
     Raises:
         InputError: The program is not installed.
-        RunError: It failed, in which case the message has its last line of output, or it timed out.
+        RunError: The program timed out, or failed; the message has ``purpose`` and the program's last line of output.
     """
     check_program(command[0])
     try:
@@ -90,16 +89,12 @@ def run_program(command: Sequence[str], purpose: str) -> str:
 
 
 def exports(environment: Mapping[str, str]) -> str:
-    """Return the lines of a shell script that set environment variables."""
+    """Return lines of a shell script that set and export environment variables."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
 
 
 def check_program(name: str) -> None:
-    """Refuse to submit with a program that is not installed here.
-
-    Raises:
-        InputError: The program is missing.
-    """
+    """Raise `InputError` if a program that submits jobs is not installed on this machine."""
     if shutil.which(name) is None:
         raise InputError(
             f"there is no program '{name}' on this machine",
@@ -109,11 +104,7 @@ def check_program(name: str) -> None:
 
 
 def check_secrets(names: Sequence[str]) -> None:
-    """Refuse to submit a job whose secrets are not in the environment.
-
-    Raises:
-        InputError: A variable is not set.
-    """
+    """Raise `InputError` if the environment lacks one of the variables with secrets."""
     for name in names:
         if name not in os.environ:
             raise InputError(

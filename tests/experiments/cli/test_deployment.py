@@ -161,7 +161,7 @@ def test_names_that_kubernetes_would_refuse_are_refused_before(tmp_path: Path) -
     refused = ropebridge(
         "deploy", SCENARIO, "--strategy=megatron", "--target", "kubernetes", "--hosts", hosts, "-o", tmp_path / "2-job"
     )
-    assert "begin the folder's name with a letter, and keep it and the host's to 54 together" in refused.stderr
+    assert "the names of folder and host may have 53 characters together" in refused.stderr
 
 
 def test_what_a_pod_writes_outlives_it_where_a_claim_says_so(tmp_path: Path) -> None:
