@@ -167,7 +167,7 @@ class RealCompute:
         Args:
             work: The action to compute.
             inputs: The payloads of ``work.receives``.
-            ready_s: Not used; paced compute begins at this run second at the earliest.
+            ready_s: Run second of the last input's arrival; only paced compute uses this argument.
             complete: Called with the index of each gradient sum of ``work.completes`` when its gradients are complete.
         """
         start_s = self._clock.now_s()

@@ -1,4 +1,4 @@
-"""One link of the test bed as arithmetic: when a packet that enters now leaves at the far end."""
+"""The model of one emulated link: computes when a packet that enters the link arrives at the other end."""
 
 from bisect import bisect_right
 from collections import deque
@@ -11,31 +11,31 @@ from planner.scenario.cluster import LONGEST_OUTAGE_S, Link
 from traces.common.errors import RunError
 from traces.trace import LinkTrace
 
-# A sum over segments may round this much away from a packet, which must not wait for the end of an outage then.
+# Rounding error of a sum over segments: a packet of which no more is left must not wait for the end of an outage.
 _SLACK_BITS = 1e-6
 
-# Least size of a link's queue in seconds at its planned rate: as deep as the buffers of cellular and cable links
-# (Gettys and Nichols, Bufferbloat, 2011), so that packets are lost where the scenario says so, not to TCP's probing.
+# Smallest size of a link's queue in seconds at its planned rate: as in cellular and cable links (Gettys and Nichols,
+# Bufferbloat, 2011), so that packets are lost by the scenario's loss rate and not when TCP enlarges its window.
 LEAST_QUEUE_S = 1.0
 
-# Several super-packets, so that a slow link does not lose every second one.
+# Smallest size of a link's queue in bytes: several packets of 64 KiB, so that a slow link does not drop every second.
 LEAST_QUEUE_BYTES = 256 * 1024
 
-# Start of the run while the ranks have not agreed on it, machine seconds: later than all of these.
+# Second 0 of the run, by the monotonic clock, until the ranks have agreed on it: later than any present time.
 _NOT_YET_S = 1e8
 
 
 class RateCurve:
-    """Gives the time at which a link has carried a number of bits; before second 0 the link behaves as at second 0.
+    """Computes when a link has carried a number of bits; before second 0 of the run the link behaves as at second 0.
 
-    It remembers the segment of constant rate in which the last packet left, since the next one usually leaves in the
-    same.
+    The curve keeps the segment of constant rate in which the last packet left, since the next packet usually leaves in
+    the same segment.
 
     Args:
-        outages: Start and end of each time in which it carries nothing, run seconds; they do not overlap.
+        outages: Start and end, in run seconds, of the intervals in which the link carries nothing; without overlaps.
 
     Attributes:
-        latency_s: Latency at the time that `finish_s` returned last, seconds.
+        latency_s: Latency at the time that `finish_s` returned last.
     """
 
     def __init__(self, link: Link, outages: Sequence[tuple[float, float]] = ()) -> None:
@@ -47,12 +47,12 @@ class RateCurve:
         self._outage_starts_s = [start_s for start_s, _ in self._outages]
         self._outage_ends_s = [end_s for _, end_s in self._outages]
         self._dark = not any(self._rates_bps)
-        # The ranks connect before the run starts, also over a link that starts with an outage.
+        # Before second 0 the ranks connect, so the rate must not be 0 even if the trace starts with an outage.
         self._first_bps = self._rates_bps[0] or link.bandwidth_bps
         self._from_s, self._until_s, self._rate_bps, self.latency_s = -inf, -inf, 0.0, 0.0
 
     def finish_s(self, start_s: float, bits: float) -> float:
-        """Return when the link, free from ``start_s`` on, has carried ``bits``: run seconds, infinite if never."""
+        """Return the run second at which ``bits`` that start at ``start_s`` are carried; infinite if never."""
         if not self._from_s <= start_s < self._until_s:
             self._enter(start_s)
         while True:
@@ -68,14 +68,14 @@ class RateCurve:
             self._enter(start_s)
 
     def _follow(self, trace: LinkTrace, latency_s: float) -> None:
-        """Copy a trace to lists, whose elements are faster to read than an array's."""
+        """Copy a trace to lists, since elements of lists are faster to read than those of arrays."""
         self._times_s, self._rates_bps = trace.times_s.tolist(), trace.bandwidth_bps.tolist()
         self._latencies_s = [latency_s] * len(self._times_s) if trace.latency_s is None else trace.latency_s.tolist()
         self._duration_s, self._loops = trace.duration_s, trace.loops
         self._period_bits = trace.mean_bps * trace.duration_s
 
     def _skip_periods(self, time_s: float, bits: float) -> tuple[float, float]:
-        """Skip the whole periods of a looping trace that ``bits`` take; return the time and the bits that remain."""
+        """Skip whole periods of a looping trace; return the time after them, and the bits that are not carried then."""
         if time_s < 0 or not self._loops or bits <= self._period_bits or not self._period_bits:
             return time_s, bits
         periods = ceil(bits / self._period_bits) - 1
@@ -100,7 +100,7 @@ class RateCurve:
         self.latency_s = self._latencies_s[segment]
         self._apply_outages(time_s)
         if self._until_s <= time_s:
-            # The sum of the period's start and a time inside can round down to time_s itself.
+            # The end of the segment, a sum of two times, can be rounded down to time_s itself.
             self._enter(nextafter(time_s, inf))
 
     def _apply_outages(self, time_s: float) -> None:
@@ -119,12 +119,11 @@ def queue_bytes(link: Link) -> int:
 
 @dataclass(slots=True)
 class LinkCount:
-    """What an emulated link has carried.
+    """Counts of the Ethernet frames of an emulated link.
 
     Attributes:
-        carried_frames: Number of Ethernet frames that were transmitted.
-        carried_bytes: Size of these frames.
-        dropped_frames: Number of frames that found the queue full.
+        carried_frames: Number of frames that were transmitted, including those that were lost.
+        dropped_frames: Number of frames that were not transmitted since the queue was full.
         lost_frames: Number of transmitted frames that were lost by the link's loss rate.
     """
 
@@ -136,15 +135,15 @@ class LinkCount:
 
 
 class EmulatedLink:
-    """A queue that drops what does not fit, a transmission at the rate of a trace, and then the latency.
+    """Models a link: a queue of limited size, transmission at the rate of the link or its trace, latency, and loss.
 
     All times are seconds of the machine's monotonic clock.
 
     Args:
-        outages: Start and end of each time in which it carries nothing, run seconds.
+        outages: Start and end, in run seconds, of the intervals in which the link carries nothing.
 
     Attributes:
-        count: What the link has carried so far.
+        count: Counts of the frames so far.
     """
 
     def __init__(self, link: Link, outages: Sequence[tuple[float, float]], seed: int) -> None:
@@ -161,13 +160,13 @@ class EmulatedLink:
         self.count = LinkCount(link.name)
 
     def start_run(self, origin_s: float) -> None:
-        """Set second 0 of the run."""
+        """Set the time of second 0 of the run."""
         self._origin_s = origin_s
 
     def accept(self, arrival_s: float, size_bytes: int, frames: int = 1) -> float | None:
-        """Take a packet; return when it leaves at the far end, or None if the queue is full.
+        """Transmit a packet; return when it arrives at the other end of the link, or None if the queue is full.
 
-        Calls must be in the order of ``arrival_s``.
+        Calls must be in the order of ``arrival_s``, the time at which the packet enters the queue.
 
         Raises:
             RunError: The link carries nothing for so long that its trace must be wrong.
@@ -175,7 +174,7 @@ class EmulatedLink:
         queue = self._queue
         while queue and queue[0][0] <= arrival_s:
             self._queued_bytes -= queue.popleft()[1]
-        # A packet that is larger than the whole queue still passes an idle link.
+        # An idle link transmits a packet even if the packet is larger than the queue.
         if self._queued_bytes and self._queued_bytes + size_bytes > self._limit_bytes:
             self.count.dropped_frames += frames
             return None
@@ -184,7 +183,7 @@ class EmulatedLink:
         if finish_s - start_s > LONGEST_OUTAGE_S:
             raise RunError(
                 f"link {self._link.name} carries nothing for {LONGEST_OUTAGE_S:g} s from "
-                f"{start_s - self._origin_s:.3f} s of the run on: does its trace ever rise above zero again?"
+                f"{start_s - self._origin_s:.3f} s of the run on; its trace must rise above zero again"
             )
         self._free_s = finish_s
         queue.append((finish_s, size_bytes))
@@ -194,7 +193,7 @@ class EmulatedLink:
         return self._release_s(finish_s, frames)
 
     def lose(self, frames: int) -> list[int]:
-        """Return which frames of the packet that was accepted last are lost, by their number from 0."""
+        """Return the numbers, from 0, of those frames of the last accepted packet that are lost."""
         lost = []
         while self._until_loss < frames:
             lost.append(int(self._until_loss))
@@ -204,16 +203,16 @@ class EmulatedLink:
         return lost
 
     def _frames_to_next_loss(self) -> float:
-        """Draw the number of frames before the next loss: geometric, as for independent losses."""
+        """Draw the number of frames before the next lost one, by a geometric distribution: losses are independent."""
         if not self._link.loss:
             return inf
         return floor(log(1.0 - self._random.random()) / log1p(-self._link.loss))
 
     def _release_s(self, finish_s: float, frames: int) -> float:
-        """Return when a packet that is transmitted at ``finish_s`` arrives: not before the one ahead of it."""
+        """Return when a packet whose transmission ends at ``finish_s`` arrives: never before the previous packet."""
         delay_s = self._curve.latency_s
         if self._link.jitter_s:
-            # The slowest of its frames decides: the maximum of as many uniform delays, in one draw.
+            # The packet arrives with its slowest frame: the maximum of one uniform delay per frame, in a single draw.
             delay_s += self._link.jitter_s * self._random.random() ** (1 / frames)
         self._last_release_s = max(self._last_release_s, finish_s + delay_s)
         return self._last_release_s

@@ -1,8 +1,8 @@
-"""Packets of the test bed: their size on the wire, their segments, and their way over one link after the other.
+"""Packets of the emulated network: their size on the wire, their segments, and the queue of packets in transit.
 
-A packet is what a TUN device returns: a struct virtio_net_hdr (little-endian, virtio specification), then IPv4 (RFC
-791), then mostly TCP (RFC 9293). TCP writes super-packets of up to 64 KiB, whose header gives the size of the segments
-that they stand for.
+A packet consists of bytes read from a TUN device: a struct virtio_net_hdr (little-endian, virtio specification), an
+IPv4 packet (RFC 791), and in it mostly TCP (RFC 9293). The kernel combines TCP segments to a super-packet of up to 64
+KiB, whose virtio_net_hdr contains the size of the segments.
 """
 
 import struct
@@ -16,7 +16,7 @@ from math import inf
 from executor.wan.emulated_link import EmulatedLink
 from executor.wan.linux import HEADER_BYTES
 
-# A frame's header; its checksum and the gap between frames are not counted, as in the simulator.
+# Header of an Ethernet frame; as in the simulator, the checksum and the gap between frames are not counted.
 ETHERNET_BYTES = 14
 
 _IPV4 = 4
@@ -28,7 +28,7 @@ _CWR = 0x80
 
 
 def is_ipv4(packet: bytes) -> bool:
-    """Return whether a packet is IPv4."""
+    """Return whether a packet is an IPv4 packet."""
     return packet[HEADER_BYTES] >> 4 == _IPV4
 
 
@@ -45,7 +45,7 @@ def count_segments(packet: bytes) -> int:
 
 
 def frames_bytes(packet: bytes, segments: int) -> int:
-    """Return the size of the Ethernet frames that carry a packet of this many segments, each with its own headers."""
+    """Return the bytes of the Ethernet frames that carry a packet of ``segments`` segments, with headers for each."""
     size_bytes = len(packet) - HEADER_BYTES + segments * ETHERNET_BYTES
     return size_bytes if segments == 1 else size_bytes + (segments - 1) * (_payload_start(packet) - HEADER_BYTES)
 
@@ -82,10 +82,10 @@ def _cut(packet: bytes, start: int, stop: int, segments: int) -> bytes:
     _rewrite_ip(headers, tcp, size_bytes, start)
     (sequence,) = struct.unpack_from("!I", headers, tcp + 4)
     struct.pack_into("!I", headers, tcp + 4, (sequence + start * step) & 0xFFFFFFFF)
-    # As the kernel's own segmentation does: FIN and PSH only in the last segment, CWR only in the first.
+    # As in the kernel's segmentation, the flags FIN and PSH are only in the last segment, CWR only in the first.
     headers[tcp + 13] &= 0xFF if stop == segments else ~_FIN_PSH & 0xFF
     headers[tcp + 13] &= 0xFF if start == 0 else ~_CWR & 0xFF
-    # The checksum is still that of the pseudo-header alone, which includes the length.
+    # The field still has the checksum of the pseudo-header only, in which the length is replaced here.
     (partial,) = struct.unpack_from("!H", headers, tcp + 16)
     change = struct.pack("!HHH", partial, 0xFFFF - (len(packet) - HEADER_BYTES), size_bytes)
     struct.pack_into("!H", headers, tcp + 16, _ones_sum(change))
@@ -93,7 +93,7 @@ def _cut(packet: bytes, start: int, stop: int, segments: int) -> bytes:
 
 
 def _rewrite_ip(headers: bytearray, tcp: int, size_bytes: int, start: int) -> None:
-    """Set the length of the IPv4 header, the identification of its first segment, and its checksum."""
+    """Set three fields of the IPv4 header: total length, identification (that of the first segment) and checksum."""
     (identity,) = struct.unpack_from("!H", headers, HEADER_BYTES + 4)
     struct.pack_into("!HH", headers, HEADER_BYTES + 2, size_bytes, (identity + start) & 0xFFFF)
     struct.pack_into("!H", headers, HEADER_BYTES + 10, 0)
@@ -110,11 +110,11 @@ def _ones_sum(data: bytes | bytearray) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way of packets from one host to another.
+    """The route of packets from one host to another.
 
     Attributes:
-        links: The links in order; empty where packets pass at once.
-        target: File descriptor of the TUN device where they arrive.
+        links: The links in order; empty if packets arrive at once.
+        target: File descriptor of the TUN device of the receiving host.
     """
 
     links: tuple[EmulatedLink, ...]
@@ -123,7 +123,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A packet that is on the link ``route.links[hop]`` until ``release_s``."""
+    """A packet that leaves the link ``route.links[hop]`` at the monotonic time ``release_s``."""
 
     release_s: float
     packet: bytes
@@ -133,25 +133,25 @@ class _InFlight:
 
 
 class InTransitQueue:
-    """All packets that are on a link, in order on each link; pure, without clock or device."""
+    """All packets in transit, in order on each link; uses neither a clock nor a device itself."""
 
     def __init__(self) -> None:
         self._packets: defaultdict[EmulatedLink, deque[_InFlight]] = defaultdict(deque)
-        # The release of the first packet on each link that carries any; the number breaks ties.
+        # Heap of the links with packets, by the time at which the first packet leaves; a link's number breaks ties.
         self._next: list[tuple[float, int, EmulatedLink]] = []
         self._numbers = defaultdict[EmulatedLink, int](count().__next__)
 
     def put(self, packet: bytes, route: Route, now_s: float) -> None:
-        """Let a packet enter the first link of its route."""
+        """Put a packet on the first link of its route at the monotonic time ``now_s``."""
         self._enter(packet, count_segments(packet), route, 0, now_s)
 
     @property
     def next_s(self) -> float:
-        """When the next packet leaves a link, machine seconds; infinite if there is none."""
+        """Monotonic time at which the next packet leaves a link; infinite if there is no packet."""
         return self._next[0][0] if self._next else inf
 
     def arrived(self, now_s: float) -> Iterator[tuple[int, bytes]]:
-        """Move packets that are due by ``now_s`` to their next link; yield those that arrive, each with its target."""
+        """Move packets that leave a link by ``now_s`` to the next link; yield those at their end: target and packet."""
         while self._next and self._next[0][0] <= now_s:
             _, _, link = heappop(self._next)
             packets = self._packets[link]

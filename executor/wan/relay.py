@@ -1,8 +1,9 @@
-"""The process that carries packets between the hosts of the test bed as the scenario's links would.
+"""The relay: a process that forwards packets between network namespaces, delayed as the scenario's links would do.
 
-Started as ``python -m executor.wan.relay AGENT_PID JOB_FOLDER TCP``, where TCP is an `executor.core.job.Tcp`, in the
-namespace of the control host. When all hosts exist it prints the paths of the devices' network namespaces, in rank
-order, as a JSON line; when SIGTERM ends it, it writes a `RelayReport` to the job's folder.
+Each device has a network namespace, an emulated host; the agent and the relay are in that of the control host. The
+relay is started as ``python -m executor.wan.relay AGENT_PID JOB_FOLDER TCP``, where TCP is an `executor.core.job.Tcp`.
+It creates the devices' namespaces, prints their paths in rank order as a JSON line, and forwards packets until SIGTERM
+ends it. Then it writes a `RelayReport` to the job's folder.
 """
 
 import ctypes
@@ -44,28 +45,29 @@ from planner.scenario.scenario import Scenario
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError, RunError
 
-# Later than this is worth a remark: a fifth of the latency of a link across a continent.
+# A larger lateness is reported to the user: this is a fifth of the latency of a link across a continent.
 TOLERABLE_LATENESS_S = 0.005
 
+# Width and number of the buckets of a histogram of lateness.
 _BUCKET_S = 0.001
 _BUCKETS = 1000
 
 
 class Lateness:
-    """A histogram of how late a relay forwards packets, by milliseconds; noting a packet is as cheap as an addition."""
+    """A histogram, in milliseconds, of how late a relay forwards packets."""
 
     def __init__(self) -> None:
         self._counts = [0] * (_BUCKETS + 1)
         self.largest_s = 0.0
 
     def note(self, late_s: float) -> None:
-        """Add one lateness, seconds."""
+        """Count one lateness in seconds."""
         self._counts[min(_BUCKETS, int(late_s / _BUCKET_S))] += 1
         if late_s > self.largest_s:
             self.largest_s = late_s
 
     def exceeded_s(self, share: float) -> float:
-        """Return the lateness that the latest ``share`` of all reached or exceeded, seconds; at most 1 s."""
+        """Return the lateness in seconds that a ``share`` of all counts reached or exceeded; at most 1."""
         left = share * sum(self._counts)
         for bucket in range(_BUCKETS, 0, -1):
             left -= self._counts[bucket]
@@ -76,13 +78,15 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class RelayReport:
-    """What a relay did.
+    """The report of a relay at its end.
 
     Attributes:
-        tcp: The TCP settings in effect on its hosts, by the kernel's names.
-        tcp_misses: Phrases that name each setting which differs from what was asked for.
+        tcp: The TCP settings in effect on the emulated hosts, by the kernel's names.
+        tcp_misses: A phrase for each setting that differs from the requested one.
+        links: Counts of the frames of each link.
         refused_packets: Number of packets that the receiving host did not accept.
-        late_s: The lateness that one wake-up in a hundred reached or exceeded during the run, seconds.
+        late_s: The lateness in seconds that one wake-up of the relay in a hundred reached or exceeded.
+        latest_s: The largest lateness in seconds.
     """
 
     tcp: dict[str, str]
@@ -97,14 +101,15 @@ class RelayReport:
         write_text_atomically(path, json.dumps(asdict(self)))
 
     def remarks(self) -> list[str]:
-        """Return sentences on what a reader must know to judge the run; empty if all went as asked for."""
+        """Return a sentence for each deviation from the requested network; empty if there is none."""
         remarks = []
         if self.tcp_misses:
             remarks.append(f"TCP on the emulated hosts is not set as asked for: {'; '.join(self.tcp_misses)}")
         if self.late_s > TOLERABLE_LATENESS_S:
             remarks.append(
                 f"the relay was {1000 * self.late_s:.0f} ms late or more one time in a hundred, "
-                f"{1000 * self.latest_s:.0f} ms at most: this machine is too busy for these links, which were slower"
+                f"{1000 * self.latest_s:.0f} ms at most: the links were slower than the scenario says, since this "
+                "machine is too busy"
             )
         dropped = ", ".join(
             f"{link.name} ({link.dropped_frames} of {link.carried_frames + link.dropped_frames})"
@@ -112,7 +117,7 @@ class RelayReport:
             if link.dropped_frames
         )
         if dropped:
-            remarks.append(f"packets were dropped, beside a link's own loss, where its queue was full: {dropped}")
+            remarks.append(f"besides the scenario's loss, packets were dropped since the queue was full: {dropped}")
         if self.refused_packets:
             remarks.append(f"{self.refused_packets} packets were refused by the hosts where they arrived")
         return remarks
@@ -125,10 +130,10 @@ def read_report(path: Path) -> RelayReport:
     return RelayReport(**{**data, "links": links, "tcp_misses": tuple(data["tcp_misses"])})
 
 
-# The largest IPv4 packet and the headers before it.
+# An upper bound for the bytes of an IPv4 packet with its virtio_net_hdr.
 _MOST_BYTES = 1 << 16 | 64
 
-# Packets that are read from one host before the others have their turn.
+# Number of packets that are read from one host before the next host.
 _BATCH = 32
 
 # The share of wake-ups whose lateness is reported.
@@ -136,14 +141,15 @@ _LATE_SHARE = 0.01
 
 _PR_SET_TIMERSLACK = 29
 
-# The links from one rank to another, by both ranks.
+# Maps pairs of ranks, sender and receiver, to the links between them in order.
 EmulatedPaths = Mapping[tuple[int, int], tuple[EmulatedLink, ...]]
 
 
 def emulated_paths(scenario: Scenario, devices: Sequence[str]) -> EmulatedPaths:
-    """Return the paths between devices, given in rank order. Paths that share a link share its queue.
+    """Return the emulated paths between all devices, given in rank order; paths that share a link share its queue.
 
-    There is no path where no link leads. The plan sends nothing there, but the ranks connect to each other.
+    Pairs of devices without a path in the cluster are left out. Their packets arrive at once: plans send no messages
+    between them, but gloo connects their ranks.
     """
     links: dict[str, EmulatedLink] = {}
 
@@ -165,12 +171,12 @@ def emulated_paths(scenario: Scenario, devices: Sequence[str]) -> EmulatedPaths:
 
 
 class Relay:
-    """Reads each packet where it leaves, and writes it where it arrives when it is due.
+    """Reads each packet from the TUN device of the sending host, and writes it to that of the receiver when it is due.
 
     Args:
-        control: File descriptor of the control host's TUN device, to and from which packets pass at once.
+        control: File descriptor of the control host's TUN device; packets from and to this host arrive at once.
         devices: File descriptors of the devices' TUN devices, in rank order.
-        origin: Tells when the run starts.
+        origin: Reads second 0 of the run from the job's folder.
     """
 
     def __init__(self, paths: EmulatedPaths, control: int, devices: Sequence[int], origin: OriginWatch) -> None:
@@ -191,11 +197,11 @@ class Relay:
         }
 
     def forward(self) -> Never:
-        """Carry packets until a signal ends the process."""
+        """Forward packets until a signal ends the process."""
         in_transit, hosts = self._in_transit, list(self._routes)
         while True:
             now_s = time.monotonic()
-            # The lateness of the first packet that is due, which has waited longest.
+            # Count only the first packet that is due, which is the latest.
             if in_transit.next_s <= now_s:
                 self._lateness.note(now_s - in_transit.next_s)
             for target, packet in in_transit.arrived(now_s):
@@ -209,7 +215,7 @@ class Relay:
                 self._read(source)
 
     def report(self, tcp: dict[str, str], tcp_misses: Sequence[str]) -> RelayReport:
-        """Return the report until now, for hosts with these TCP settings."""
+        """Return the report of the time until now; the arguments are fields of the report."""
         late, counts = self._lateness, tuple(link.count for link in self._links)
         return RelayReport(
             tcp, tuple(tcp_misses), counts, self._refused_packets, late.exceeded_s(_LATE_SHARE), late.largest_s
@@ -219,7 +225,7 @@ class Relay:
         origin_s = self._origin.origin_s()
         if origin_s is not None:
             self._started = True
-            # Lateness while the ranks load torch does not matter.
+            # Forget lateness from before the run, when the ranks loaded torch.
             self._lateness = Lateness()
             for link in self._links:
                 link.start_run(origin_s)
@@ -247,7 +253,7 @@ class Relay:
 
 
 def main(parent: str, folder: str, tcp: str) -> None:
-    """Make the hosts of a job, print where they are, and carry their packets."""
+    """Create the emulated hosts of a job, print their paths, and forward their packets."""
     die_with_parent(int(parent))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     # The launcher handles Ctrl-C.
@@ -263,11 +269,11 @@ def main(parent: str, folder: str, tcp: str) -> None:
     for rank in range(len(names)):
         namespaces.append(enter_new_network())
         switch_on_loopback()
-        # The same on all hosts.
+        # The result is the same on all hosts.
         tcp_misses = set_tcp(wanted)
         devices.append(open_tun(INTERFACE, device_address(rank), NETMASK))
     relay = Relay(paths, control, devices, OriginWatch(job.origin))
-    # The kernel must wake this process on time, and the interpreter must not pause.
+    # Have the kernel wake this process without slack, and avoid pauses for garbage collection.
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
     gc.disable()
     print(json.dumps([f"/proc/{os.getpid()}/fd/{namespace}" for namespace in namespaces]), flush=True)
@@ -277,7 +283,7 @@ def main(parent: str, folder: str, tcp: str) -> None:
         job.run_failure.write_text(str(error))
         sys.exit(1)
     finally:
-        # This process is still in the network of the last device.
+        # `read_tcp` reads the settings of the last device's network, in which this process still is.
         relay.report(read_tcp(), tcp_misses).write(job.relay_report)
 
 

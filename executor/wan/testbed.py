@@ -1,4 +1,4 @@
-"""The test bed of a job: started by the agent in its own network namespace, entered by each rank."""
+"""Runs the relay, the process that emulates a job's links, and moves each rank into its emulated host."""
 
 import json
 import os
@@ -13,10 +13,10 @@ from executor.core.subprocesses import end, python_environment
 from executor.wan.linux import enter_network
 from traces.common.errors import RunError
 
-# The interface of each host in its own network namespace.
+# Name of the network interface in the namespace of each emulated host.
 INTERFACE = "wan0"
 
-# The network exists between these namespaces only.
+# The emulated network, 10.99.0.0/16, in which the control host has number 1; it exists in these namespaces only.
 NETMASK = "255.255.0.0"
 _NETWORK = "10.99"
 _CONTROL = 1
@@ -25,17 +25,17 @@ _MOST_HOSTS = 1 << 16
 # Environment variable of the ranks: paths of the network namespaces of all ranks, as a JSON list.
 _NETWORKS = "ROPEBRIDGE_NETWORKS"
 
-# How long the relay may take to end.
+# Time limit for the relay to end, after which it is killed.
 _GRACE_S = 2.0
 
 
 def control_address() -> str:
-    """Return the IPv4 address of the host that has the agent and the store of a run."""
+    """Return the IPv4 address of the control host, the emulated host of the agent."""
     return _address(_CONTROL)
 
 
 def device_address(rank: int) -> str:
-    """Return the IPv4 address of a rank's host."""
+    """Return the IPv4 address of a rank's emulated host."""
     return _address(_CONTROL + 1 + rank)
 
 
@@ -45,21 +45,21 @@ def _address(number: int) -> str:
 
 
 def missing() -> str | None:
-    """Return a sentence on what this machine lacks for the test bed; None if it lacks nothing."""
+    """Return a sentence that says what this machine lacks to run the relay; None if nothing is missing."""
     if sys.platform != "linux":
         return f"links are emulated below TCP by namespaces and TUN devices of Linux, and this is {sys.platform}"
     probe = [sys.executable, "-m", "executor.wan.linux", "probe"]
     done = subprocess.run(probe, env=python_environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
-        return f"the test bed cannot be tried here: {reason[0]}"
+        return f"the check whether this machine can emulate links failed: {reason[0]}"
     return done.stdout.strip() or None
 
 
 def enter_device_network() -> None:
-    """Move a rank's process into the network of its device; do nothing in a job without a test bed.
+    """Move a rank's process into the network namespace of its device; do nothing in a job without a relay.
 
-    A rank must call this before it opens a socket: open sockets stay in the network that they were opened in.
+    A rank must call this before it opens a socket, since open sockets stay in the namespace in which they were opened.
     """
     networks = os.environ.get(_NETWORKS)
     if networks is not None:
