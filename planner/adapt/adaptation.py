@@ -11,8 +11,8 @@ from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError, RunError
 
-# Fields of a plan that may change from step to step without a new set-up, if each device keeps its layers. A change of
-# another field needs a new set-up of all devices (`needs_set_up`).
+# Fields of a plan that may change from step to step while devices run on, if each device keeps its layers. A change of
+# any other field needs a new set-up: all devices finish the previous step, and connections are made anew.
 _CHANGEABLE = ("strategy", "schedule", "order", "pipelines")
 
 # Fields of a plan that must stay the same during a run, even with a new set-up.
@@ -22,12 +22,7 @@ _INVARIANT = ("scenario", "model", "version")
 class Adaptation:
     """Shows finished steps to a policy, records its decisions, and returns the plan of each step.
 
-    Both backends use this class, and a recorded run can be replayed through it.
-
-    Args:
-        policy: Policy that decides on plans.
-        plan: Plan of the first step.
-        scenario: Scenario that the plans are for.
+    Both backends use this class, and a recorded run can be replayed through it. ``plan`` is the plan of the first step.
 
     Raises:
         RunError: The policy returned a plan that fails the check, changes a field that a run keeps, names an absent
@@ -37,13 +32,14 @@ class Adaptation:
     def __init__(self, policy: Policy, plan: Plan, scenario: Scenario) -> None:
         self._policy = policy
         self._scenario = scenario
-        # (first step, plan) in the order of decisions: one after a departure overrides earlier ones for later steps.
+        # Pairs (first step, plan) in the order of decisions. After a departure, a decision overrides earlier ones whose
+        # first step is later.
         self._timeline: list[tuple[int, Plan]] = [(0, plan)]
         self._starts: list[Decision] = []
         self.decisions: list[Decision] = []
 
     def plan_for(self, step: int) -> Plan:
-        """Return the plan of ``step``; it is known up to the last finished step plus `DECISION_LAG_STEPS`."""
+        """Return the plan of ``step``, which is at most the last finished step plus `DECISION_LAG_STEPS`."""
         return next(plan for first_step, plan in reversed(self._timeline) if first_step <= step)
 
     @property
@@ -63,12 +59,9 @@ class Adaptation:
         return min((each for each in self._starts if each.first_step > step), key=_first_step, default=None)
 
     def finish_step(self, step: int, events: Iterable[Event], away: tuple[str, ...] = ()) -> Decision | None:
-        """Show the policy a finished step and return its decision; None if it keeps the plan.
+        """Show the policy a finished step, with its events; return the decision, or None if the policy keeps the plan.
 
-        Args:
-            step: Index of the step.
-            events: Events of the step.
-            away: Devices of the cluster that are known to be absent.
+        ``away`` names the devices of the cluster that are known to be absent.
         """
         current = self.latest
         seen = replace(observe(events, step, self.plan_for(step)), away=away)
@@ -88,15 +81,16 @@ class Adaptation:
     def lose_devices(
         self, step: int, events: Iterable[Event], gone: tuple[str, ...], away: tuple[str, ...]
     ) -> Decision | None:
-        """Show the policy an unfinished step that devices have left.
-
-        Returns the decision to continue without these devices; None to wait for their return.
+        """Show the policy an unfinished step, with its events so far, that devices have left.
 
         Args:
             step: Index of the first step that not every device had finished.
             events: Events of the step so far.
-            gone: Devices of the step's plan that are absent.
-            away: Devices of the cluster that are absent.
+            gone: Absent devices that the plan of the step names.
+            away: All absent devices of the cluster.
+
+        Returns:
+            The decision to continue without the devices in ``gone``; None to wait for their return.
         """
         running = self.plan_for(step)
         seen = replace(observe(events, step, running), gone=gone, away=away)
@@ -155,7 +149,7 @@ class Adaptation:
 
 
 def needs_set_up(old: Plan, new: Plan) -> bool:
-    """Return whether a change of plan needs a new set-up: another placement of layers, or another field set up once."""
+    """Return whether a change of plan needs a new set-up: layers move, or a field outside of `_CHANGEABLE` differs."""
     return _holders(old) != _holders(new) or any(getattr(old, name) != getattr(new, name) for name in _set_up_once())
 
 

@@ -19,15 +19,7 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class LayerTransfer:
-    """The state of consecutive layers, sent from one device to another.
-
-    Attributes:
-        source: Name of the sending device.
-        target: Name of the receiving device, which holds the layers afterwards.
-        first_layer: Index of the first layer.
-        end_layer: Index after the last layer.
-        size_bytes: Bytes of parameters and optimizer state that the target will hold.
-    """
+    """The state of layers ``first_layer`` to ``end_layer - 1``, sent from device ``source`` to device ``target``."""
 
     source: str
     target: str
@@ -72,17 +64,11 @@ def migration_between(
     gone: Collection[str] = (),
     backups: Mapping[int, Sequence[str]] | None = None,
 ) -> Migration:
-    """Return the transfers of all state that devices need for ``new`` and do not hold with ``old``.
+    """Return the transfers of all layer state that devices need for the plan ``new`` and do not hold with ``old``.
 
-    Assumed: if the degree of tensor parallelism changes, a new part is sent as a whole by one device that holds an old
-    part of the layer.
-
-    Args:
-        old: The plan before the change.
-        new: The plan after the change.
-        scenario: Scenario of the plans, which gives sizes and paths.
-        gone: Devices whose state is lost.
-        backups: Devices that hold a backup of a layer's state, by layer index.
+    The state of the devices ``gone`` is lost; ``backups`` lists, by layer index, the devices that hold a backup of a
+    layer's state. Assumed: if the degree of tensor parallelism changes, each new part of a layer is sent whole, by one
+    device that holds an old part of the layer.
 
     Raises:
         InputError: No device holds the state of a layer that ``new`` needs.
@@ -93,12 +79,9 @@ def migration_between(
 
 
 def moves_from(held: Mapping[str, Collection[int]], plan: Plan, scenario: Scenario) -> Migration:
-    """Return the transfers of all state that devices need for a plan without tensor parallelism and do not hold.
+    """Return the transfers of all layer state that devices need for a plan without tensor parallelism and do not hold.
 
-    Args:
-        held: Indices of the layers whose state a device holds, by device name.
-        plan: The plan after the change.
-        scenario: Scenario of the plan, which gives sizes and paths.
+    ``held`` gives the indices of the layers whose state a device holds, by device name.
 
     Raises:
         InputError: No device holds a layer.
@@ -127,9 +110,9 @@ def _from_nearest(
 
 
 def migration_time_s(migration: Migration, scenario: Scenario) -> float:
-    """Return a lower bound on the seconds of all transfers at the same time, at the bandwidths of the cluster.
+    """Return a lower bound on the time of a migration, seconds: that of its busiest link plus the longest latency.
 
-    The bound is the time of the busiest link plus the longest latency.
+    All transfers run at the same time, at the bandwidths that the cluster declares.
     """
     bits: dict[str, float] = defaultdict(float)
     capacity_bps = {}
@@ -186,9 +169,10 @@ def _joined(wanted: Sequence[tuple[str, str, int, int]], scenario: Scenario) -> 
 
 
 def backup_holders(plan: Plan) -> Mapping[int, tuple[str, ...]]:
-    """Return layer index to the devices that back up its state, for the layers that only a single device trains.
+    """Return the devices that back up a layer's state, by layer index, for each layer that only one device trains.
 
-    The backup is on the next stage's first device. A pipeline of one stage has no next stage, and so no backups.
+    The backup is on the first device of the next stage; the first stage follows the last one. A pipeline of one stage
+    has no backups.
     """
     copies: Counter[int] = Counter()
     for stage in plan.stages:
@@ -204,7 +188,7 @@ def backup_holders(plan: Plan) -> Mapping[int, tuple[str, ...]]:
 
 
 def backup_moves(plan: Plan, scenario: Scenario) -> tuple[LayerTransfer, ...]:
-    """Return the transfers that update all backups of a plan, sorted by layer; the order is equal on all devices."""
+    """Return the transfers that update all backups of a plan, sorted by layer, so that all devices agree on them."""
     owners = {layer: replica.device for stage in plan.stages for replica in stage.replicas for layer in stage.layers}
     copies = sorted(backup_holders(plan).items())
     return _joined([(owners[layer], holder, 1, layer) for layer, held_by in copies for holder in held_by], scenario)

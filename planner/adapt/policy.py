@@ -12,15 +12,13 @@ from planner.plan.plan import Pipeline, Plan
 
 @dataclass(frozen=True, slots=True)
 class PathObservation:
-    """Traffic from one device to another during a step.
+    """Traffic from device ``source`` to device ``target`` during a step.
 
     Attributes:
-        source: Name of the sending device.
-        target: Name of the receiving device.
         size_bytes: Bytes of all transfers in the step.
-        busy_s: Seconds in which at least one transfer was queued or being sent.
-        latency_s: Shortest time from departure to arrival of a transfer's last byte, seconds, over the transfers for
-            which the receiver waited; None if the receiver waited for none.
+        busy_s: Time in which at least one transfer was queued or being sent, seconds.
+        latency_s: Shortest time from departure to arrival of a transfer's last byte, seconds. Only transfers for which
+            the receiver waited count; None if there were none.
     """
 
     source: str
@@ -40,16 +38,14 @@ class Observation:
     """Measurements of one step.
 
     Attributes:
-        step: Index of the step.
-        plan: Plan of the step.
-        compute_s: (device, seconds of compute), sorted by device name.
+        compute_s: Pairs (device, seconds of compute), sorted by device name.
         paths: Paths that carried bytes, sorted by source and target names.
-        gone: Devices of the plan that have left during the step; usually empty. Otherwise the step is not finished, and
-            the observation covers its events so far. The step is repeated with the plan that the policy returns.
-        away: Devices of the cluster that are known to be absent now, whether in the plan or not; no new plan may name
-            them.
-        end_s: End of the last event, seconds from the start of the run. Steps overlap; the duration of a step is the
-            difference of its ``end_s`` and that of the previous step.
+        gone: Devices of the plan that have left during the step; usually empty. If not, the step is unfinished, its
+            events so far are observed, and it is repeated with the plan that the policy returns.
+        away: Devices of the cluster that are known to be absent now, whether the plan names them or not; a new plan
+            must not name them.
+        end_s: End of the step's last event, seconds from the start of the run. Since steps overlap, a step's duration
+            is the difference between its ``end_s`` and the ``end_s`` of the previous step.
     """
 
     step: int
@@ -101,26 +97,23 @@ def _union_s(events: list[Event]) -> float:
     return total_s
 
 
-# Steps from an observed step to the first one with the new plan. Observation and decision travel while the step between
-# runs, so that no device waits for them. The simulator has the same lag.
+# Number of steps from an observed step to the first step with the new plan. Observation and decision travel during the
+# step between the two, so that no device waits for them. Both backends have this lag.
 DECISION_LAG_STEPS = 2
 
 
 class Policy(Protocol):
-    """Decides on plans from observations.
+    """Interface of policies, which decide on plans from observations.
 
     A policy may have state, but must not read a clock, do input or output, or depend on the backend.
     """
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return the plan to change to, or None to keep the current one.
+        """Return the plan to change to, or None to keep ``plan``, the plan of the last decision.
 
-        If ``observation.gone`` is not empty, None means to wait for these devices; a returned plan must not name them.
-
-        Args:
-            observation: Observation of a finished step; steps come in order, each once. A step that devices have left
-                (``observation.gone``) is shown in addition, before it is finished.
-            plan: The plan of the last decision.
+        Every finished step is observed once, in order. A step that devices have left (``observation.gone`` is not
+        empty) is observed in addition, before it is finished: None then means to wait for these devices, and a
+        returned plan must not name them.
         """
 
 
@@ -132,9 +125,8 @@ class Decision:
         observed_step: Index of the step whose observation led to the decision.
         first_step: Index of the first step that runs the new plan; after a departure, the observed step, which is
             repeated.
-        plan: The new plan.
         change: Description of the change in words, for reports.
-        migration: Transfers of layer state before the first step.
+        migration: Transfers of layer state before ``first_step``.
     """
 
     observed_step: int
@@ -145,7 +137,7 @@ class Decision:
 
     @property
     def answers_departure(self) -> bool:
-        """Whether the decision answers a departure of devices, so that the observed step is repeated."""
+        """Whether devices have left the observed step, which is then repeated with the new plan."""
         return self.first_step <= self.observed_step
 
 

@@ -5,10 +5,7 @@ Every ``check_`` function of this package raises an InputError for the first mis
 
 from planner.check.memory import check_memory, check_peaks
 from planner.check.orders import check_orders
-from planner.check.paths import (
-    check_paths,
-    check_synchronisation,
-)
+from planner.check.paths import check_paths, check_synchronisation
 from planner.check.stages import check_devices, check_layers, check_microbatches, check_placement
 from planner.plan.plan import COMPRESSIONS, EXPLICIT, ORDERS, Plan
 from planner.scenario.faults import LinkOutage, find_overlap, place_of

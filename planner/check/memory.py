@@ -11,7 +11,7 @@ from planner.step.memory import peak_bytes
 from traces.common.errors import InputError
 from traces.common.units import size_text
 
-# Schedules whose microbatches in flight do not depend on memory: all at once, or in 1F1B the stage's depth.
+# Schedules that hold a fixed number of microbatches whatever the memory: all of them, or in 1F1B the stage's depth.
 _IGNORING_MEMORY = HOLD_ALL | {"1f1b"}
 
 

@@ -17,7 +17,6 @@ class Wait:
     """A worker whose next action waits for an action of another worker, or for a later action of its own.
 
     Attributes:
-        worker: Number of the worker.
         action: Next action in the worker's order.
         needs: Action for whose result ``action`` waits.
         holder: Number of the worker that runs ``needs``.
@@ -39,7 +38,10 @@ class Wait:
 
 
 def find_cycle(pipeline: Pipeline) -> tuple[Wait, ...]:
-    """Return a cycle of workers, each of which waits for the next; empty if the (complete) orders have no cycle."""
+    """Return a cycle of workers, each of which waits for the next one; empty if the orders do not deadlock.
+
+    The orders must be complete: every microbatch has all its actions in every stage.
+    """
     kinds: defaultdict[tuple[int, int], set[Kind]] = defaultdict(set)
     for order in pipeline.orders:
         for action in order:

@@ -12,7 +12,7 @@ from traces.common.errors import InputError, find_by_name
 
 
 def check_paths(plan: Plan, scenario: Scenario) -> None:
-    """Refuse a plan in which two devices communicate between which there is no path."""
+    """Refuse a plan in which two devices communicate that no path connects."""
     for source, target in communicating_pairs(plan, scenario):
         scenario.cluster.path(source, target)
 
@@ -65,13 +65,13 @@ def _both_ways(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def check_traces_last(scenario: Scenario, plan: Plan, steps: int) -> None:
-    """Refuse a run of ``steps`` steps that is certain to outlast the trace of a link that the plan uses.
+    """Refuse a run of ``steps`` steps that is certain to last longer than the trace of a link that the plan uses.
 
-    Only traces with `traces.trace.LinkTrace.ends` can be too short; others loop or hold their last rate.
+    Only traces with `traces.trace.LinkTrace.ends` can be too short; other traces loop or hold their last rate.
     """
     used = [link for link in used_links(plan, scenario) if link.trace is not None and link.trace.ends]
     if not used or scenario.effects.compute.jitter:
-        # With jitter there is no lower bound on the run's length; the simulator stops a run that outlasts a trace.
+        # With jitter there is no lower bound on the run's length; the simulator stops the run where the trace ends.
         return
     shortest_s = steps * step_at_least_s(scenario, plan)
     for link in used:

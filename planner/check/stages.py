@@ -15,7 +15,7 @@ LARGEST_SHARE = 1e9
 def check_devices(plan: Plan, cluster: Cluster) -> None:
     """Refuse unknown devices, devices used twice, and tensor-parallel groups of several hosts or device kinds.
 
-    A device may hold several stages of a pipeline only if these stages have the same replicas (one worker).
+    A device may hold several stages of a pipeline only if these stages have the same replicas, which make one worker.
     """
     seen: dict[str, str] = {}
     for p, pipeline in enumerate(plan.pipelines):

@@ -11,8 +11,8 @@ two that is not above n, and r = n - p:
 
     rounds                          2 log2 p, and 2 more if r > 0
     sent by each participant        2 (p - 1)/p of the elements, with two exceptions if r > 0:
-    r participants                  send all elements to a partner, and receive the sums from it
-    the r partners of these         send all elements in addition
+    r participants                  send all elements to one partner each, and receive the sums from it
+    these r partners                send all elements in addition to their 2 (p - 1)/p
 
 Partners are 1, 2, 4, ... positions apart in rounds 1, 2, 3, ..., and the exchanged range halves each time: neighbours,
 which tend to be in the same region, exchange most. Each chunk is summed by one participant, so that all participants
@@ -97,7 +97,7 @@ def all_gather(members: Sequence[int], bounds: Sequence[int], place: int, first_
 def _once_round(
     members: Sequence[int], bounds: Sequence[int], place: int, chunk: int, first_round: int, *, adds: bool
 ) -> tuple[Exchange, ...]:
-    """Return n - 1 exchanges: a member sends ``chunk`` first, and in each later round the chunk it received last."""
+    """Return n - 1 exchanges: the member sends ``chunk`` first, and in each later round what it received last."""
     count = len(members)
     ranges = [(bounds[index % count], bounds[index % count + 1]) for index in range(chunk, chunk - count, -1)]
     following, previous = members[(place + 1) % count], members[place - 1]
@@ -229,7 +229,7 @@ def _chunk_moves(
 
 
 def _owner(group: Sequence[int], slice_: int, slices: int) -> int:
-    """Return the position of a slice's owner in a region: who has the slice's first chunk after the reduce-scatter."""
+    """Return the position of a slice's owner in a region: it has the slice's first chunk after the reduce-scatter."""
     return group[_slice_chunks(slice_, slices, len(group))[0] - 1]
 
 

@@ -1,4 +1,4 @@
-"""Depths, the limits of microbatches in flight at each stage, and the error if not even one fits into memory."""
+"""Depths, the limits of microbatches in flight at each stage, and the error if no split of a model fits into memory."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -12,7 +12,7 @@ from traces.common.units import size_text
 
 
 def plain_depths(stages: int) -> tuple[int, ...]:
-    """Return the depths of 1F1B on links without latency: P - s for stage s of P, s from 0."""
+    """Return the depths of 1F1B on links without latency: P - s for stage s, counted from 0, of P stages."""
     return tuple(stages - stage for stage in range(stages))
 
 
@@ -45,10 +45,10 @@ def latency_aware_depths(
 def fitting_depths(
     depths: Sequence[int], stages: Sequence[Stage], scenario: Scenario, microbatches: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Return the largest depths, non-increasing from stage to stage, that are within three limits.
+    """Return the largest depths, non-increasing from stage to stage, that three limits allow.
 
-    The limits of a stage are its entry of ``depths``, the number of microbatches, and what the memory of its devices
-    holds. Returns None if a stage cannot hold even one microbatch.
+    The limits of a stage are its entry of ``depths``, the number of microbatches, and the number of microbatches that
+    fit into the memory of its devices. Returns None if not even one fits into the memory of some stage.
     """
     fitted: list[int] = []
     for depth, stage in zip(depths, stages, strict=True):
@@ -66,13 +66,9 @@ def fitting_depths(
 def no_split_fits(scenario: Scenario, strategy: str, devices: Sequence[Device] = ()) -> InputError:
     """Return the error for a strategy that found no split of the model that fits into memory.
 
-    The message names the first layer that fits on no device, and the largest device; if every layer fits alone, the
-    bytes that all layers need together and those that the devices have.
-
-    Args:
-        scenario: Gives the model, the optimizer and the devices' memory.
-        strategy: Name of the strategy.
-        devices: Devices that the strategy may use; all if empty.
+    The message names the first layer that fits on no device, and the device with the most memory. If every layer fits
+    alone, the message gives the bytes that all layers need together, and the bytes that all devices have. ``devices``
+    are those that the strategy may use, all devices of the scenario if empty.
     """
     devices = devices or scenario.cluster.devices
     largest = max(devices, key=lambda device: device.memory_bytes)

@@ -36,8 +36,7 @@ class LayerTable:
         layer_s: Forward and backward of one microbatch in each layer, without launch overhead, seconds, shape [layers].
         compute_s: Running sum of `layer_s`, seconds.
         forward_s: Forward of one microbatch, seconds.
-        backward_s: Backward of one microbatch, weight gradients included, seconds.
-        parameter_bytes: Bytes of the layers' parameters.
+        backward_s: Input and weight gradients of one microbatch, seconds.
         state_bytes: Bytes of parameters, gradients and optimizer state.
         activation_bytes: Bytes of activations saved for one sample until its backward.
     """
@@ -53,14 +52,9 @@ class LayerTable:
 
 @lru_cache(maxsize=4096)
 def layer_table(scenario: Scenario, kind: str, samples: int, degree: int = 1, *, recompute: bool = False) -> LayerTable:
-    """Return the costs of the model's layers on one kind of device.
+    """Return the costs of the model's layers on one kind of device, for microbatches of ``samples`` on the device.
 
-    Args:
-        scenario: Gives the model and the optimizer.
-        kind: The kind of device.
-        samples: Samples of a microbatch on the device.
-        degree: Number of devices that share each layer by tensor parallelism.
-        recompute: Whether each backward repeats the forward first.
+    ``degree`` devices share each layer by tensor parallelism. With ``recompute``, each backward repeats the forward.
 
     Raises:
         InputError: The profile has no times for the kind, or none for the degree.
@@ -94,11 +88,8 @@ def range_memory(
 ) -> tuple[Floats, Floats]:
     """Return the memory that each range of layers needs as a stage, by the formula in `planner.cost.memory`.
 
-    Args:
-        scenario: Gives the model, the optimizer and the memory effects.
-        samples: Samples of each microbatch on the device.
-        degree: Number of devices that share each layer by tensor parallelism.
-        recompute: Whether the stage saves only its input and recomputes activations.
+    A microbatch has ``samples`` samples on the device; ``degree`` devices share each layer by tensor parallelism. With
+    ``recompute``, the stage saves only its input and recomputes activations.
 
     Returns:
         Two arrays of shape [layers + 1, layers + 1], indexed by first layer and end layer (exclusive): bytes with no

@@ -1,8 +1,8 @@
 """Rates of flows that start together and share links.
 
-All pairs of replicas between two stages that have samples in common send at the same time, and so do all members of a
-ring; if their paths have a link in common (a region's LAN, the WAN between two regions), they share its rate.
-`planner.step.evaluate` gives each pair its own channel. The paths returned here reduce a channel's rate to its share.
+All pairs of replicas of two stages that have samples in common send at the same time, and so do all members of a ring.
+Pairs whose paths have a link in common (a region's LAN, the WAN between two regions) share the rate of this link.
+`planner.step.evaluate` gives each pair its own channel; the paths of this module reduce a channel's rate to its share.
 """
 
 from collections import Counter, defaultdict
@@ -22,7 +22,7 @@ Pair = tuple[str, str]
 
 
 def boundary_samples(senders: Stage, receivers: Stage, samples: int) -> dict[Pair, int]:
-    """Return how many of a microbatch's ``samples`` are sent for each (sending, receiving) pair of devices."""
+    """Return how many of a microbatch's ``samples`` each pair (sending device, receiving device) transfers."""
     common = {}
     for sender, (start, stop) in zip(senders.replicas, senders.intervals(samples), strict=True):
         for receiver, (other_start, other_stop) in zip(receivers.replicas, receivers.intervals(samples), strict=True):
@@ -33,12 +33,12 @@ def boundary_samples(senders: Stage, receivers: Stage, samples: int) -> dict[Pai
 
 
 def boundary_flows(senders: Stage, receivers: Stage, samples: int) -> dict[Pair, float]:
-    """Return the share of a microbatch of ``samples`` that is sent for each (sending, receiving) pair of devices."""
+    """Return the share of a microbatch of ``samples`` that each pair (sending device, receiving device) transfers."""
     return {pair: count / samples for pair, count in boundary_samples(senders, receivers, samples).items()}
 
 
 def ring_flows(devices: Sequence[str]) -> dict[Pair, float]:
-    """Return the ratio of sent bytes to the gradients' bytes in a ring all-reduce, for each pair of neighbours."""
+    """Return the ratio of the bytes sent from each device of a ring all-reduce to the next, to the gradients' bytes."""
     count = len(devices)
     if count < 2:
         return {}
@@ -72,7 +72,7 @@ def transfer_times_s(flows: dict[Pair, float], sizes_bytes: Floats, scenario: Sc
 
 
 def sharers(plan: Plan, scenario: Scenario) -> dict[Pair, int]:
-    """Return, for each pair of devices, how many pairs send at once over the most shared link of its path."""
+    """Return, for each pair of devices, the number of pairs that send at once over the most shared link of its path."""
     found: dict[Pair, int] = {}
     for pairs in _simultaneous_pairs(plan):
         users = Counter(link.name for pair in pairs for link in scenario.cluster.path(*pair))

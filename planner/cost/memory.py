@@ -5,18 +5,19 @@
          + in flight * samples * activations of the stage's layers
          + workspace share * samples * activations of its largest layer
 
-All terms are bytes. The second is for parameters, gradients and optimizer state. The third is for the microbatches in
-flight, as in DeepCEE and Asteroid (depth K_s times the activations of one microbatch). The first and the last are
-`planner.scenario.effects.MemoryEffects`. `planner.step.memory` computes the peak from the order of actions instead.
+All terms are bytes. The second term is for parameters, gradients and optimizer state. The third term is for the
+microbatches in flight, as in DeepCEE and Asteroid (depth K_s times the activations of one microbatch). The first and
+the last term are `planner.scenario.effects.MemoryEffects`. `planner.step.memory` computes the peak from the order of
+actions instead.
 
 A stage that recomputes saves only its input for each microbatch in flight, and holds all activations of one microbatch
 while its backward runs. Its third term is::
 
          + in flight * samples * input + samples * (activations - input)
 
-(Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, with a stage as one segment). The input is one of the
-activations. The input of the first stage counts as 0 bytes, because profiles do not contain it. Activations that the
-forward of such a stage holds for one layer at a time are not counted.
+(Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, with a stage as one segment). The activations include
+the input. The input of the first stage counts as 0 bytes, because profiles do not contain it. What the forward of such
+a stage holds for one layer at a time is not counted.
 """
 
 from bisect import bisect_right
@@ -50,20 +51,15 @@ def recomputed_bytes(scenario: Scenario, stage: Stage, degree: int = 1) -> int:
 
 
 def workspace_bytes(scenario: Scenario, stage: Stage, samples: int, degree: int = 1) -> int:
-    """Return the bytes that the backward of a stage's largest layer holds on a device only while the backward runs."""
+    """Return the bytes that the backward of the stage's largest layer holds on a device while the backward runs."""
     largest = scenario.model.at_degree(degree).largest_activation_bytes(stage.first_layer, stage.end_layer)
     return round(scenario.effects.memory.workspace_share * samples * largest)
 
 
 def needed_bytes(scenario: Scenario, stage: Stage, samples: int, in_flight: int, degree: int = 1) -> int:
-    """Return the peak bytes of a stage on a device.
+    """Return the peak bytes of a stage on a device with ``in_flight`` microbatches of ``samples`` samples each.
 
-    Args:
-        scenario: Gives the model, the optimizer and the memory effects.
-        stage: Gives the layers, and whether they are recomputed.
-        samples: Samples of each microbatch on this device.
-        in_flight: Number of microbatches whose forward has run and whose backward has not.
-        degree: Number of devices that share each layer by tensor parallelism.
+    ``degree`` devices share each layer by tensor parallelism.
     """
     of_sample = in_flight * saved_activation_bytes(scenario, stage, degree) + recomputed_bytes(scenario, stage, degree)
     states = state_bytes(scenario, stage.first_layer, stage.end_layer, degree)

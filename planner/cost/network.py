@@ -15,14 +15,10 @@ PAYLOAD_BYTES = 1448
 
 
 def jitter_delay_s(jitter_s: float, size_bytes: float) -> float:
-    """Return the mean delay of a message's last byte that is due to the jitter of its packets, seconds.
+    """Return the mean delay of a message of ``size_bytes`` (payload) by the jitter of its packets, seconds.
 
-    The delay is the expected maximum of n independent delays, uniform from 0 to J: J n / (n + 1), for a message of n
-    frames (at least one). The maximum, because packets stay in order and the message waits for its slowest packet.
-
-    Args:
-        jitter_s: Largest additional delay J of a packet, seconds.
-        size_bytes: Payload of the message, bytes.
+    Packets stay in order, so that the message is delayed as long as its slowest packet. The mean of the largest of n
+    independent delays, uniform from 0 to J, is J n / (n + 1), where n is the number of frames and J is ``jitter_s``.
     """
     if not jitter_s:
         return 0.0
@@ -33,13 +29,9 @@ def jitter_delay_s(jitter_s: float, size_bytes: float) -> float:
 def loss_ceiling_bps(loss_share: float, round_trip_s: float) -> float:
     """Return the limit on the rate of one TCP connection with packet loss, payload bits per second.
 
-    The limit is MSS / RTT * sqrt(3 / 2) / sqrt(p), with MSS = `PAYLOAD_BYTES` and the constant of evenly spaced losses
-    and of an acknowledgement for every segment (Mathis, Semke, Mahdavi and Ott, The Macroscopic Behavior of the TCP
-    Congestion Avoidance Algorithm, 1997).
-
-    Args:
-        loss_share: Share p of packets that are lost.
-        round_trip_s: Round-trip time RTT, seconds.
+    The limit is MSS / RTT * sqrt(3 / 2) / sqrt(p), with MSS = `PAYLOAD_BYTES`, RTT = ``round_trip_s`` and p =
+    ``loss_share``. The constant sqrt(3 / 2) holds for evenly spaced losses and an acknowledgement for every segment
+    (Mathis, Semke, Mahdavi and Ott, The Macroscopic Behavior of the TCP Congestion Avoidance Algorithm, 1997).
     """
     if not loss_share or not round_trip_s:
         return math.inf
@@ -58,7 +50,7 @@ class ConstantRatePath:
     Attributes:
         rate_bps: Rate of payload, bits per second.
         latency_s: One-way latency, seconds.
-        curves: Rate of a single message as a function of its size, for each link of the path that has such a curve.
+        curves: Size curves of the path's links; a link without one has the same rate for messages of any size.
         share: Share of the curves' rates that training messages reach.
         jitter_s: Largest additional delay of a packet, seconds.
     """
@@ -80,7 +72,7 @@ class ConstantRatePath:
         return self.transmission_s(size_bytes) + self.propagation_s(size_bytes)
 
     def propagation_s(self, size_bytes: float) -> float:
-        """Return the time from a message's departure to its arrival, latency and jitter, seconds."""
+        """Return the time from the departure of a message's last byte to its arrival: latency and jitter, seconds."""
         return self.latency_s + jitter_delay_s(self.jitter_s, size_bytes)
 
 
@@ -89,13 +81,9 @@ Paths = Callable[[str, str], ConstantRatePath]
 
 
 def nominal_path(scenario: Scenario, source: str, target: str, connections: int = 1) -> ConstantRatePath:
-    """Return the path between two devices at the bandwidths that the cluster declares.
+    """Return the path from one device to another at the bandwidths that the cluster declares.
 
-    Args:
-        scenario: Gives the links and the effects of TCP.
-        source: Device that sends.
-        target: Device that receives.
-        connections: Number of TCP connections between devices of different regions.
+    Between regions, the two devices use this number of TCP ``connections``, inside a region one.
     """
     links = scenario.cluster.path(source, target)
     latency_s = sum(link.latency_s for link in links)
@@ -128,17 +116,15 @@ def connections_ceiling_bps(scenario: Scenario, source: str, target: str, connec
 # Activations and their gradients are float32.
 _ELEMENT_BYTES = 4
 
-# Compression to bytes of an element and bytes added to each sample (a float32 scale for 8-bit integers).
+# By compression: bytes of an element, and bytes added to each sample (a float32 scale for 8-bit integers).
 _FORMATS: Mapping[str, tuple[int, int]] = MappingProxyType({"bf16": (2, 0), "int8": (1, 4)})
 
 
 def wire_bytes(compression: str, samples: int, sample_bytes: int) -> int:
-    """Return the bytes on the wire of an activation or its gradient.
+    """Return the bytes on the wire of an activation or its gradient of ``samples`` samples.
 
-    Args:
-        compression: One of `planner.plan.plan.COMPRESSIONS`.
-        samples: Number of samples in the transfer.
-        sample_bytes: Bytes of one sample as float32; rounded up to whole elements.
+    ``compression`` is one of `planner.plan.plan.COMPRESSIONS`. A sample has ``sample_bytes`` bytes as float32; with
+    compression, a fraction of an element counts as a whole one.
     """
     if compression == "none":
         return samples * sample_bytes

@@ -42,10 +42,7 @@ def scheduling_problems(plan: Plan, scenario: Scenario) -> tuple[SchedulingProbl
 def scheduling_problem(pipeline: Pipeline, scenario: Scenario, compression: str = "none") -> SchedulingProblem:
     """Return one pipeline as a scheduling problem, in which a stage takes the time of its slowest replica.
 
-    Args:
-        pipeline: Pipeline of a plan for the scenario.
-        scenario: Gives times, sizes and links.
-        compression: One of `planner.plan.plan.COMPRESSIONS`.
+    ``compression`` is one of `planner.plan.plan.COMPRESSIONS`.
     """
     sizes, which = np.unique(np.array(pipeline.microbatches), return_inverse=True)
     times = np.array([[_slowest(scenario, stage, int(size)) for size in sizes] for stage in pipeline.stages])
@@ -123,7 +120,11 @@ def _activation_bytes(scenario: Scenario, stage: Stage, sizes: NDArray[np.int64]
 
 
 def _capacity_bytes(pipeline: Pipeline, scenario: Scenario) -> Floats:
-    """Return the bytes free for each worker's activations, scaled to its replica with the most samples, [workers]."""
+    """Return the bytes free for each worker's activations, [workers].
+
+    The replicas of a worker may take different numbers of samples. The free bytes of each replica are scaled to the
+    replica with the most samples, and the least of them is returned.
+    """
     capacity = np.full(max(pipeline.workers) + 1, np.inf)
     for worker in range(len(capacity)):
         stages = [stage for stage, holder in zip(pipeline.stages, pipeline.workers, strict=True) if holder == worker]

@@ -10,12 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 
-from planner.cost.collectives import (
-    Exchange,
-    hierarchical_exchanges,
-    ring_exchanges,
-    tree_exchanges,
-)
+from planner.cost.collectives import Exchange, hierarchical_exchanges, ring_exchanges, tree_exchanges
 from planner.cost.network import ConstantRatePath
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
@@ -43,12 +38,10 @@ def all_reduce(algorithm: str, elements: int, regions: tuple[str, ...], position
 
 @dataclass(frozen=True, slots=True)
 class GradientSync:
-    """One all-reduce: of the gradients of consecutive layers, over the devices that hold these layers.
+    """An all-reduce of the gradients of layers ``first_layer`` to ``end_layer - 1``.
 
     Attributes:
-        first_layer: Index of the first layer.
-        end_layer: Index after the last layer.
-        devices: Names of the devices, in the order of the plan.
+        devices: Names of the devices that hold these layers, in the order of the plan.
         elements: Number of elements to sum.
         algorithm: One of `planner.plan.plan.ALGORITHMS`.
         regions: Region of each device.
@@ -66,7 +59,7 @@ class GradientSync:
         return all_reduce(self.algorithm, self.elements, self.regions, self.devices.index(device))
 
     def among(self, devices: Iterable[str]) -> "GradientSync":
-        """Return the same all-reduce over other devices, each in the position and region of the one it replaces."""
+        """Return the same all-reduce over other devices, which take the positions and regions of the present ones."""
         return replace(self, devices=tuple(devices))
 
 
@@ -112,7 +105,7 @@ def _runs(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -> Iter
 
 
 def _buckets(run: Sequence[int], scenario: Scenario, bucket_bytes: int) -> list[list[int]]:
-    """Cut a run of layers, from its end, into parts of at least ``bucket_bytes``; the first part may be smaller."""
+    """Cut a run of layers, beginning at its end, into buckets of ``bucket_bytes`` or more; the first may be smaller."""
     buckets: list[list[int]] = []
     missing_bytes = 0
     for layer in reversed(run):
@@ -125,15 +118,11 @@ def _buckets(run: Sequence[int], scenario: Scenario, bucket_bytes: int) -> list[
 
 
 def ring_s(paths: Iterable[ConstantRatePath], size_bytes: float, holders: int) -> float:
-    """Return how long a ring all-reduce takes, seconds.
+    """Return how long a ring all-reduce of ``size_bytes`` over n = ``holders`` devices takes, seconds.
 
-    In each of 2 (n - 1) rounds, each of the n ``holders`` sends 1/n of the bytes to the next one; a round takes as long
-    as the slowest hop (Patarasuk and Yuan, 2009; see `planner.cost.collectives`).
-
-    Args:
-        paths: Paths of the hops, at least one; hops over equal paths may be given once.
-        size_bytes: Bytes that each device holds.
-        holders: Number of devices in the ring; one device has nothing to wait for.
+    In each of 2 (n - 1) rounds, each device sends 1/n of the bytes to the next one; a round takes as long as the
+    slowest hop (Patarasuk and Yuan, 2009; see `planner.cost.collectives`). ``paths`` are the paths of the hops, at
+    least one; hops over equal paths may be given once.
     """
     part_bytes = size_bytes / holders
     return 2 * (holders - 1) * max(path.delivery_s(part_bytes) for path in paths)
@@ -149,14 +138,12 @@ def holders(pipelines: Iterable[Pipeline], layer: int) -> Iterator[tuple[int, in
 
 @dataclass(frozen=True, slots=True)
 class UpdateEdge:
-    """The updates that one pipeline's stage sends to a stage of another pipeline with the same layers.
+    """The updates that device ``sender`` of one pipeline sends to device ``receiver`` of another pipeline.
 
     Attributes:
-        sender: Device that sends updates.
-        receiver: Device that applies the updates.
         pipelines: Indices of the sender's and the receiver's pipeline.
         stage: Index of the receiver's stage in its pipeline.
-        layers: First and end index (exclusive) of the layers that both stages hold.
+        layers: First and end index (exclusive) of the layers that both devices hold.
         size_bytes: Bytes of an update: the gradients or the parameters of these layers.
     """
 
@@ -190,7 +177,7 @@ def update_edges(plan: Plan, scenario: Scenario) -> tuple[UpdateEdge, ...]:
 def samples_of_an_update(plan: Plan, pipeline: int) -> int:
     """Return the number of samples by which a pipeline divides its summed gradients.
 
-    With the method ``ma`` these are the pipeline's own samples, because pipelines train separately between averages;
-    otherwise the global batch, because the gradients of all pipelines are added.
+    With the method ``ma`` this is the pipeline's own number of samples, because pipelines train separately between
+    averages. With other methods it is the global batch, because the gradients of all pipelines are added.
     """
     return plan.pipelines[pipeline].samples if plan.synchronisation.method == "ma" else plan.global_batch

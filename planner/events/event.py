@@ -27,30 +27,25 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One interval of a run in which a device computes, communicates, fails, or in which a policy decides.
+    """One interval of a run: a device computes, communicates or fails, or a policy decides.
 
     - ``send``: from the call that sends until the last byte has left.
-    - ``receive``: from the moment at which the device has nothing else to do until the bytes have arrived; no event if
-      they arrived before that moment.
-    - ``update``: from the arrival of another pipeline's update until it is applied: in the simulator at once, in the
-      executor with the receiver's next update. ``step`` is the sender's.
+    - ``receive``: from the moment at which the device has nothing else to do until the bytes have arrived. Bytes that
+      arrive before that moment have no event.
+    - ``update``: from the arrival of another pipeline's update until the update is applied, in the simulator at once,
+      in the executor with the receiver's next update. ``step`` is the sender's step.
     - ``fault``: while a device is absent or hangs, or a link is out; ``action`` is ``absent``, ``hangs`` or ``out``.
       For a link, ``device`` and ``peer`` are its ends.
-    - ``migrate``: as ``send``, for the state of layers that change devices; ``step`` is the first of the new plan.
+    - ``migrate``: as ``send``, for the state of layers that change devices; ``step`` is the first step of the new plan.
+
+    ``pipeline``, ``stage``, ``microbatch`` and ``step`` are indices, -1 where they do not apply. Times are in seconds
+    from the start of the run.
 
     Attributes:
-        kind: Kind of the event.
-        device: Name of the device.
         peer: Name of the other device of a transfer, or the other end of a link; empty for other events.
-        pipeline: Index of the pipeline, -1 for none.
-        stage: Index of the device's stage, -1 for none.
-        microbatch: Index of the microbatch, -1 for none.
-        step: Index of the training step.
         action: F (forward), B (whole backward), I (input gradient) or W (weight gradient), of a compute or of the
             compute whose result is transferred; S: sum of gradients; U: optimizer's update, or update sent to another
             pipeline; M: migration of layers; or the kind of a fault.
-        start_s: Start, seconds from the start of the run.
-        end_s: End, seconds from the start of the run.
         size_bytes: Bytes on the wire; 0 for kinds other than send, receive, sync, update and migrate.
         staleness: Number of the receiver's steps that another pipeline's update did not include; -1 for other events.
     """
@@ -80,7 +75,7 @@ _SCHEMA = pa.schema(
 
 
 def in_order(events: Iterable[Event]) -> list[Event]:
-    """Return the events sorted by start, with ties broken by the other fields, so that the order is unique."""
+    """Return the events sorted by start; other fields break ties, so that the order is unique."""
     return sorted(events, key=lambda e: (e.start_s, e.end_s, e.device, e.kind, e.peer, e.step, e.stage, e.microbatch))
 
 
@@ -130,7 +125,7 @@ ABSENT, HANGS, OUT = "absent", "hangs", "out"
 
 
 def fault_events(faults: Iterable[Fault], end_s: float) -> list[Event]:
-    """Return an event for each fault that starts before the run's end, ``end_s``; longer faults are cut there."""
+    """Return an event for each fault that starts before the run's end, ``end_s``, at which longer faults are cut."""
     return [_scheduled(fault, min(fault.end_s, end_s)) for fault in faults if fault.start_s < end_s]
 
 

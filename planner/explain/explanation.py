@@ -20,8 +20,6 @@ class Explanation:
     transfers between different pairs of devices do not slow each other down, even if they share a link.
 
     Attributes:
-        step_s: Step time, seconds.
-        samples_per_s: Throughput, samples per second.
         pipelines: Loads of stages and links, once for each group of equivalent pipelines.
         sums_share: Share of the step time that would be saved if gradient sums took no time.
         gains: Shares of the step time that improvements would save.
@@ -59,13 +57,10 @@ class Explanation:
 
 
 def explain(plan: Plan, scenario: Scenario, quantile: float | None = None) -> Explanation:
-    """Return the explanation of a plan's speed.
+    """Return the explanation of the speed of a plan that passes `planner.check`.
 
-    Args:
-        plan: A plan that passes `planner.check`.
-        scenario: Scenario that the plan is for.
-        quantile: Share of the windows of the links' traces in which the plan may be slower than
-            `Explanation.robust` reports; None to evaluate at declared rates only.
+    ``quantile`` is the share of the windows of the links' traces in which the plan may be slower than
+    `Explanation.robust` reports; None to evaluate at declared rates only.
 
     Raises:
         InputError: The order of actions deadlocks, or ``quantile`` is not a share below 1.

@@ -8,14 +8,8 @@ import numpy as np
 
 from planner.cost.network import payload_bps
 from planner.explain.sensitivity import Sensitivity
-from planner.plan.plan import (
-    Pipeline,
-    equivalent_pipelines,
-)
-from planner.scenario.scenario import (
-    Ends,
-    ends_of,
-)
+from planner.plan.plan import Pipeline, equivalent_pipelines
+from planner.scenario.scenario import Ends, ends_of
 from planner.step.evaluate import message_times, nominal_paths
 from planner.step.graph import Flags
 from planner.step.memory import peak_bytes
@@ -24,16 +18,13 @@ from planner.step.tables import SYNC
 
 @dataclass(frozen=True, slots=True)
 class StageLoad:
-    """Compute, memory and depth of one stage in one step.
+    """Compute, memory and depth of one stage, which holds layers ``first_layer`` to ``end_layer - 1``, in one step.
 
     Attributes:
-        devices: Names of the devices that hold the stage.
-        first_layer: Index of the stage's first layer.
-        end_layer: Index after the stage's last layer.
         compute_s: Compute time of the stage's slowest replica in a step, seconds.
-        idle_share: Share of the step in which the device of the stage's busiest replica computes nothing, for this
-            stage or for others.
-        memory_bytes: Peak memory of the stage's fullest device, which is the one with the largest `memory_share`.
+        idle_share: Share of the step in which the device of the stage's busiest replica computes neither for this stage
+            nor for others.
+        memory_bytes: Peak memory of the stage's fullest device, which is the device with the largest `memory_share`.
         capacity_bytes: Memory of the fullest device.
         in_flight: Limit on the microbatches between forward and backward.
         hiding_depth: Value of ``in_flight`` at which the stage would no longer wait for round trips.
@@ -57,14 +48,10 @@ class StageLoad:
 
 @dataclass(frozen=True, slots=True)
 class BoundaryLoad:
-    """Transfers in one direction between two stages, on the path of the pair of devices with the most to transfer.
+    """Transfers from one stage to another, between the pair of their devices whose path is busy longest.
 
     Attributes:
-        source_stage: Index of the stage that sends.
-        target_stage: Index of the stage that receives.
-        source: Name of the device that sends, of the busiest pair.
-        target: Name of the device that receives, of the busiest pair.
-        busy_share: Share of the step for which these transfers keep the path from source to target busy.
+        busy_share: Share of the step for which these transfers keep the path from ``source`` to ``target`` busy.
         latency_s: Longest one-way latency of these transfers, seconds.
     """
 
@@ -78,12 +65,12 @@ class BoundaryLoad:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLoads:
-    """Loads of a group of equivalent pipelines, which are the same for each of them.
+    """Loads of equivalent pipelines, computed for the first one.
 
     Attributes:
-        pipelines: Indices of these pipelines in the plan; the loads are those of the first.
+        pipelines: Indices of the pipelines in the plan.
         stages: Load of each stage, in order.
-        boundaries: Load of the transfers between stages, sorted by ``source_stage``, then ``target_stage``.
+        boundaries: Loads of the transfers between stages, sorted by ``source_stage`` and ``target_stage``.
     """
 
     pipelines: tuple[int, ...]
@@ -103,13 +90,10 @@ def pipeline_loads(of: Sensitivity) -> tuple[PipelineLoads, ...]:
 
 
 def link_busy_shares(of: Sensitivity, sums: bool) -> dict[Ends, float]:
-    """Return the share of the step for which each link is busy, in the busier direction.
+    """Return the share of the step for which each link is busy, in the busier of its two directions.
 
-    A share may exceed 1, since the step time does not account for transfers of different pairs that share a link.
-
-    Args:
-        of: Step that the shares are of.
-        sums: Whether to count the messages of gradient sums; otherwise the transfers between stages.
+    With ``sums``, the messages of gradient sums count, otherwise the transfers between stages. A share may exceed 1,
+    because the step time ignores that transfers of different pairs of devices slow each other down on a shared link.
     """
     step = of.step
     own = of.is_sum == sums

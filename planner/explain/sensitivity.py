@@ -12,12 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.plan.plan import EXPLICIT, Pipeline, Plan
-from planner.scenario.scenario import (
-    Ends,
-    Scenario,
-    with_better_links,
-    with_unlimited_memory,
-)
+from planner.scenario.scenario import Ends, Scenario, with_better_links, with_unlimited_memory
 from planner.step.compile import CompiledStep, compile_step
 from planner.step.evaluate import makespan_s, message_times, nominal_paths, step_time_s
 from planner.step.graph import Flags, Floats
@@ -32,13 +27,7 @@ BETTER = 1.2
 class Sensitivity:
     """A step of a plan, and the gains of improvements to its devices and links.
 
-    A gain is the share of ``step_s`` that an improvement saves: 0.1 if the step takes 10 % less time.
-
-    Attributes:
-        plan: A plan that passes `planner.check`.
-        scenario: Scenario that the plan is for.
-        step: Compiled step of the plan.
-        step_s: Step time in the scenario, seconds.
+    A gain is the share of the step time ``step_s`` that an improvement saves: 0.1 if the step takes 10 % less time.
     """
 
     plan: Plan
@@ -60,11 +49,11 @@ class Sensitivity:
         return self._gain(self._variant_s(with_better_links(self.scenario, 1.0, 1 / BETTER, only), ~self.is_sum))
 
     def sums_gain(self, only: Collection[Ends] | None = None) -> float:
-        """Return the gain if sums had links (None: all) of `BETTER` times the rate and 1 / `BETTER` the latency."""
+        """Return the gain if the links (None: all) had better rates and latencies by `BETTER` for gradient sums."""
         return self._gain(self._variant_s(with_better_links(self.scenario, BETTER, 1 / BETTER, only), self.is_sum))
 
     def depth_gain(self) -> float:
-        """Return the gain if stages kept as many microbatches in flight as hide round trips, with unlimited memory."""
+        """Return the gain of `hiding_plan`, evaluated with unlimited memory."""
         endless = with_unlimited_memory(self.scenario)
         return self._gain(step_time_s(self.hiding_plan(), endless))
 
@@ -74,7 +63,7 @@ class Sensitivity:
         return self._gain(makespan_s(self.step, self.scenario, self.step.actions.duration_s, *times))
 
     def hiding_plan(self) -> Plan:
-        """Return the plan with an ``in_flight`` of each stage that hides the round trips, even if memory is too small.
+        """Return the plan with as many microbatches in flight as hide the round trips, even if memory is too small.
 
         Plans with an explicit order of actions are returned unchanged.
         """

@@ -6,15 +6,11 @@ from dataclasses import dataclass
 from planner.explain.loads import PipelineLoads, StageLoad, link_busy_shares, longest_latency_link
 from planner.explain.sensitivity import BETTER, Sensitivity
 from planner.plan.plan import Plan
-from planner.scenario.scenario import (
-    Ends,
-    Scenario,
-    with_unlimited_memory,
-)
+from planner.scenario.scenario import Ends, Scenario, with_unlimited_memory
 from planner.step.memory import peak_bytes
 from traces.common.units import size_text
 
-# Share of the step below which the sentence reports no saving: it would round to 0 %.
+# Share of the step below which sentences report no saving, because the saving would be rounded to 0 %.
 _LEAST_SHARE = 0.005
 
 _FIFTH = f"{100 * (BETTER - 1):.0f} %"
@@ -22,9 +18,9 @@ _FIFTH = f"{100 * (BETTER - 1):.0f} %"
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """Shares of the step time that improvements everywhere would save.
+    """Shares of the step time that improvements of all devices or links would save.
 
-    All but the last improve rates or times by the factor `planner.explain.sensitivity.BETTER`.
+    Rates and times improve by the factor `planner.explain.sensitivity.BETTER`.
 
     Attributes:
         compute_share: Share saved by faster devices.
@@ -32,7 +28,7 @@ class Savings:
         latency_share: Share saved by shorter latencies of transfers between stages.
         sums_share: Share saved by faster gradient sums.
         depth_share: Share saved if stages kept as many microbatches in flight as hide the round trips.
-        needs_memory: Whether so many microbatches in flight do not fit into the devices' memory.
+        needs_memory: Whether the microbatches in flight of ``depth_share`` need more memory than the devices have.
     """
 
     compute_share: float
@@ -51,7 +47,7 @@ class Bottleneck:
         cause: What limits the speed: ``compute``, ``link``, ``latency``, ``memory`` or ``sums of gradients``.
         place: Stage, device or link that limits most, as text.
         shorter_share: Share of the step time saved by improving the cause everywhere.
-        there_share: Share of the step time saved by improving it at ``place`` alone. For memory, equal to
+        there_share: Share of the step time saved by improving the cause at ``place`` alone. For memory, equal to
             ``shorter_share``, since no device alone can keep more microbatches in flight.
         sentence: Sentence that names the cause, the place and both savings.
     """
@@ -76,9 +72,9 @@ def gains_of(of: Sensitivity) -> Savings:
 
 
 def verdict_of(of: Sensitivity, pipelines: Sequence[PipelineLoads], gains: Savings) -> Bottleneck:
-    """Return the bottleneck: the cause with the largest saving, compute if several are equal.
+    """Return the bottleneck: the cause with the largest saving, compute if several savings are equal.
 
-    The saving of more microbatches in flight counts as memory if they do not fit, otherwise as latency.
+    The saving of more microbatches in flight counts as memory if memory is too small for them, otherwise as latency.
     """
     saved = {
         "compute": gains.compute_share,

@@ -46,7 +46,7 @@ def parse_action(text: str) -> Action:
 
 
 def to_torch_csv(ranks: Sequence[Sequence[Action]]) -> str:
-    """Return a schedule as torch.distributed.pipelining's compute-only CSV: a row per rank, a cell per action."""
+    """Return a schedule in the compute-only CSV of torch.distributed.pipelining: a row per rank, a cell per action."""
     return "".join(",".join(str(action) for action in actions) + "\n" for actions in ranks)
 
 

@@ -11,8 +11,8 @@ from planner.scenario.scenario import Scenario
 def even_microbatches(scenario: Scenario, samples: int, stages: int) -> tuple[int, ...]:
     """Return the sizes of equal microbatches with ``samples`` in total; only the last one may be smaller.
 
-    The size is ``scenario.training.microbatch``. If that is 0, the size gives each stage about four microbatches (at
-    one sample or more each), which keeps the bubble of 1F1B, (stages - 1) / (microbatches + stages - 1), below 1/5.
+    The size is ``scenario.training.microbatch``. If that is 0, there are about four times as many microbatches as
+    stages, which keeps the bubble of 1F1B, (stages - 1) / (microbatches + stages - 1), below 1/5.
     """
     size = scenario.training.microbatch or max(1, samples // (4 * stages))
     whole, rest = divmod(samples, size)
@@ -34,9 +34,7 @@ def even_groups(devices: Sequence[Device], count: int) -> list[tuple[Device, ...
 def proportional_parts(total: int, weights: Sequence[float]) -> list[int]:
     """Return integer parts of ``total``, each at least 1, as nearly proportional to the weights as integers can be.
 
-    Args:
-        total: Number to divide, at least as large as the number of weights.
-        weights: Weights of the parts, each above zero.
+    There is a part for each weight; weights are above zero, and ``total`` is at least their number.
     """
     exact = [total * weight / sum(weights) for weight in weights]
     parts = [max(1, floor(each)) for each in exact]

@@ -61,7 +61,7 @@ class Stage:
         return range(self.first_layer, self.end_layer)
 
     def intervals(self, samples: int) -> tuple[tuple[int, int], ...]:
-        """Return the interval (start, stop) of a microbatch of ``samples`` that each replica takes, in their order.
+        """Return the interval (start, stop) of a microbatch of ``samples`` that each replica takes, [replicas].
 
         Bounds are rounded cumulative shares, so that the intervals of consecutive replicas neither overlap nor leave a
         gap.
@@ -71,7 +71,7 @@ class Stage:
         return tuple(pairwise(bounds))
 
     def most_samples(self, microbatches: Iterable[int]) -> tuple[int, ...]:
-        """Return, for each replica, the largest number of samples that it takes of any of the given microbatch sizes.
+        """Return, for each replica, the most samples that the replica takes of a microbatch of any given size.
 
         Every size is tried, because rounding can give a replica more samples of a smaller microbatch.
         """
@@ -147,8 +147,8 @@ COMPRESSIONS = ("none", "bf16", "int8")
 # Name of the schedule of a plan whose pipelines list their actions in `Pipeline.orders`.
 EXPLICIT = "explicit"
 
-# scheduled: each device runs its actions in the order of the schedule. dynamic: a free device chooses among the actions
-# whose inputs have arrived, by the rule in planner/schedules/dynamic.py.
+# With ``scheduled``, each device runs its actions in the order of the schedule. With ``dynamic``, a free device chooses
+# among the actions whose inputs have arrived, by the rule in planner/schedules/dynamic.py.
 ORDERS = ("scheduled", "dynamic")
 
 
@@ -185,7 +185,7 @@ class Plan:
 
     @cached_property
     def _hash(self) -> int:
-        # Computed once: caches of compiled steps look plans up, and explicit orders hold thousands of actions.
+        # Computed once, because caches of compiled steps look plans up often, and a plan may hold thousands of actions.
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @property
@@ -225,7 +225,7 @@ class Plan:
 def equivalent_pipelines(plan: Plan, scenario: Scenario) -> list[list[int]]:
     """Return groups of pipeline indices; pipelines of a group differ only in the names of their devices and in depth.
 
-    They are equal in layers, recomputation, shares, tensor parallelism, microbatches, device kinds and regions.
+    Layers, recomputation, shares, tensor parallelism, microbatches, device kinds and regions are equal.
     """
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for index, pipeline in enumerate(plan.pipelines):

@@ -76,12 +76,12 @@ NoiseEstimator = Callable[[Sequence[int]], NormWeights]
 
 
 def released(batch_sizes: Sequence[int]) -> NormWeights:
-    """Return the weights of the code that Cannikin's authors released (arXiv 2402.05302).
+    """Return the weights of the code that Cannikin's authors released (arXiv 2402.05302); symbols as in the module.
 
     Every device i estimates |G|² by G_i = (B|g|² - b_i|g_i|²)/(B - b_i), S by S_i = b_i·B/(B - b_i)·(|g_i|² - |g|²).
     The estimates of all devices are averaged with the weights A⁻¹1/(1ᵀA⁻¹1), where 1 is the vector of ones, and A is
-    the matrix A_G for |G|² and A_S for S. The weights sum to one, so the result is unbiased. If batches differ, its
-    variance is not the least possible, and some weights may be negative.
+    the matrix of `_gradient_matrix` for |G|² and of `_variance_matrix` for S. The weights sum to one, so the average is
+    unbiased. If batches differ, its variance is not the least possible, and some weights may be negative.
 
     Raises:
         InputError: Fewer than two devices, or a batch without samples.
@@ -100,12 +100,11 @@ def released(batch_sizes: Sequence[int]) -> NormWeights:
 
 
 def minimum_variance(batch_sizes: Sequence[int]) -> NormWeights:
-    """Return the weights of least variance for normally distributed gradients.
+    """Return the weights with the least variance of the estimates for normally distributed gradients.
 
-    The estimates are S = Σ b_i(|g_i|² - |g|²)/(n - 1) and |G|² = |g|² - S/B.
-
-    Since Σ b_i(|g_i|² - |g|²) = Σ b_i|g_i - g|², this S is the sample variance between the n devices, and never
-    negative. The devices need to all-reduce only one number, the sum of b_i|g_i|².
+    The estimates are S = Σ b_i(|g_i|² - |g|²)/(n - 1) and |G|² = |g|² - S/B; symbols as in the module. Since
+    Σ b_i(|g_i|² - |g|²) = Σ b_i|g_i - g|², this S is the sample variance between the n devices, and never negative. The
+    devices need to all-reduce only one number, the sum of b_i|g_i|².
 
     Raises:
         InputError: Fewer than two devices, or a batch without samples.
@@ -134,7 +133,7 @@ class SmoothedNoise:
     ratios. Averages are divided by their total weight, as in Adam, so that they start without bias towards zero.
 
     Attributes:
-        decay: Factor by which each further step multiplies the weights of earlier steps, at least 0 and below 1.
+        decay: Factor by which each new step multiplies the weights of earlier steps, at least 0 and below 1.
         weight: Sum of the weights of all steps so far, without unit.
         weighted: Sum of the estimates of all steps, each multiplied by its weight.
     """
@@ -187,7 +186,7 @@ def _combination(matrix: Row) -> Row:
 
 
 def _gradient_matrix(batch: Row) -> Row:
-    """Return the matrix A_G of the released code, [devices, devices]; see `released`."""
+    """Return the matrix A for |G|² in the formulas of `released`, [devices, devices]."""
     total = float(batch.sum())
     rest, squares = total - batch, batch**2
     matrix: Row = (total**2 - squares[:, None] - squares) / (total * np.outer(rest, rest))
@@ -196,7 +195,7 @@ def _gradient_matrix(batch: Row) -> Row:
 
 
 def _variance_matrix(batch: Row) -> Row:
-    """Return the matrix A_S of the released code, [devices, devices]; see `released`."""
+    """Return the matrix A for S in the formulas of `released`, [devices, devices]."""
     total = float(batch.sum())
     rest = total - batch
     matrix: Row = np.outer(batch, batch) * (total - batch[:, None] - batch) / np.outer(rest, rest)
@@ -210,9 +209,9 @@ class GradientNorms:
 
     Attributes:
         step: Index of the step.
-        batch_sizes: b_i, samples of each device that took part in the step; [devices].
-        local_squared_norms: |g_i|² of the mean gradient of each device's samples; [devices].
-        global_squared_norm: |g|² of the mean gradient of all samples of the step.
+        batch_sizes: Number of samples b_i of each device that took part in the step; [devices].
+        local_squared_norms: |g_i|², where g_i is the mean gradient of a device's samples; [devices].
+        global_squared_norm: |g|², where g is the mean gradient of all samples of the step.
     """
 
     step: int

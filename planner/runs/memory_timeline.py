@@ -17,7 +17,7 @@ from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.problem import BACKWARD_WEIGHT, KINDS
 from planner.step.memory import memory_use
 
-# Turns order changes at the same time; these come before and after those of all actions without duration.
+# A turn orders changes at the same time. These two turns come before and after the turns of actions without duration.
 _FIRST, _LAST = -1, np.iinfo(np.int64).max
 
 
@@ -36,9 +36,12 @@ class MemoryTimeline:
 
 
 class _Changes(NamedTuple):
-    """Memory changes, all [changes]: device, time, turn among changes at this time, bytes, start of the causing action.
+    """Changes of memory as columns of shape [changes].
 
-    Times are in seconds; ``begun_s`` is minus infinity where no action causes the change.
+    Attributes:
+        turn: Order among changes at the same time.
+        change: Bytes allocated, or freed where negative.
+        begun_s: Start of the action that causes the change, seconds; minus infinity if no action does.
     """
 
     device: NDArray[np.int64]
@@ -51,8 +54,9 @@ class _Changes(NamedTuple):
 def memory_timelines(record: RunRecord) -> dict[str, MemoryTimeline]:
     """Return the memory over time of each device of the run's plans, by name.
 
-    Assumed: at a change of plan, the layers of the old plan are released and those of the new plan are allocated when
-    their transfers start. The memory of an interrupted step is released when the plan that replaces it is decided.
+    Assumed: at a change of plan, devices release the layers of the old plan and allocate the layers of the new plan
+    when the transfers of layers start. If devices leave, all devices release the memory of the interrupted step when
+    the next plan is decided.
     """
     log = as_log(record.events)
     compute = log.take(np.flatnonzero(log.is_a(EventKind.COMPUTE) & (log.columns["microbatch"] >= 0)))
@@ -82,7 +86,7 @@ def peak_memory_bytes(record: RunRecord) -> dict[str, int]:
 
 
 def _segments(compute: EventLog, record: RunRecord, answers_s: Mapping[int, float]) -> Iterator[tuple[EventLog, Plan]]:
-    """Yield (compute events, plan) for each plan of the run under which anything was computed."""
+    """Yield pairs (compute events, plan) for the plans of the run, the last plan first."""
     step, start_s = compute.columns["step"], compute.columns["start_s"]
     left = np.full(len(compute), True)
     for number, decision in reversed(list(enumerate(record.decisions))):
@@ -108,7 +112,7 @@ def _join(parts: Sequence[_Changes]) -> _Changes:
 
 
 def _released(changes: _Changes, answer_s: float) -> _Changes:
-    """Return changes that release, at ``answer_s``, all bytes still held by actions that started before."""
+    """Return changes that release, at ``answer_s``, all bytes still held by actions that started before that time."""
     before = changes.begun_s < answer_s
     devices = np.unique(changes.device[before])
     held = [float(changes.change[before & (changes.device == device)].sum()) for device in devices]
@@ -140,7 +144,7 @@ def leaders(plan: Plan) -> dict[str, str]:
 def _changes(events: EventLog, plan: Plan, scenario: Scenario) -> _Changes:
     """Return the memory changes at the start and the end of each action of a plan.
 
-    Of changes at the same time, ends of actions come first, then actions without duration in their order, then starts.
+    Changes at the same time are ordered by turn: ends of actions first, actions without duration next, starts last.
     """
     use = memory_use(plan, scenario)
     step = use.step

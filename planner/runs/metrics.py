@@ -26,10 +26,9 @@ class PlanInterval:
     """The interval of a run in which one plan is in force, including the transfers of layers that the plan needs.
 
     Attributes:
-        plan: Plan in force.
-        first_step: Index of the first step of the plan.
-        start_s: End of the last step of the preceding plan or, if the plan replaces lost devices, the time of the
-            decision; seconds from the start of the run.
+        first_step: Index of the first step that runs the plan.
+        start_s: Start of the interval, seconds from the start of the run: the end of the preceding plan's last step
+            or, for a plan made because devices left, the time of the decision.
     """
 
     plan: Plan
@@ -38,12 +37,9 @@ class PlanInterval:
 
 
 def plan_intervals(record: RunRecord, log: EventLog, step_ends_s: Sequence[float]) -> list[PlanInterval]:
-    """Return the intervals of a run in order; decisions without a finished step have none.
+    """Return the intervals of a run in order; a decision whose plan finished no step has none.
 
-    Args:
-        record: Record of the run.
-        log: Events of the run.
-        step_ends_s: End of each step, seconds from the start of the run; [steps].
+    ``step_ends_s`` is the result of the function `step_ends_s` for the run's events, ``log``.
     """
     # A run that resumes from a checkpoint begins with a step above 0.
     first = int(log.columns["step"][log.is_a(EventKind.COMPUTE, EventKind.SYNC)].min())
@@ -63,9 +59,9 @@ def plan_intervals(record: RunRecord, log: EventLog, step_ends_s: Sequence[float
 
 
 def answer_times_s(record: RunRecord, log: EventLog) -> dict[int, float]:
-    """Return the times of the decisions that answer the loss of a device, seconds from the start of the run.
+    """Return when each decision that answers the loss of a device was made, by its index in ``record.decisions``.
 
-    Keys are indices in ``record.decisions``.
+    Times are in seconds from the start of the run.
     """
     numbers = [number for number, decision in enumerate(record.decisions) if decision.answers_departure]
     # Both decisions and their events are in the order of time, so the n-th event belongs to the n-th decision.
@@ -80,11 +76,11 @@ class Metrics:
     Attributes:
         steps: Number of finished steps.
         step_s: Median time from the end of one step to the end of the next, seconds.
-        samples_per_s: Throughput of all steps but the first, a warm-up; of the first if it is the only one.
+        samples_per_s: Throughput of all steps but the first, which is a warm-up; of the only step if there is just one.
         bubble_ratio: Share of the time of all devices in which they do not compute. A device's time consists of the
             intervals (`PlanInterval`) whose plans include the device.
-        utilisation: Device to the share of its time in which it computes. Work that is lost when a device leaves
-            counts.
+        utilisation: Share of a device's time in which the device computes, by device. Work that is lost when a device
+            leaves counts as compute.
         wan_bytes: Bytes sent between regions.
         cost_usd: Rent of the devices for their time plus the price of traffic on links, US dollars.
         staleness: Mean staleness of the asynchronous updates between pipelines, in steps; 0 without such updates.

@@ -35,7 +35,6 @@ class RunRecord:
 
     Attributes:
         backend: Kind of run: ``simulated``, or on torch.distributed ``paced`` (profiled compute times) or ``real``.
-        scenario: Scenario of the run.
         plan: Plan of the first step.
         events: Events in the order of time.
         decisions: Decisions of the policy in the order of steps.
@@ -58,9 +57,9 @@ class RunRecord:
         """The metrics of each step: a row per step, indexed by ``step``.
 
         Columns: ``end_s``, end of the step in seconds from the start of the run; ``step_s``, seconds since the end of
-        the preceding step; ``samples_per_s``; ``loss``, NaN where nothing was trained; and ``decision``, the changes of
-        plan that the policy made for this step as text, empty if none. `planner.runs.metrics.measure` returns the
-        metrics of the whole run.
+        the preceding step; ``samples_per_s``; ``loss``, NaN where nothing was trained; and ``decision``, text on the
+        changes of plan from this step on, empty if there are none. `planner.runs.metrics.measure` returns the metrics
+        of the whole run.
         """
         from planner.runs.metrics import step_metrics
 
@@ -88,11 +87,9 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Report on a step that all devices have finished.
+    """Report on step number ``step``, counted from 0, of ``steps``, which all devices have finished.
 
     Attributes:
-        step: Index of the step.
-        steps: Number of steps of the run.
         end_s: Time at which the last device finished the step, seconds from the start of the run.
         step_s: Time since the end of the preceding step, seconds.
         samples: Number of samples of the step.

@@ -35,7 +35,6 @@ class Device:
     Attributes:
         name: Name of the device, unique in the cluster and different from every region.
         kind: Device kind (``a100-40``, ``jetson-tx2``), the key into a layer's time tables.
-        region: Name of the region that the device is in.
         memory_bytes: Bytes of device memory, which a stage and its activations must fit into.
         price_per_hour: Rent in US dollars.
         host: Name of the machine that holds the device; empty if the device is alone in its machine. Devices of one
@@ -68,7 +67,7 @@ class Link:
         target: Name of another one; the source itself for the link inside a region (its LAN) or a host (NVLink, PCIe).
         bandwidth_bps: Rate that planners assume, bits per second; the mean of the trace if there is one.
         latency_s: One-way latency, seconds.
-        trace: Rate over time; None for a constant one.
+        trace: Rate over time; None if the rate is constant.
         price_per_gb: Price of traffic, US dollars per 1e9 bytes.
         size_curve: Rate of a single message as a function of its size; None if every size reaches the link's rate.
         jitter_s: Largest additional delay of a packet, seconds, uniformly distributed; packets stay in order.
@@ -99,11 +98,7 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """Devices in regions, and directed links.
-
-    Attributes:
-        devices: Devices in the order of the scenario.
-        links: Directed links in the order of the scenario; a path in both directions is two links.
+    """Devices in regions, and directed links; a connection in both directions is two links.
 
     Raises:
         ClusterError: A device or link is named twice, a link ends at an unknown name, or a value is out of range.
@@ -141,9 +136,9 @@ class Cluster:
     def path(self, source: str, target: str) -> tuple[Link, ...]:
         """Return the links that bytes take from one device to another.
 
-        The first of these that exists is taken: a link between the two devices, a link between (or inside) their hosts,
-        the route with the fewest links between their regions. If the hosts differ, their network interfaces are added
-        as the first and the last link. The path from a device to itself is empty.
+        The path is the first of these that exists: the link between the two devices, the link between (or inside) their
+        hosts, the route with the fewest links between their regions. If the hosts differ, their network interfaces are
+        added as the first and the last link. The path from a device to itself is empty.
 
         Raises:
             InputError: No links lead from ``source`` to ``target``.

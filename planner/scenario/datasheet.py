@@ -20,10 +20,8 @@ class DeviceKind:
 
     Attributes:
         name: Name in scenarios, such as ``a100-40``.
-        peak_flops: Precision to dense peak, floating-point operations per second.
-        memory_bytes: Nominal memory capacity.
-        memory_bandwidth_bytes_per_s: Peak bandwidth of the device's own memory, bytes per second.
-        source: Vendor document and year, and how figures that are not in it were derived.
+        peak_flops: Dense peak by precision, floating-point operations per second.
+        source: Vendor document and year, and how figures that are not in this document were derived.
     """
 
     name: str

@@ -101,8 +101,7 @@ class Straggler:
     """A device that is slower (or faster) than its profile by a constant factor.
 
     Attributes:
-        device: Name of the device.
-        factor: Ratio of its compute times to the profiled ones.
+        factor: Ratio of the device's compute times to the profiled times.
 
     Raises:
         InputError: The factor is not above zero.
@@ -124,8 +123,7 @@ class Slowdown:
     """A device whose speed changes over time, for example by heat or by other jobs on its machine.
 
     Attributes:
-        device: Name of the device.
-        times_s: Start of each interval of constant speed, seconds from the start of the run; the first is 0; rising.
+        times_s: Start of each interval of constant speed, seconds from the start of the run, rising; the first is 0.
         speed: Speed in each interval, relative to the profile; 0 if the device stands still. The last interval never
             ends.
 
@@ -168,12 +166,10 @@ class ComputeEffects:
     """Effects on profiled compute times.
 
     Attributes:
-        launch_overhead_s: Seconds that the host needs to launch the kernels of a pass, added to every forward and every
-            backward; of a split backward, only to the input gradient.
+        launch_overhead_s: Seconds that the host needs to launch the kernels of a pass. They are added to every forward
+            and every backward; if a backward is split, to the input gradient only.
         jitter: Standard deviation of an action's log-normal time, relative to its mean; the mean stays as profiled.
         seed: Seed of the random numbers of ``jitter``.
-        stragglers: Devices with a constant factor on their times.
-        slowdowns: Devices whose speed changes over time.
         transfers_block: Whether a device cannot compute while it sends or receives between stages, because compute and
             communication use one stream, as in DeepSpeed's pipeline engine.
 
@@ -204,13 +200,7 @@ class ComputeEffects:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """All effects of a scenario.
-
-    Attributes:
-        network: Effects of TCP on links.
-        compute: Effects on profiled compute times.
-        memory: Memory of the framework and of temporaries.
-    """
+    """All effects of a scenario: of TCP on links, on profiled compute times, and on memory."""
 
     network: NetworkEffects = field(default_factory=NetworkEffects)
     compute: ComputeEffects = field(default_factory=ComputeEffects)

@@ -1,9 +1,9 @@
 """Faults scheduled in a scenario: devices that leave, return or hang, and links that are out.
 
-The simulator injects them. If a device leaves, a policy may continue without it (`planner.adapt.policy.Observation`,
-``gone``); otherwise all devices wait for its return. The action that a device was running when it left is lost and
-repeated after its return (with ``order: dynamic`` the device chooses an action again). The action of a device that
-hangs continues afterwards. A hang or an outage of more than a day counts as endless.
+The backends inject these faults. If a device leaves, a policy may continue without the device
+(`planner.adapt.policy.Observation`, ``gone``); otherwise all devices wait for its return. The action that a device was
+running when it left is lost and repeated after its return (with ``order: dynamic`` the device chooses an action again).
+The action of a device that hangs continues afterwards. A hang or an outage of more than a day counts as endless.
 """
 
 import math
@@ -94,7 +94,7 @@ def _check_times(start_s: float, end_s: float) -> None:
 HEARTBEAT_S = 0.25
 MISSED_HEARTBEATS = 4
 
-# Seconds from a device's departure until the others detect it; a shorter absence is never detected.
+# Seconds from a device's departure until other devices detect the departure; a shorter absence is never detected.
 DETECTION_S = HEARTBEAT_S * MISSED_HEARTBEATS
 
 
@@ -106,11 +106,9 @@ def noticed_absences(faults: Sequence[Fault]) -> list[Absence]:
 
 
 def known_away(absences: Sequence[Absence], time_s: float) -> tuple[str, ...]:
-    """Return the sorted names of the devices whose absence is detected and not over at ``time_s``.
+    """Return the sorted names of the devices whose absence has been detected and is not over.
 
-    Args:
-        absences: Absences as `noticed_absences` returns them.
-        time_s: Seconds from the start of the run.
+    ``absences`` are the result of `noticed_absences`; ``time_s`` is the time of the run, seconds.
     """
     return tuple(
         sorted({each.device for each in absences if each.start_s + DETECTION_S <= time_s and time_s < each.end_s})
@@ -118,12 +116,10 @@ def known_away(absences: Sequence[Absence], time_s: float) -> tuple[str, ...]:
 
 
 def absences_of_nodes(trace: PreemptionTrace, nodes: Mapping[str, str], start_s: float = 0.0) -> tuple[Absence, ...]:
-    """Return the absences of devices, each of which is present exactly while at least one of its nodes is.
+    """Return the absences of devices that stand for nodes of a trace.
 
-    Args:
-        trace: Presences of the nodes over time.
-        nodes: Node name to device name; several nodes may stand for one device.
-        start_s: Time in the trace at which the run starts, seconds; absences count from there.
+    ``nodes`` maps nodes to devices; a device with several nodes is present while any of them is. The run starts at
+    ``start_s`` seconds of the trace, from which absences are counted.
     """
     presences: dict[str, list[Interval]] = {device: [] for device in nodes.values()}
     for node, device in nodes.items():
@@ -134,13 +130,9 @@ def absences_of_nodes(trace: PreemptionTrace, nodes: Mapping[str, str], start_s:
 def absences_in_order(trace: PreemptionTrace, devices: Sequence[str], start_s: float = 0.0) -> tuple[Absence, ...]:
     """Return the absences of devices that the nodes of a trace occupy in the order of arrival.
 
-    A node that arrives occupies the first free device, and frees it when it leaves. A node that arrives while no device
-    is free is never used.
-
-    Args:
-        trace: Presences of the nodes over time.
-        devices: Names of the devices that nodes can occupy.
-        start_s: Time in the trace at which the run starts, seconds; absences count from there.
+    A node that arrives occupies the first free one of ``devices``, and frees the device when the node leaves. A node
+    that arrives while no device is free is never used. The run starts at ``start_s`` seconds of the trace, from which
+    absences are counted.
     """
     presences: dict[str, list[Interval]] = {device: [] for device in devices}
     taken: dict[str, tuple[str, float]] = {}
@@ -160,7 +152,7 @@ def absences_in_order(trace: PreemptionTrace, devices: Sequence[str], start_s: f
 
 
 def _absences(presences: Mapping[str, Iterable[Interval]], start_s: float) -> tuple[Absence, ...]:
-    """Return the gaps between the presences of each device, from the start of the run on, in the order of time."""
+    """Return the gaps between the presences of each device from the start of the run on, sorted by time and device."""
     absences = []
     for device, intervals in presences.items():
         gone_since_s = start_s

@@ -95,8 +95,6 @@ class LayerProfile:
     """One layer of a model.
 
     Attributes:
-        name: Name of the layer, for messages and reports.
-        parameter_bytes: Bytes of the layer's parameters.
         output_bytes: Bytes of the layer's output for one sample; transferred if a stage ends with this layer.
         activation_bytes: Bytes of activations that the layer saves for one sample from forward to backward.
         times: Time table of the layer for each device kind.
@@ -116,7 +114,6 @@ class ModelProfile:
     """A model as a chain of layers with their costs.
 
     Attributes:
-        name: Name of the model, for messages and reports.
         layers: Layers in the order of the forward.
         sharded: Profile of one device of a tensor-parallel group, by the number of devices in the group.
     """

@@ -54,7 +54,6 @@ class LayerWork:
     """FLOP and bytes of one layer, independent of the device.
 
     Attributes:
-        name: Name of the layer, for messages and reports.
         forward_flop: Floating-point operations of the forward for one sample.
         parameter_bytes: Bytes of the layer's parameters; all bytes are in the training precision.
         output_bytes: Bytes of the layer's output for one sample.
@@ -87,12 +86,9 @@ class LayerWork:
 
 
 def roofline_layer(work: LayerWork, kinds: Iterable[DeviceKind], precision: str) -> LayerProfile:
-    """Return a layer's profile on each kind, with rows at powers of two from 1 to 1024 samples.
+    """Return a layer's profile on device kinds, with rows at powers of two from 1 to 1024 samples.
 
-    Args:
-        work: Work of the layer.
-        kinds: Device kinds, usually from `planner.scenario.datasheet.find_kind`.
-        precision: Precision of the arithmetic: fp32, tf32, fp16 or bf16. A kind without it computes in fp32.
+    ``precision`` is that of the arithmetic: fp32, tf32, fp16 or bf16. A kind without it computes in fp32.
 
     Raises:
         InputError: The precision is unknown.

@@ -30,10 +30,7 @@ class Scenario:
     """Everything that a plan depends on, and the faults that happen during the run.
 
     Attributes:
-        name: Name of the scenario, for messages and reports.
-        cluster: Devices and links.
         model: Cost of the model's layers.
-        training: Batch, update rule and numerics.
         code: Code of the model, for runs with real compute; None if there is none.
         effects: Effects on devices and networks beyond the profile and the links' nominal values.
         faults: Departures, hangs and outages during the run.
@@ -71,11 +68,8 @@ def with_better_links(
 ) -> Scenario:
     """Return the scenario with scaled links and network interfaces, in both directions, and without traces on them.
 
-    Args:
-        scenario: Scenario to start from.
-        rate_ratio: Factor for bandwidths and for the rates of size curves.
-        latency_ratio: Factor for latencies.
-        only: Ends of the links that are scaled; None for all links.
+    The bandwidths and the rates of size curves are multiplied by ``rate_ratio``, latencies by ``latency_ratio``, on the
+    links with the ends ``only``; None for all links.
     """
 
     def changes(ends: Ends) -> bool:

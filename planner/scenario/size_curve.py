@@ -12,14 +12,10 @@ class SizeCurve:
     Bandwidth in GB/s is a·x² + b·x + c with x = log2(message size in MB), limited by ``ceiling_bps``.
 
     Outside of the sizes that the polynomial was fitted to, two rules replace it. The rate never falls with the size:
-    above the peak of the parabola (or below its trough) the rate is constant. The time never falls with the size:
-    messages smaller than the one with the shortest time, size / rate, take that time too.
+    above the peak of the parabola (or below its trough) the rate is constant. The time, size / rate, never falls with
+    the size either: messages that are smaller than the message with the shortest time take the shortest time, too.
 
-    Attributes:
-        quadratic: Coefficient a of the polynomial, GB/s.
-        linear: Coefficient b of the polynomial, GB/s.
-        constant: Coefficient c, the bandwidth of a message of 1 MB, GB/s.
-        ceiling_bps: Highest rate, bits per second.
+    The coefficients a, b and c, in GB/s, are the attributes ``quadratic``, ``linear`` and ``constant``.
     """
 
     quadratic: float
@@ -49,7 +45,7 @@ class SizeCurve:
 
     @cached_property
     def _shortest(self) -> float:
-        """The x = log2(MB) at which the time, 2^x / (a·x² + b·x + c), has its minimum; minus infinity if it has none.
+        """The x = log2(MB) at which the time, 2^x / (a·x² + b·x + c), is shortest; minus infinity if there is none.
 
         The derivative of the time is zero where ln 2 · (a·x² + b·x + c) = 2a·x + b.
         """

@@ -22,7 +22,7 @@ ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "bf16-mixed": 4}
 class LearningRateSchedule:
     """The learning rate over the steps: a linear warm-up, followed by one of `SHAPES`.
 
-    The rate depends on the number of the step alone, so that a run can continue from any step.
+    The rate depends on the index of the step alone, so that a run can continue from any step.
 
     Attributes:
         shape: Shape of the learning rate after the warm-up, one of `SHAPES`.
@@ -64,7 +64,7 @@ class LearningRateSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """The update rule; no adaptation changes it.
+    """The update rule, which stays the same during a run.
 
     Attributes:
         name: Name of the update rule, one of `OPTIMIZER_STATES`.
@@ -88,7 +88,6 @@ class Training:
     Attributes:
         global_batch: Samples per update, summed over all pipelines.
         microbatch: Samples per microbatch, for strategies that do not choose the size themselves; 0 if not given.
-        optimizer: Update rule and its parameters.
         precision: Number format that the layers compute in, one of `ELEMENT_BYTES`.
         seed: Seed of the initial parameters and of the order of the data.
         clip_norm: Limit on the Euclidean norm of the gradients of all layers together; None for no limit.

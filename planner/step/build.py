@@ -30,7 +30,8 @@ class Workers(NamedTuple):
         stage_worker: Worker that holds each stage, [stages].
         is_last: Whether a stage is the last one of its pipeline, [stages].
         first_bound: First entry of each stage in `bounds`, [stages].
-        bounds: First sample of each replica, followed by the number of samples, for each stage and microbatch, flat.
+        bounds: For each stage and microbatch, the first sample of each replica, followed by the number of samples of
+            the microbatch; flat, [sum over stages of microbatches * (replicas + 1)].
         first_place: First entry of each stage in the table that `place_actions` returns; last the table's length,
             [stages + 1]. The table has three entries for each microbatch and replica: F; I or B; W.
     """
@@ -48,7 +49,7 @@ class Workers(NamedTuple):
 
 
 class Origins(NamedTuple):
-    """The entry in the orders of each action, and the sending and receiving action of each message.
+    """For each action its entry in the orders of `Workers`, and for each message the actions that send and receive it.
 
     Attributes:
         ordered: Index in the arrays of `Workers` of each action, [actions].
@@ -222,7 +223,7 @@ def group_by(keys: Ints, count: int) -> tuple[Ints, Ints]:
 def number_channels(actors: Ints, sender: Ints, receiver: Ints) -> tuple[Ints, Ints, Ints]:
     """Return the channel of each message, numbered in the order of first use, and each channel's two actors."""
     count = 0
-    # A linked list of channels per sending actor; the lists are short, since an actor sends to few others.
+    # The channels of each sending actor form a linked list, which is short, since an actor sends to few other actors.
     newest = np.full(actors.max() + 1 if len(actors) else 0, -1, np.int64)
     older = np.empty(len(sender), np.int64)
     channel_sender = np.empty(len(sender), np.int64)
@@ -244,12 +245,7 @@ def number_channels(actors: Ints, sender: Ints, receiver: Ints) -> tuple[Ints, I
 
 
 def plan_workers(plan: Plan, orders: Sequence[Orders]) -> Workers:
-    """Return the workers of all pipelines.
-
-    Args:
-        plan: Plan that passes `planner.check.check_plan`.
-        orders: Orders of each pipeline.
-    """
+    """Return the workers of all pipelines of a plan that passes `planner.check`, given each pipeline's orders."""
     stages = [(pipeline, stage) for pipeline in plan.pipelines for stage in pipeline.stages]
     first_stage = starts(len(pipeline.stages) for pipeline in plan.pipelines)
     first_worker = starts(max(pipeline.workers) + 1 for pipeline in plan.pipelines)
@@ -275,7 +271,7 @@ def plan_workers(plan: Plan, orders: Sequence[Orders]) -> Workers:
 
 
 def starts(counts: Iterable[int]) -> Ints:
-    """Return the start index of consecutive parts with these counts, and at the end the sum, [counts + 1]."""
+    """Return the start index of consecutive parts of these lengths, and at last the sum of the lengths, [counts + 1]."""
     return np.cumsum([0, *counts], dtype=np.int64)
 
 

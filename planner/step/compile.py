@@ -58,7 +58,7 @@ class CompiledStep:
 def compile_step(plan: Plan, scenario: Scenario) -> CompiledStep:
     """Return one step of a plan that passes `planner.check.check_plan` for the scenario.
 
-    Results are cached, because each step compiles its plan, and a policy compiles its candidates in each step.
+    Results are cached, because every step of a run compiles its plan, and a policy compiles its candidates every step.
     """
     workers = plan_workers(plan, plan_orders(plan, scenario))
     _, origins = trace_origins(workers)
@@ -126,7 +126,7 @@ def _actions(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins)
     replica = origins.actor - workers.first_actor[worker]
     replicas = np.diff(workers.first_actor)[worker]
     bound = workers.first_bound[stage] + microbatch * (replicas + 1) + replica
-    # For each microbatch and replica of a stage, the table of actions has three entries, the durations one row.
+    # For each microbatch and replica of a stage, `Workers.first_place` counts three entries; `_durations_s` has a row.
     cell = workers.first_place[stage] // 3 + microbatch * replicas + replica
     first_stage = starts(len(pipeline.stages) for pipeline in plan.pipelines)
     pipeline = np.searchsorted(first_stage, stage, side="right") - 1
@@ -165,7 +165,10 @@ def _updates(plan: Plan, scenario: Scenario, places: Mapping[str, tuple[int, int
 
 
 def _durations_s(plan: Plan, scenario: Scenario) -> Floats:
-    """Return seconds of (F, B, I, W) for each stage, microbatch and replica, [cells, 4]."""
+    """Return the seconds of F, B, I and W, [rows, 4], with a row for each stage, microbatch and replica, in this order.
+
+    F is the forward, B the whole backward, I the input gradient and W the weight gradient.
+    """
     rows = []
     for pipeline in plan.pipelines:
         sizes, which = np.unique(np.array(pipeline.microbatches), return_inverse=True)

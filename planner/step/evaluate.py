@@ -3,11 +3,13 @@
 Each ordered pair of devices is a channel that carries one message at a time. On constant links that no two channels
 share, the times equal those of the simulator (tests/planner/step/test_evaluate.py).
 
-If channels share links, `contended_paths` estimates how much longer transfers take. Flows from one device to several
-others start together and share the link for certain. Other flows, such as activations forward and gradients back over
-one LAN, are taken as independent: a flow shares the link with another one for the share of the step in which the other
-is busy. Flows at the same time get equal rates. Sums of gradients share links with those of the same round of their
-ring (`planner.cost.link_sharing`). These are estimates; only the simulator is exact.
+If channels share links, `contended_paths` estimates how much longer transfers take; only the simulator is exact:
+
+- Flows from one device to several others start together and share the link all the time.
+- Other flows, such as activations forward and gradients back over one LAN, are taken as independent: a flow shares the
+  link with a second flow for the share of the step in which the second flow is busy.
+- Flows at the same time get equal rates.
+- Sums of gradients share links with the messages of the same round of their ring (`planner.cost.link_sharing`).
 """
 
 from collections import defaultdict
@@ -29,13 +31,10 @@ from traces.common.errors import InputError
 def step_time_s(
     plan: Plan, scenario: Scenario, path: Paths | None = None, slowdown: Mapping[str, float] | None = None
 ) -> float:
-    """Return the makespan of one step in seconds.
+    """Return the makespan of one step of a plan that passes `planner.check`, seconds.
 
-    Args:
-        plan: Plan that passes `planner.check.check_plan`.
-        scenario: Scenario that the plan is for.
-        path: Function from two device names to a path; None for paths at declared bandwidths and latencies.
-        slowdown: Factor on the profiled compute times for each device; 1 for devices that are not in the mapping.
+    ``path`` returns the path between two devices; None for paths at declared bandwidths and latencies. ``slowdown`` is
+    the factor on a device's profiled compute times, by device; 1 for devices that are not in the mapping.
 
     Raises:
         InputError: The order of actions deadlocks.
@@ -48,14 +47,10 @@ def step_time_s(
 def makespan_s(
     step: CompiledStep, scenario: Scenario, duration_s: Floats, transmission_s: Floats, latency_s: Floats
 ) -> float:
-    """Return the makespan in seconds of a step with given durations of actions and messages.
+    """Return the makespan of a step with given durations of actions and messages, seconds.
 
-    Args:
-        step: The compiled step to evaluate.
-        scenario: Gives `ComputeEffects.transfers_block`.
-        duration_s: Duration of each action, seconds, [actions].
-        transmission_s: Time for which each message keeps its path busy, seconds, [messages].
-        latency_s: Time from each message's departure to its arrival, seconds, [messages].
+    Actions take ``duration_s``, [actions]. Messages keep their path busy for ``transmission_s`` and arrive
+    ``latency_s`` after their departure, both [messages].
 
     Raises:
         InputError: The order of actions deadlocks.
@@ -69,9 +64,9 @@ def makespan_s(
 
 
 def step_times_s(plan: Plan, scenario: Scenario, networks: Sequence[Paths]) -> Floats:
-    """Return the makespan of one step in seconds on each of several networks, [networks].
+    """Return the makespan of one step on each of several networks, seconds, [networks].
 
-    The graph is built once for all networks, for robust planning, which evaluates a plan in many windows of traces.
+    The step is compiled once: robust planning evaluates a plan in many windows of the links' traces.
     """
     step = compile_step(plan, scenario)
     sequence, acting, _ = walk(step.graph)
@@ -127,7 +122,7 @@ def _channel_paths(step: CompiledStep, path: Paths) -> list[ConstantRatePath]:
 
 
 def blocking_messages(step: CompiledStep, scenario: Scenario) -> Flags:
-    """Return which messages block the compute of sender and receiver, bool [messages]; see ``transfers_block``."""
+    """Return which messages keep sender and receiver from computing (`ComputeEffects.transfers_block`), [messages]."""
     if not scenario.effects.compute.transfers_block:
         return np.zeros(step.graph.messages, np.bool_)
     return np.asarray(step.actions.kind[step.messages.receiver] != SYNC, np.bool_)
@@ -148,7 +143,10 @@ def contended_paths(plan: Plan, scenario: Scenario) -> Paths:
 
 @lru_cache(maxsize=256)
 def contention_factors(plan: Plan, scenario: Scenario) -> Mapping[Pair, float]:
-    """Return, for each pair, the ratio of its transfers' times with and without other flows, at declared bandwidths."""
+    """Return the estimated factor by which other flows lengthen the transfers of each pair of devices.
+
+    All links have their declared bandwidths.
+    """
     paths = nominal_paths(plan, scenario)
     busy_s = _busy_s(compile_step(plan, scenario), paths)
     factors: dict[Pair, float] = {**sharers(plan, scenario)}
@@ -161,7 +159,7 @@ def contention_factors(plan: Plan, scenario: Scenario) -> Mapping[Pair, float]:
 
 
 def _contention_factor(pair: Pair, busy_shares: Mapping[Pair, float], scenario: Scenario, paths: Paths) -> float:
-    """Return the ratio of a pair's transfer time with contention to that without; others are busy for their shares."""
+    """Return the factor for one pair; each other pair is busy for its entry of ``busy_shares``, a share of the step."""
     longest = 1.0
     for link in scenario.cluster.path(*pair):
         others = [

@@ -113,7 +113,7 @@ def longest_path(
     latency_s: Floats,
     blocking: Flags,
 ) -> float:
-    """Return the makespan on constant links that no two channels share, seconds.
+    """Return the makespan of a step on links of constant rate, none of which two channels share, seconds.
 
     Args:
         graph: Actions and messages.
@@ -163,9 +163,10 @@ def longest_paths(
     latency_s: Floats,
     blocking: Flags,
 ) -> Floats:
-    """Return the makespan in seconds for each row of the times, [rows].
+    """Return the makespan for each row of times, seconds, [rows].
 
-    Arguments are those of `longest_path`; ``duration_s``, ``transmission_s`` and ``latency_s`` have a leading row axis.
+    Arguments are those of `longest_path`; ``duration_s`` has shape [rows, actions], ``transmission_s`` and
+    ``latency_s`` have shape [rows, messages].
     """
     result = np.empty(len(duration_s))
     for row in range(len(duration_s)):

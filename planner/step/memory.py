@@ -2,8 +2,8 @@
 
 A forward allocates its activations when it starts; the backward frees them when it ends (if split, when the weight
 gradient ends). A backward holds a workspace while it runs. If a stage recomputes, its forward allocates only the
-stage's input, and the backward the other activations. Only a device's own actions change its memory, so that the peak
-depends on the order of actions alone, not on the links.
+stage's input, and the backward allocates the other activations. Only a device's own actions change its memory, so that
+the peak depends on the order of actions alone, not on the links.
 """
 
 from dataclasses import dataclass

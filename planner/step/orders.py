@@ -17,7 +17,7 @@ from traces.common.errors import InputError
 
 
 def plan_orders(plan: Plan, scenario: Scenario) -> list[Orders]:
-    """Return the orders of each pipeline; with ``order: dynamic``, those that result at declared rates."""
+    """Return the orders of each pipeline; for the dynamic order, the orders that result at declared rates."""
     if plan.schedule == EXPLICIT:
         return [Orders.from_actions(pipeline.orders) for pipeline in plan.pipelines]
     made: dict[tuple[object, ...], Orders] = {}
@@ -44,7 +44,7 @@ TWO_ROUNDS = {"interleaved-1f1b": False, "zb-v": True}
 # Schedules that search for an order; `with_schedule` gives them the depths that hide round trips.
 SEARCHING = frozenset({"compact-zb", "portfolio", "optimal"})
 
-# The schedule whose result depends on the speed of the machine that searches: plans store its orders.
+# The schedule whose orders depend on the speed of the machine that plans, so that plans store them.
 SOLVED = "optimal"
 
 
@@ -115,9 +115,9 @@ def _interleaved_depth(stage: int, workers: int) -> int:
 
 
 def hiding_depths(pipeline: Pipeline, scenario: Scenario, compression: str = "none") -> tuple[int, ...]:
-    """Return the depths of `latency_aware_depths`, lowered to what memory holds.
+    """Return the depths of `latency_aware_depths`, lowered to the number of microbatches that fit into memory.
 
-    Returns the pipeline's current depths if not even one microbatch fits into memory.
+    If not even one microbatch fits into the memory of some stage, the pipeline's current depths are returned.
     """
     problem = scheduling_problem(pipeline, scenario, compression)
     total_s = problem.forward_s + problem.backward_input_s + problem.backward_weight_s

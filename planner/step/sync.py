@@ -2,7 +2,7 @@
 
 If sums overlap with backward, an action is split into segments at each moment at which a bucket of gradients becomes
 complete. Each device that takes part in sums has a second actor, its communication stream, which exchanges the buckets.
-Messages of 0 bytes tell the stream that a bucket is complete, and the device that all sums are done.
+Messages of 0 bytes start the stream when a bucket is complete, and let the device continue when all sums are done.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,20 +21,15 @@ from planner.step.build import starts
 from planner.step.graph import Ints
 from planner.step.tables import SYNC, Actions, Messages, join_actions
 
-# Stands for the action of a bucket on a device without samples of the stage: the sum can begin at once.
+# Stands for the action of a bucket on a device that takes no samples of the stage, where the sum can begin at once.
 AT_ONCE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class SyncSpan:
-    """The consecutive actions of one actor in one sum of gradients.
+    """Actions ``first_action`` to ``end_action - 1`` of one actor, which exchange the gradients of one sum.
 
-    Attributes:
-        sync: Sum that the actions belong to.
-        actor: Index of the actor.
-        first_action: Index of the first action.
-        end_action: Index after the last action.
-        sent_bytes: Sum of the bytes that these actions send.
+    ``sent_bytes`` is the sum of the bytes that these actions send.
     """
 
     sync: GradientSync
@@ -55,12 +50,8 @@ def sync_actions(
     """Return the actions and messages of all sums, actor by actor.
 
     Action i of an actor sends the message of exchange i, and waits for the message that exchange i - 1 receives.
-    Therefore an actor has one action more than exchanges.
-
-    Args:
-        syncs: Sums of the plan.
-        actors: Index of the actor that exchanges gradients for each device, by device name.
-        element_bytes: Bytes of one gradient.
+    Therefore an actor has one action more than exchanges. ``actors`` gives the index of the actor that exchanges
+    gradients for a device, by device name; a gradient has ``element_bytes`` bytes.
     """
     acting: list[int] = []
     sent: list[tuple[int, tuple[int, int, int, int], int]] = []
@@ -103,7 +94,6 @@ class BucketReady:
     """The moment at which a device's gradients of one sum are complete.
 
     Attributes:
-        actor: Index of the device's actor.
         sync: Index of the sum among the plan's sums.
         action: Index of the action during which the gradients become complete, or `AT_ONCE`.
         after_s: Profiled seconds from the start of that action to the moment.
@@ -120,12 +110,7 @@ def ready_buckets(
 ) -> list[BucketReady]:
     """Return the moments at which sums may begin on each actor, sorted by actor and sum.
 
-    Args:
-        syncs: Sums of the plan.
-        actions: Actions of the step without overlap.
-        actors: Names of the actors' devices.
-        plan: Plan that the step carries out.
-        scenario: Gives times and faults.
+    ``actions`` are those of the step without overlap; ``actors`` are the names of the actors' devices.
     """
     number = {name: actor for actor, name in enumerate(actors)}
     # On a device that leaves, a bucket is ready only at the end of its action, since an interrupted action is repeated.
@@ -203,15 +188,8 @@ def stream_actions(
 ) -> tuple[Actions, Messages, list[SyncSpan]]:
     """Return the sums as actions of communication streams, and the messages between devices and their streams.
 
-    Messages refer to these actions by indices that follow those of the segments.
-
-    Args:
-        syncs: Sums of the plan.
-        buckets: Moments at which gradients are complete, from `ready_buckets`.
-        streams: Communication stream of each actor, from `communication_streams`.
-        actors: Names of the actors' devices.
-        first_segment: First segment of each action, from `split_actions`.
-        element_bytes: Bytes of one gradient.
+    Messages refer to these actions by indices that follow the indices of the segments. The arguments ``buckets``,
+    ``streams`` and ``first_segment`` are the results of `ready_buckets`, `communication_streams` and `split_actions`.
     """
     shift = int(first_segment[-1])
     of_device = {actors[actor]: stream for actor, stream in streams.items()}

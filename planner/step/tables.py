@@ -70,13 +70,10 @@ def join_actions(one: Actions, other: Actions) -> Actions:
 def append(
     actions: Actions, messages: Messages, later: Actions, later_messages: Messages
 ) -> tuple[Actions, Messages, Ints]:
-    """Return both tables of actions as one, with each actor's ``later`` actions after its other ones.
+    """Return both tables of actions as one, with each actor's ``later`` actions after its other actions.
 
-    Args:
-        actions: First actions of each actor.
-        messages: Messages between these actions.
-        later: Actions to append.
-        later_messages: Messages between any actions, where indices of ``later`` follow those of ``actions``.
+    ``messages`` are between ``actions`` only, ``later_messages`` between any actions; in the latter, indices of
+    ``later`` actions follow the indices of ``actions``.
 
     Returns:
         The actions, all messages, and the new index of each action of ``later``.
