@@ -271,7 +271,7 @@ def plan_workers(plan: Plan, orders: Sequence[Orders]) -> Workers:
 
 
 def starts(counts: Iterable[int]) -> Ints:
-    """Return the start index of consecutive parts of these lengths, and at last the sum of the lengths, [counts + 1]."""
+    """Return the start of each of consecutive parts of these lengths, and at last the end of all, [counts + 1]."""
     return np.cumsum([0, *counts], dtype=np.int64)
 
 
