@@ -1,8 +1,8 @@
-"""Training without a global barrier: pipelines send updates when they have them, and apply those that arrive.
+"""Training without a global barrier: pipelines send updates when they are ready, and apply the updates that arrive.
 
-The staleness of an update is a - b: a is the number of steps that the receiver had finished when the update arrived; b
-is the number of those steps whose updates had reached the sender when the sender began the first step that the update
-sums.
+The staleness of an update is a - b. a is the number of steps that the receiver had finished when the update arrived. b
+is the number of steps of the receiver whose updates had reached the sender when the sender began the first step that
+the update sums.
 """
 
 from bisect import bisect_right
@@ -35,8 +35,7 @@ class AsyncUpdates:
         self._receiver = [number[edge.receiver] for edge in edges]
         # Pairs (step, actor): the actor must not begin the step before further updates have arrived.
         self._bounded: list[tuple[int, int]] = []
-        # Arrival times by edge, one per exchange; times at which each actor began and ended each of its steps. All in
-        # seconds.
+        # Seconds from the start of the run: arrivals of an edge's updates, starts and ends of an actor's steps.
         self._arrivals_s: list[list[float]] = [[] for _ in edges]
         self._begun_s: defaultdict[int, list[float]] = defaultdict(list)
         self._ended_s: defaultdict[int, list[float]] = defaultdict(list)
@@ -47,7 +46,7 @@ class AsyncUpdates:
         return [actor for _, actor in self._bounded]
 
     def begin(self, step: int, actor: int, now_s: float) -> float | None:
-        """Return when an actor begins a step that it could begin now, seconds; None if it has to wait for updates."""
+        """Return when an actor begins a step, seconds, not before ``now_s``; None if it has to wait for updates."""
         allowed_s = self._allowed_s(step, actor)
         if allowed_s is None:
             self._bounded.append((step, actor))
@@ -70,7 +69,7 @@ class AsyncUpdates:
         ]
 
     def arrive(self, message: UpdateMessage) -> list[tuple[int, int]]:
-        """Record the arrival of an update; return the pairs (step, actor) in which the receiver waited for updates."""
+        """Record the arrival of an update; return the pairs (step, actor) whose actor waited for this update."""
         self._arrivals_s[message.edge].append(message.arrived_s)
         released = [(step, actor) for step, actor in self._bounded if actor == self._receiver[message.edge]]
         self._bounded = [each for each in self._bounded if each not in released]
@@ -91,7 +90,7 @@ class AsyncUpdates:
         ]
 
     def _allowed_s(self, step: int, actor: int) -> float | None:
-        """Return a step's earliest start, seconds: None if not known yet, 0 without a staleness bound."""
+        """Return the earliest start of an actor's step, seconds; None if not known yet, 0 without a staleness bound."""
         if self._bound is None:
             return 0.0
         exchanges = max(0, (step - self._bound) // self._interval_steps)

@@ -1,7 +1,7 @@
-"""Devices that choose among the actions that are ready, with no fixed order for the step.
+"""Steps with the dynamic order, in which each device chooses among the actions that are ready.
 
-The rule is that of `planner.schedules.dynamic`, which the executor follows too. A dynamic order absorbs jitter, but
-every choice needs a SimPy event.
+Devices choose by the rule in `planner.schedules.dynamic`, as in the executor. A dynamic order absorbs jitter, but every
+choice needs a SimPy event.
 """
 
 from collections import deque
@@ -26,8 +26,8 @@ class _Actor:
     """The step of one actor.
 
     Attributes:
-        choice: The ready actions, of which the scheduling rule chooses the next one.
-        number: Index in the step's graph of each action that the actor chooses from.
+        choice: The remaining actions, and the rule that chooses the next one.
+        number: Index of each of these actions in the step's graph.
         busy: Whether the actor carries out an action, or has not begun the step.
     """
 
@@ -42,8 +42,8 @@ class DynamicStep:
 
     Args:
         devices: Devices of the actors, whose clocks the step moves.
-        unsent: Queue of (step, message) for messages that the lines do not carry by themselves.
-        ready: Queue of (step, actors) for actors that have done all actions they choose from.
+        unsent: Queue of pairs (step, message) for messages on shared lines, which connections have to send.
+        ready: Queue of pairs (step, actors) for actors that have done all actions they choose from.
     """
 
     _environment: simpy.Environment
@@ -78,7 +78,7 @@ class DynamicStep:
         self._at(float(self._devices.clock_s[actor]), lambda now_s: self._go_on(actor, now_s))
 
     def arrive(self, message: int) -> None:
-        """Make the receiving action ready at the message's arrival, whose time is known."""
+        """Tell the receiving actor of the message at its arrival, whose time is known."""
         if self._action[self._receiver(message)] is not None:
             arrival_s = float(self._step.state.arrival_s[message])
             self._at(arrival_s, lambda now_s: self._arrived(message, now_s))
@@ -107,8 +107,8 @@ class DynamicStep:
     def _go_on(self, number: int, now_s: float) -> None:
         """Let an actor choose after all other events of this time, which may make further actions ready.
 
-        An actor without remaining actions is reported as ready for the fixed rest of the step; so is a replica whose
-        share of every microbatch is empty.
+        An actor without remaining actions is put into the queue ``ready`` for the rest of the step, whose order is
+        fixed. A replica that takes no samples of any microbatch never has any action to choose.
         """
         actor = self._actors[number]
         if actor.choice.remaining:
@@ -127,7 +127,7 @@ class DynamicStep:
         action, state = actor.number[chosen], self._step.state
         start_s, end_s = occupied(self._devices, number, now_s, float(self._step.times.duration_s[action]))
         if start_s > now_s:
-            # The device is absent, or leaves before this action ends. The actor chooses again when the device returns.
+            # The device is absent, or leaves before the action ends; the actor chooses again when the device returns.
             if start_s < float("inf"):
                 self._at(start_s, lambda now_s: self._go_on(number, now_s))
             return

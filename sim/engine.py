@@ -1,7 +1,7 @@
-"""Carries out steps: advances devices as far as their inputs allow, sends their messages and takes arrivals.
+"""Carries out steps: advances devices as far as their inputs allow, sends their messages and records arrivals.
 
-Devices run ahead of the clock as far as their times follow from what is known; SimPy's clock advances only for messages
-on links that several connections share, and for devices with a dynamic order.
+A device may be ahead of SimPy's clock, as long as the times of its actions follow from known arrivals. SimPy's clock
+advances only for messages on links that several connections share, and for devices with a dynamic order.
 """
 
 from collections import deque
@@ -21,9 +21,10 @@ from sim.step_gate import StepGate
 
 
 class PostedReceives:
-    """The times at which devices post their receives, and the messages whose senders wait for a ready notice.
+    """The times at which devices post their receives, and the messages whose senders wait for posted receives.
 
-    A device posts the receives of step k + 1 when it starts step k, or as soon as the plan of step k + 1 is known.
+    A device posts the receives of step k + 1 when it starts step k or, if this is later, when the plan of step k + 1
+    becomes known.
     """
 
     def __init__(self, steps: StepRuns, gate: StepGate, network: Network) -> None:
@@ -34,7 +35,7 @@ class PostedReceives:
         self._unplanned: list[tuple[int, int]] = []
 
     def start_step(self, step: int, actor: int, now_s: float) -> None:
-        """Post the receives of the next step for an actor that starts a step, or defer them until its plan is known."""
+        """Post the next step's receives for an actor that starts a step, or defer them until the next plan is known."""
         if step == self._gate.first_step:
             self._post(step, actor, now_s)
         if step + 1 < min(self._gate.known_steps, self._gate.end_step):
@@ -72,7 +73,7 @@ class StepEngine:
     """Carries out the steps that have begun and are not finished.
 
     Args:
-        receives: Receives that devices have posted; None if senders do not wait for posted receives.
+        receives: Receives that devices post; None if senders do not wait for posted receives.
     """
 
     _environment: simpy.Environment
@@ -89,7 +90,7 @@ class StepEngine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `advance` has anything to do."""
+        """Whether `advance` has messages to send or actors to advance."""
         return bool(self._ready or self._unsent)
 
     def start(self, number: int, actors: Sequence[int]) -> None:
@@ -160,7 +161,7 @@ class StepEngine:
         graph = step.compiled.graph
         line = int(step.times.line[graph.channel[message]])
         if self._network.lines.mode[line] != SHARED:
-            # An exclusive line whose rate stays at zero: the receiver waits for ever, and the run stalls.
+            # The rate of this exclusive line stays at zero: the receiver waits for ever, and the run stalls.
             return
         step.unfinished += 1
         size_bytes = int(step.compiled.messages.size_bytes[message])

@@ -9,6 +9,7 @@ import simpy
 
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.migration import LayerTransfer
+from planner.check.paths import between_stages
 from planner.cost.synchronisation import update_edges
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
@@ -45,16 +46,16 @@ class Epoch:
         return self.ready_s.get(device, self.earliest_s)
 
     def communicating_pairs(self, scenario: Scenario, *, adapts: bool) -> dict[tuple[str, str], bool]:
-        """Return pairs (source, target) of devices; True if they also communicate outside of steps."""
+        """Return the pairs (source, target) of devices that communicate; True if also outside of steps.
+
+        With ``adapts``, a later plan may let any devices of neighbouring stages communicate.
+        """
         compiled = compile_step(self.plan, scenario)
         graph, actors = compiled.graph, compiled.actors
         channels = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)
         pairs = {(actors[sender], actors[receiver]): False for sender, receiver in channels}
         for pipeline in self.plan.pipelines if adapts else ():
-            for left, right in zip(pipeline.stages, pipeline.stages[1:], strict=False):
-                for one in left.replicas:
-                    for other in right.replicas:
-                        pairs |= {(one.device, other.device): False, (other.device, one.device): False}
+            pairs |= dict.fromkeys(between_stages(pipeline), False)
         pairs |= {(edge.sender, edge.receiver): True for edge in update_edges(self.plan, scenario)}
         return pairs | {(each.source, each.target): True for each in self.transfers}
 
@@ -89,14 +90,14 @@ class EpochRun:
         self.updates = AsyncUpdates(update_edges(plan, scenario), plan.synchronisation, actors)
         actor_of = {name: actor for actor, group in enumerate(self._groups) for name in group}
         self._transfer = StateTransfer(epoch.transfers, actor_of)
-        # Finished steps that ended after the ``until_s`` of the latest `run`; the policy has not seen them yet.
+        # Finished steps that ended after the ``until_s`` of the latest `run`, and that the policy has not observed yet.
         self._unseen: list[StepRun] = []
         self._transfer.send(self.network, epoch.first_step, epoch.ready_at_s)
         waiting = self._transfer.waiting
         self._enter(epoch.first_step, [actor for actor in range(len(actors)) if actor not in waiting])
 
     def run(self, until_s: float = math.inf) -> None:
-        """Process events up to ``until_s``; the policy does not see steps that end later."""
+        """Process events up to ``until_s``; the policy does not observe steps that end later."""
         unseen, self._unseen = self._unseen, []
         for step in unseen:
             self._finish(step, until_s)
@@ -105,7 +106,10 @@ class EpochRun:
             self._next_event(until_s)
 
     def receive_layers(self) -> float:
-        """Process events until all layers have arrived; return that time, seconds. No step finishes meanwhile."""
+        """Process events until all layers have arrived; return the time of the last arrival, seconds.
+
+        The policy observes no step meanwhile.
+        """
         begins_s = float(self._environment.now)
         self._advance(-math.inf)
         while self._transfer.waiting and self._environment.peek() < math.inf:
@@ -186,14 +190,14 @@ class EpochRun:
             self._engine.start(number, admitted)
 
     def _has_updates(self, number: int, actor: int) -> bool:
-        """Return whether an actor has the updates that a step needs; if so, move its clock to their last arrival."""
+        """Return whether the updates that an actor's step needs have arrived; if so, move its clock to the last one."""
         begins_s = self.updates.begin(number, actor, float(self._devices.clock_s[actor]))
         if begins_s is not None:
             self._devices.clock_s[actor] = begins_s
         return begins_s is not None
 
     def _finish(self, step: StepRun, until_s: float) -> None:
-        """Record a step that all actors have finished, and show it to the policy."""
+        """If all actors have finished a step, record the step and let the policy observe it."""
         if step.unfinished:
             return
         adapts = self.gate.adaptation is not None

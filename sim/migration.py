@@ -1,4 +1,4 @@
-"""Layers that travel from device to device before the first step of an epoch, over the network of that step."""
+"""Transfers of layers between devices before the first step of an epoch, over the network of the epoch."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,16 +22,16 @@ class LayerMessage(Message):
 
 
 class StateTransfer:
-    """All layers that travel before an epoch, and the actors that wait for them.
+    """The transfers of layers before an epoch, and the actors that wait for layers.
 
-    Messages between the same two devices leave in order, before those of the first step. Absences of devices are
-    ignored during the transfers: messages of absent devices still arrive.
+    Messages between the same two devices leave in order, before the messages of the first step. Absences of devices
+    are ignored during the transfers: messages of absent devices still arrive.
 
     Args:
         actor_of: Actor of each device that receives layers.
 
     Attributes:
-        end_s: Latest arrival of layers so far, seconds.
+        end_s: Latest arrival of layers so far, seconds from the start of the run.
     """
 
     def __init__(self, transfers: Sequence[LayerTransfer], actor_of: Mapping[str, int]) -> None:
@@ -67,7 +67,7 @@ def migrate_event(message: LayerMessage) -> Event:
 
 
 def travel_s(migration: Migration, scenario: Scenario, connections: int) -> float:
-    """Return the duration of a migration that starts with the run and has the links to itself, seconds.
+    """Return the duration of a migration that starts with the run, without other traffic on the links, seconds.
 
     Raises:
         RunError: A link stays at rate zero for ever.

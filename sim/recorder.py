@@ -45,9 +45,9 @@ class Recorder:
         return events
 
     def until(self, time_s: float, step: StepRun) -> EventLog:
-        """Return those events of an unfinished step that ended by ``time_s``; the step is about to be lost.
+        """Return the events of an unfinished step that ended by ``time_s``, when the step may be lost.
 
-        Parameter updates are left out: devices revert them when the step is lost.
+        Optimizer updates are left out, because devices revert them when the step is lost.
         """
         events = self._events(step)
         ended = events.columns["end_s"] <= time_s
@@ -154,7 +154,7 @@ class Recorder:
         )
 
     def _columns(self, kind: EventKind, step: StepRun, **given: NDArray[np.int64] | NDArray[np.float64]) -> Columns:
-        """Return all columns of events; columns that are not given hold the value for 'not applicable'."""
+        """Return all columns of events; columns that are not given hold -1, 0 or an empty name for 'not applicable'."""
         count = len(given["start_s"])
         blank = {"pipeline": -1, "stage": -1, "microbatch": -1, "size_bytes": 0, "staleness": -1}
         fixed = {**blank, "kind": self._number[kind], "peer": self._number[""], "step": step.number}
@@ -183,6 +183,6 @@ def _computed(compiled: CompiledStep) -> tuple[NDArray[np.int64], NDArray[np.int
 
 @lru_cache(maxsize=32)
 def _sent(compiled: CompiledStep) -> NDArray[np.int64]:
-    """Return the indices of messages between different devices; others go to a device's communication stream."""
+    """Return the indices of messages between different devices, not between a device and its communication stream."""
     names, actor = np.array(compiled.actors), compiled.actions.actor
     return np.flatnonzero(names[actor[compiled.messages.sender]] != names[actor[compiled.messages.receiver]])

@@ -1,4 +1,4 @@
-"""The simulator as a backend: runs a plan and a policy, like a real run, in a model of the cluster."""
+"""The simulator as a backend: runs a plan, with or without a policy, in a model of the cluster."""
 
 import math
 from itertools import groupby
@@ -35,8 +35,8 @@ class Simulator:
 
         Raises:
             InputError: The scenario cannot carry out the plan.
-            RunError: A link stays at rate zero for ever, or a device never returns, and others wait for it; or a
-                decision cannot be carried out.
+            RunError: Devices wait for a link that stays at rate zero, or for a device that never returns; or a decision
+                cannot be carried out.
         """
         check_plan(plan, scenario)
         if self._duration_s == math.inf:
@@ -50,12 +50,12 @@ class Simulator:
 class Run:
     """One run: epochs one after the other, with migrations between them.
 
-    Layers that a decision moves are sent as soon as their source has finished the previous step, and a device starts
-    the next step when it has received all its layers: there is no barrier. If devices leave and the policy continues
-    without them, unfinished steps are lost when the absence is detected; steps that all devices have finished are kept.
+    There is no barrier at a migration: layers are sent as soon as their source has finished the previous step, and a
+    device starts the next step when it has received all its layers. If devices leave and the policy continues without
+    them, unfinished steps are lost when the absence is detected; steps that all devices have finished are kept.
 
     Args:
-        adaptation: Plans of the other steps; None if all steps have the same plan.
+        adaptation: Decides the plans of later steps; None if all steps have the same plan.
     """
 
     def __init__(self, scenario: Scenario, plan: Plan, adaptation: Adaptation | None, stop: StopCondition) -> None:
@@ -80,10 +80,9 @@ class Run:
         return self._recorder.log()
 
     def _run_to_departure(self, epoch_run: EpochRun, plan: Plan) -> Epoch | None:
-        """Run an epoch until the absence of a device is detected and the policy continues without that device.
+        """Run an epoch, and return the next epoch if a device leaves and the policy continues without it.
 
-        Returns:
-            The next epoch; None if this epoch has run until no event is left.
+        If there is no such departure, the epoch runs until no event is left, and None is returned.
         """
         absences = noticed_absences(self._scenario.faults)
         if self._adaptation is not None and plan.synchronisation.method == "allreduce" and absences:
@@ -105,7 +104,7 @@ class Run:
     def _ask(
         self, adaptation: Adaptation, epoch_run: EpochRun, now_s: float, gone: tuple[str, ...], away: tuple[str, ...]
     ) -> Decision | None:
-        """Show the unfinished steps to the policy; they are lost if it continues without the absent devices."""
+        """Let the policy observe unfinished steps, which are lost if it continues without the absent devices."""
         lost = [self._recorder.until(now_s, step) for _, step in sorted(epoch_run.steps.items())]
         events = [event for part in lost for event in part]
         decision = adaptation.lose_devices(epoch_run.gate.next_step, events, gone, away)
@@ -137,7 +136,7 @@ class Run:
         return Epoch(start.plan, start.first_step, start.migration.moves, ended_s, min(ended_s.values()))
 
     def _check_traces(self, epoch_run: EpochRun) -> None:
-        """Refuse a run that lasts longer than a trace that ends: the link's later rate is unknown."""
+        """Refuse a run that lasts longer than a trace with ``ends``, after which the link's rate is unknown."""
         used = {link.name for route in epoch_run.network.routes for link in route.path}
         for link in self._scenario.cluster.links:
             trace = link.trace

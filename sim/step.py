@@ -18,7 +18,7 @@ from sim.network.connection import Message
 from sim.network.network import Network
 
 
-# A run asks for the same step time after time.
+# Cached, because a run records the same compiled step many times.
 @lru_cache(maxsize=32)
 def first_segments(compiled: CompiledStep) -> Ints:
     """Return, for each action segment, the first segment of its action, [actions].
@@ -32,16 +32,10 @@ def first_segments(compiled: CompiledStep) -> Ints:
 
 
 def jitter_factors(seed: int, step: int, count: int, deviation: float) -> NDArray[np.float64]:
-    """Return log-normal factors of mean 1 for the actions of a step, [count].
+    """Return log-normal factors of mean 1 and standard deviation ``deviation`` for the actions of a step, [count].
 
-    Raw Philox words are transformed by the inverse of the normal distribution: NumPy guarantees that raw words never
-    change, which it does not for its own normal numbers.
-
-    Args:
-        seed: Seed of the scenario.
-        step: Index of the training step.
-        count: Number of actions.
-        deviation: Standard deviation of the factors.
+    Raw words of the generator Philox, seeded with ``seed`` and the step's index, are transformed by the inverse of the
+    normal distribution. NumPy guarantees that raw words never change, but not that its normal numbers do not.
     """
     key = np.array([seed % 2**64, step], np.uint64)
     words = np.random.Philox(key=key).random_raw(count)
@@ -58,11 +52,11 @@ class StepRun:
         compiled: Actions and messages of the step.
         times: Durations of actions and messages.
         state: What has happened so far.
-        unfinished: Number of actors that have not finished the step, and of messages on shared lines that have not
-            departed.
-        begun_s: When each actor began the step, nan where it has not, [actors].
-        posted_s: When each actor posted its receives of the step, nan where it has not, [actors].
-        unposted: Messages whose receives are not posted, with their lines, by receiving actor.
+        unfinished: Number of actors that have not finished the step, plus the number of messages on shared lines that
+            have not departed.
+        begun_s: When each actor began the step, nan before, seconds, [actors].
+        posted_s: When each actor posted its receives of the step, nan before, seconds, [actors].
+        unposted: By receiving actor, pairs (line, message) of the messages whose receives are not posted.
     """
 
     number: int

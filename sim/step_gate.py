@@ -14,7 +14,7 @@ from planner.step.graph import Floats
 class StopCondition:
     """The end of a run: after a number of steps, or when a duration has passed.
 
-    Devices ask in any order of simulated time: if one device may start a step, all devices start it.
+    If one device has been allowed to start a step, all devices may start the step, even at a later time.
 
     Args:
         duration_s: Time from which no step starts, seconds from the start of the run.
@@ -33,16 +33,16 @@ class StopCondition:
 
 
 class StepGate:
-    """Holds actors back until they may start their next step, and shows finished steps to the policy.
+    """Holds actors back until they may start their next step, and lets the policy observe finished steps.
 
     With a policy, step k may start once all devices have finished step k - ``DECISION_LAG_STEPS``, from which the
     policy decides the plan of step k. The epoch ends before the first step of a decision that begins a new epoch.
 
     Attributes:
-        end_step: Step before which the epoch ends.
-        known_steps: Number of steps whose plan is known, counted from the start of the run.
+        end_step: Index after the last step of the epoch.
+        known_steps: Index after the last step whose plan is known.
         next_step: First step that not every actor has finished.
-        unfinished: Number of actors that have reached neither the end of the epoch nor a step that may not start.
+        unfinished: Number of actors that have reached neither the end of the epoch nor a step after the run's end.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class StepGate:
         return {actor for actors in self._undecided.values() for actor in actors}
 
     def admit(self, step: int, actors: Sequence[int], clock_s: Floats) -> list[int]:
-        """Return the actors that start a step now: those given, those that it has held back, or none."""
+        """Return the actors that start a step now: none, or the given ones and those that waited for this step."""
         if step == self.end_step:
             self.unfinished -= len(actors)
         elif step >= self.known_steps:
@@ -82,7 +82,7 @@ class StepGate:
         return []
 
     def finish(self, step: int, events: EventLog, over_s: float) -> Decision | None:
-        """Take note that all actors have finished a step; return what the policy decides on seeing it."""
+        """Record that all actors have finished a step at ``over_s`` seconds; return the policy's decision, or None."""
         self.next_step = max(self.next_step, step + 1)
         if self.adaptation is None:
             return None
@@ -93,7 +93,7 @@ class StepGate:
         return decision
 
     def release(self) -> list[int]:
-        """Return the actors that have waited for the plan of the last known step."""
+        """Return the actors that waited for the plan of the last step whose plan is known."""
         return self._undecided.pop(self.known_steps - 1, [])
 
     def _end_before_next_epoch(self) -> None:

@@ -20,7 +20,7 @@ def check_paths(plan: Plan, scenario: Scenario) -> None:
 def communicating_pairs(plan: Plan, scenario: Scenario) -> Iterator[tuple[str, str]]:
     """Yield the (source, target) devices between which the plan sends bytes; pairs may repeat."""
     for pipeline in plan.pipelines:
-        yield from _between_stages(pipeline)
+        yield from between_stages(pipeline)
         for stage in pipeline.stages:
             for replica in stage.replicas:
                 yield from _both_ways(combinations(replica.devices, 2))
@@ -44,7 +44,8 @@ def used_links(plan: Plan, scenario: Scenario) -> tuple[Link, ...]:
     return tuple(dict.fromkeys(link for path in paths for link in path))
 
 
-def _between_stages(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
+def between_stages(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
+    """Yield the (source, target) devices of neighbouring stages of a pipeline, in both directions."""
     for senders, receivers in zip(pipeline.stages, pipeline.stages[1:], strict=False):
         pairs = ((s.device, r.device) for s in senders.replicas for r in receivers.replicas)
         yield from _both_ways((source, target) for source, target in pairs if source != target)
@@ -71,7 +72,7 @@ def check_traces_last(scenario: Scenario, plan: Plan, steps: int) -> None:
     """
     used = [link for link in used_links(plan, scenario) if link.trace is not None and link.trace.ends]
     if not used or scenario.effects.compute.jitter:
-        # With jitter there is no lower bound on the run's length; the simulator stops the run where the trace ends.
+        # With jitter there is no lower bound on the run's length; the simulator refuses a run that has lasted too long.
         return
     shortest_s = steps * step_at_least_s(scenario, plan)
     for link in used:

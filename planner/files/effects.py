@@ -1,7 +1,7 @@
 """Reads the ``effects`` of a scenario on network, compute and memory.
 
-The speed of a device over time may be a CSV file with the header ``time_s,speed``. A speed holds from its row's time to
-that of the next row, and the last speed to the end of the run; before the first row the speed is 1.
+The speed of a device over time may be a CSV file with the header ``time_s,speed``. A speed holds from the time of its
+row to the time of the next row, the last speed to the end of the run; before the first row, the speed is 1.
 """
 
 from collections.abc import Sequence

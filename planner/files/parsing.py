@@ -58,24 +58,24 @@ def parse(kind: type[Data], document: Document, value: Any, location: Location =
 
 
 def _adapter(kind: type[Data]) -> TypeAdapter[Data]:
-    """Return an adapter, cached for dataclasses: making one takes longer than reading many files with it."""
+    """Return an adapter, cached for dataclasses, because making an adapter takes longer than reading many files."""
     return cached_adapter(kind) if isinstance(kind, type) and is_dataclass(kind) else TypeAdapter(kind)
 
 
 @cache
 def cached_adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    """Return the one adapter of a type, which is made at the first call."""
+    """Return the adapter of a type, which is made at the first call for this type."""
     return TypeAdapter(kind)
 
 
 def reported(convert: Any) -> Any:
-    """Return a validator that calls ``convert`` and turns its `InputError` into one that pydantic locates."""
+    """Return a validator that calls ``convert``; an `InputError` becomes an error whose place pydantic reports."""
 
     def validate(value: object) -> Any:
         try:
             return convert(value)
         except InputError as error:
-            # Braces in the text would be taken for placeholders.
+            # The message is a value, not part of the template: pydantic would take its braces for placeholders.
             raise PydanticCustomError("input", "{problem}", {"problem": error.problem, "valid": error.valid}) from None
 
     return validate
@@ -100,7 +100,7 @@ def _first_error(error: ValidationError, kind: type, document: Document, value: 
 
 
 def _inside(value: Any, location: Location) -> Location:
-    """Return the prefix of a location that exists in ``value``; pydantic appends names of union members to it."""
+    """Return the part of a location that exists in ``value``, without the names of union members that pydantic adds."""
     for depth, key in enumerate(location):
         if isinstance(value, dict):
             value = value.get(key)
@@ -152,7 +152,7 @@ def _text(example: str) -> WithJsonSchema:
 
 
 def _above_zero(convert: Callable[[object], float]) -> Callable[[object], float]:
-    """Return ``convert`` restricted to results above zero, for rates by which code divides."""
+    """Return ``convert`` with a check that the result, a rate by which other code divides, is above zero."""
 
     def checked(text: object) -> float:
         value = convert(text)

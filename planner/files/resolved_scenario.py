@@ -1,8 +1,8 @@
 """A resolved scenario as JSON: all files read, all quantities in SI units, all defaults written out.
 
 The keys are the fields of the dataclasses in `planner.scenario`. Infinite values (the end of an endless absence, the
-rate of an unlimited network interface) are ``null``, since JSON has no infinity. A missing field, as in files of older
-versions, gets its default.
+rate of an unlimited network interface) are ``null``, since JSON has no infinity. A field that is missing, because an
+older version wrote the file, gets its default.
 """
 
 import json

@@ -26,7 +26,7 @@ _PUBLISHED = (one_f_one_b, zb_h1, zb_h2, interleaved_one_f_one_b, zb_v)
 
 
 def compact_zb(problem: SchedulingProblem) -> Orders:
-    """Return orders with little idle time, over slow links too [assumed: ours, after DeepCEE/SpanTrain].
+    """Return orders with little idle time, also over slow links [assumed: ours, after DeepCEE/SpanTrain].
 
     Published zero-bubble schedules assume one transfer cost and equal stages. Here, every stage has its own times of F,
     I and W, every link has its own latency and transmission time, microbatches may differ, and the orders respect
@@ -48,7 +48,7 @@ def compact_zb(problem: SchedulingProblem) -> Orders:
 
     The makespan is never longer than that of 1F1B, ZB-H1 or any other published schedule within the same limits. On the
     instances of the bench `schedules` it is 0.04 % above the proved optimum on average, 2.2 % at worst. Microbatches
-    that differ may be run in another order than that of their indices.
+    that differ in size may run in another order than that of their indices.
 
     Raises:
         InputError: A microbatch does not fit into a worker's memory.
@@ -75,11 +75,9 @@ def published(problem: SchedulingProblem) -> list[Orders]:
 
 
 def compact(problem: SchedulingProblem, starts: Sequence[Orders]) -> Orders:
-    """Return the orders with the least makespan that the search finds.
+    """Return the orders with the least makespan that the search finds, beginning with the orders ``starts``.
 
-    Args:
-        problem: The pipeline to put in order.
-        starts: Initial orders within the problem's limits; the result's makespan is no longer than any of theirs.
+    All of ``starts`` are within the problem's limits, and none of them has a shorter makespan than the result.
 
     Raises:
         InputError: A microbatch does not fit into a worker's memory.

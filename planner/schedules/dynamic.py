@@ -3,9 +3,9 @@
 Actions are F (forward) and B (backward), or F, I (input gradient) and W (weight gradient). A free worker starts:
 
 1. A ready I or B. If the activations that an I recomputes do not fit into memory, a ready W goes first.
-2. Otherwise a ready F that its stage's limits allow: fewer than ``in_flight`` microbatches between the start of F and
-   the end of I or B, and enough memory, with room left for one microbatch of every later stage of the worker and for
-   the activations that one backward recomputes.
+2. Otherwise a ready F, if its stage has fewer than ``in_flight`` microbatches between the start of F and the end of I
+   or B, and if there is enough memory: for this F, for one microbatch of every later stage of the worker, and for the
+   activations that one backward recomputes.
 3. Otherwise a ready W.
 
 Among ready actions of one kind, the lowest microbatch goes first, then the later stage. An input that arrives at the
@@ -29,9 +29,7 @@ from traces.common.errors import InputError
 def dynamic_orders(problem: SchedulingProblem, split: bool) -> Orders:
     """Return the orders that result from the module's rule at the problem's exact times.
 
-    Args:
-        problem: The pipeline to put in order.
-        split: Whether backwards are split into I and W; they are whole (B) otherwise.
+    With ``split``, backwards are split into I and W; otherwise they are whole (B).
 
     Raises:
         InputError: A microbatch does not fit into a worker's memory.
@@ -73,8 +71,6 @@ class DynamicChoice:
     """The remaining actions of one worker in one step, and the choice among the ready ones by the module's rule.
 
     Args:
-        problem: Pipeline of the worker.
-        worker: Number of the worker in the pipeline.
         messages: Every action of the worker in the step, with the number of messages that the action waits for.
     """
 
@@ -100,8 +96,10 @@ class DynamicChoice:
         return len(self._missing)
 
     def arrive(self, action: Action) -> None:
-        """Record the arrival of one message that ``action`` waits for."""
-        self._supply(action)
+        """Record that one input of ``action`` is there: a message, or the result of an action of the same worker."""
+        self._missing[action] -= 1
+        if not self._missing[action]:
+            self._ready.add(action)
 
     def best(self) -> Action | None:
         """Return the action that the module's rule starts next; None if no action may start now."""
@@ -123,7 +121,7 @@ class DynamicChoice:
             self._held_bytes[action.stage] += self._problem.activation_bytes[action.stage, action.microbatch]
 
     def finish(self, action: Action) -> None:
-        """Record the end of an action; actions that waited for it alone become ready."""
+        """Record the end of an action; the actions that waited only for this action become ready."""
         stage, microbatch = action.stage, action.microbatch
         del self._missing[action]
         saved_bytes = float(self._problem.weight_bytes[stage, microbatch])
@@ -134,12 +132,7 @@ class DynamicChoice:
         elif action.kind is Kind.BACKWARD_WEIGHT:
             self._held_bytes[stage] -= saved_bytes
         for follower in self._followers[action]:
-            self._supply(follower)
-
-    def _supply(self, action: Action) -> None:
-        self._missing[action] -= 1
-        if not self._missing[action]:
-            self._ready.add(action)
+            self.arrive(follower)
 
     def _allowed(self, action: Action) -> bool:
         """Return whether the stage's ``in_flight`` and the worker's memory allow a forward to start."""
@@ -152,7 +145,7 @@ class DynamicChoice:
         return bool(self._problem.activation_bytes[stage, action.microbatch] <= room_bytes)
 
     def _has_room(self, action: Action) -> bool:
-        """Return whether the activations that an I recomputes fit into memory; always True where no W is pending."""
+        """Return whether the activations that an I recomputes fit into memory."""
         if not self._reserve_bytes:
             return True
         room_bytes = float(self._problem.capacity_bytes[self._worker]) - sum(self._held_bytes.values())
@@ -164,7 +157,7 @@ def _rank(action: Action) -> tuple[int, int]:
 
 
 def _before(action: Action) -> tuple[Action, ...]:
-    """Return the actions, of any worker, whose outputs an action needs; some may have a stage that does not exist."""
+    """Return the actions whose outputs an action needs, of any worker; a returned stage may not exist."""
     stage, microbatch = action.stage, action.microbatch
     if action.kind is Kind.FORWARD:
         return (Action(stage - 1, Kind.FORWARD, microbatch),)

@@ -10,7 +10,7 @@ from traces.common.errors import InputError
 
 
 def gpipe(problem: SchedulingProblem) -> Orders:
-    """Return the orders of GPipe: all forwards, then all backwards (Huang et al., 2019) [paper].
+    """Return the orders of GPipe: first all forwards, after them all backwards (Huang et al., 2019) [paper].
 
     With P = 3 stages and M = 4 microbatches::
 
@@ -19,8 +19,9 @@ def gpipe(problem: SchedulingProblem) -> Orders:
         stage 2  .. .. F0 F1 F2 F3 B0 B1 B2 B3 .. ..
 
     The makespan of equal stages without transfer time is (M + P - 1)(F + B). Every stage holds M microbatches at once;
-    ``in_flight`` and memory are ignored. A worker with several stages runs all F of its first stage, then of its
-    second, and so on, and B from its last stage to its first (looped, breadth-first: Lamy-Poirier, 2023 [paper]).
+    ``in_flight`` and memory are ignored. A worker with several stages runs the F of one stage after the other, from its
+    first stage to its last, and the B from its last stage to its first (looped, breadth-first: Lamy-Poirier, 2023
+    [paper]).
     """
     microbatches = range(problem.microbatches)
     return Orders.from_actions(
@@ -33,7 +34,7 @@ def gpipe(problem: SchedulingProblem) -> Orders:
 
 
 def one_f_one_b(problem: SchedulingProblem) -> Orders:
-    """Return the orders of 1F1B: a warm-up of forwards, then a backward and a forward in turn.
+    """Return the orders of 1F1B: after a warm-up of forwards, a backward and a forward in turn.
 
     The schedule is PipeDream-Flush (Narayanan et al., 2021) [paper]. With P = 3 stages, M = 4 microbatches and an
     ``in_flight`` of 3, 2 and 1::
@@ -62,13 +63,13 @@ def interleaved_one_f_one_b(problem: SchedulingProblem) -> Orders:
         worker 0  0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 ... 2B2 ... 2B3 0B2 0B3
         worker 1  ... 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3 ...
 
-    Microbatches run in groups of P. A worker runs the forwards of a group on its first stage, then on its second, and
-    so on, and the backwards from its last stage to its first. Worker w runs (V - 1)P + 2(P - 1 - w) forwards as its
-    warm-up, then one more forward and a backward in turn. With F and B the times of one stage, equal for all stages,
-    and no transfer time, the makespan is MV(F + B) + (P - 1)(F + B). At equal work per worker, the bubble is 1/V of
-    that of 1F1B, and the traffic is V times as large. The orders are those of torch.distributed.pipelining where P
-    divides M; otherwise the last group is smaller. Where these orders exceed ``in_flight`` or memory, the orders of
-    `planner.schedules.dynamic.dynamic_orders`, which respect both, are returned instead.
+    Microbatches run in groups of P. A worker runs the forwards of a group on one stage after the other, from its first
+    to its last, and the backwards from its last stage to its first. Worker w runs (V - 1)P + 2(P - 1 - w) forwards as
+    its warm-up, after which one forward and one backward alternate. With F and B the times of one stage, equal for all
+    stages, and no transfer time, the makespan is MV(F + B) + (P - 1)(F + B). At equal work per worker, the bubble is
+    1/V of that of 1F1B, and the traffic is V times as large. If P divides M, the orders equal those of
+    torch.distributed.pipelining; otherwise the last group is smaller. If these orders exceed ``in_flight`` or memory,
+    the orders of `planner.schedules.dynamic.dynamic_orders`, which respect both, are returned instead.
 
     Raises:
         InputError: Stage s is not on the same worker as stage s - P, or a microbatch does not fit into memory.

@@ -2,9 +2,9 @@
 
 Every F (forward), I (input gradient) and W (weight gradient) is an interval on its worker, and every transfer is an
 interval on its channel; intervals on one worker or channel do not overlap. ``in_flight`` and memory are constraints.
-Equal microbatches keep their order, and whole backwards (B) are left out; neither excludes the optimum, since I and W
-in place of a B never end later. A proof takes tenths of a second for 4 stages and 8 microbatches, and half a minute
-for 8 stages and 32 microbatches.
+Equal microbatches keep their order, and no backward is whole (B); neither excludes the optimum, since I and W in place
+of a B never end later. A proof takes tenths of a second for 4 stages and 8 microbatches, and half a minute for 8 stages
+and 32 microbatches.
 
 The solver works in whole ticks of time. A tick is a common divisor of all times if they have one (1 ms if all are whole
 milliseconds), which is exact. Otherwise it is a millionth of the initial orders' makespan, and times are rounded down,
@@ -28,19 +28,13 @@ from traces.common.errors import InputError
 
 LIMIT_S = 60.0
 
-# Largest relative distance of a makespan from its lower bound at which it counts as optimal: rounding to ticks.
+# Largest relative distance from its lower bound at which a makespan counts as optimal; it allows for rounding to ticks.
 _PROVED = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The orders that the solver found within its time limit.
-
-    Attributes:
-        orders: Orders with the least makespan found.
-        makespan_s: Makespan of ``orders``, seconds.
-        bound_s: Lower bound on the makespan of any orders, seconds.
-    """
+    """The orders that the solver found within its time limit, and a lower bound, ``bound_s``, on any makespan."""
 
     orders: Orders
     makespan_s: float
@@ -67,11 +61,9 @@ def optimal(problem: SchedulingProblem) -> Orders:
 
 
 def solve(problem: SchedulingProblem, limit_s: float = LIMIT_S) -> Solution:
-    """Return the orders with the least makespan that the solver finds, starting from the orders of ``compact-zb``.
+    """Return the orders with the least makespan that the solver finds in ``limit_s`` seconds, with two threads.
 
-    Args:
-        problem: The pipeline to put in order.
-        limit_s: Time limit of the solver, seconds.
+    The search starts from the orders of ``compact-zb``.
 
     Raises:
         InputError: OR-tools is not installed, or a microbatch does not fit into a worker's memory.
@@ -109,7 +101,7 @@ def _actions(orders: Orders) -> list[tuple[int, int, int]]:
 
 
 def _by_start(problem: SchedulingProblem, starts: Mapping[tuple[int, int, int], int]) -> Orders:
-    """Return orders sorted by the actions' start ticks; of actions that start together, F goes before I before W."""
+    """Return orders sorted by the actions' start ticks; of actions that start together, F comes first and W last."""
     rows: list[list[Action]] = [[] for _ in range(problem.worker_count)]
     for kind, stage, microbatch in sorted(starts, key=lambda action: (starts[action], *action)):
         rows[problem.workers[stage]].append(Action(stage, KINDS[kind], microbatch))

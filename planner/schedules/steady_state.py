@@ -2,8 +2,8 @@
 
 Actions are F (forward), B (backward), I (input gradient) and W (weight gradient). 1F1B, ZB-H1 and ZB-H2 differ only in
 two numbers per stage: the depth, which is the number of forwards before the first backward, and the deferral, which is
-the number of W that may wait. A stage runs fewer forwards ahead of its backwards than its depth where the preceding
-stage runs fewer, since the order could deadlock otherwise, and where memory is too small.
+the number of W that may wait. A stage runs fewer forwards ahead of its backwards than its depth in two cases: if the
+preceding stage runs fewer, since the order could deadlock otherwise, or if memory is too small.
 """
 
 from collections import deque
@@ -20,19 +20,14 @@ def steady_state_orders(
 ) -> Orders:
     """Return the orders of a pipeline in which every worker holds one stage.
 
-    Args:
-        problem: The pipeline to put in order.
-        depths: Limit on the forwards of a stage before its first backward, [stages].
-        deferrals: Limit on the W of a stage that wait after an I, [stages]; None for whole backwards (B).
+    ``depths`` limits the forwards of a stage before its first backward, [stages]; ``deferrals`` limits the W of a stage
+    that wait after an I, [stages], and is None for whole backwards (B).
 
     Raises:
         InputError: A microbatch does not fit into a worker's memory.
     """
-    change_bytes, recomputed_bytes, reserve_bytes = (
-        problem.change_bytes,
-        problem.recomputed_bytes,
-        problem.reserve_bytes,
-    )
+    change_bytes, recomputed_bytes = problem.change_bytes, problem.recomputed_bytes
+    reserve_bytes = problem.reserve_bytes
     rows: dict[int, list[Action]] = {}
     begun_before = [problem.microbatches] * problem.microbatches
     for stage, worker in enumerate(problem.workers):
@@ -68,7 +63,7 @@ class _StageOrder:
     def fill(self, depth: int, begun_before: Sequence[int]) -> list[int]:
         """Add all actions, and return the number of forwards before each backward, [microbatches].
 
-        ``begun_before`` is the result for the preceding stage, an upper limit on the result.
+        ``begun_before`` is the result for the preceding stage; the numbers of this stage are not above it.
         """
         begun = []
         for microbatch, limit in enumerate(begun_before):

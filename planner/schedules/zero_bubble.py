@@ -58,7 +58,7 @@ def zb_h2(problem: SchedulingProblem) -> Orders:
 
 
 def zb_v(problem: SchedulingProblem) -> Orders:
-    """Return the orders of ZB-V, which has no bubble within the memory of 1F1B, and twice the traffic.
+    """Return the orders of ZB-V, which has no bubble, the memory of 1F1B, and twice the traffic of 1F1B.
 
     The 2P stages lie in a V: worker w of P holds stages w (down) and 2P - 1 - w (up), so that the first and the last
     stage are both on worker 0. With P = 2 workers and M = 4 microbatches::

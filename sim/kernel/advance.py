@@ -1,7 +1,7 @@
-"""Advances devices in compiled code: each works until it needs a message whose arrival time is not known yet.
+"""Advances devices in compiled code: each device works until it needs a message whose arrival is not known yet.
 
 Actions in a fixed order and messages over exclusive lines need no SimPy events: their times follow from earlier ones.
-Only messages on shared lines are returned, for connections to send.
+Only messages on shared lines are returned, which connections send.
 """
 
 from typing import NamedTuple
@@ -33,7 +33,7 @@ class StepState(NamedTuple):
         sending: Number of messages on shared lines whose departure an actor waits for, [actors].
         unsent: Output of `advance`: messages that it left to connections, [messages].
         finished: Output of `advance`: actors that have finished the step, [actors].
-        stack: Working memory of `advance`: actors that go on next, [2 * actors].
+        stack: Working memory of `advance`: actors to advance next, [2 * actors].
     """
 
     position: Ints
@@ -60,7 +60,7 @@ class StepTimes(NamedTuple):
         latency_s: Latency of a message on a line of constant latency, jitter included, [messages].
         jitter_s: Delay by jitter of a message on a line of varying latency, [messages].
         line: Line of each channel, [channels].
-        blocking: Whether sender and receiver do nothing else while a message is under way, [messages].
+        blocking: Whether sender and receiver compute nothing while a message is under way, [messages].
     """
 
     duration_s: Floats
@@ -134,9 +134,9 @@ def new_state(graph: StepGraph) -> StepState:
 
 @inner
 def _occupied(devices: Devices, actor: int, ready_s: float, duration_s: float) -> tuple[float, float]:
-    """Return when an action that could start at ``ready_s`` starts and ends; infinity if it never does.
+    """Return when an action that could start at ``ready_s`` starts and ends, seconds; infinity if it never does.
 
-    An action under way when its device leaves is lost, and starts again when the device returns.
+    An action that its device carries out when the device leaves is lost, and starts again when the device returns.
     """
     start_s = ready_s
     table = devices.speed_table[actor]
@@ -160,7 +160,7 @@ def _occupied(devices: Devices, actor: int, ready_s: float, duration_s: float) -
 
 @inner
 def _transmit(graph: StepGraph, times: StepTimes, lines: Lines, state: StepState, message: int, now_s: float) -> bool:
-    """Transmit a message at ``now_s`` unless its line is shared; return whether its arrival is known."""
+    """Transmit a message at ``now_s`` unless its line is shared; return whether the message's arrival is known."""
     state.sent_s[message] = now_s
     channel = graph.channel[message]
     line = times.line[channel]
@@ -203,7 +203,7 @@ def advance(
     state: StepState,
     ready: Ints,
 ) -> tuple[int, int]:
-    """Advance the ready actors of a step, and the actors that wait for their messages, until every actor waits.
+    """Advance the ready actors of a step, and the actors that receive their messages, until every actor waits.
 
     Returns:
         Number of messages put into ``state.unsent``, and of actors put into ``state.finished``, in order of events.

@@ -97,7 +97,7 @@ def join_tables(tables: Sequence[RateTable]) -> RateTables:
 
 @njit(cache=True)
 def find_piece(tables: RateTables, table: int, time_s: float) -> tuple[int, float]:
-    """Return the piece that holds at ``time_s``, and the shift of the table's times in that repetition, seconds."""
+    """Return the piece that holds at ``time_s``, and the shift of the table's times in this repetition, seconds."""
     shift_s = 0.0
     duration_s = tables.duration_s[table]
     if time_s >= duration_s:

@@ -13,7 +13,7 @@ from sim.network.routes import Route
 from sim.network.shared_links import SharedLinks
 from sim.network.single_link import FairLink, FifoLink
 
-# Parts of a window that are acknowledged separately: acknowledgements come while the window is still being sent.
+# Number of parts of a window that are acknowledged one by one, since acknowledgements arrive while a window is sent.
 _PARTS = 16
 
 # Halvings after which every window has its initial size.
@@ -24,8 +24,8 @@ class SendWindow:
     """The congestion window of a TCP sender: the sum over all parallel connections of one direction.
 
     At most a window of bytes is unacknowledged; bytes are acknowledged one round trip after they left. In slow start
-    each acknowledged byte increases the window by one byte (RFC 5681), as long as the sender fills the window. The
-    window halves for each retransmission timeout that the sender is idle (RFC 2861, as Linux implements it).
+    each acknowledged byte increases the window by one byte (RFC 5681), as long as the sender fills the window. While
+    the sender is idle, the window halves at every retransmission timeout (RFC 2861, as Linux implements it).
 
     Args:
         initial_bytes: Initial window, bytes.
@@ -81,7 +81,7 @@ class SendWindow:
             latest_bytes = self._unacknowledged[-1][2]
             _, part_bytes, in_flight_bytes = self._unacknowledged.popleft()
             # Linux grows a window to at most twice the bytes in flight. A sender that fills the path also fills the
-            # buffer in front of the path.
+            # buffer before the path.
             useful_bytes = 2 * min(max(in_flight_bytes, latest_bytes), max(path_bytes, self._initial_bytes))
             self._window_bytes = max(self._window_bytes, min(self._window_bytes + part_bytes, useful_bytes))
             self._in_flight_bytes -= part_bytes
@@ -107,7 +107,6 @@ class Message:
     """A message on a shared line.
 
     Attributes:
-        step: Training step that it belongs to.
         number: Index of the message in the step's graph; -1 for messages outside of the graph.
         size_bytes: Size of the payload, bytes.
         ready_s: Time at which the sender has the message ready, seconds; may be later than the current time.
@@ -151,7 +150,7 @@ class Connection:
         effects, route = self._effects, self._route
         self._ceiling_bps = route.ceiling_bps
         if effects.cold_start:
-            # Where packets are lost, the route's ceiling already holds what windows let through in the long run.
+            # If packets are lost, the route's ceiling is already the rate that windows allow in the long run.
             if not route.loses_packets:
                 self._window_bytes = effects.window_bytes * route.connections
                 self._ceiling_bps = math.inf
@@ -166,8 +165,8 @@ class Connection:
         if len(self._queue) == 1:
             self._await_start()
 
-    # These methods are callbacks in place of one SimPy process per connection, with which runs over shared links took
-    # 25 % longer.
+    # The methods below are callbacks in place of one SimPy process per connection; with processes, runs over shared
+    # links took 25 % longer.
 
     def _await_start(self) -> None:
         """Wait until the first message of the queue can leave, and transmit it."""
@@ -180,7 +179,7 @@ class Connection:
             self._transmit_window()
 
     def _transmit_window(self, _: Timer | None = None) -> None:
-        """Transmit the next part of the message, at most one window: the links queue no more than that at a time."""
+        """Transmit the next part of the message, at most one window, since links queue no more at a time."""
         sent_bytes = min(self._left_bytes, self._window_bytes)
         self._left_bytes -= sent_bytes
         self._link.start(self._flow(sent_bytes, self._queue[0].size_bytes))

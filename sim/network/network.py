@@ -20,7 +20,7 @@ class Network:
     """All lines between communicating devices.
 
     Args:
-        pairs: Ordered pairs of devices; True if the pair needs a `Connection` even on links that no other pair uses.
+        pairs: Ordered pairs of devices; True if the pair needs a `Connection` even if it shares no link.
 
     Attributes:
         lines: Lines in arrays; `sim.kernel.advance` transmits over those that are not `SHARED`.
@@ -59,7 +59,7 @@ class Network:
 
 
 def _make_lines(routes: Sequence[Route], exclusive: Sequence[bool], scenario: Scenario) -> Lines:
-    """Return the lines of some routes, given which of them share no link."""
+    """Return the lines of some routes; ``exclusive`` says of each route whether it shares no link."""
     effects = scenario.effects.network
     tables: list[RateTable] = []
     modes, rate_numbers, latency_numbers = [], [], []
@@ -114,8 +114,8 @@ def _shared_links(environment: simpy.Environment, routes: Sequence[Route], scena
     shared: dict[str, SharedLink] = {}
     for names in group_links(routes):
         own = [route for route in routes if route.link_names[0] in names]
-        # Large windows put whole messages into a link's queue. Losses keep windows small, so that the packets of all
-        # senders alternate on a link.
+        # Large windows put whole messages into a link's queue. Packet losses keep windows small, so that the packets of
+        # all senders alternate on a link.
         queues = scenario.effects.network.cold_start and not any(route.loses_packets for route in own)
         group: SharedLink
         if not _is_one_link(names, own):
@@ -128,7 +128,7 @@ def _shared_links(environment: simpy.Environment, routes: Sequence[Route], scena
 
 
 def _is_one_link(names: set[str], routes: Sequence[Route]) -> bool:
-    """Return whether routes share one link only, with the same ceiling whatever a message's size."""
+    """Return whether routes share only one link, with equal ceilings that do not depend on the message's size."""
     return (
         len(names) == 1
         and len({route.ceiling_bps for route in routes}) == 1

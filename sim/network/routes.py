@@ -1,8 +1,8 @@
 """Routes of lines, and the links that limit the rate of each route.
 
 A line is one direction between two devices. Times on exclusive links are computed directly; only shared links need
-events. A link that the lines over it can never fill limits none of them and is ignored, for example the network
-interface of a host behind a slow wide-area link.
+events. A link that its lines together can never fill does not limit them and is ignored, for example the network
+interface of a host whose traffic all passes a slow wide-area link.
 """
 
 import math
@@ -26,8 +26,8 @@ class Route:
         path: All links from the source to the target.
         binding: Links of the path that can limit the line's rate.
         connections: Number of TCP connections.
-        ceiling_bps: Highest rate on the wire of each connection, bits per second; infinite if neither windows nor
-            losses limit it.
+        ceiling_bps: Highest rate on the wire of each connection, bits per second; infinite if neither the TCP window
+            nor packet losses limit the rate.
     """
 
     source: str

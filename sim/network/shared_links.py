@@ -57,9 +57,9 @@ def max_min_rates(flows: Sequence[Flow], capacity_bps: Mapping[str, float]) -> l
 
 
 def first_come_rates(flows: Sequence[Flow], capacity_bps: Mapping[str, float]) -> list[float]:
-    """Return the rate of each flow in bits per second where flows queue before links: first come, first served.
+    """Return the rate of each flow in bits per second on links that serve flows first come, first served.
 
-    A flow that waits for one of its links does not hold up others on the rest of its path.
+    A flow that waits for one of its links does not delay other flows on the other links of its path.
 
     Args:
         flows: Flows in order of their starts; each gets the rate that the earlier flows leave.
@@ -119,7 +119,7 @@ class SharedLinks:
             self._updated_s = now_s
 
     def _expire(self, timer: Timer) -> None:
-        """Complete flows without remaining bits, share the links among the other flows, and set the next timer."""
+        """End the flows without remaining bits, share the links among the other flows, and set the next timer."""
         if timer is not self._timer:
             return
         self._timer = None

@@ -12,12 +12,12 @@ from sim.kernel.piecewise import RateTables, moved, time_of
 
 
 class FairLink:
-    """A link that connections with the same ceiling share equally, however the link's rate changes.
+    """A link that connections with the same ceiling share equally; the link's rate may change.
 
     This is processor sharing in virtual time (the idea of fair queueing: Demers, Keshav and Shenker, 1989). The virtual
-    time counts the bits that each connection has been given since the start: a message of b bits that starts at virtual
-    time v departs at v + b, whatever starts, departs or changes its rate meanwhile. A change of the link's rate needs
-    no event either, since the next departure follows from the integral of the rate.
+    time is the number of bits that each connection has been given since the start: a message of b bits that starts at
+    virtual time v departs at v + b, whether or not other messages start or depart meanwhile. A change of the link's
+    rate needs no event, since the next departure follows from the integral of the rate.
     """
 
     def __init__(self, environment: simpy.Environment, tables: RateTables, table: int) -> None:
@@ -41,7 +41,7 @@ class FairLink:
         """Add a flow to the link."""
         now_s = self._environment.now
         self._progress(now_s)
-        # A new flow delays the others: an earlier timer expires too early, and is then set again.
+        # A new flow delays the present ones: the present timer expires before the next departure, and is set again.
         self._due_bits = 0.0
         bits = self._virtual_bits + flow.bits / flow.weight
         is_first = not self._flows or bits < self._flows[0][0]
@@ -63,7 +63,7 @@ class FairLink:
             self._updated_s = now_s
 
     def _expire(self, timer: Timer) -> None:
-        """Complete flows whose virtual departure time is reached, and set a timer for the next departure."""
+        """End the flows whose virtual departure time is reached, and set a timer for the next departure."""
         if timer is not self._timer:
             return
         self._timer = None
@@ -102,8 +102,8 @@ class FairLink:
 class FifoLink:
     """A link with a queue of whole flows: first in, first out.
 
-    A TCP window of bytes leaves its sender at once and waits in the buffer in front of the link. A later flow does not
-    delay these bytes, as it would on a `FairLink`.
+    A TCP window of bytes leaves its sender at once and waits in the buffer before the link. Later flows do not delay
+    these bytes; on a `FairLink` they would.
     """
 
     def __init__(self, environment: simpy.Environment, tables: RateTables, table: int) -> None:

@@ -26,12 +26,9 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_file(path: Path, shape: TypeAdapter[Value], described_in: str) -> Value:
-    """Return the content of a JSON file, checked against ``shape``.
+    """Return the content of a JSON file as the type of the adapter ``shape``.
 
-    Args:
-        path: Path of the file.
-        shape: Adapter of the type that the file must have.
-        described_in: Name of the module that describes the file, for the message.
+    ``described_in`` is the name of the module that describes the file, for the message.
 
     Raises:
         InputError: The file cannot be read or has another shape.
@@ -46,7 +43,11 @@ def read_file(path: Path, shape: TypeAdapter[Value], described_in: str) -> Value
 
 
 def pick(choices: Mapping[Key, Value], key: Key, what: str, *, where: str) -> Value:
-    """Return the entry of a key; if there is none, raise an InputError that lists the keys, which ``what`` names."""
+    """Return the entry of a key.
+
+    Raises:
+        InputError: There is no such key; the message lists all keys, and says with ``what`` what a key names.
+    """
     if key not in choices:
         raise unknown_name(what, str(key), map(str, choices), where=where)
     return choices[key]

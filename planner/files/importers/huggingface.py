@@ -52,7 +52,7 @@ class _Config:
         self.sizes: dict[str, Any] = {name: self.number(key, 0) for name, key in names.items()}
 
     def number(self, key: str, otherwise: int) -> int:
-        """Return the value of a key, checked to be an int above zero; ``otherwise`` if the key is missing or null."""
+        """Return the value of a key, which must be an int above zero; ``otherwise`` if the key is missing or null."""
         value = self._values.get(key)
         if value is None:
             return otherwise
@@ -63,14 +63,14 @@ class _Config:
         return value
 
     def flag(self, key: str, otherwise: bool) -> bool:
-        """Return the value of a key, checked to be a bool; ``otherwise`` if the key is missing."""
+        """Return the value of a key, which must be a bool; ``otherwise`` if the key is missing."""
         value = self._values.get(key, otherwise)
         if type(value) is not bool:
             raise InputError(f"{key}: {value!r} is not allowed", where=self._where, valid="give true or false")
         return value
 
     def head_width(self, otherwise: int | None = None) -> int:
-        """Return the width of an attention head; by default ``otherwise``, or the model's width / heads."""
+        """Return the width of an attention head; without a key for it, ``otherwise``, or if None, width / heads."""
         width, heads = self.sizes["width"], self.sizes["heads"]
         found = self.number("head_dim", otherwise or width // heads)
         if otherwise is None and "head_dim" not in self._values and width % heads:
@@ -105,7 +105,10 @@ def read_huggingface(path: Path) -> TransformerShape:
 
 
 def _shape(config: _Config, tied: bool = True, **family: Any) -> TransformerShape:
-    """Return the shape with the usual fields, replaced by those in ``family``; ``tied`` is the key's default."""
+    """Return the shape with the fields of most families, some of them replaced by the values in ``family``.
+
+    ``tied`` is the default of the key ``tie_word_embeddings``.
+    """
     usual: dict[str, Any] = {
         "key_value_heads": config.sizes["heads"],
         "head_width": config.head_width(),

@@ -6,9 +6,9 @@
                         "forward_backward_time_ms": of the whole model, "optimizer_time_ms": of the whole model},
      "execution_memory": {"layer_memory_total_mb": [MiB that each layer's training reserved]}}
 
-The format is described in README.md of that repository and read by its data_loader.py; other keys are ignored. As in
-Metis, the time by which ``forward_backward_time_ms`` exceeds the sum of the layers is charged to the last stage: here
-to the forward of the last layer, which computes the loss.
+README.md of that repository describes the format, and its data_loader.py reads it; other keys are ignored. Metis adds
+the time by which ``forward_backward_time_ms`` exceeds the sum of the layers to the last stage; this module adds it to
+the forward of the last layer, which computes the loss.
 """
 
 import re

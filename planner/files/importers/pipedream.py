@@ -43,17 +43,12 @@ class _Node:
 
 
 def read_pipedream(path: Path, samples: int, kind: str, name: str) -> ModelProfile:
-    """Return the profile in a file, with its operators as layers in topological order.
+    """Return the profile in a file, with the operators of the graph as layers in topological order.
 
-    The output of a layer includes the outputs of earlier layers that later layers use, because a stage must forward
-    them. A layer saves its own output. Assumed: half of a backward is the input gradient; all of it for a layer without
-    parameters; nothing if no earlier layer has parameters.
-
-    Args:
-        path: Path of the file.
-        samples: Samples of the minibatch that was measured.
-        kind: Device kind on which the model was measured.
-        name: Name of the model.
+    ``samples`` is the size of the minibatch and ``kind`` the device kind with which the model was measured; ``name``
+    becomes the model's name. The output of a layer includes the outputs of earlier layers that later layers use,
+    because a stage must forward them. A layer saves its own output. Assumed: half of a backward is the input gradient;
+    all of the backward for a layer without parameters; nothing if no earlier layer has parameters.
 
     Raises:
         InputError: The file is missing or malformed, or its graph has a cycle.

@@ -41,9 +41,8 @@ Row = Mapping[int, tuple[float, float, float]]
 def updates_s(rows: Mapping[int, Row], parameter_bytes: Mapping[int, int]) -> dict[int, float]:
     """Return the seconds of each layer's update: its share, by parameters, of the update of all measured layers.
 
-    Args:
-        rows: (forward s, backward s, update s) by microbatch and layer; updates do not depend on the microbatch.
-        parameter_bytes: Bytes of parameters by layer.
+    ``rows`` gives (forward s, backward s, update s) by microbatch and layer; an update does not depend on the
+    microbatch. ``parameter_bytes`` gives the bytes of the parameters by layer.
     """
     per_byte_s = median(_per_byte_s(row, parameter_bytes) for row in rows.values())
     return {layer: per_byte_s * size_bytes for layer, size_bytes in parameter_bytes.items()}
@@ -80,16 +79,11 @@ def read_sailor(times_path: Path, sizes_path: Path, model_name: str) -> ModelPro
     """Return the profile of one model from the two files, including the profiles of its tensor-parallel shards.
 
     Assumed: half of a backward is the input gradient and half the weight gradient; for the embedding, which has no
-    input gradient, all of it is the weight gradient. A time that is longer than one for more samples is lowered to that
-    one: the device was not warm yet.
+    input gradient, the whole backward is the weight gradient. A time that is longer than the time for more samples is
+    lowered to the latter, because the device was not warm yet.
 
     The profile of a degree of tensor parallelism has the GPU kinds that were measured with this degree. Degrees without
-    sizes are left out.
-
-    Args:
-        times_path: Path of the times, such as ``layer_times.json``.
-        sizes_path: Path of the sizes, such as ``layer_sizes.json``.
-        model_name: Name of the model in the files, such as ``OPT-350``.
+    sizes are left out. ``model_name`` is the model's name in the files, such as ``OPT-350``.
 
     Raises:
         InputError: A file is missing or malformed, or has no such model or no known GPU kind.
@@ -112,7 +106,7 @@ def read_sailor(times_path: Path, sizes_path: Path, model_name: str) -> ModelPro
 def _layers(
     times: Mapping[str, Mapping[int, Mapping[int, _Row]]], degree: int, sizes: Mapping[int, _LayerSizes], where: str
 ) -> tuple[LayerProfile, ...]:
-    """Return the layers as one of ``degree`` GPUs holds them, for the kinds measured with this degree."""
+    """Return the layers as one GPU of ``degree`` holds them, for the GPU kinds measured with this degree."""
     measured = {
         kind: {samples: row[degree] for samples, row in sorted(rows.items()) if degree in row}
         for kind, rows in times.items()

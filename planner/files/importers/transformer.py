@@ -6,9 +6,9 @@ width d.
     block parameters   attention w d (h + 2 g) + h d w, MLP (2, gated 3) w i for each expert, norms, biases
     block forward      2 FLOP for each token and each weight it is multiplied by, 4 T min(T, window) h d for attention
     block saves        for each token: inputs of both norms and of the matrices after them 4 w, queries, keys, values
-                       and attention's output (2 h + 2 g) d, the logarithm of a sum h, inside the MLP 2 i, gated 4 i,
-                       for each active expert, and the statistics of norms
-    embedding saves    token numbers, 8 bytes each; its forward is counted as nothing
+                       and attention's output (2 h + 2 g) d, the logarithms of softmax's sums h, inside the MLP 2 i,
+                       gated 4 i, for each active expert, and the statistics of norms
+    embedding saves    token numbers, 8 bytes each; the lookup of embeddings is counted as 0 FLOP
     head saves         for each token 2 w, the logarithms of V probabilities, and the number of the target token
 
 Numbers have 4 bytes. Saved activations are those of torch's fused norms and activations and of
@@ -176,7 +176,7 @@ class TransformerShape:
 
     @property
     def _saved(self) -> int:
-        """Numbers that a block saves for a token. A norm with a bias has a mean beside the scale."""
+        """Numbers that a block saves for a token. The statistics of a norm with a bias are a mean and a scale."""
         heads = self.heads + self.key_value_heads
         attention = 2 * heads * self.head_width + self.heads
         normed = heads * (self.head_width + 1) if self.head_norms else 0

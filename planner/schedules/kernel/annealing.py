@@ -3,8 +3,8 @@
 Actions are F (forward), B (backward), I (input gradient) and W (weight gradient). The critical path consists of blocks;
 a block is a sequence of actions that one worker runs without waiting. The makespan gets shorter only if a block begins
 or ends with another action. So most moves take an action of a block to the block's border, or the action at the border
-into the block (as in job-shop scheduling: Nowicki and Smutnicki, 1996, move N5; Balas and Vazacopoulos, 1998). A move
-that exceeds memory or ``in_flight``, or breaks the order F, I, W of a microbatch, is not timed; an order that deadlocks
+into the block (as in job-shop scheduling: Nowicki and Smutnicki, 1996, move N5; Balas and Vazacopoulos, 1998). Orders
+that exceed memory or ``in_flight``, or break the order F, I, W of a microbatch, are not timed; an order that deadlocks
 has an infinite makespan.
 """
 
@@ -88,7 +88,8 @@ def _critical_path(
 ) -> int:
     """Fill ``path`` with the positions of the actions on a critical path, last action first; return their number.
 
-    ``block_first`` and ``block_last`` get the first and last position of the block of each of these actions.
+    For each of these actions, ``block_first`` and ``block_last`` are filled with the first and last position of its
+    block.
     """
     length = 0
     begin = 0
@@ -129,7 +130,7 @@ def _shift(sequence: Ints, origin: int, target: int, equal: bool) -> bool:
     """Move an action past other actions of its worker; return whether the sequence changed.
 
     Nothing changes if the action would pass another action of its own stage and microbatch. Equal microbatches keep
-    their order: an action that reaches one of its own stage and kind takes that place, and the other moves on instead.
+    their order: where the action reaches another action of its own stage and kind, the other one moves on instead.
     """
     step = 1 if target > origin else -1
     moving, changes = sequence[origin], False
@@ -199,14 +200,14 @@ def split_backwards(orders: Orders) -> Orders:
 def join_backwards(tables: Tables, first: Ints, sequence: Ints, makespan_s: float, trials: int) -> None:
     """Replace each I that its own W follows by B and `NOTHING`, in place, wherever the makespan stays the same.
 
-    A whole backward holds no activations between I and W.
+    The reason: a whole backward holds no activations between I and W.
 
     Args:
         tables: Arrays of the problem.
         first: Index of each worker's first action, [workers + 1].
         sequence: Actions as integers, [actions].
         makespan_s: Makespan of the sequence, seconds.
-        trials: Approximate number of orders to time; where there are more pairs, several are joined at once.
+        trials: Approximate number of orders to time; if there are more pairs of I and W, several are joined at once.
     """
     starts_s, causes = np.empty(len(sequence)), np.empty(len(sequence), np.int64)
     places = _pairs(first, sequence)

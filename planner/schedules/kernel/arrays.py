@@ -13,8 +13,8 @@ from planner.schedules.kernel.problem import GRACE, Floats, Ints, Orders, Schedu
 
 Function = TypeVar("Function")
 
-# numba option that disables reference counting inside a function: counting the arrays of a tuple at every call takes
-# ten times as long as the work itself. The callers hold the references.
+# numba option without which a function counts references: for the arrays of a tuple, this takes ten times as long as
+# the work itself at every call. Callers hold the references, so that none is lost.
 _UNCOUNTED: dict[str, Any] = {"_nrt": False}
 
 
@@ -50,8 +50,8 @@ class Tables(NamedTuple):
         transmission_s: Transmission seconds of a stage's output, [direction, stages, microbatches].
         latency_s: Propagation seconds of a stage's output, [direction, stages].
         activation_bytes: Bytes held from F to the end of I, [stages, microbatches].
-        weight_bytes: Bytes held until the end of W, [stages, microbatches]: from the end of I on, or from its start
-            where they exceed ``activation_bytes``.
+        weight_bytes: Bytes held from the end of I until the end of W, [stages, microbatches]; if they exceed
+            ``activation_bytes``, from the start of I on.
         largest_bytes: Largest ``activation_bytes`` of any microbatch, [stages].
         capacity_bytes: Bytes that activations may fill, times 1 + `GRACE`, [workers].
         reserve_bytes: Largest number of bytes that one backward recomputes, [workers].
@@ -164,7 +164,10 @@ def to_orders(sequence: Ints, first: Ints) -> Orders:
 
 
 def first_actions(problem: SchedulingProblem, split: bool) -> Ints:
-    """Return the index of each worker's first action, [workers + 1]; stages have F, I, W if ``split``, else F, B."""
+    """Return the index of each worker's first action, [workers + 1].
+
+    A stage has the actions F, I and W for each microbatch with ``split``, otherwise F and B.
+    """
     each = problem.microbatches * (3 if split else 2)
     counts = np.bincount(problem.workers, minlength=problem.worker_count) * each
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

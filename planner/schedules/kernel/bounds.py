@@ -9,8 +9,8 @@ The bound is the largest of these times, over all workers, stages and channels:
 - the time in which all microbatches pass through a stage or worker that can hold only some of them at once, because of
   memory or ``in_flight``.
 
-Measured on 8 to 16 stages, the bound is within 0.2 % of the optimum for many microbatches, and up to a third below it
-for few.
+Measured on 8 to 16 stages, the bound is within 0.2 % of the optimum for many microbatches, and up to a third below the
+optimum for few microbatches.
 """
 
 from collections import defaultdict
@@ -84,7 +84,10 @@ def _paths(problem: SchedulingProblem) -> _Paths:
 
 
 def _window_bound_s(problem: SchedulingProblem, paths: _Paths, stage: int) -> float:
-    """Return the bound by the microbatches that a stage can hold at once, n: ceil(M / n) run one after the other."""
+    """Return the bound by the number n of microbatches that a stage can hold at once.
+
+    At least ceil(M / n) of the M microbatches pass through the stage one after the other.
+    """
     head, rest, hold = float(paths.head[stage].min()), float(paths.rest[stage].min()), float(paths.trip[stage].min())
     rounds = -(-problem.microbatches // max(1, problem.in_flight[stage]))
     bound_s = head + (rounds - 1) * hold + rest

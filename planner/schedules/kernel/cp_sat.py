@@ -48,8 +48,8 @@ class ScheduleModel:
         solver: Module ``ortools.sat.python.cp_model``.
         problem: The pipeline to put in order.
         tick: Length of a tick in seconds; times are rounded down to ticks.
-        longest: Upper bound of the makespan in ticks.
-        bound: Lower bound of the makespan in ticks.
+        longest: Upper bound on the makespan in ticks.
+        bound: Lower bound on the makespan in ticks.
     """
 
     def __init__(self, solver: Any, problem: SchedulingProblem, tick: float, longest: int, bound: int) -> None:

@@ -5,8 +5,8 @@ Actions are F (forward), B (backward), I (input gradient) and W (weight gradient
 on the transfers that are on their way to it, but not on what other workers will start.
 
 The orders cannot deadlock: an F starts only if every later stage of its worker still has room for one microbatch, and
-every stage may hold at least one. So the last stage can always continue, then the stage before it, and so on. On
-workers that recompute activations, F also leave room for one backward, and an I that does not fit waits for a W.
+every stage may hold at least one. So the last stage can always continue, and after it every stage before it. On workers
+that recompute activations, an F also leaves room for one backward, and an I waits for a W if memory is too small.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Rules(NamedTuple):
         backward_first: Whether a ready I or B goes before a ready F, [stages].
         wait_share: A ready F waits for a gradient that arrives within this share of the F's duration, [stages].
         gap_share: A ready W runs if the worker would idle for at least this share of the W's duration, [stages].
-        pending: Number of ready W from which a W goes before a ready F, [stages].
+        pending: Smallest number of ready W at which a W goes before a ready F, [stages].
     """
 
     split: bool
@@ -177,7 +177,7 @@ def _fits(tables: Tables, state: _State, worker: int, stage: int, microbatch: in
 
 @inner
 def _has_room(tables: Tables, state: _State, worker: int, stage: int, microbatch: int) -> bool:
-    """Return whether the activations that an I recomputes fit into memory; they always do where no W is pending."""
+    """Return whether the activations that an I recomputes fit into memory."""
     if not tables.reserve_bytes[worker]:
         return True
     room_bytes = tables.capacity_bytes[worker]
@@ -214,7 +214,7 @@ def _begin_action(tables: Tables, state: _State, kind: int, stage: int, microbat
 def _send(
     tables: Tables, state: _State, direction: int, stage: int, target: int, microbatch: int, end_s: float
 ) -> None:
-    """Send the output of an action, and let the receiver choose again at its arrival, or later once it is free."""
+    """Send the output of an action; its receiver chooses again at its arrival, or when the receiver is free."""
     there_s = arrive_s(tables, direction, stage, microbatch, end_s, state.sent_s)
     state.ready_s[direction, target, microbatch] = there_s
     receiver = tables.worker[target]

@@ -46,8 +46,8 @@ class SchedulingProblem:
         forward_latency_s: Propagation seconds from stage s to s + 1, [stages - 1].
         backward_latency_s: Propagation seconds from stage s + 1 to s, [stages - 1].
         activation_bytes: Bytes held from the start of F until the end of I or B, [stages, microbatches].
-        weight_bytes: Bytes held from the end of I until the end of W, [stages, microbatches]. Where they exceed
-            ``activation_bytes``, since the stage recomputes activations, they are held from the start of I or B on.
+        weight_bytes: Bytes held from the end of I until the end of W, [stages, microbatches]. If they exceed
+            ``activation_bytes``, because the stage recomputes, they are held from the start of I or B on.
         capacity_bytes: Bytes of memory available for activations, [workers]; may be infinite.
     """
 
@@ -100,7 +100,7 @@ class SchedulingProblem:
 
     @property
     def reserve_bytes(self) -> Floats:
-        """Largest `recomputed_bytes` of one backward, [workers]; forwards must leave as much memory free."""
+        """Largest `recomputed_bytes` of a backward, [workers], which forwards must leave free for it."""
         reserve = np.zeros(self.worker_count)
         np.maximum.at(reserve, np.array(self.workers), self.recomputed_bytes.max(axis=1, initial=0.0))
         return reserve
@@ -127,7 +127,7 @@ FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(4)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Orders:
-    """The actions of all workers: first those of worker 0 in the order in which it runs them, then of worker 1, ...
+    """The actions of all workers, worker by worker, each in the order in which the worker runs them.
 
     Attributes:
         first_action: Index of each worker's first action, then the number of all actions; int64 [workers + 1].

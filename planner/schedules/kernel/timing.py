@@ -100,7 +100,7 @@ def _transmit(
     sent_s: Floats,
     delayer: Ints,
 ) -> None:
-    """Record the times at which inputs of other actions arrive after an action ends, and which action causes them."""
+    """Record when the output of an action arrives where it is needed, and which action determines this time."""
     stages = len(tables.worker)
     if kind == BACKWARD_WEIGHT:
         return
@@ -137,9 +137,9 @@ def trace(
         sequence: Actions as integers, [actions].
         limit_s: Makespan above which the computation stops early, seconds.
         starts_s: Output, filled with the starts in seconds, [actions].
-        causes: Output, [actions], filled with the position of the action whose end determined the start: the preceding
-            action of the worker, the action whose output it waited for, or the action whose transfer held up that
-            output on the channel; -1 for a start at time 0.
+        causes: Output, [actions], filled with the position of the action whose end determined an action's start, -1 for
+            a start at time 0. It is the preceding action of the worker, the action whose output was awaited, or an
+            action whose transfer occupied the channel before that output.
     """
     stages, microbatches = tables.activation_bytes.shape
     workers = len(first) - 1
