@@ -1,10 +1,8 @@
 """The executor as a backend: the same plan and policy as a simulation, in real processes."""
 
-import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -12,9 +10,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from executor.control import node_agent
 from executor.control.control_server import ControlServer
 from executor.control.coordinator import Coordinator
-from executor.control.node_agent import WORKER
 from executor.control.policy_driver import PolicyDriver
 from executor.control.results import all_events, faults_of, merge_parameters, settling, total_losses
 from executor.core.clock import create_origin
@@ -22,7 +20,7 @@ from executor.core.control_channel import decode, new_key, read_key, write_key
 from executor.core.events import EventRecorder
 from executor.core.hosts import Hosts, read_hosts
 from executor.core.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, RunConfig, Tcp, rank_devices
-from executor.core.subprocesses import ended, environment
+from executor.core.subprocesses import ended
 from executor.core.timeouts import timeouts
 from executor.recovery.checkpoints import CheckpointConfig, CheckpointFolder
 from executor.training.models.loading import check_model
@@ -206,15 +204,17 @@ def prepared_job(scenario: Scenario, plan: Plan, config: RunConfig, hosts: Hosts
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_job(job: JobFolder, devices: Sequence[str], driver: PolicyDriver | None = None, module: str = WORKER) -> None:
+def run_job(
+    job: JobFolder, devices: Sequence[str], driver: PolicyDriver | None = None, module: str = node_agent.WORKER
+) -> None:
     """Run the processes of a job to their end.
 
     Args:
         job: The job's folder.
         devices: The names of the devices in rank order.
         driver: Calls the policy after each step; None in a job whose ranks receive no messages while they run.
-        module: Module that each rank runs, as ``python -m MODULE AGENT_PID JOB_FOLDER``; the module must first call
-            `executor.rank.worker.join_job`.
+        module: Module whose function ``main`` each rank runs, called with the agent's process id and the job's
+            folder, as strings; the function must first call `executor.rank.worker.join_job`.
 
     Raises:
         InputError: A rank reported wrong input.
@@ -222,17 +222,10 @@ def run_job(job: JobFolder, devices: Sequence[str], driver: PolicyDriver | None 
     """
     hosts = read_hosts(job.hosts)
     own, agents = socket.socketpair()
-    with own, job.log.open("wb") as log:
+    with own:
         with agents:
-            agent = subprocess.Popen(
-                _command(job, module, agents.fileno()),
-                env=environment("lo" if hosts is None else hosts.part(hosts.head).interface),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=(agents.fileno(),),
-            )
+            interface = "lo" if hosts is None else hosts.part(hosts.head).interface
+            agent = node_agent.start_agent(job, module, agents, interface)
         with ended(agent):
             server = ControlServer(_listening(own, agent, job), own, read_key(job.key), job, len(devices), hosts)
             try:
@@ -248,14 +241,6 @@ def run_job(job: JobFolder, devices: Sequence[str], driver: PolicyDriver | None 
                 # Wait, since the agent also ends the relay, which then writes its report.
                 with suppress(subprocess.TimeoutExpired):
                     agent.wait(timeouts().agent_exit_s)
-
-
-def _command(job: JobFolder, module: str, channel: int) -> list[str]:
-    _, _, config = job.read()
-    me = str(os.getpid())
-    agent = [sys.executable, "-m", "executor.control.node_agent", me, str(job.path), module, str(channel)]
-    isolated = [sys.executable, "-m", "executor.wan.linux", "run", me]
-    return [*isolated, *agent] if config.emulator == "relay" else agent
 
 
 def _listening(own: socket.socket, agent: "subprocess.Popen[bytes]", job: JobFolder) -> socket.socket:

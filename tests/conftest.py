@@ -1,12 +1,15 @@
 import fcntl
 import os
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from executor.control import node_agent
+from tests.helpers.processes.warm_agents import WarmAgents
 
 # Examples of a property that `make test` draws at most; `make test-slow` draws as many as each test says.
 _FEW_EXAMPLES = 20
@@ -65,6 +68,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if run is not None:
         for suffix in (".door", ".room"):
             (Path(tempfile.gettempdir()) / f"ropebridge-tests-{run}").with_suffix(suffix).unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_agents() -> Iterator[None]:
+    """Fork the agents of runs that a test starts itself; `ropebridge_process` starts new interpreters."""
+    with pytest.MonkeyPatch.context() as patch, WarmAgents() as agents:
+        patch.setattr(node_agent, "start_agent", agents.start_agent)
+        yield
 
 
 @pytest.fixture(scope="session")

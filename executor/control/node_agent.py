@@ -1,9 +1,8 @@
-"""The agent of one host: it starts a process for each of the host's ranks, checks these processes, and ends them.
+"""The agent of one host: it forks a process for each of the host's ranks, checks these processes, and ends them.
 
-On the head's host the launcher starts the agent as ``python -m executor.control.node_agent PARENT_PID JOB_FOLDER
-MODULE CHANNEL``, where CHANNEL is the file descriptor of a connection to the launcher. If a relay emulates the job's
-links, this agent runs in a network namespace; so the agent opens the socket of the control server there, and passes
-the socket to the launcher. On another host `run_member` is the agent, which connects to the head.
+On the head's host the launcher starts the agent with `start_agent`. If a relay emulates the job's links, this agent
+runs in a network namespace; so the agent opens the socket of the control server there, and passes the socket to the
+launcher. On another host `run_member` is the agent, which connects to the head.
 """
 
 import gc
@@ -28,7 +27,7 @@ from executor.core.clock import create_origin
 from executor.core.control_channel import AGENT, HEAD_ADDRESS, Channel, Message, listen, reach_head, write_key
 from executor.core.failures import read_failure
 from executor.core.hosts import Hosts, read_hosts
-from executor.core.job import INCARNATION, JobFolder, RunConfig
+from executor.core.job import INCARNATION, JobFolder
 from executor.core.liveness import LivenessProbe, beat_path
 from executor.core.subprocesses import ForkedProcess, die_with_parent, environment, run_and_exit
 from executor.core.timeouts import timeouts
@@ -37,7 +36,8 @@ from traces.common.errors import RunError
 
 WORKER = "executor.rank.worker"
 
-Process = subprocess.Popen[bytes] | ForkedProcess
+# What a rank's process runs, called with the agent's process id and the job's folder.
+RankFunction = Callable[[str, str], None]
 
 # How many bytes at the end of a rank's log are sent to the head when its process has ended.
 _LOG_BYTES = 16_000
@@ -49,27 +49,25 @@ class NodeAgent:
 
     Args:
         job: The job's folder on this host.
-        module: Module that each process runs, as ``python -m MODULE AGENT_PID JOB_FOLDER``.
+        run_rank: Function that each process runs, called with this process's id and the job's folder.
         own: The ranks of this host.
         count: Number of ranks of the whole job.
-        run_rank: Function that a forked process runs, called with this process's id and the job's folder; None to
-            start ``module`` in a new interpreter instead of a fork.
+        variables: What the environment of the ranks has besides this process's own.
     """
 
     _job: JobFolder
-    _module: str
+    _run_rank: RankFunction
     _own: Sequence[int]
     _count: int
     _variables: Mapping[str, str]
-    _run_rank: Callable[[str, str], None] | None = None
 
     def __post_init__(self) -> None:
-        self._processes: dict[int, tuple[int, Process]] = {}
+        self._processes: dict[int, tuple[int, ForkedProcess]] = {}
         self._probes: dict[int, LivenessProbe] = {}
         # By rank, why this agent has killed its process.
         self._stuck: dict[int, str] = {}
         # Messages of the head, None when the connection is closed, and pairs of a rank and its ended process.
-        self._events: queue.SimpleQueue[Message | tuple[int, Process] | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Message | tuple[int, ForkedProcess] | None] = queue.SimpleQueue()
 
     def serve(self, channel: Channel, *, replaces: bool) -> Message | None:
         """Carry out the head's messages until ``over``; end all processes.
@@ -118,7 +116,12 @@ class NodeAgent:
             "LOCAL_WORLD_SIZE": str(len(self._own)),
             INCARNATION: str(incarnation),
         }
-        process = self._new_process(rank, {**self._variables, **variables})
+        process = ForkedProcess(
+            f"rank {rank}",
+            partial(self._run_rank, str(os.getpid()), str(self._job.path)),
+            {**self._variables, **variables},
+            self._job.of_rank("log", rank),
+        )
         limits = timeouts()
         self._processes[rank] = incarnation, process
         self._probes[rank] = LivenessProbe(
@@ -126,19 +129,11 @@ class NodeAgent:
         )
         threading.Thread(target=self._await_end, args=(rank, process), name=f"rank {rank}", daemon=True).start()
 
-    def _new_process(self, rank: int, variables: Mapping[str, str]) -> Process:
-        arguments, log = (str(os.getpid()), str(self._job.path)), self._job.of_rank("log", rank)
-        if self._run_rank is not None:
-            return ForkedProcess(f"rank {rank}", partial(self._run_rank, *arguments), variables, log)
-        command, environment = [sys.executable, "-m", self._module, *arguments], {**os.environ, **variables}
-        with log.open("ab") as file:
-            return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-
-    def _await_end(self, rank: int, process: Process) -> None:
+    def _await_end(self, rank: int, process: ForkedProcess) -> None:
         process.wait()
         self._events.put((rank, process))
 
-    def _report_end(self, channel: Channel, rank: int, process: Process) -> None:
+    def _report_end(self, channel: Channel, rank: int, process: ForkedProcess) -> None:
         incarnation, _ = self._processes.pop(rank)
         del self._probes[rank]
         failure = read_failure(self._job, rank)
@@ -172,6 +167,17 @@ class NodeAgent:
         self._probes.clear()
 
 
+def load_rank(module: str, job: JobFolder) -> RankFunction:
+    """Load what the ranks of a job run, for all of them once: torch alone takes seconds."""
+    loaded = importlib.import_module(module)
+    if module == WORKER:
+        loaded.preload(job)
+    # The collector would write into the memory that the forked processes share.
+    gc.freeze()
+    run_rank: RankFunction = loaded.main
+    return run_rank
+
+
 def head_address(address: tuple[str, int], silence_s: float) -> dict[str, str]:
     """Return the environment variable with the address of the control server, for ranks."""
     return {HEAD_ADDRESS: json.dumps([*address, silence_s])}
@@ -200,11 +206,12 @@ def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = ""
             write_key(job.key, hosts.key)
             create_origin(job.origin)
             variables = {**environment(part.interface), **head_address(address, hosts.silence_s)}
-            agent = NodeAgent(job, WORKER, part.ranks, sum(len(each.ranks) for each in hosts.parts), variables)
             channel.send("hello", host=name)
             said = channel.receive()
             if said is not None and said["kind"] == "welcome":
                 job.write_documents(said["documents"], code, checkpoints)
+                count = sum(len(each.ranks) for each in hosts.parts)
+                agent = NodeAgent(job, load_rank(WORKER, job), part.ranks, count, variables)
                 said = agent.serve(channel, replaces=said["replaces"])
                 until_s = time.monotonic() + hosts.arrival_s
             channel.close()
@@ -220,13 +227,38 @@ def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = ""
         time.sleep(timeouts().retry_s)
 
 
+def start_agent(job: JobFolder, module: str, channel: socket.socket, interface: str) -> "subprocess.Popen[bytes]":
+    """Start the agent of the head's host; it ends with this process.
+
+    Args:
+        job: The folder of the job, to whose log the agent writes.
+        module: Module whose function ``main`` each rank runs.
+        channel: The agent's end of a connection to this process.
+        interface: The network interface of the ranks' connections.
+    """
+    me = str(os.getpid())
+    command = [sys.executable, "-m", "executor.control.node_agent", me, str(job.path), module, str(channel.fileno())]
+    if job.read_config().emulator == "relay":
+        command = [sys.executable, "-m", "executor.wan.linux", "run", me, *command]
+    with job.log.open("wb") as log:
+        return subprocess.Popen(
+            command,
+            env=environment(interface),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=(channel.fileno(),),
+        )
+
+
 def main(parent: str, folder: str, module: str, descriptor: str) -> None:
-    """Run the agent on the head's host; the arguments are those of the command line."""
+    """Run the agent on the head's host; the arguments are those of the command line in `start_agent`."""
     die_with_parent(int(parent))
     # On SIGTERM raise SystemExit, so that `NodeAgent.serve` ends the ranks.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     job = JobFolder(Path(folder))
-    hosts, config = read_hosts(job.hosts), RunConfig(**json.loads((job.path / "config.json").read_text()))
+    hosts, config = read_hosts(job.hosts), job.read_config()
     connection = socket.socket(fileno=int(descriptor))
     channel = Channel(connection)
     with ExitStack() as stack:
@@ -247,17 +279,12 @@ def main(parent: str, folder: str, module: str, descriptor: str) -> None:
         with listening:
             address = listening.getsockname()[:2]
             socket.send_fds(connection, [b"!"], [listening.fileno()])
-        # Loading torch takes seconds, in which the launcher starts its server. Ranks are forked from this process.
-        run_rank = None
-        if module == WORKER:
-            worker = importlib.import_module(WORKER)
-            worker.preload(job)
-            run_rank = worker.main
-        gc.freeze()
+        # Meanwhile the launcher starts its server.
+        run_rank = load_rank(module, job)
         said = channel.receive()
         if said is None or said["kind"] != "welcome":
             return
-        agent = NodeAgent(job, module, tuple(said["ranks"]), said["count"], head_address(address, 0.0), run_rank)
+        agent = NodeAgent(job, run_rank, tuple(said["ranks"]), said["count"], head_address(address, 0.0))
         agent.serve(channel, replaces=said["replaces"])
 
 

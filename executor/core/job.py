@@ -126,8 +126,12 @@ class JobFolder:
 
     def read(self) -> tuple[Scenario, Plan, RunConfig]:
         """Return the scenario, the plan and the configuration that the launcher wrote."""
-        config = RunConfig(**json.loads(self._document("config").read_text()))
-        return read_resolved_scenario(self._document("scenario")), read_plan(self._document("plan")), config
+        scenario, plan = read_resolved_scenario(self._document("scenario")), read_plan(self._document("plan"))
+        return scenario, plan, self.read_config()
+
+    def read_config(self) -> RunConfig:
+        """Return the configuration that the launcher wrote."""
+        return RunConfig(**json.loads(self._document("config").read_text()))
 
     def documents(self) -> dict[str, Any]:
         """Return the documents for a folder on another host: a dictionary of names to parsed JSON."""

@@ -3,12 +3,11 @@
 The layers are measured in turn, as in a training step: if one layer were repeated alone, its weights would be in the
 processor's caches already.
 
-As a program, ``python -m executor.profiling.layer_times AGENT_PID JOB_FOLDER`` is one rank of a job, in which all ranks
-measure the layers of their stages at the same time. The rank writes ``layers-RANK.json`` to the folder.
+`main` runs one rank of a job, in which all ranks measure the layers of their stages at the same time. The rank writes
+``layers-RANK.json`` to the job's folder.
 """
 
 import json
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -252,7 +251,3 @@ def main(agent: str, folder: str) -> None:
     dist.barrier(timeout=_TIMEOUT)
     (job.path / f"layers-{rank}.json").write_text(json.dumps([asdict(each) for each in measured]))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""One rank of a job, started as ``python -m executor.rank.worker AGENT_PID JOB_FOLDER``."""
+"""One rank of a job; an agent forks a process for it, which calls `main`."""
 
 import gc
 import json
@@ -268,7 +268,3 @@ def _device(job: JobFolder, rank: int) -> str:
         return rank_devices(*job.read())[rank]
     except (InputError, IndexError, OSError, ValueError):
         return ""
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -229,13 +229,22 @@ def _socket_address(address: str) -> bytes:
     return struct.pack("HH4s", socket.AF_INET, 0, socket.inet_aton(address))
 
 
-def run_isolated(parent: str, *command: str) -> None:
-    """Isolate this process and replace it by ``command``, whose environment has this network's TCP settings."""
+def leave_network(parent: int) -> None:
+    """Isolate this process, whose environment then has the TCP settings of the network that it has left.
+
+    Args:
+        parent: The process with whose end this one ends.
+    """
     os.environ[HOST_TCP] = json.dumps(read_tcp())
     isolate()
     # The kernel may forget this when the namespace changes; it outlives exec.
-    die_with_parent(int(parent))
+    die_with_parent(parent)
     switch_on_loopback()
+
+
+def run_isolated(parent: str, *command: str) -> None:
+    """Isolate this process and replace it by ``command``."""
+    leave_network(int(parent))
     os.execv(command[0], command)
 
 

@@ -1,7 +1,7 @@
 """One rank of torch.distributed.pipelining, which is measured as the alternative to ropebridge's executor.
 
-Started by torchrun as ``python -m experiments.benches.execution.torch_pipelining AGENT_PID FOLDER``. The folder's
-`parameters.json` holds a `PipeliningRun`; each rank writes its `Measured` to `rank-N.json` there.
+`main` runs one rank. In the job's folder `parameters.json` holds a `PipeliningRun`, and each rank writes its
+`Measured` to `rank-N.json` there.
 
 Paced stages sleep where torch calls them, and nothing of torch is overridden: backward is two autograd functions, of
 which torch's split runs the one for the input at I and the one for the weights at W. On the pipeline's first stage
@@ -11,7 +11,6 @@ torch does nothing at I and the whole backward at W; so does the paced stage.
 import json
 import os
 import resource
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -251,7 +250,3 @@ def main(agent: str, job: str) -> None:
     measured = train(run, rank, distributed.get_world_size())
     write_text_atomically(folder / f"rank-{rank}.json", json.dumps(asdict(measured)))
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

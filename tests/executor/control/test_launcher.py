@@ -11,10 +11,10 @@ from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.common.errors import RunError
 
 MODULE = """
-import sys
 from executor.rank.worker import join_job
-join_job(*sys.argv[1:])
-raise ValueError("what went wrong")
+def main(agent, folder):
+    join_job(agent, folder)
+    raise ValueError("what went wrong")
 """
 
 

@@ -8,7 +8,6 @@ import pytest
 from experiments.benches.execution import executor
 from tests.helpers.processes.process_watch import processes_of, started_process, wait_until
 
-MODULE = "experiments.benches.execution.torch_pipelining"
 LONG = """
 from experiments.benches.execution.executor import run_torch_pipelining
 from experiments.benches.execution.torch_pipelining import PipeliningRun
@@ -58,5 +57,5 @@ def test_processor_time_has_columns_of_its_own(monkeypatch: pytest.MonkeyPatch) 
 
 def test_ranks_of_torch_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     with started_process([sys.executable, "-c", LONG], tmp_path) as (process, mark):
-        wait_until(lambda: len(processes_of(MODULE, mark)) == 2, "the ranks start")
+        wait_until(lambda: len(processes_of("executor.rank.worker", mark)) == 2, "the ranks start")
         process.kill()

@@ -1,11 +1,10 @@
 """Many jobs, one after the other in the same processes: starting those takes seconds.
 
-Ranks run it as ``python -m tests.helpers.processes.many_jobs AGENT_PID FOLDER``, by the list of jobs in the folder.
+`main` is what each rank runs, by the list of jobs in the folder.
 Each job is carried out as the executor does it, from the handshake to the end of its process groups.
 """
 
 import json
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -129,7 +128,3 @@ def main(agent: str, folder: str) -> None:
         run_rank(client, job, ranks, scope=f"{path.name}/", head_start_s=0.0)
         timer.cancel()
         _mark(job, rank).touch()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,7 +1,7 @@
 """Ranks of one job that have been given unlike documents and environments.
 
-Ranks run it as ``python -m tests.helpers.processes.unlike_ranks AGENT_PID FOLDER``, by the list in the folder: for each
-rank a folder with its documents, and what its environment has besides.
+`main` is what each rank runs, by the list in the folder: for each rank a folder with its documents, and what its
+environment has besides.
 """
 
 import json
@@ -23,7 +23,3 @@ def main(agent: str, folder: str) -> None:
         sys.path.insert(0, variables["PYTHONPATH"])
     JobFolder._document = lambda self, name: Path(place) / f"{name}.json"  # type: ignore[method-assign]
     worker.main(agent, folder)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
