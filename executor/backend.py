@@ -5,7 +5,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,19 +14,23 @@ from executor.control import node_agent
 from executor.control.control_server import ControlServer
 from executor.control.coordinator import Coordinator
 from executor.control.policy_driver import PolicyDriver
-from executor.control.results import all_events, faults_of, merge_parameters, settling, total_losses
+from executor.control.results import all_events, faults_of, gather_norms, merge_parameters, settling, total_losses
 from executor.core.clock import create_origin
 from executor.core.control_channel import decode, new_key, read_key, write_key
 from executor.core.events import EventRecorder
 from executor.core.hosts import Hosts, read_hosts
-from executor.core.job import ComputeMode, Emulator, EmulatorChoice, JobFolder, RunConfig, Tcp, rank_devices
+from executor.core.job import (
+    CheckpointConfig,
+    ComputeMode,
+    Emulator,
+    EmulatorChoice,
+    JobFolder,
+    RunConfig,
+    Tcp,
+    rank_devices,
+)
 from executor.core.subprocesses import ended
 from executor.core.timeouts import timeouts
-from executor.recovery.checkpoints import CheckpointConfig, CheckpointFolder
-from executor.training.models.loading import check_model
-from executor.training.noise_scale import gather_norms
-from executor.training.parallel_layout import check_layouts
-from executor.transport.link_shaper import create_ledger
 from executor.validate import check_decision, check_spread, check_supported, too_fast
 from executor.wan.linux import read_tcp
 from executor.wan.relay import read_report
@@ -105,8 +109,7 @@ class TorchBackend:
         if self._hosts is not None:
             check_spread(scenario, emulator)
         if self._compute == "real":
-            check_model(scenario)
-            check_layouts(scenario, plan)
+            _check_model(scenario, plan)
         if emulator == "relay" and (fast := too_fast(plan, scenario)) is not None:
             self._tell(fast)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
@@ -126,8 +129,10 @@ class TorchBackend:
                 first_step=checkpoints.first_step,
             )
         devices = rank_devices(scenario, plan, config)
-        held = CheckpointFolder(checkpoints.folder).held() if checkpoints is not None else nullcontext("")
-        with held as mark, prepared_job(scenario, plan, replace(config, checkpoints_mark=mark), self._hosts) as job:
+        with (
+            _held(checkpoints) as mark,
+            prepared_job(scenario, plan, replace(config, checkpoints_mark=mark), self._hosts) as job,
+        ):
             rows = EventRecorder(EventWriter(job.published), None) if config.publishes else None
             watch = self._watch or (lambda _: None)
             names = [device.name for device in scenario.cluster.devices]
@@ -169,6 +174,23 @@ class TorchBackend:
         return RealNetwork(emulator, report.tcp)
 
 
+def _check_model(scenario: Scenario, plan: Plan) -> None:
+    # Loads torch, which paced runs do not need.
+    from executor.training.models.loading import check_model
+    from executor.training.parallel_layout import check_layouts
+
+    check_model(scenario)
+    check_layouts(scenario, plan)
+
+
+def _held(checkpoints: CheckpointConfig | None) -> AbstractContextManager[str]:
+    if checkpoints is None:
+        return nullcontext("")
+    from executor.recovery.checkpoints import CheckpointFolder
+
+    return CheckpointFolder(checkpoints.folder).held()
+
+
 def choose_emulator(choice: EmulatorChoice, tell: Callable[[str], None]) -> Emulator:
     """Return the emulator of the links for this machine; call ``tell`` if ``auto`` does not choose the relay.
 
@@ -193,7 +215,6 @@ def prepared_job(scenario: Scenario, plan: Plan, config: RunConfig, hosts: Hosts
     try:
         job = JobFolder(folder)
         job.write(scenario, plan, config)
-        create_ledger(job.ledger, scenario.cluster)
         create_origin(job.origin)
         if hosts is None:
             write_key(job.key, new_key())

@@ -9,20 +9,22 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-
-from safetensors import safe_open
-from safetensors.torch import save_file
+from typing import Any
 
 from executor.control.policy_driver import PolicyDriver
 from executor.core.job import Emulator, JobFolder
 from planner.events.event import UPDATE_ACTION, Event, EventKind, fault_events, read_events
 from planner.plan.actions import Kind
+from planner.runs.gradient_noise import GradientNorms
 from planner.scenario.cluster import Cluster
 from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario
 
 # Identity of a message: source, target, step, action, pipeline, receiving stage, microbatch.
 _Identity = tuple[str, str, int, str, int, int, int]
+
+# A single device has no other gradient to compare with.
+_FEWEST_DEVICES = 2
 
 
 def settling(
@@ -111,11 +113,34 @@ def faults_of(scenario: Scenario, driver: PolicyDriver, events: list[Event]) -> 
     return [*fault_events(outages, end_s), *driver.absences.events(end_s)]
 
 
+def gather_norms(job: JobFolder, ranks: int) -> tuple[GradientNorms, ...]:
+    """Return the norms of all ranks by step; empty if they were not measured."""
+    by_step: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for path in filter(lambda path: path.exists(), (job.of_rank("norms", rank) for rank in range(ranks))):
+        for line in path.read_text().splitlines():
+            norms = json.loads(line)
+            by_step[norms["step"]].append(norms)
+    return tuple(
+        GradientNorms(
+            step,
+            tuple(part["samples"] for part in parts),
+            tuple(part["local_squared_norm"] for part in parts),
+            parts[0]["global_squared_norm"],
+        )
+        for step, parts in sorted(by_step.items())
+        if len(parts) >= _FEWEST_DEVICES
+    )
+
+
 def merge_parameters(job: JobFolder, ranks: int, target: Path) -> None:
     """Write a file with the parameters of every layer once, from the highest rank that has the layer.
 
     Replicas in a pipeline have equal values; pipelines that update asynchronously may differ.
     """
+    # Loads torch, which paced runs do not need.
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
     merged = {}
     # Ranks that were lost, and not replaced, have no file.
     for rank in filter(lambda rank: job.of_rank("parameters", rank).exists(), range(ranks)):

@@ -95,6 +95,21 @@ class RunConfig:
         return self.backup_every > 0 or self.spread
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """Where and how often a run writes checkpoints.
+
+    Attributes:
+        folder: The folder of the checkpoints.
+        interval_steps: Number of steps between two checkpoints.
+        first_step: The first step of the run: the step of the checkpoint from which the run resumes, or 0.
+    """
+
+    folder: Path
+    interval_steps: int
+    first_step: int = 0
+
+
 class JobFolder:
     """The files of one job.
 

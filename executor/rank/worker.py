@@ -24,7 +24,8 @@ from executor.core.subprocesses import die_with_parent
 from executor.core.timeouts import timeouts
 from executor.rank.context import RankConfig, build_context
 from executor.rank.control_client import ControlClient, ControlStore, SessionEndedError
-from executor.rank.handshake import Facts, Job, job_facts, model_facts
+from executor.rank.facts import Job, job_facts, model_facts
+from executor.rank.handshake import Facts
 from executor.rank.session import Session
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.training.device import keep_freed_memory, threads_of_a_rank

@@ -6,7 +6,7 @@ ranks drop older copies. At most `_UNDER_WAY` steps have incomplete copies at a 
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -15,38 +15,14 @@ import torch
 
 from executor.core.job import RunConfig
 from executor.recovery.checkpoints import CheckpointFolder
+from executor.recovery.copies import Copies
 from executor.training.real_compute import Compute
 from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import backup_tag
-from planner.adapt.migration import LayerTransfer, Migration, backup_moves, moves_from, state_bytes
+from planner.adapt.migration import LayerTransfer, backup_moves, state_bytes
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-
-# The copies of one device: a dictionary of steps to the layers whose state before that step the device has.
-Copies = Mapping[int, frozenset[int]]
-
-
-def newest_complete(copies: Iterable[Copies], layers: int, latest: int) -> int | None:
-    """Return the newest step, at most ``latest``, with copies of all ``layers`` layers on any devices; None if none."""
-    found = list(copies)
-    for step in sorted({step for each in found for step in each if step <= latest}, reverse=True):
-        if frozenset().union(*(each.get(step, frozenset()) for each in found)) >= frozenset(range(layers)):
-            return step
-    return None
-
-
-def missing_layers(copies: Iterable[Copies], layers: int, latest: int) -> list[int]:
-    """Return the layers without a copy before the newest step, at most ``latest``, that has any copies."""
-    found = list(copies)
-    newest = max((step for each in found for step in each if step <= latest), default=0)
-    there = frozenset().union(*(each.get(newest, frozenset()) for each in found))
-    return sorted(set(range(layers)) - there)
-
-
-def restoring_moves(plan: Plan, scenario: Scenario, step: int, copies: Mapping[str, Copies]) -> Migration:
-    """Return the transfers after which each device of a plan has its layers in their state before ``step``."""
-    return moves_from({device: each.get(step, frozenset()) for device, each in copies.items()}, plan, scenario)
 
 
 def layers_of(plan: Plan, device: str) -> frozenset[int]:

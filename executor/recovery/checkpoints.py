@@ -212,21 +212,6 @@ def _another_model(path: Path, there: tuple[str, ...], wanted: tuple[str, ...]) 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointConfig:
-    """Where and how often a run writes checkpoints.
-
-    Attributes:
-        folder: The folder of the checkpoints.
-        interval_steps: Number of steps between two checkpoints.
-        first_step: The first step of the run: the step of the checkpoint from which the run resumes, or 0.
-    """
-
-    folder: Path
-    interval_steps: int
-    first_step: int = 0
-
-
 def resumption(folder: Path, scenario: Scenario, steps: int, tell: Callable[[str], None]) -> tuple[int, Plan]:
     """Return the step from which a run resumes, and the plan of its newest complete checkpoint.
 

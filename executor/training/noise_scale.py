@@ -1,7 +1,6 @@
 """Real compute that measures the noise of the gradient, for Cannikin's noise scale."""
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,10 +13,6 @@ from executor.training.real_compute import RealCompute
 from planner.cost.synchronisation import GradientSync
 from planner.plan.actions import Kind
 from planner.plan.plan import Plan
-from planner.runs.gradient_noise import GradientNorms
-
-# A single device has no other gradient to compare with.
-_FEWEST_DEVICES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +34,6 @@ class LocalNorms:
 def write_norms(norms: Iterable[LocalNorms], job: JobFolder, rank: int) -> None:
     """Write the norms that a rank has measured."""
     job.of_rank("norms", rank).write_text("".join(json.dumps(asdict(each)) + "\n" for each in norms))
-
-
-def gather_norms(job: JobFolder, ranks: int) -> tuple[GradientNorms, ...]:
-    """Return the norms of all ranks by step; empty if they were not measured."""
-    by_step: defaultdict[int, list[LocalNorms]] = defaultdict(list)
-    for path in filter(lambda path: path.exists(), (job.of_rank("norms", rank) for rank in range(ranks))):
-        for line in path.read_text().splitlines():
-            norms = LocalNorms(**json.loads(line))
-            by_step[norms.step].append(norms)
-    return tuple(
-        GradientNorms(
-            step,
-            tuple(part.samples for part in parts),
-            tuple(part.local_squared_norm for part in parts),
-            parts[0].global_squared_norm,
-        )
-        for step, parts in sorted(by_step.items())
-        if len(parts) >= _FEWEST_DEVICES
-    )
 
 
 class NoiseMeasuringCompute(RealCompute):

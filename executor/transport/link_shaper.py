@@ -35,16 +35,11 @@ _SIZE_BYTES = 32 * 1024
 _TAG = 1
 
 
-def create_ledger(path: Path, cluster: Cluster) -> None:
-    """Write an empty ledger for the links of a cluster."""
-    path.write_bytes(bytes(_RECORD.size * max(1, len(cluster.links))))
-
-
 class LinkShaper:
     """One process's access to the emulated links.
 
     Args:
-        ledger: Path of the file that `create_ledger` wrote.
+        ledger: Path of the file that all processes share; the first process creates it.
         local_delivery_s: Time that this machine takes to deliver a message, which is part of an emulated latency.
     """
 
@@ -52,7 +47,9 @@ class LinkShaper:
         self._clock = clock
         self.local_delivery_s = local_delivery_s
         self._index = {link.name: index for index, link in enumerate(cluster.links)}
-        self._file = os.open(ledger, os.O_RDWR)
+        self._file = os.open(ledger, os.O_RDWR | os.O_CREAT, 0o600)
+        # A new file gets zeros; the file of another process has this size already.
+        os.ftruncate(self._file, _RECORD.size * max(1, len(cluster.links)))
         self._taken_until = mmap.mmap(self._file, 0)
         # POSIX file locks exclude other processes, but not other threads of this one.
         self._lock = threading.Lock()

@@ -11,11 +11,10 @@ from typing import TypeVar
 from executor.backend import TorchBackend
 from executor.control.node_agent import run_member
 from executor.core.hosts import Hosts
-from executor.core.job import RunConfig, rank_devices
+from executor.core.job import CheckpointConfig, RunConfig, rank_devices
 from executor.deploy.deployment import Bundle, Deployment, HostedRun, read_bundle, read_deployment
 from executor.deploy.hosts_file import HostsFile, hosts_of, read_hosts_file
 from executor.deploy.target import Target, exports, find_target
-from executor.recovery.checkpoints import CheckpointConfig
 from executor.validate import check_spread, check_supported
 from experiments.runs.carry_out import carry_out, present
 from experiments.runs.folder import new_folder

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.backend import TorchBackend
-from executor.core.job import ComputeMode
-from executor.recovery.checkpoints import CheckpointConfig, refuse_used, resumption
+from executor.core.job import CheckpointConfig, ComputeMode
 from experiments.runs.scenario import Ordering, with_ordering
 from planner.check import check_plan
 from planner.plan.plan import Plan
@@ -54,6 +53,9 @@ def checkpoint_config(
             if given:
                 raise InputError(f"'{option}' needs '--checkpoint'", valid="give the folder of the checkpoints")
         return None, None
+    # Loads torch, which paced runs do not need.
+    from executor.recovery.checkpoints import refuse_used, resumption
+
     every = every or CHECKPOINT_EVERY
     if not resume:
         refuse_used(folder)

@@ -121,9 +121,13 @@ def test_planning_and_simulating_load_neither_torch_nor_matplotlib(verb: str) ->
     assert not loaded_with(lazily) & HEAVY
 
 
+def test_the_launcher_of_paced_runs_does_not_load_torch() -> None:
+    assert "torch" not in loaded_with({"executor.backend", "experiments.verbs.run", "experiments.runs.carry_out"})
+
+
 def test_the_walk_through_imports_finds_what_is_there() -> None:
     # A walk that found nothing would let everything pass.
-    assert "torch" in loaded_with({"executor.backend"})
+    assert "torch" in loaded_with({"executor.rank.worker"})
     assert "matplotlib" in loaded_with({"experiments.report.figures.run_figure"})
     assert {"sim.simulator", "planner.step.compile", "traces.trace", "simpy"} <= loaded_with({"sim.simulator"})
 

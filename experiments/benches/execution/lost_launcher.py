@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
-from executor.recovery.checkpoints import CheckpointConfig, CheckpointFolder, resumption
+from executor.core.job import CheckpointConfig
+from executor.recovery.checkpoints import CheckpointFolder, resumption
 from experiments.benches.cases import STAGES, recovery_case
 
 _PAUSE_S = 0.002

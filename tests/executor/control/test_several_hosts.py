@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from executor.backend import TorchBackend
-from executor.recovery.checkpoints import CheckpointConfig
+from executor.core.job import CheckpointConfig
 from planner.runs.metrics import step_ends_s
 from tests.helpers.networks.several_hosts import free_port, hosts_on_loopback, start_member
 from tests.helpers.processes.blows import await_step

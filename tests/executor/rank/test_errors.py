@@ -18,7 +18,8 @@ from executor.core.control_channel import HEAD_ADDRESS, RANK, new_key, reach_hea
 from executor.core.failures import SharedInputError
 from executor.core.job import JobFolder, RunConfig
 from executor.rank.control_client import ControlClient
-from executor.rank.handshake import Agreements, Disagreement, Facts, model_facts
+from executor.rank.facts import model_facts
+from executor.rank.handshake import Agreements, Disagreement, Facts
 from executor.training.models.loading import LayerSize, SampleShape
 from executor.transport.rendezvous import check_interface, connect
 from planner.plan.plan import Plan

@@ -10,7 +10,8 @@ import pytest
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
-from executor.recovery.checkpoints import CheckpointConfig, resumption
+from executor.core.job import CheckpointConfig
+from executor.recovery.checkpoints import resumption
 from planner.plan.plan import Plan
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import ModelCode, Scenario

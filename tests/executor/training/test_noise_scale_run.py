@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from executor.backend import TorchBackend
+from executor.control.results import gather_norms
 from executor.core.job import JobFolder
 from executor.training.models.loading import load_model
-from executor.training.noise_scale import LocalNorms, gather_norms, write_norms
+from executor.training.noise_scale import LocalNorms, write_norms
 from experiments.runs.folder import read_record, summarise, write_record
 from planner.runs.gradient_noise import ESTIMATORS, GradientNorms, smoothed_noise
 from planner.scenario.scenario import Scenario

@@ -13,7 +13,7 @@ import pytest
 import simpy
 
 from executor.core.clock import RunClock
-from executor.transport.link_shaper import LinkShaper, create_ledger
+from executor.transport.link_shaper import LinkShaper
 from planner.scenario.cluster import Cluster, Device, Link
 from sim.kernel.events import Flow
 from sim.kernel.piecewise import RateTable, join_tables
@@ -28,7 +28,6 @@ def make_cluster(trace: LinkTrace | None = None) -> Cluster:
 
 
 def make_shaper(tmp_path: Path, cluster: Cluster, clock: RunClock | None = None) -> LinkShaper:
-    create_ledger(tmp_path / "ledger", cluster)
     return LinkShaper(tmp_path / "ledger", cluster, clock or RunClock(time.monotonic()))
 
 
@@ -128,8 +127,6 @@ print(shaper.transmit(cluster.path("a", "b"), 20e6, 0.0))
 
 @pytest.mark.timed
 def test_processes_share_a_link(tmp_path: Path) -> None:
-    cluster = make_cluster()
-    create_ledger(tmp_path / "ledger", cluster)
     origin_s = time.monotonic() + 2.0
     command = [sys.executable, "-c", PROCESS, str(tmp_path / "ledger"), str(origin_s)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]

@@ -1,0 +1,71 @@
+"""Facts of a job and of its model that must be equal on all ranks (executor/rank/handshake.py)."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from executor.core.job import JobFolder, RunConfig
+from executor.training.models.loading import LayerSize, compare_sizes
+from planner.files.plan import plan_json
+from planner.plan.plan import Plan
+from planner.scenario.profile import ModelProfile
+from planner.scenario.scenario import Scenario
+
+# Hexadecimal digits of a SHA-256 that are compared and shown.
+_DIGITS = 12
+
+Job = tuple[Scenario, Plan, RunConfig]
+
+
+def job_facts(folder: JobFolder, job: Job) -> dict[str, str]:
+    """Return the facts that must be equal on all ranks before any of them loads a model: names to values."""
+    scenario, plan, config = job
+    facts = {
+        "ropebridge": _ropebridge_version(),
+        "torch": ".".join(torch.__version__.split(".")[:2]),
+        "scenario": _digest(_resolved(folder)),
+        "plan": _digest(plan_json(plan)),
+        # Each host has its own path to the folder for checkpoints.
+        **{name: str(value) for name, value in asdict(config).items() if name != "checkpoints"},
+    }
+    if scenario.code is not None and config.compute == "real":
+        facts["model file"] = _digest(scenario.code.path.read_text())
+    return facts
+
+
+def model_facts(sizes: Sequence[LayerSize], profile: ModelProfile) -> dict[str, str]:
+    """Return the facts of the model that must be equal on all ranks: each layer's parameters and output.
+
+    Raises:
+        InputError: The sizes of a layer differ from the scenario's profile.
+    """
+    compare_sizes(profile, sizes)
+    return {f"layer {index}": _layer_facts(size) for index, size in enumerate(sizes)}
+
+
+def _layer_facts(size: LayerSize) -> str:
+    shape, dtype = list(size.output.sizes), str(size.output.dtype).removeprefix("torch.")
+    return f"{shape} {dtype} per sample, {size.parameter_bytes} bytes of parameters"
+
+
+def _ropebridge_version() -> str:
+    try:
+        return version("ropebridge")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _resolved(folder: JobFolder) -> str:
+    """Return the scenario as JSON, without the path of the model's file, which may differ between hosts."""
+    data = folder.documents()["scenario"]
+    if data["code"] is not None:
+        del data["code"]["path"]
+    return json.dumps(data, sort_keys=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
