@@ -15,13 +15,15 @@ from tests.helpers.processes.warm_agents import WarmAgents
 _FEW_EXAMPLES = 20
 
 
-@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Have one worker run all timed tests, so that the others wait for them once; xdist reads the groups after this."""
+    if is_timed(item):
+        item.add_marker(pytest.mark.xdist_group("timed"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     every_example = os.environ.get("ROPEBRIDGE_TEST_EXAMPLES") == "all"
     for item in items:
-        if is_timed(item):
-            # One after the other in one worker: the other workers wait for them once.
-            item.add_marker(pytest.mark.xdist_group("timed"))
         # Hypothesis has no public way to lower what a test itself asks for.
         chosen = getattr(getattr(item, "obj", None), "_hypothesis_internal_use_settings", None)
         if chosen is not None and not every_example and chosen.max_examples > _FEW_EXAMPLES:
