@@ -48,9 +48,16 @@ def preload(job: JobFolder) -> None:
     """Load the modules that every rank forked from this process needs; this halves the start of each rank."""
     # pyarrow loads pandas with its first array.
     to_table([])
-    scenario, plan, _ = job.read()
+    scenario, plan, config = job.read()
     # Loads the compiled code of numba too.
     compile_plan(plan, scenario)
+    if config.compute == "real":
+        load_meta_device()
+
+
+def load_meta_device() -> None:
+    """Load the modules with which torch computes shapes on its device ``meta``, some 800 of its compiler."""
+    torch.nn.functional.gelu(torch.empty(1, device="meta"))
 
 
 def main(agent: str, folder: str) -> None:

@@ -143,10 +143,11 @@ def main(parent: str, descriptor: str) -> None:
 def _load() -> None:
     """Load what a rank needs, compiled code included."""
     from executor.core.step_program import compile_plan
-    from executor.rank import worker  # noqa: F401
+    from executor.rank.worker import load_meta_device
     from planner.events.event import to_table
     from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 
+    load_meta_device()
     to_table([])
     scenario = chain_scenario([1e-3] * 2, [1e-3] * 2)
     compile_plan(chain_plan(scenario), scenario)
