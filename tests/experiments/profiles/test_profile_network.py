@@ -177,7 +177,6 @@ def test_a_recording_shows_both_rates_of_a_step(measured: dict[str, Any]) -> Non
 QUICK = ["--connections", "1,2", "--traffic", "40 MB"]
 
 
-@pytest.mark.timed
 def test_a_table_and_a_new_cluster_file(tmp_path: Path) -> None:
     with responder(tmp_path / "far") as (address, process):
         done = ropebridge("profile", "network", address, *QUICK, *NAMES, "-o", tmp_path / "cluster.yaml")
@@ -192,7 +191,6 @@ def test_a_table_and_a_new_cluster_file(tmp_path: Path) -> None:
         scenario(tmp_path)
 
 
-@pytest.mark.timed
 def test_without_gloo_at_the_other_end_the_rest_is_measured() -> None:
     address = Address("127.0.0.1", free_port())
     with Responder(address, {}, [].append) as there:
@@ -205,7 +203,6 @@ def test_without_gloo_at_the_other_end_the_rest_is_measured() -> None:
     assert [(link["source"], link["target"]) for link in found["links"]] == [("here", "there"), ("there", "here")]
 
 
-@pytest.mark.timed
 def test_gloo_that_finds_no_way_is_not_the_end() -> None:
     def fails(own: str, peer: str, message: dict[str, Any]) -> dict[str, Any]:
         assert (own, peer, set(message)) == ("127.0.0.1", "127.0.0.1", {"do", "port"})
@@ -218,7 +215,6 @@ def test_gloo_that_finds_no_way_is_not_the_end() -> None:
             measure_messages(peer, [1], [1])
 
 
-@pytest.mark.timed
 def test_either_end_can_be_interrupted(tmp_path: Path) -> None:
     with responder(tmp_path / "far") as (address, far):
         (tmp_path / "near").mkdir()
