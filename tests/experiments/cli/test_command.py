@@ -174,6 +174,7 @@ def test_training_writes_the_parameters(tmp_path: Path) -> None:
 def test_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With fewer of its steps, which take a second each."""
     monkeypatch.setattr(demo, "PACED_STEPS", 10)
+    monkeypatch.setattr(demo, "REAL_STEPS", 5)
     done = ropebridge("demo", "--json", "-o", tmp_path / "demo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
