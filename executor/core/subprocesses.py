@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -87,6 +88,7 @@ class ForkedProcess:
 
     def __init__(self, name: str, main: Callable[[], None], variables: Mapping[str, str], log: Path) -> None:
         self.returncode: int | None = None
+        self._ending = threading.Lock()
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
@@ -97,10 +99,11 @@ class ForkedProcess:
             run_and_exit(partial(_begin, name, main, variables, log))
 
     def wait(self) -> int:
-        """Wait for the end of the process; return its exit status. Only one thread may call this."""
-        if self.returncode is None:
-            _, status = os.waitpid(self.pid, 0)
-            self.returncode = os.waitstatus_to_exitcode(status)
+        """Wait for the end of the process; return its exit status."""
+        with self._ending:
+            if self.returncode is None:
+                _, status = os.waitpid(self.pid, 0)
+                self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def send_signal(self, number: int) -> None:

@@ -226,4 +226,4 @@ def _size_curve(path: PathProfile, messages: MessageProfile | None) -> SizeCurve
         slower |= arrival.median > _SLOWER * (latency_s + 8 * size_bytes / rate_bps)
         if arrival.least > latency_s:
             rates[float(size_bytes)] = 8 * size_bytes / (arrival.median - latency_s)
-    return fit_size_curve(rates, max(rates.values())) if slower else None
+    return fit_size_curve(rates, max(rates.values())) if slower and rates else None

@@ -25,11 +25,15 @@ def workers(mark: str) -> list[int]:
     return processes_of("executor.rank.worker", mark)
 
 
+def await_a_step(folder: Path) -> None:
+    files = folder / "scratch"
+    wait_until(lambda: any(path.stat().st_size for path in files.rglob("resources-*.jsonl")), "no step is done")
+
+
 @pytest.mark.parametrize("options", [[], ["--backup-every", "5"]])
 def test_a_run_is_a_launcher_an_agent_and_its_ranks(options: list[str], tmp_path: Path) -> None:
     with started([*PACED, "--steps", "100000", *options, "-o", str(tmp_path / "run")], tmp_path) as (process, mark):
-        resources = tmp_path / "scratch"
-        wait_until(lambda: any(path.stat().st_size for path in resources.rglob("resources-*.jsonl")), "no step is done")
+        await_a_step(tmp_path)
         commands = marked_processes(mark)
         agents = processes_of("executor.control.node_agent", mark)
         assert set(commands) == {process.pid, *agents, *workers(mark)}, commands
@@ -80,8 +84,7 @@ def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
 
 def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
     with started(RUN, tmp_path) as (process, mark):
-        wait_until(lambda: len(workers(mark)) == 2, "the workers do not start")
-        time.sleep(4.0)
+        await_a_step(tmp_path)
         os.kill(workers(mark)[1], signal.SIGKILL)
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
@@ -90,15 +93,15 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
     assert left_behind(tmp_path) == []
 
 
-def test_a_rank_that_stands_still_ends_the_run_with_its_name(tmp_path: Path) -> None:
+def test_a_rank_that_stands_still_ends_the_run_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROPEBRIDGE_TIMEOUTS", '{"stopped_s": 2}')
     with started([*PACED, "--steps", "500", "-o", str(tmp_path / "run")], tmp_path) as (process, mark):
-        wait_until(lambda: len(workers(mark)) == 2, "the workers do not start")
-        time.sleep(6.0)
+        await_a_step(tmp_path)
         os.kill(workers(mark)[1], signal.SIGSTOP)
         _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert errors.startswith("ropebridge: rank ")
-    assert "its process was stopped by a signal, and did not go on for 10 s" in errors
+    assert "its process was stopped by a signal, and did not go on for 2 s" in errors
     assert left_behind(tmp_path) == []
 
 

@@ -21,11 +21,11 @@ from numba import njit
 from planner.step.graph import Floats, Ints
 
 # Relative accuracy of the bisection for the least feasible bound.
-_CLOSE = 0.01
+ACCURACY = 0.01
 
 # Bounds that are tried, as multiples of the least feasible one. A larger bound may allow fewer stages and so a shorter
 # round trip, which outweighs the bound if there are few microbatches.
-_WIDER = np.array([1.0, 1.02, 1.06, 1.15, 1.35, 1.8, np.inf])
+WIDER = np.array([1.0, 1.02, 1.06, 1.15, 1.35, 1.8, np.inf])
 
 
 class PartitionCosts(NamedTuple):
@@ -135,7 +135,7 @@ def _best_partition(
     limits = Limits(microbatches, high, most_s, quickest_s, most_sum_s)
     if _least(costs, limits, round_trip_s, next_state) == np.inf:
         return np.inf, np.inf, np.empty(0, np.int64), np.empty(0, np.int64)
-    while high - low > _CLOSE * high:
+    while high - low > ACCURACY * high:
         middle, most_s = (low + high) / 2, limit_s - (microbatches - 1) * low
         limits = Limits(microbatches, middle, most_s, quickest_s, most_sum_s)
         if _least(costs, limits, round_trip_s, next_state) == np.inf:
@@ -143,7 +143,7 @@ def _best_partition(
         else:
             high = middle
     best_s, best_bound_s = np.inf, high
-    for factor in _WIDER:
+    for factor in WIDER:
         bound_s = min(high * factor, limit_s / microbatches)
         limits = Limits(microbatches, bound_s, most_s, quickest_s, most_sum_s)
         step_s = (microbatches - 1) * bound_s + _least(costs, limits, round_trip_s, next_state)
