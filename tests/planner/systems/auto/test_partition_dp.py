@@ -155,8 +155,8 @@ def test_no_pipeline_is_clearly_better(case: Case, microbatches: int, most_sum_s
     # The bound that is found is the bottleneck, or no more than it can be in a grid.
     assert bottleneck_s <= found.bottleneck_s * (1 + 1e-9)
     assert round_trip_s == pytest.approx(found.round_trip_s)
-    # Bounds come in a grid above the least feasible one, which is known to 1 %. No pipeline is better than what is found
-    # if the pipeline's bottleneck is raised to the next bound of the grid.
+    # Bounds come in a grid above the least feasible one, which is known to 1 %. With its bottleneck raised to the next
+    # bound of the grid, no pipeline is better than what is found.
     least_s = min(bottleneck_s for bottleneck_s, _ in possible)
     best_s = min(
         (microbatches - 1) * min(_in_grid(bottleneck_s, least_s), 1e4) + round_trip_s
