@@ -199,7 +199,6 @@ def _check_packets(plan: Plan, scenario: Scenario) -> None:
 
 
 def _check_noise_scale(plan: Plan) -> None:
-    devices = [stage.replicas for stage in plan.stages]
     if plan.synchronisation.method != "allreduce" or any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
         raise _unsupported(
             "the noise scale of a pipeline of several stages",
@@ -212,7 +211,7 @@ def _check_noise_scale(plan: Plan) -> None:
             "synchronisation.bucket_bytes",
             "remove it",
         )
-    if sum(map(len, devices)) < 2:
+    if len(plan.replicas) < 2:
         raise InputError(
             "the noise scale of a single device's gradients",
             where="training.noise_scale",

@@ -1,4 +1,4 @@
-"""The control server of a job: one loop in the launcher, to which the agents of all hosts and all ranks connect.
+"""The control server of a job: a thread of the launcher, to which the agents of all hosts and all ranks connect.
 
 A message is a line with a JSON object; ``kind`` names its type, and with ``payload_bytes`` that many bytes follow the
 line. After the authentication of executor/core/control_channel.py the client sends ``hello``: an agent with its
@@ -35,8 +35,8 @@ rank → head  ``files-sent``                                                   
 
 Security: no file name comes over the network; a file has a kind of `executor.core.job.FILE_KINDS`, and belongs to the
 rank of its connection. Lines have a maximal length. A connection that is not authenticated is closed after
-`Timeouts.proof_s`; the oldest of them is closed if there are more than `MAX_UNPROVED`, or if this process has no file
-descriptor left.
+`Timeouts.proof_s`; the oldest such connection is closed if there are more than `MAX_UNPROVED`, or if this process has
+no file descriptor left.
 """
 
 import queue
@@ -111,7 +111,7 @@ class ControlServer:
 
     Args:
         listening: The socket at which agents and ranks connect; this object closes it.
-        own_agent: The connection to the agent of this host, which this process made, so that it needs no proof.
+        own_agent: A socket connected to the agent of this host by this process, so that no authentication is needed.
         job: The folder into which files from other hosts are written.
         hosts: The hosts of the job; None if this host has all ranks.
 
@@ -133,7 +133,7 @@ class ControlServer:
         self._key = key
         self._job = job
         self._ranks = ranks
-        # No agent may connect under the name of this host.
+        # The hosts whose agents may connect: all but this host.
         self._others = frozenset(hosts.others) if hosts is not None else frozenset()
         self._silence_s = hosts.silence_s if hosts is not None else 0.0
         self._proof_s = timeouts().proof_s
@@ -181,7 +181,7 @@ class ControlServer:
             each.close()
 
     def _wake_up(self) -> None:
-        # A full buffer wakes the loop as well.
+        # If the buffer is full, the loop is about to wake up anyway.
         with suppress(BlockingIOError):
             self._wake.send(b"!")
 

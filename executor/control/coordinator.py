@@ -1,12 +1,12 @@
 """The coordinator of a job, in the launcher: it handles messages of ranks and agents, and sends them instructions.
 
-The ranks publish the rows of a finished step k; from these the policy decides the plan of step k +
+The ranks publish the event rows of each finished step. From the rows of step k the policy decides the plan of step k +
 `DECISION_LAG_STEPS`, which the coordinator sends to the ranks.
 
-If ranks are lost, their session ends. The coordinator finds the newest step before which the remaining ranks have
-copies of all layers, and begins another session from that step: with a new plan if the policy returns one, otherwise
-with the old plan, as soon as every lost process is replaced. If a new plan uses a device that has returned, the session
-ends before the plan's first step, and the next session includes that device.
+A session is a set of ranks that are connected with each other. If ranks are lost, the session ends, and another one
+begins from the newest step before which the remaining ranks have copies of all layers: with a new plan if the policy
+returns one, otherwise with the old plan, after every lost process is replaced. If a new plan uses a device that has
+returned, the session ends before the plan's first step, and the next session includes that device.
 """
 
 import heapq
@@ -32,7 +32,7 @@ from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.scenario.faults import Absence, Hang
 from traces.common.errors import RunError
 
-# The longest wait for an event in seconds; any large number will do.
+# The longest wait for an event in seconds: a large number, since `queue.SimpleQueue.get` accepts no infinity.
 _MAX_PAUSE_S = 3600.0
 
 
@@ -58,12 +58,17 @@ class Coordinator:
         absences = [fault for fault in self._scenario.faults if isinstance(fault, Absence)] if self._recovers else []
         documents = job.documents() if self._hosts is not None else {}
         self._processes = RankProcesses(
-            self._devices, self._hosts, self._server, documents, absences, replaces=self._recovers
+            self._devices,
+            self._hosts,
+            self._server,
+            documents,
+            [fault for fault in absences if fault.device in self._devices],
+            self._recovers,
         )
         self._processes.greet(self._server.own_agent)
         self._agreements = Agreements(self._answer)
         self._heard: dict[str, tuple[float, str]] = {}
-        # Heap of due times by the monotonic clock, ranks, and numbers of signals; number 0 sends no signal.
+        # Heap of monotonic times, ranks, and numbers of signals to send at that time; number 0 sends no signal.
         self._signals: list[tuple[float, int, int]] = []
         self._values: dict[str, str] = {}
         self._local_delivery_s = 0.0
@@ -106,7 +111,7 @@ class Coordinator:
     # --- events ---
 
     def _wait(self, condition: Callable[[], bool], *, in_session: bool = False, until_s: float = math.inf) -> bool:
-        """Handle events until a condition holds; return True then, and False if the wait ended earlier.
+        """Handle events until a condition holds, and return True; return False if the wait ends earlier.
 
         Args:
             condition: The condition to wait for.
@@ -264,7 +269,7 @@ class Coordinator:
         return not self._recovers or self._wait(lambda: current.done >= set(ranks), in_session=True)
 
     def _push(self, ranks: Collection[int], kind: str, **fields: Any) -> None:
-        """Send a message to those of the ranks that are not lost; a lost rank's new process is not in the session."""
+        """Send a message to those of the ranks that are not lost: a lost rank's new process is not in the session."""
         there = [rank for rank in ranks if rank not in self._processes.lost]
         self._server.send(self._processes.peers(there), kind, **fields)
 
@@ -294,7 +299,7 @@ class Coordinator:
         self._begin(spec)
 
     def _await_reports(self) -> dict[int, dict[str, Any]]:
-        """Return the reports of the remaining ranks, by rank."""
+        """Wait for the messages ``report`` of all remaining ranks of the session; return them by rank."""
 
         def left() -> list[int]:
             return [rank for rank in self._session.spec.ranks if rank not in self._processes.lost]
@@ -306,7 +311,7 @@ class Coordinator:
         return {rank: reports[rank] for rank in left()}
 
     def _await_processes(self, ranks: Collection[int]) -> None:
-        """Wait until each of the ranks has a process that can join a session.
+        """Wait until all given ranks can join a session.
 
         Raises:
             RunError: The scenario schedules an absence without end for one of the ranks.

@@ -1,4 +1,4 @@
-"""Calls the policy of a job after each step and each loss, and records decisions and absences; in the launcher."""
+"""Calls the policy of a job after each step and each loss of ranks, and records decisions and absences of devices."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import InitVar, dataclass
@@ -14,14 +14,14 @@ from planner.runs.record import Progress, ProgressCallback
 
 
 class Absences:
-    """The absences of devices whose processes were lost, whether scheduled by the scenario or not."""
+    """Records when devices were absent because their processes were lost, by the scenario's faults or otherwise."""
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
         self._over: list[Event] = []
 
     def begin(self, devices: Iterable[str], now_s: float) -> None:
-        """Begin an absence at run second ``now_s`` for those of the devices that have none yet."""
+        """Begin an absence at run second ``now_s`` for those of the devices that are not absent yet."""
         for device in devices:
             self._since_s.setdefault(device, now_s)
 
@@ -29,8 +29,8 @@ class Absences:
         """End the absences of devices that are back.
 
         Args:
-            events: The rows of a finished step: an absence ends with the device's first computation in it.
-            away: The devices without a process: an absence of any other device ends with the step.
+            events: The rows of a finished step. An absence ends at the start of the device's first computation.
+            away: The devices without a process. Absences of all other devices end at the end of the step.
         """
         if not self._since_s:
             return
@@ -45,7 +45,7 @@ class Absences:
             self._over.append(fault_event(device, ABSENT, since_s, max(since_s, end_s)))
 
     def events(self, end_s: float) -> list[Event]:
-        """Return a row for each absence; an absence that still lasts ends with the run, at run second ``end_s``."""
+        """Return a row for each absence; a device that is still absent is so until the end of the run, ``end_s``."""
         lasting = (fault_event(device, ABSENT, since_s, end_s) for device, since_s in self._since_s.items())
         return [*self._over, *lasting]
 

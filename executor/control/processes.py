@@ -1,4 +1,4 @@
-"""The launcher's records of the ranks' processes: which run, which are lost, and why a process has failed."""
+"""The state of all ranks' processes, as the launcher knows it: which run, which are lost, why a process has failed."""
 
 import math
 import time
@@ -14,19 +14,22 @@ from executor.core.timeouts import timeouts
 from planner.scenario.faults import Absence
 from traces.common.errors import RunError
 
-# The run ends if so many processes of a rank in a row die soon after their start.
+# The run ends if this many successive processes of a rank die soon after their start.
 _MAX_EARLY_DEATHS = 3
 
 
 @dataclass(eq=False, slots=True)
 class RankState:
-    """State of one rank's process: the current one, or the next one if there is none.
+    """State of a rank's current process or, if the rank has none, of its next process.
 
     Attributes:
         incarnation: How many processes this rank had before.
         is_running: Whether the agent was told to start the process, and has not reported its end.
         has_ended: Whether the process has ended with status 0; its last messages may not have arrived yet.
         is_ready: Whether the process can join a session.
+        peer: The process's connection to the control server; None if there is none.
+        started_s: Monotonic time at which the agent was told to start the process.
+        early_deaths: How many successive processes of the rank died soon after their start.
         has_sent_files: Whether the rank has sent all its files.
     """
 
@@ -40,11 +43,13 @@ class RankState:
     has_sent_files: bool = False
 
 
+@dataclass(eq=False)
 class RankProcesses:
     """Has agents start a process for each rank, and replace lost processes if the run survives their loss.
 
     Args:
         devices: The names of the devices in rank order.
+        hosts: The hosts of the job; None if this host has all ranks.
         documents: The job's documents, for agents of other hosts.
         absences: The absences of devices in the scenario.
         replaces: Whether the run survives the loss of ranks.
@@ -52,29 +57,21 @@ class RankProcesses:
     Attributes:
         ranks: State of each rank's process.
         lost: Ranks whose process was lost, until they join the next session.
-        due_s: When the run ends with the failures reported so far, by the monotonic clock; until then another failure
-            may turn out to be their cause.
-        origin_s: Second 0 of the run, by the monotonic clock; None before the ranks have agreed on it.
+        due_s: Monotonic time at which the run ends with the failures reported so far; an earlier report of another
+            failure may give their cause.
+        origin_s: Monotonic time of second 0 of the run; None before the ranks have agreed on it.
         is_finished: Whether all steps are done, so that processes may end.
     """
 
-    def __init__(
-        self,
-        devices: Sequence[str],
-        hosts: Hosts | None,
-        server: ControlServer,
-        documents: Mapping[str, Any],
-        absences: Iterable[Absence],
-        *,
-        replaces: bool,
-    ) -> None:
-        self._devices = devices
-        self._hosts = hosts
-        self._server = server
-        self._documents = documents
-        self._absences = [each for each in absences if each.device in devices]
-        self._replaces = replaces
-        self.ranks = [RankState() for _ in devices]
+    _devices: Sequence[str]
+    _hosts: Hosts | None
+    _server: ControlServer
+    _documents: Mapping[str, Any]
+    _absences: Sequence[Absence]
+    _replaces: bool
+
+    def __post_init__(self) -> None:
+        self.ranks = [RankState() for _ in self._devices]
         self._agents: dict[str, Peer] = {}
         self._are_started = False
         self._failures: list[RankFailure] = []
@@ -86,7 +83,7 @@ class RankProcesses:
     # --- names and hosts of ranks ---
 
     def name(self, rank: int) -> str:
-        """Return the name of a rank for messages."""
+        """Return the name of a rank for messages: its number, device and host."""
         if self._hosts is None:
             return rank_name(rank, self._devices[rank])
         return f"rank {rank} (device '{self._devices[rank]}', host {self._hosts.host_of(rank)})"
@@ -110,7 +107,7 @@ class RankProcesses:
         return list(self._agents.values())
 
     def greet(self, agent: Peer) -> None:
-        """Register an agent that has connected; a second agent of a host replaces the first and its processes."""
+        """Register an agent that has connected; if its host had one, the earlier agent counts as lost."""
         if (before := self._agents.get(agent.host)) is not None:
             self._server.drop(before)
             self.lose_agent(before)
@@ -140,7 +137,7 @@ class RankProcesses:
             self._start(rank)
 
     def signal(self, rank: int, number: int) -> None:
-        """Have a rank's agent send its process a signal."""
+        """Have the agent of a rank's host send the rank's process the signal with this number."""
         if (agent := self._agents.get(self._host_of(rank))) is not None:
             self._server.send(agent, "signal", rank=rank, number=number)
 
@@ -153,7 +150,7 @@ class RankProcesses:
     # --- processes of ranks ---
 
     def connect(self, peer: Peer) -> bool:
-        """Register the connection of a rank; close it and return False if it is not of the rank's current process."""
+        """Register the connection of a rank, and return True; close it and return False if its process is outdated."""
         state = self.ranks[peer.rank]
         if not state.is_running or state.incarnation != peer.incarnation:
             self._server.drop(peer)
@@ -167,11 +164,11 @@ class RankProcesses:
             self.ranks[peer.rank].peer = None
 
     def is_current(self, peer: Peer) -> bool:
-        """Return whether a connection is that of the rank's current process."""
+        """Return whether a connection is that of a rank's current process."""
         return self.ranks[peer.rank].peer is peer
 
     def peers(self, ranks: Iterable[int]) -> list[Peer]:
-        """Return the connections of the given ranks, without ranks that are not connected."""
+        """Return the connections of those of the given ranks that are connected."""
         return [peer for rank in ranks if (peer := self.ranks[rank].peer) is not None]
 
     def all_peers(self) -> list[Peer]:
@@ -223,11 +220,11 @@ class RankProcesses:
         state.peer = None
 
     def _lose(self, rank: int) -> None:
-        """Take note that a process is gone without a word."""
+        """Mark a rank as lost, since its process has ended without a message."""
         self.ranks[rank].incarnation += 1
         self.lost.add(rank)
         if not self._replaces and not self.is_finished:
-            message = f"{self.name(rank)} is lost, or its machine is out of reach; '--backup-every' outlives that"
+            message = f"{self.name(rank)} is lost, or its machine cannot be reached; use '--backup-every' to survive this"
             self._fail(RankFailure(message, follows=1), at_once=False)
 
     # --- why the run cannot go on ---
@@ -239,14 +236,14 @@ class RankProcesses:
         self.due_s = min(self.due_s, time.monotonic() + timeouts().explanation_s)
 
     def raise_due(self) -> None:
-        """Raise the failure closest to the cause, once the time for further reports is over."""
+        """Raise the reported failure that is closest to the cause, if the time for further reports is over."""
         if time.monotonic() >= self.due_s:
             raise min(self._failures, key=lambda failure: failure.follows).to_error()
 
     # --- who is there ---
 
     def has_brought_files(self, rank: int) -> bool:
-        """Return whether a rank's files are on this host, or cannot arrive any more since its process is gone."""
+        """Return whether a rank's files are on this host, or will not arrive since its process has ended."""
         state = self.ranks[rank]
         is_local = self._hosts is None or rank in self._hosts.local_ranks
         return is_local or state.has_sent_files or not (state.is_running or state.peer is not None)
@@ -259,16 +256,16 @@ class RankProcesses:
         return [self.name(rank) for rank in remote if not self.ranks[rank].has_sent_files]
 
     def has_returned(self, rank: int) -> bool:
-        """Return whether a rank has a process that can join a session, outside any absence in the scenario."""
+        """Return whether a rank can join a session: its process is ready, and the scenario has no absence of it now."""
         return self.ranks[rank].is_ready and self.away_until_s(rank) is None
 
     def absent(self, ranks: Collection[int]) -> list[str]:
-        """Return the devices, sorted by name, of all other ranks without a process that can join a session."""
+        """Return the devices, sorted by name, of those ranks outside ``ranks`` that cannot join a session."""
         others = (rank for rank in range(len(self._devices)) if rank not in ranks)
         return sorted(self._devices[rank] for rank in others if not self.has_returned(rank))
 
     def away_until_s(self, rank: int) -> float | None:
-        """Return the run second at which the present absence of a rank's device ends; None if there is none."""
+        """Return the run second at which the present absence of a rank's device ends; None if it is not absent."""
         if self.origin_s is None:
             return None
         now_s, device = time.monotonic() - self.origin_s, self._devices[rank]

@@ -1,7 +1,7 @@
 """The results of a job: the rows of its events with corrected ends of sends, its losses and its parameters.
 
-The operating system accepts megabytes from a sender at once and sends them later, so the sender does not see when its
-last byte departs. That time is computed as the receiver's time of arrival less the latency of the path.
+The operating system accepts megabytes from a sender at once and sends them later, so a sender cannot measure when the
+last byte of a message departs. This time is computed: the receiver's time of arrival less the latency of the path.
 """
 
 import json
@@ -20,7 +20,7 @@ from planner.scenario.cluster import Cluster
 from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario
 
-# Identity of a message: source, target, step, action, pipeline, receiving stage, microbatch.
+# Identifies a message: sender, receiver, step, action, pipeline, receiving stage, microbatch.
 _Identity = tuple[str, str, int, str, int, int, int]
 
 # A single device has no other gradient to compare with.
@@ -30,10 +30,10 @@ _FEWEST_DEVICES = 2
 def settling(
     emulator: Emulator, cluster: Cluster, *, is_spread: bool = False
 ) -> Callable[[Iterable[Event]], list[Event]]:
-    """Return the function that corrects the ends of sends in the rows of all ranks.
+    """Return a function that corrects the ends of sends in the rows of all ranks.
 
-    With a `LinkShaper` the ends are correct already. With the relay, and between machines, the latency of a path is
-    that of the cluster's links; without emulation on one machine it is taken as 0.
+    With a `LinkShaper` the ends are correct already. The latency of a path is that of the cluster's links with the
+    relay and on several machines (``is_spread``); on one machine without emulated links it is taken as 0.
     """
     if emulator == "shaper":
         return lambda events: [event for event in events if not _only_tells(event)]
@@ -93,12 +93,12 @@ def _receiving_stage(event: Event) -> int:
 
 
 def all_events(job: JobFolder, ranks: int) -> list[Event]:
-    """Return all rows in the event files of a job's ranks, rank by rank."""
+    """Return the rows in the event files of all ranks, in the order of the ranks."""
     return [event for rank in range(ranks) for event in read_events(job.of_rank("events", rank))]
 
 
 def total_losses(job: JobFolder, ranks: int) -> dict[int, float]:
-    """Return a dictionary of steps to losses, each the sum over the ranks that compute a part of the loss."""
+    """Return a dictionary of steps to losses: sums over the ranks that compute a part of the loss."""
     total: defaultdict[int, float] = defaultdict(float)
     for rank in range(ranks):
         for step, loss in json.loads(job.of_rank("losses", rank).read_text()):
@@ -133,9 +133,9 @@ def gather_norms(job: JobFolder, ranks: int) -> tuple[GradientNorms, ...]:
 
 
 def merge_parameters(job: JobFolder, ranks: int, target: Path) -> None:
-    """Write a file with the parameters of every layer once, from the highest rank that has the layer.
+    """Write a safetensors file with the parameters of all layers, each layer from the highest rank that has it.
 
-    Replicas in a pipeline have equal values; pipelines that update asynchronously may differ.
+    Replicas in a pipeline have equal parameters; pipelines that update asynchronously may have different ones.
     """
     # Loads torch, which paced runs do not need.
     from safetensors import safe_open

@@ -1,13 +1,12 @@
-"""The clock of a run: seconds since an origin that all ranks share, on one host or on several.
+"""The clock of a run: seconds since second 0, a moment that all ranks have agreed on, on one host or on several.
 
-The monotonic clocks of hosts start at unrelated values. A rank measures the offset of its clock from the head's as NTP
-does (RFC 5905): it asks for the head's reading several times, keeps the answer with the shortest round trip, and
-assumes that the answer travelled for half of that round trip. Clocks drift by some 10 ms an hour, so a thread measures
-again every few seconds and corrects the run's clock in small steps.
+The monotonic clocks of hosts start at unrelated values. Each rank measures the offset of its clock from that of the
+head, as NTP does (RFC 5905): it asks for the head's reading several times, keeps the answer with the shortest round
+trip, and assumes that the answer was on its way for half of this time. Clocks drift by some 10 ms an hour, so a thread
+measures again every few seconds and corrects the run's clock in small steps.
 """
 
 import math
-import mmap
 import struct
 import threading
 import time
@@ -19,10 +18,10 @@ from executor.core.timeouts import timeouts
 
 
 class RunClock:
-    """Counts seconds from an origin, which is a reading of this machine's monotonic clock.
+    """Counts the seconds of the run.
 
     Args:
-        origin_s: Monotonic time of second 0; None if the ranks have not agreed on it yet: call `start` before `now_s`.
+        origin_s: Reading of this machine's monotonic clock at second 0; None to set it later by `start`.
     """
 
     def __init__(self, origin_s: float | None = None) -> None:
@@ -54,44 +53,37 @@ _ORIGIN = struct.Struct("d")
 
 
 def create_origin(path: Path) -> None:
-    """Create the file for the origin of the run; until `announce_origin` the file holds 0."""
+    """Create the file for second 0 of the run, which contains 0 until `announce_origin` is called."""
     path.write_bytes(bytes(_ORIGIN.size))
 
 
 def announce_origin(path: Path, origin_s: float) -> None:
-    """Write the start of the run into the file, for the relay: a future reading of the machine's monotonic clock."""
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
-        _ORIGIN.pack_into(content, 0, origin_s)
+    """Write second 0 of the run, a reading of this machine's monotonic clock, into the file for the relay."""
+    with path.open("r+b") as file:
+        file.write(_ORIGIN.pack(origin_s))
 
 
-class OriginWatch:
-    """Reads the file of `announce_origin` through a memory map, which is cheap enough to do before each packet."""
-
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-    def origin_s(self) -> float | None:
-        """Return when the run starts, by the machine's monotonic clock; None before `announce_origin`."""
-        (origin_s,) = _ORIGIN.unpack_from(self._content)
-        return origin_s or None
+def read_origin(path: Path) -> float | None:
+    """Return second 0 of the run by this machine's monotonic clock; None before `announce_origin`."""
+    (origin_s,) = _ORIGIN.unpack(path.read_bytes())
+    return origin_s or None
 
 
+# Number of questions in one measurement, and number of measurements that are kept.
 _ROUND_TRIPS = 8
 _REMEMBERED = 12
-# The largest correction at once: less than the smallest latency, so that no transfer seems to end before its start.
+# The largest correction at once: less than any latency, so that no message seems to arrive before its departure.
 _MAX_STEP_S = 0.0002
 
 
 class HeadClock:
-    """Measures how far the head's monotonic clock is ahead of this machine's.
+    """Measures the offset of the head's monotonic clock from this machine's.
 
     Args:
-        ask: Asks the head for a reading of its clock, in seconds; None on the head's own machine, whose clock is the
-            same.
+        ask: Returns a reading of the head's clock in seconds; None on the head's own machine.
 
     Attributes:
-        offset_s: The head's reading less this machine's, in seconds.
+        offset_s: The reading of the head's clock less that of this machine's clock, in seconds.
     """
 
     def __init__(self, ask: Callable[[], float] | None) -> None:
@@ -114,7 +106,7 @@ class HeadClock:
                 self._seen.append(_measure(ask))
             except TimeoutError:
                 continue
-            # The measurements of the last minute: in a minute clocks drift by less than the error of a round trip.
+            # The kept measurements span a minute, in which clocks drift by less than the error of a measurement.
             _, best_s = min(self._seen)
             step_s = best_s - self.offset_s
             step_s = math.copysign(min(abs(step_s), _MAX_STEP_S), step_s)
@@ -123,7 +115,7 @@ class HeadClock:
 
 
 def _measure(ask: Callable[[], float]) -> tuple[float, float]:
-    """Return the shortest of several round trips, and the offset of the head's clock in that one; both in seconds."""
+    """Return the shortest of several round trips, and the offset of the head's clock found in it, both in seconds."""
     found = []
     for _ in range(_ROUND_TRIPS):
         asked_s = time.monotonic()

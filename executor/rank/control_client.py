@@ -53,28 +53,19 @@ class SessionEndedError(Exception):
     """The session is over, since a rank or a connection is lost or ranks join; another session follows."""
 
 
-def end_without_a_word() -> None:
-    """Kill this process without a message: it cannot know why the connection to the head is closed."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 class ControlClient:
     """The rank's end of its connection to the head.
 
     Args:
         job: The job's folder on this host, which contains the key.
         name: Name of the rank in messages.
-        lose_head: Called, in the receiving thread, when the connection is closed before the run is over: the head has
-            ended, or continues without this process.
 
     Attributes:
         is_remote: Whether the head is on another host, and so has another monotonic clock.
         is_ending: Whether the session is over, or the function of `call_at_end` is being called.
     """
 
-    def __init__(
-        self, job: JobFolder, rank: int, name: str, lose_head: Callable[[], None] = end_without_a_word
-    ) -> None:
+    def __init__(self, job: JobFolder, rank: int, name: str) -> None:
         host, port, silence_s = json.loads(os.environ[HEAD_ADDRESS])
         self.name = name
         self.rank = rank
@@ -88,7 +79,6 @@ class ControlClient:
         self._questions = 0
         self._outcome = ""
         self.is_ending = False
-        self._lose_head = lose_head
         self._on_end: Callable[[], None] = lambda: None
         self.is_remote = silence_s > 0
         self._channel = reach_head((host, port), RANK, read_key(job.key), silence_s, timeouts().reach_s)
@@ -246,7 +236,8 @@ class ControlClient:
             sys.stderr.flush()
         finally:
             if self._outcome != FINISHED:
-                self._lose_head()
+                # Without a message: the head has ended, or continues without this process, for an unknown reason.
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def _take(self, message: Message) -> None:
         kind = message["kind"]

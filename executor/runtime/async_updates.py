@@ -64,10 +64,7 @@ class PipelineUpdates:
         self._staleness_bound = settings.staleness_bound
         self._pipelines = len(plan.pipelines)
         self._stages = [
-            stage
-            for pipeline in plan.pipelines
-            for stage in pipeline.stages
-            if any(replica.device == self._device for replica in stage.replicas)
+            stage for stage in plan.stages if any(replica.device == self._device for replica in stage.replicas)
         ]
         self._exchanges = steps // settings.interval_steps
         self._last = steps - 1

@@ -124,14 +124,11 @@ class LinkCount:
     Attributes:
         carried_frames: Number of frames that were transmitted, including those that were lost.
         dropped_frames: Number of frames that were not transmitted since the queue was full.
-        lost_frames: Number of transmitted frames that were lost by the link's loss rate.
     """
 
     name: str
     carried_frames: int = 0
-    carried_bytes: int = 0
     dropped_frames: int = 0
-    lost_frames: int = 0
 
 
 class EmulatedLink:
@@ -189,7 +186,6 @@ class EmulatedLink:
         queue.append((finish_s, size_bytes))
         self._queued_bytes += size_bytes
         self.count.carried_frames += frames
-        self.count.carried_bytes += size_bytes
         return self._release_s(finish_s, frames)
 
     def lose(self, frames: int) -> list[int]:
@@ -199,7 +195,6 @@ class EmulatedLink:
             lost.append(int(self._until_loss))
             self._until_loss += 1 + self._frames_to_next_loss()
         self._until_loss -= frames
-        self.count.lost_frames += len(lost)
         return lost
 
     def _frames_to_next_loss(self) -> float:

@@ -23,7 +23,7 @@ from math import inf
 from pathlib import Path
 from typing import Never
 
-from executor.core.clock import OriginWatch
+from executor.core.clock import read_origin
 from executor.core.job import JobFolder, rank_devices
 from executor.core.subprocesses import die_with_parent
 from executor.wan.emulated_link import EmulatedLink, LinkCount
@@ -176,10 +176,10 @@ class Relay:
     Args:
         control: File descriptor of the control host's TUN device; packets from and to this host arrive at once.
         devices: File descriptors of the devices' TUN devices, in rank order.
-        origin: Reads second 0 of the run from the job's folder.
+        origin: Path of the file with second 0 of the run.
     """
 
-    def __init__(self, paths: EmulatedPaths, control: int, devices: Sequence[int], origin: OriginWatch) -> None:
+    def __init__(self, paths: EmulatedPaths, control: int, devices: Sequence[int], origin: Path) -> None:
         self._links = list(dict.fromkeys(link for path in paths.values() for link in path))
         self._origin = origin
         self._started = False
@@ -222,7 +222,7 @@ class Relay:
         )
 
     def _start_run(self) -> None:
-        origin_s = self._origin.origin_s()
+        origin_s = read_origin(self._origin)
         if origin_s is not None:
             self._started = True
             # Forget lateness from before the run, when the ranks loaded torch.
@@ -272,7 +272,7 @@ def main(parent: str, folder: str, tcp: str) -> None:
         # The result is the same on all hosts.
         tcp_misses = set_tcp(wanted)
         devices.append(open_tun(INTERFACE, device_address(rank), NETMASK))
-    relay = Relay(paths, control, devices, OriginWatch(job.origin))
+    relay = Relay(paths, control, devices, job.origin)
     # Have the kernel wake this process without slack, and avoid pauses for garbage collection.
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
     gc.disable()
