@@ -224,7 +224,7 @@ class RankProcesses:
         self.ranks[rank].incarnation += 1
         self.lost.add(rank)
         if not self._replaces and not self.is_finished:
-            message = f"{self.name(rank)} is lost, or its machine cannot be reached; use '--backup-every' to survive this"
+            message = f"{self.name(rank)} is lost, or its host cannot be reached; use '--backup-every' to survive this"
             self._fail(RankFailure(message, follows=1), at_once=False)
 
     # --- why the run cannot go on ---
