@@ -38,11 +38,9 @@ def step_edges_s(duration_s: float, step_s: float) -> FloatArray:
 
 
 def resampled(trace: LinkTrace, step_s: float) -> LinkTrace:
-    """Return the trace with the mean rate over equal windows; each window keeps its bits.
+    """Return the trace with the mean rate over equal windows of ``step_s``, so that each window keeps its bits.
 
-    Args:
-        trace: Trace to resample.
-        step_s: Length of a window, seconds; the last one is shorter where the duration is no multiple of it.
+    The last window is shorter if the duration is no multiple of ``step_s``.
 
     Raises:
         InputError: The step is not positive, or it would give more than 50 million windows.
@@ -78,7 +76,7 @@ SINGLE_ROW_S = 1.0
 
 
 def duration_by_rule_s(times_s: FloatArray) -> float:
-    """Return the end of the last of the rows that start at ``times_s``, seconds: it lasts for the median step."""
+    """Return the end of rows that start at ``times_s``, seconds: the last row lasts for the median step."""
     return float(times_s[-1]) + _median_step_s(times_s)
 
 
@@ -107,8 +105,8 @@ def starts_lasting(times_s: FloatArray, duration_s: float) -> FloatArray:
 
 
 def _split_last(times_s: FloatArray, duration_s: float) -> FloatArray:
-    # Equal steps that outnumber all other steps are the median. As multiples of the spacing of floats at
-    # ``duration_s``, they add up exactly.
+    # Equal steps that outnumber all other steps are the median. They are multiples of the spacing of floats at
+    # ``duration_s``, so that they add up exactly.
     num_steps = len(times_s) + 3
     digit_s = np.spacing(duration_s)
     step_s = digit_s * np.floor((duration_s - times_s[-1]) / num_steps / digit_s)

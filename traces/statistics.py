@@ -70,8 +70,8 @@ def sparkline(trace: LinkTrace, width: int = 60) -> str:
     return "".join((OUTAGE + BLOCKS)[level] for level in levels)
 
 
-# The true median lies between the smallest and the largest of six independent rounds with a probability of 1 - 2 / 2^6
-# = 97 %, for any distribution.
+# The median of the distribution lies between the smallest and the largest of six independent rounds with a probability
+# of 1 - 2 / 2^6 = 97 %, for any distribution.
 ROUNDS = 6
 CONFIDENCE = 1 - 2 / 2**ROUNDS
 
@@ -90,7 +90,10 @@ class Interval:
 
 
 def interval_of(values: Sequence[float]) -> Interval:
-    """Return the interval of some rounds; 12 or more values are put into six groups, whose medians are the rounds."""
+    """Return the interval of measured values, each of which is a round.
+
+    If there are 12 values or more, they are put into six groups, whose medians are the rounds.
+    """
     if len(values) >= 2 * ROUNDS:
         values = [median(values[number::ROUNDS]) for number in range(ROUNDS)]
     return Interval(min(values), median(values), max(values))

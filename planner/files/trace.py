@@ -93,7 +93,7 @@ def _from_steps(entry: TraceEntry, loops: bool) -> LinkTrace:
     assert entry.steps is not None
     times_s = [step.at for step in entry.steps]
     if entry.duration is None and entry.after != "hold":
-        raise InputError(f"steps that {entry.after} have no end", valid="add 'duration', or 'after: hold'")
+        raise InputError(f"steps with 'after: {entry.after}' need a duration", valid="add 'duration', or 'after: hold'")
     duration_s = entry.duration if entry.duration is not None else (times_s[-1] if times_s else 0.0) + 1.0
     rates = np.array([step.bandwidth for step in entry.steps])
     return LinkTrace(np.array(times_s), rates, duration_s, None, loops)

@@ -83,11 +83,14 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], *, where: str = "")
 
 
 def nearest_names(name: str, names: Iterable[str]) -> list[str]:
-    """Return the names that a person may have meant, the best first; empty where none is near.
+    """Return the names that a person may have meant by ``name``; empty if none is similar. Case does not matter.
 
-    A name that differs by a typing error comes first. Next come names whose words contain those of ``name``, or are
-    contained in them: for ``A100`` both ``a100-40`` and ``a100-80``, for ``NVIDIA A100 40GB`` only ``a100-40``. If
-    there is neither, the result is the name with the most similar spelling. Case does not matter.
+    The first rule that finds a name decides:
+
+    1. The name that differs by a typing error.
+    2. Names whose words contain the words of ``name`` or are contained in them: for ``A100`` both ``a100-40`` and
+       ``a100-80``, for ``NVIDIA A100 40GB`` only ``a100-40``.
+    3. The name with the most similar spelling.
     """
     by_words = {each: _words(each) for each in names}
     words = _words(name)

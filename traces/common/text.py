@@ -41,8 +41,8 @@ def is_number(text: str) -> bool:
 def parse_scaled(text: str, power: int, *, name: str, line: int) -> float:
     """Return the number in ``text`` times ``10**power``.
 
-    The decimal point is moved before the conversion to a float: multiplying afterwards would round twice, so that a
-    value that was written could differ from the value that is read.
+    The decimal point is moved before the conversion to a float. A multiplication after the conversion would round a
+    second time, so that a value could differ between writing and reading.
 
     Args:
         text: A decimal number.
@@ -92,27 +92,15 @@ def check_rising(times_s: Sequence[float], lines: Sequence[int]) -> None:
 MOST_NODES = 100_000
 
 
-def parse_json(text: str, valid: str) -> dict[str, Any]:
+def parse_object(text: str, valid: str) -> dict[str, Any]:
     """Return the JSON object in a text.
 
     Raises:
         InputError: The text is not JSON, or not an object; ``valid`` says what would be valid.
     """
-    document = _parse(text, valid)
+    document = parse_json(text, valid)
     if not isinstance(document, dict):
         raise InputError("is not a JSON object", valid=valid)
-    return document
-
-
-def parse_json_list(text: str, valid: str) -> list[Any]:
-    """Return the JSON list in a text.
-
-    Raises:
-        InputError: The text is not JSON, not a list, or an empty list; ``valid`` says what would be valid.
-    """
-    document = _parse(text, valid)
-    if not isinstance(document, list) or not document:
-        raise InputError("is not a JSON list with something in it", valid=valid)
     return document
 
 
@@ -142,7 +130,12 @@ def checked_count(value: object, where: str) -> int:
     return int(number)
 
 
-def _parse(text: str, valid: str) -> Any:
+def parse_json(text: str, valid: str) -> Any:
+    """Return the JSON value in a text.
+
+    Raises:
+        InputError: The text is not JSON; ``valid`` says what would be valid.
+    """
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

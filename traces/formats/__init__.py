@@ -74,11 +74,9 @@ _VALID = "a trace is " + "; or ".join(f"{known.name}: {known.looks_like}" for kn
 
 
 def read_trace(path: Path | str, *, loops: bool = True) -> LinkTrace:
-    """Read a trace; its format is recognised by what the file holds.
+    """Read a trace in the format that the file's content matches.
 
-    Args:
-        path: Path of the file.
-        loops: Whether the trace starts again after its end; no format stores this.
+    ``loops`` says whether the trace starts again after its end, which no format stores.
 
     Raises:
         InputError: The file cannot be read, is of no known format, or is wrong; the error names the file and,

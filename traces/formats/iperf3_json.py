@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from traces.common.errors import InputError
-from traces.common.text import parse_json
+from traces.common.text import parse_object
 from traces.trace import LinkTrace
 
 _VALID = "give the output of `iperf3 --client HOST --json`"
@@ -29,7 +29,7 @@ def read(text: str) -> LinkTrace:
         InputError: The text is not JSON, not of iperf3, or of a test that failed; a rate is missing or
             negative.
     """
-    document = parse_json(text, _VALID)
+    document = parse_object(text, _VALID)
     if "error" in document:
         raise InputError(f"iperf3 failed: {document['error']}", valid="record the trace again")
     sums = _kept_sums(document.get("intervals"))

@@ -1,7 +1,7 @@
 """Mahimahi traces: each line is the millisecond of one opportunity to send a packet of 1500 bytes.
 
 The trace repeats after its last line. An opportunity at millisecond t carries its 12,000 bits evenly over
-(t - 1, t]; one at millisecond 0 counts as one at millisecond 1.
+(t - 1, t]; an opportunity at millisecond 0 counts as one at millisecond 1.
 
 Source: Netravali et al., "Mahimahi: Accurate Record-and-Replay for HTTP", USENIX ATC 2015.
 """
@@ -56,10 +56,10 @@ def read(text: str) -> LinkTrace:
 def write(trace: LinkTrace) -> str:
     """Write a trace; its latency is lost.
 
-    The trace has an opportunity for every 12,000 bits, at the end of the millisecond in which these bits are complete.
-    Bits are counted backwards from the last opportunity, at the end of the trace, so that a remainder makes the first
-    opportunity early. Any window of whole milliseconds keeps its bits to within one packet. The last opportunity is at
-    the end of the trace even if the trace ends in an outage: it determines the duration.
+    The file has an opportunity for every 12,000 bits, at the end of the millisecond in which these bits are complete.
+    Bits are counted backwards from the last opportunity, at the end of the trace; if they are no multiple of 12,000,
+    the first opportunity is early. Any window of whole milliseconds keeps its bits to within one packet. The last
+    opportunity is at the end of the trace, even after an outage, because it determines the duration.
 
     Raises:
         InputError: The trace carries nothing, or needs more than 50 million lines.
@@ -106,7 +106,7 @@ def _count_lines(trace: LinkTrace) -> int:
     bits = trace.mean_bps * trace.duration_s
     if bits <= 0:
         raise InputError(
-            "the trace carries nothing, and mahimahi has no word for that",
+            "mahimahi cannot represent a trace that carries nothing",
             valid="write csv, cooked or iperf3",
         )
     num_lines = int(np.ceil((bits - _SLACK_BITS) / PACKET_BITS))

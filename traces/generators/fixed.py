@@ -18,9 +18,7 @@ def constant(bandwidth_bps: float, *, duration_s: float = 1.0) -> LinkTrace:
 def step(points: Sequence[tuple[float, float]], *, duration_s: float) -> LinkTrace:
     """Return a trace that changes its rate at given times.
 
-    Args:
-        points: (time in seconds, rate in bits per second from then on), the first at 0 s.
-        duration_s: End of the last step, seconds.
+    ``points`` are pairs (time in seconds, rate in bits per second from this time on), the first at 0 s.
     """
     table = np.array(points, dtype=np.float64).reshape(-1, 2)
     return LinkTrace(table[:, 0], table[:, 1], duration_s)
@@ -47,12 +45,13 @@ def outage(
         InputError: There is no time between two outages, or the first starts outside the trace.
     """
     if not 0 <= start_s < duration_s:
-        raise InputError(f"the outage starts at {start_s:g} s", valid=f"start in a trace of {duration_s:g} s")
+        problem = f"an outage that starts at {start_s:g} s is outside of the trace"
+        raise InputError(problem, valid=f"give a start of 0 s or more, below the duration of {duration_s:g} s")
     if not 0 < length_s < (math.inf if every_s is None else every_s):
         between = "" if every_s is None else f" every {every_s:g} s"
         raise InputError(
-            f"an outage of {length_s:g} s{between}",
-            valid="it is longer than 0 s and over before the next one",
+            f"an outage of {length_s:g} s{between} is not allowed",
+            valid="give a length above 0 s, so that each outage ends before the next one starts",
         )
     starts_s = np.array([start_s]) if every_s is None else np.arange(start_s, duration_s, every_s)
     edges_s = np.stack((starts_s, starts_s + length_s), axis=1).ravel()
@@ -84,9 +83,9 @@ def diurnal(
         InputError: The amplitude is not in 0 to 1, or a time is not positive.
     """
     if not 0 <= amplitude_share <= 1:
-        raise InputError(f"the amplitude is {amplitude_share:g} of the mean", valid="it is from 0 to 1")
+        raise InputError(f"the amplitude is {amplitude_share:g} of the mean", valid="give a share from 0 to 1")
     if not period_s > 0:
-        raise InputError(f"the period is {period_s:g} s", valid="it is longer than 0 s")
+        raise InputError(f"a period of {period_s:g} s is not allowed", valid="give more than 0 s")
     edges_s = step_edges_s(duration_s, step_s)
     angles = 2 * math.pi / period_s * edges_s
     sine_means = -np.diff(np.cos(angles)) / np.diff(angles)

@@ -143,7 +143,7 @@ def generate(name: str, parameters: Mapping[str, str], *, duration_s: float, see
             Mbit/s, 30 s: 0 bit/s"}``, ``{"states": "10 Mbit/s: 5 s, 1 Mbit/s: 2 s"}``.
         duration_s: Duration of the trace, seconds.
         seed: Seed of generators that are random; the same seed makes the same trace.
-        step_s: Length of a piece, seconds, of generators that have steps.
+        step_s: Length of a piece, seconds, for generators that have such a parameter.
 
     Raises:
         InputError: There is no such name, a parameter is unknown, missing or wrong.

@@ -15,10 +15,8 @@ from traces.trace import FloatArray, LinkTrace
 def fit_lognormal(mean: float, coefficient_of_variation: float, maximum: float = math.inf) -> tuple[float, float]:
     """Return mean and standard deviation of log X for a lognormal X, so that min(X, maximum) has given moments.
 
-    Args:
-        mean: Mean of min(X, maximum), positive, in any unit.
-        coefficient_of_variation: Standard deviation of min(X, maximum) as a share of its mean.
-        maximum: Value at which X is cut off, in the unit of the mean.
+    ``mean`` is the mean of min(X, maximum), positive and in the unit of ``maximum``; ``coefficient_of_variation`` is
+    the standard deviation of min(X, maximum) as a share of its mean.
 
     Raises:
         InputError: No values up to the maximum have such a mean and spread.
@@ -30,7 +28,7 @@ def fit_lognormal(mean: float, coefficient_of_variation: float, maximum: float =
     if not (mean < maximum and coefficient_of_variation**2 < 0.99 * (maximum / mean - 1)):
         raise InputError(
             f"no rates up to {maximum:g} have mean {mean:g} and coefficient of variation {coefficient_of_variation:g}",
-            valid="raise the maximum or lower the other two",
+            valid="raise the maximum, or lower the mean or the coefficient of variation",
         )
     ceiling = math.log(maximum / mean)
 
@@ -52,7 +50,7 @@ def _moment(order: int, mu: float, sigma: float, ceiling: float) -> float:
 
 
 def _cdf(deviations: float) -> float:
-    # By erfc, not erf, to keep precision far below the mean: the caller multiplies the tiny result by a large factor.
+    # erfc, unlike erf, is precise far below the mean, which matters because callers multiply the tiny result.
     return math.erfc(-deviations / math.sqrt(2)) / 2
 
 
@@ -79,10 +77,11 @@ def markov(states: Sequence[tuple[float, float]], *, duration_s: float, seed: Se
         InputError: There are fewer than two states, or one dwells for less than a step.
     """
     if len(states) < 2:
-        raise InputError(f"a Markov trace of {len(states)} states", valid="give two or more")
+        raise InputError(f"a Markov trace of {len(states)} states is not allowed", valid="give two states or more")
     for _, dwell_s in states:
         if not (math.isfinite(dwell_s) and dwell_s >= step_s):
-            raise InputError(f"a state dwells for {dwell_s:g} s", valid=f"a step of {step_s:g} s or longer")
+            problem = f"a mean dwell time of {dwell_s:g} s is not allowed"
+            raise InputError(problem, valid=f"give the length of a step, {step_s:g} s, or more")
     chance = np.random.Generator(np.random.PCG64(seed))
     starts_s = step_edges_s(duration_s, step_s)[:-1]
     # States are visited equally often, so that the long-run share of each state is proportional to its dwell time.
@@ -116,7 +115,7 @@ def ornstein_uhlenbeck(
         mean_bps: Mean rate, bits per second.
         coefficient_of_variation: Standard deviation as a share of the mean.
         correlation_s: Lag at which the logarithm's autocorrelation is 1/e, seconds.
-        maximum_bps: Rates are cut off here, bits per second; mean and coefficient hold nevertheless.
+        maximum_bps: Limit at which rates are cut off, bits per second; mean and coefficient are those after the cut.
         duration_s: Duration of the trace, seconds.
         seed: Seed of the generator; the same seed makes the same trace.
         step_s: Length of a piece, seconds.
@@ -126,11 +125,11 @@ def ornstein_uhlenbeck(
             maximum have this mean and coefficient.
     """
     if not mean_bps > 0:
-        raise InputError(f"the mean rate is {mean_bps:g} bit/s", valid="it is more than 0")
+        raise InputError(f"the mean rate is {mean_bps:g} bit/s", valid="give more than 0 bit/s")
     if not coefficient_of_variation >= 0:
-        raise InputError(f"the coefficient of variation is {coefficient_of_variation:g}", valid="0 or more")
+        raise InputError(f"the coefficient of variation is {coefficient_of_variation:g}", valid="give 0 or more")
     if not correlation_s > 0:
-        raise InputError(f"the correlation time is {correlation_s:g} s", valid="it is longer than 0 s")
+        raise InputError(f"the correlation time is {correlation_s:g} s", valid="give more than 0 s")
     starts_s = step_edges_s(duration_s, step_s)[:-1]
     kept = math.exp(-step_s / correlation_s)
     fresh = math.sqrt(1 - kept**2)
@@ -145,13 +144,13 @@ def with_outage_bursts(
 ) -> LinkTrace:
     """Return the trace interrupted by outages.
 
-    Semi-Markov: the lengths of outages are lognormal, many short and a few long, with a standard deviation
-    equal to their mean; the times between outages are exponential.
+    The lengths of outages are lognormal, many short and a few long, with a standard deviation equal to their mean; the
+    times between outages are exponential (a semi-Markov process).
 
     Args:
         trace: Trace to interrupt; outside the outages it is unchanged.
         zero_share: Share of the time that outages take in expectation, 0 to less than 1.
-        mean_outage_s: Mean length of an outage, seconds; well above ``step_s``, or the shortest are lost.
+        mean_outage_s: Mean length of an outage, seconds; if it is not well above ``step_s``, short outages are lost.
         seed: Seed of the generator; the same seed makes the same outages.
         step_s: Outages start and end at multiples of this step, seconds.
 
@@ -159,9 +158,9 @@ def with_outage_bursts(
         InputError: The share is not in 0 to less than 1, or a time is not positive.
     """
     if not 0 <= zero_share < 1:
-        raise InputError(f"outages take {zero_share:g} of the time", valid="a share from 0 to less than 1")
+        raise InputError(f"outages take {zero_share:g} of the time", valid="give a share of 0 or more and below 1")
     if not mean_outage_s > 0:
-        raise InputError(f"an outage lasts {mean_outage_s:g} s", valid="it is longer than 0 s")
+        raise InputError(f"a mean outage of {mean_outage_s:g} s is not allowed", valid="give more than 0 s")
     if zero_share == 0:
         return trace
     edges_s = step_edges_s(trace.duration_s, step_s)

@@ -1,4 +1,4 @@
-"""Pre-emptions as numbers of nodes over time, in two formats that give nodes no names (see `trace_of_counts`).
+"""Reads pre-emptions as numbers of nodes over time, in two formats without names of nodes (see `trace_of_counts`).
 
 GPU counts, as eth-easl/sailor publishes them, are ``[{"Time": 0, "GPUs": 4}, ...]``: times are seconds, and a count
 holds until the next time; the last count holds for the median step between times.
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from traces.common.errors import InputError
-from traces.common.text import checked_count, checked_number, parse_json, parse_json_list
+from traces.common.text import checked_count, checked_number, parse_json, parse_object
 from traces.preemption.trace import PreemptionTrace, trace_of_counts
 from traces.resample import duration_by_rule_s
 
@@ -37,7 +37,10 @@ def read_gpus(text: str) -> PreemptionTrace:
     """
     times_s: list[float] = []
     counts: list[int] = []
-    for index, row in enumerate(parse_json_list(text, _VALID_GPUS)):
+    rows = parse_json(text, _VALID_GPUS)
+    if not isinstance(rows, list) or not rows:
+        raise InputError("is not a JSON list with something in it", valid=_VALID_GPUS)
+    for index, row in enumerate(rows):
         if not isinstance(row, dict) or set(row) != {"Time", "GPUs"}:
             raise InputError(f"{json.dumps(row)[:40]} is not a row", where=f"[{index}]", valid=_VALID_GPUS)
         times_s.append(checked_number(row["Time"], f"[{index}].Time"))
@@ -61,7 +64,7 @@ def read_spot(text: str) -> PreemptionTrace:
     Raises:
         InputError: The text is not JSON, the gap is missing or not above zero, or a number is not a count.
     """
-    document = parse_json(text, _VALID_SPOT)
+    document = parse_object(text, _VALID_SPOT)
     gap_s = _gap_s(document)
     data = document.get("data")
     if not isinstance(data, list) or not data:

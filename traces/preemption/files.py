@@ -53,11 +53,7 @@ def is_preemption(path: Path | str) -> bool:
 
 
 def read_preemption(path: Path | str, format_name: str | None = None) -> PreemptionTrace:
-    """Read a pre-emption trace.
-
-    Args:
-        path: Path of the file.
-        format_name: A key of ``PREEMPTION_FORMATS``; None to recognise it by what the file holds.
+    """Read a pre-emption trace in the format named ``format_name``; if None, in the one that the content matches.
 
     Raises:
         InputError: The file cannot be read, is of no known format, or is wrong; the error names the file and,

@@ -1,4 +1,4 @@
-"""PreemptionTrace: which nodes are present over time, where a provider takes nodes back; and its statistics."""
+"""Pre-emption traces: which nodes are present over time while a provider takes nodes back; and their statistics."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ import numpy as np
 
 from traces.common.errors import InputError
 
-# Largest number of changes, so that a trace fits into memory.
+# Limit on the number of changes, so that a trace fits into memory.
 MOST_CHANGES = 2_000_000
 
 # (start, end) in seconds from the start of the trace; the end is infinite if nothing ends it.
@@ -34,10 +34,10 @@ class NodeChange:
 
 @dataclass(frozen=True)
 class PreemptionTrace:
-    """Arrivals and departures of nodes: none is present before the first change, and none leaves after the last.
+    """Arrivals and departures of nodes; before the first change, no node is present.
 
     Attributes:
-        duration_s: When the recording ended, seconds, not before the last change.
+        duration_s: Length of the recording, seconds, at least the time of the last change.
 
     Raises:
         InputError: Times fall, a present node arrives, or an absent node leaves.
@@ -91,11 +91,8 @@ class PreemptionTrace:
 def trace_of_counts(counts: Iterable[tuple[float, int]], duration_s: float) -> PreemptionTrace:
     """Return a trace with made-up node names from the number of nodes over time.
 
-    The nodes are called ``node1``, ``node2`` and so on, and the one with the highest number leaves first.
-
-    Args:
-        counts: (time in seconds, count from then on), rising in time.
-        duration_s: When the recording ended, seconds.
+    The nodes are called ``node1``, ``node2`` and so on, and the node with the highest number leaves first. ``counts``
+    are pairs (time in seconds, count from this time on), rising in time; ``duration_s`` is the length of the recording.
 
     Raises:
         InputError: Times fall or are out of range, or the counts change too often by too many nodes.
@@ -137,8 +134,7 @@ class PreemptionStatistics:
     """Statistics of a trace over the whole recording.
 
     Attributes:
-        duration_s: Length of the recording, seconds.
-        mean_between_departures_s: Duration divided by the departures, seconds; None without departures.
+        mean_between_departures_s: Duration divided by the number of departures, seconds; None without departures.
         mean_count: Mean number of nodes over time.
     """
 

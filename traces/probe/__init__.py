@@ -1,4 +1,4 @@
-"""Measures a network path from its two ends: a responder at one, a peer that asks it at the other; plain sockets.
+"""Measures a network path by plain sockets between a responder at one end and a peer at the other, which asks.
 
-Peers are not authenticated and data is not encrypted: measure a path that strangers can reach inside a tunnel.
+Peers are not authenticated and data is not encrypted: use a tunnel on a path that strangers can reach.
 """

@@ -8,10 +8,10 @@ import numpy as np
 
 from traces.probe.conversation import PeerError
 
-# Share of a burst's time in which TCP windows open; it is left out, since slow start is not a property of the link.
+# Share of a burst's time that rates leave out, because TCP windows open in it: slow start is no property of the link.
 _WARM_UP_SHARE = 0.4
 
-# Share of a complete burst's bytes during which all connections are taken to send; some finish before others.
+# Share of a burst's bytes in whose time all connections are assumed to send; at the end, some have finished already.
 _FULL_SHARE = 0.9
 
 
@@ -22,8 +22,8 @@ class Arrivals:
     Attributes:
         times_s: Times of arrivals since the receiver was ready, seconds, rising.
         totals_bytes: Payload that had arrived by these times, bytes.
-        end_s: When the receiver stopped, seconds.
-        complete: Whether the sender closed all connections, so that all its bytes have arrived.
+        end_s: Time at which the receiver stopped, seconds.
+        complete: Whether the sender closed all connections, so that all bytes have arrived.
     """
 
     times_s: tuple[float, ...]
@@ -63,7 +63,7 @@ class Arrivals:
 
     @property
     def _until_s(self) -> float:
-        # An incomplete burst was silent up to the end.
+        # In an incomplete burst, nothing arrived after the last recorded time, up to the end.
         return self.times_s[-1] if self.complete else self.end_s
 
     def _time_of(self, size_bytes: float) -> float:

@@ -81,8 +81,8 @@ def parse_request(message: dict[str, Any]) -> BurstRequest:
 _NUMBER = struct.Struct("=I")
 _SEGMENT, _CONGESTION, _OFFERED = 16, 80, 228
 
-# Linux lets a send buffer grow to twice the congestion window's segments including bookkeeping: as long as the buffer
-# may grow, the window is less than a third of the buffer.
+# Share of a full send buffer above which the buffer limits a connection. Linux lets a buffer grow to twice the segments
+# of the congestion window, bookkeeping included; while it can still grow, the window is below a third of the buffer.
 _LIMITED_SHARE = 0.5
 
 
@@ -90,7 +90,7 @@ def full_window_bytes(connections: Sequence[socket.socket]) -> float | None:
     """Return the smallest buffer or receive window that limits connections, bytes.
 
     Returns None if congestion control, and so the path, limits one of the connections, or if the system does not report
-    it.
+    these sizes.
     """
     found = [_full_window_bytes(connection) for connection in connections]
     full = [each for each in found if each is not None]
@@ -120,11 +120,12 @@ def _full_window_bytes(connection: socket.socket) -> float | None:
 _CHUNK_BYTES = 1 << 18
 _BUFFER_BYTES = 1 << 20
 
-# First interval between recorded arrivals, seconds. When there are too many, every other one is dropped.
+# Initial interval between recorded arrivals, seconds. When there are more than `_MOST_NOTES` arrivals, every other one
+# is dropped and the interval doubles.
 _RESOLUTION_S = 1e-4
 _MOST_NOTES = 4000
 
-# Seconds after its time for which a sender waits for the receiver to end a burst.
+# Seconds that a sender waits, after the duration of a burst, for the receiver to end the burst.
 _GRACE_S = 3.0
 
 # SO_LINGER, on with a timeout of 0: close at once, and drop what is unsent or unread.
@@ -145,7 +146,7 @@ class SentBurst:
 
 
 def send_burst(connections: Sequence[socket.socket], request: BurstRequest) -> SentBurst:
-    """Send a burst, until all its bytes are sent, its time is over or the receiver ends it.
+    """Send a burst until all its bytes are sent, its time is over, or the receiver closes the connections.
 
     The bytes are random, so that nothing on the path can compress them.
     """

@@ -18,13 +18,14 @@ _BURST_ROUND_TRIPS = 40
 # Round trips in which a window of ten segments grows to a gigabyte.
 _OPENING_ROUND_TRIPS = 16
 
-# Queues count as empty after a burst when round trips are below this factor of the idle round trip plus a margin.
+# After a burst, queues count as empty when round trips are below the idle round trip times `_SETTLED` plus
+# `_SETTLED_S`; the wait for empty queues lasts for `_SETTLING_S` at most.
 _SETTLED = 1.2
 _SETTLED_S = 1e-3
 _SETTLING_S = 5.0
 
-# A full window counts as the limit of a connection if more connections reach a higher rate, and if the bytes in flight
-# are at least this share of the window: headers and bookkeeping take a third of a send buffer or more.
+# A full window counts as the limit of a connection if several connections reach a rate higher by `_WINDOW_GAIN`, and if
+# the bytes in flight are at least the share `_FLYING_SHARE` of the window: headers and bookkeeping take up the rest.
 _WINDOW_GAIN = 1.1
 _FLYING_SHARE = 0.25
 
@@ -45,10 +46,10 @@ class DirectionProfile:
 
     @property
     def best_bps(self) -> Interval:
-        """Payload rate of the number of connections with the highest rate in its worst round, bits per second.
+        """Payload rate of the number of connections whose slowest round is fastest, bits per second.
 
-        TCP delivers the packets that follow a lost packet late and all at once, so that single rounds can exceed the
-        rate of the path.
+        The slowest round decides because single rounds can exceed the rate of the path: TCP delivers the packets that
+        follow a lost packet late and all at once.
         """
         return max(self.rates_bps.values(), key=lambda each: each.least)
 
@@ -81,9 +82,9 @@ class PathProfile:
 
     @property
     def jitter_s(self) -> float:
-        """Longest extra delay of a packet one way, if delays are uniform; seconds.
+        """Largest additional delay of a packet one way, seconds, if delays are uniform.
 
-        The mean extra delay of a round trip is then equal to it.
+        It is equal to the mean additional delay of a round trip.
         """
         return self.round_trip_s.median - self.least_round_trip_s
 
@@ -91,7 +92,9 @@ class PathProfile:
 def profile_path(
     peer: Peer, connections: Sequence[int], traffic_bytes: int, tell: Callable[[str], None]
 ) -> PathProfile:
-    """Measure a path with rising numbers of connections, and ``traffic_bytes`` at most in both directions together.
+    """Measure a path with each of these numbers of ``connections``; return its profile.
+
+    Bursts send at most ``traffic_bytes`` in both directions together.
 
     Raises:
         PeerError: The connection to the other end was lost.

@@ -10,10 +10,10 @@ from traces.probe.bursts import BurstRequest, close_at_once, receive_burst, send
 from traces.probe.conversation import Address, Conversation, PeerError, UnknownPeerError
 from traces.probe.session import ECHO_BYTES
 
-# Seconds within which an answer comes, beside the time of a burst.
+# Limit on the wait for an answer, seconds, in addition to the duration of a burst.
 ANSWER_TIMEOUT_S = 10.0
 
-# Seconds that a responder may take to start, and between two attempts to reach it.
+# Limit on the time that a responder takes to start, and pause between two attempts to reach it, seconds.
 STARTUP_TIMEOUT_S = 6.0
 _PAUSE_S = 0.2
 
@@ -92,7 +92,7 @@ class Peer:
         return found
 
     def burst(self, request: BurstRequest) -> tuple[Arrivals, float | None]:
-        """Carry out a burst, over connections of its own.
+        """Carry out a burst over connections that are opened for it.
 
         Returns:
             The arrivals at the receiver; and the buffer or window that limited the sender, bytes, None if the path did.

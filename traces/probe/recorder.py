@@ -19,8 +19,8 @@ _BURST_SHARE = 0.6
 
 _RETRY_S = 0.5
 
-# Size of a burst in bandwidth-delay products: large enough that slow start ends in the first half, even if connections
-# do not start at the same time.
+# Least size of a burst in bandwidth-delay products, with which slow start ends in the first half of the burst even if
+# connections do not start at the same time.
 _BURSTS_IN_FLIGHT = 4
 
 # Shortest burst, seconds: a shorter one arrives in too few reads to be timed.
@@ -95,7 +95,7 @@ class Recorder:
             RunError: The responder is busy at the first request, or the file cannot be written.
         """
         first_s, config = self._recording.end_s, self._config
-        # Time without samples is left out of the recording.
+        # Time in which measurements failed is left out of the recording.
         start_s, left_out_s = time.monotonic(), 0.0
         number, due_s = 0, 0.0
         while due_s < config.duration_s:
@@ -103,7 +103,6 @@ class Recorder:
             asked_s = time.monotonic()
             sample = self._sample(is_first=number == 0)
             if sample is None:
-                # The recording pauses meanwhile.
                 time.sleep(_RETRY_S)
                 left_out_s += time.monotonic() - asked_s
                 continue

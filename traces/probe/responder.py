@@ -13,16 +13,16 @@ from traces.probe.bursts import MOST_CONNECTIONS
 from traces.probe.conversation import Address, Conversation, PeerError
 from traces.probe.session import Service, Session
 
-# Time for a new connection to send its first request, seconds.
+# Limit on the wait for the first request of a new connection, seconds.
 _GREETING_S = 5.0
 
 # Largest number of connections that have not sent their first request.
 _MOST_NEW = 64
 
-# Time for a session to end after its peer has left, seconds.
+# Limit on the wait for a session to end whose peer has left, seconds.
 _LEAVING_S = 0.5
 
-# Time for a session to end that its peer replaces by a new one, seconds.
+# Limit on the wait for a session to end whose peer asks for a new session in its place, seconds.
 _REPLACING_S = 10.0
 
 

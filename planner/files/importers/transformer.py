@@ -93,9 +93,9 @@ class TransformerShape:
                 raise InputError(f"{name}: {count} is not allowed", valid="give a number above zero")
         if self.heads % self.key_value_heads or not 1 <= self.active_experts <= self.experts:
             raise InputError(
-                f"{self.heads} heads with {self.key_value_heads} of keys and values, {self.active_experts} of "
-                f"{self.experts} experts for a token do not fit each other",
-                valid="heads are a multiple of the others, and a token has one expert at least",
+                f"{self.heads} heads with {self.key_value_heads} key-value heads, or {self.active_experts} of "
+                f"{self.experts} experts for a token, are not allowed",
+                valid="give a multiple of the key-value heads, and each token 1 expert or more",
             )
 
     @property

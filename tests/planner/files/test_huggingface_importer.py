@@ -169,7 +169,7 @@ def test_work_is_two_operations_for_a_parameter_and_token_and_attention(tmp_path
         ({**GPT2, "n_embd": 0}, "n_embd: 0 is not allowed; give a whole number above zero"),
         ({**GPT2, "n_head": 7}, "7 heads do not divide a width of 768; give a multiple"),
         ({**GPT2, "tie_word_embeddings": "no"}, "tie_word_embeddings: 'no' is not allowed; give true or false"),
-        ({**LLAMA, "num_key_value_heads": 5}, "32 heads with 5 of keys and values"),
+        ({**LLAMA, "num_key_value_heads": 5}, "32 heads with 5 key-value heads"),
     ],
 )
 def test_what_is_no_configuration_is_refused(values: object, message: str, tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "trace that loops without end": (
         "        duration: 10 s\n",
         "",
-        ("cluster.links[1].trace", "steps that loop have no end", "add 'duration', or 'after: hold'"),
+        ("cluster.links[1].trace", "steps with 'after: loop' need a duration", "add 'duration', or 'after: hold'"),
     ),
     "trace that starts late": (
         "{at: 0 s, bandwidth",
