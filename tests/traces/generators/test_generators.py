@@ -119,14 +119,14 @@ def test_an_unknown_preset_is_refused_with_a_suggestion() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: generators.outage(1, start_s=9, length_s=1, duration_s=5), "starts at 9 s is outside of the trace; give a start"),
+        (lambda: generators.outage(1, start_s=9, length_s=1, duration_s=5), "starts at 9 s is outside of the trace"),
         (lambda: generators.outage(1, start_s=0, length_s=2, every_s=2, duration_s=5), "2 s every 2 s"),
         (
             lambda: generators.diurnal(1, amplitude_share=1.5, duration_s=5),
             "the amplitude is 1.5 of the mean",
         ),
         (lambda: generators.markov([(1, 1)], duration_s=5, seed=0), "a Markov trace of 1 states"),
-        (lambda: generators.markov([(1, 1), (2, 0.5)], duration_s=5, seed=0), "a mean dwell time of 0.5 s is not allowed"),
+        (lambda: generators.markov([(1, 1), (2, 0.5)], duration_s=5, seed=0), "a mean dwell time of 0.5 s"),
         (lambda: generators.step([(1, 1)], duration_s=5), "the first time is 1 s"),
         (lambda: preset("lte", duration_s=0, seed=0), "the duration is 0 s"),
         (lambda: fit_lognormal(1, 0.5, 1.2), "no rates up to 1.2 have mean 1"),
