@@ -12,10 +12,10 @@ from typing import Any
 from executor.core.messages import pack
 from planner.events.event import UPDATE_ACTION, Event, EventKind, EventWriter
 
-# The shortest wait that is recorded: a shorter one is the time of the call itself, not idle time of the device.
+# The shortest wait for a message that is recorded; a shorter one is the time of the call itself.
 NOTICEABLE_WAIT_S = 0.0005
 
-# Rows that are written together: about a second of a busy rank, which takes a few milliseconds to write.
+# Number of rows that are written together: those of about a second, which take a few milliseconds to write.
 _ROWS_AT_ONCE = 1024
 
 
@@ -132,9 +132,12 @@ class EventRecorder:
     def arrived(self, row: Callable[[float, float], Event], idle_since_s: float, arrived_s: float) -> None:
         """Log the arrival of a message: as a wait if the device was idle, otherwise as a row of zero length.
 
-        A row of zero length records the time of arrival for `executor.control.results`, which then removes the row.
+        By a row of zero length `executor.control.results` computes the departure of the message, and drops the row.
 
-        ``row`` makes the row from its start and its end; all times are run seconds.
+        Args:
+            row: Returns the row from its start and its end in run seconds.
+            idle_since_s: Run second since which the device is idle.
+            arrived_s: Run second of the arrival.
         """
         waited = arrived_s - idle_since_s > NOTICEABLE_WAIT_S
         self.log(row(idle_since_s if waited else arrived_s, arrived_s))
@@ -148,9 +151,9 @@ class EventRecorder:
         return lambda: publisher.release(step)
 
     def sending(self, step: int, row: Callable[[float, float], Event], start_s: float) -> Callable[[float], None]:
-        """Begin a send; return the function to call with the run second at which its last byte departed.
+        """Begin a send; return the function to call with the run second at which the send's last byte departed.
 
-        The step is not published before that call. Sends of asynchronous updates pass the last step of the run.
+        Before that call the step is not published. For asynchronous updates ``step`` is the last step of the run.
         """
         if self._publisher is not None:
             self._publisher.sending(step)
@@ -158,11 +161,11 @@ class EventRecorder:
 
 
 class PartnerRows(EventRecorder):
-    """Records no rows: the recorder of a tensor-parallel partner, whose event file stays empty."""
+    """Records no rows, for devices of a tensor-parallel group other than the first: their event files stay empty."""
 
     def log(self, event: Event) -> None:
         """Drop a row."""
 
     def sending(self, step: int, row: Callable[[float, float], Event], start_s: float) -> Callable[[float], None]:
-        """Hold nothing back: the row that would release the step is dropped."""
+        """Begin a send without holding the step back."""
         return lambda end_s: None

@@ -1,4 +1,4 @@
-"""Separates the cause of a failure from the failures that it causes on other ranks."""
+"""Errors and reports of failed ranks, by which the cause of a failure is told from its effects on other ranks."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from traces.common.errors import InputError, RopebridgeError, RunError
 
 
 class PeerLostError(RunError):
-    """The other end of a transfer is gone, so the cause of the failure is on that rank."""
+    """The rank at the other end of a connection is lost, so the cause of the failure is on that rank."""
 
 
 class SharedRunError(RunError):
@@ -27,11 +27,11 @@ class SharedRunError(RunError):
 
 
 class SharedInputError(InputError):
-    """Wrong input that every rank reports with the same message, which names the ranks concerned."""
+    """An error in the user's input, which every rank raises with the same message; it names the ranks concerned."""
 
 
 def rank_name(rank: int, device: str = "") -> str:
-    """Return the name of a rank of this machine for messages; ``device`` is empty if unknown."""
+    """Return the name of a rank of this host for messages; ``device`` is empty if unknown."""
     place = f"device '{device}', " if device else ""
     return f"rank {rank} ({place}host {socket.gethostname()})"
 
@@ -54,10 +54,10 @@ def blaming(peer: str) -> Iterator[None]:
         raise PeerLostError(f"lost the connection to device '{peer}': {first_line(error)}") from error
 
 
-# `RankFailure.follows` of a rank that lost a peer.
+# The value of `RankFailure.follows` for the loss of a peer.
 _LOST_PEER = 2
 
-# The start of a line of torch's own log, such as "[E1123 ": such lines report that a rank failed, not the cause.
+# The start of a line of torch's own log, such as "[E1123 ": such a line never gives the cause of a failure.
 _TORCHS_OWN = re.compile(r"\[?[EWI]\d{4} ")
 _TRACE = "Traceback (most recent call last):"
 
@@ -68,8 +68,8 @@ class RankFailure:
 
     Attributes:
         message: One sentence with rank, device, host and cause.
-        follows: Distance from the cause, of which the smallest is reported: 0 for an error of this rank, 1 for an
-            error that all ranks raise, 2 for a lost peer.
+        follows: Distance from the cause: 0 for an error of this rank, 1 for an error that all ranks raise, 2 for a lost
+            peer. Of several failures, the run ends with the one with the smallest distance.
         wrong_input: Whether the user's input is the cause.
         trace: The Python traceback of an unexpected error, otherwise empty.
     """
@@ -86,7 +86,7 @@ class RankFailure:
 
     @classmethod
     def of_error(cls, name: str, error: Exception) -> "RankFailure":
-        """Return the failure of the rank ``name`` with an error."""
+        """Return the failure of a rank that has raised an error."""
         shared = isinstance(error, SharedRunError | SharedInputError)
         message = str(error) or type(error).__name__
         return cls(
@@ -98,7 +98,10 @@ class RankFailure:
 
     @classmethod
     def of_exit(cls, name: str, status: int, printed: str) -> "RankFailure":
-        """Return the failure of a process without a report; a negative status is the number of a signal."""
+        """Return the failure of a process that has ended without a report, by its exit status and its output.
+
+        A negative status is the negative number of the signal that has ended the process.
+        """
         if status < 0:
             return cls(f"{name} was ended by {_signal_name(-status)}")
         lines = printed.strip().splitlines()
@@ -116,13 +119,13 @@ class RankFailure:
 
 
 def give_up(job: JobFolder, rank: int, name: str, error: Exception) -> Never:
-    """Write the reason of the failure to the rank's error file, and end the process; the agent informs the head."""
+    """Write the failure to the rank's error file, and end this process; the agent sends the file to the head."""
     failure = RankFailure.of_error(name, error)
     partial = job.of_rank("error", rank).with_suffix(f".{threading.get_ident()}")
     try:
         print(f"ropebridge: {failure.message}\n{failure.trace}", end="", file=sys.stderr, flush=True)
         partial.write_text(json.dumps(asdict(failure)))
-        # If several threads fail, the first one's reason is kept.
+        # If several threads fail, the file of the first one stays.
         with contextlib.suppress(FileExistsError):
             os.link(partial, job.of_rank("error", rank))
     finally:

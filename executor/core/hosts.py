@@ -11,7 +11,7 @@ from planner.scenario.cluster import Cluster
 # The head's port for agents and ranks of other hosts; gloo's connections use further ports.
 DEFAULT_PORT = 29400
 
-# Name of the file with the job's key, in the folder of the hosts file.
+# Name of the file with the job's key, in the same folder as hosts.json.
 KEY_FILE = "key"
 
 
@@ -52,7 +52,7 @@ class Hosts:
     key: bytes = field(default=b"", repr=False)
 
     def part(self, name: str) -> HostPart:
-        """Return a host's part."""
+        """Return the part of the host with this name."""
         return next(part for part in self.parts if part.name == name)
 
     @property
@@ -70,7 +70,7 @@ class Hosts:
         return next(part.name for part in self.parts if rank in part.ranks)
 
     def write(self, path: Path) -> None:
-        """Write a file for `read_hosts`, and the key with mode 0600 to `KEY_FILE` in the same folder."""
+        """Write a JSON file for `read_hosts`, and the key with mode 0600 to `KEY_FILE` in the same folder."""
         data = asdict(self)
         write_key(path.with_name(KEY_FILE), data.pop("key"))
         path.write_text(json.dumps(data))
@@ -86,7 +86,7 @@ def read_hosts(path: Path) -> Hosts | None:
 
 
 def ranks_by_host(cluster: Cluster, devices: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return a dictionary of host names to ranks, in increasing order; ``devices`` are in rank order."""
+    """Return the ranks of each host, in increasing order, by host name; ``devices`` are in rank order."""
     found: dict[str, list[int]] = {}
     for rank, device in enumerate(devices):
         found.setdefault(cluster.by_name[device].machine, []).append(rank)

@@ -1,8 +1,8 @@
-"""Heartbeats of the ranks' processes: each touches a file every second, and the agent checks the file's time.
+"""Heartbeats, by which an agent finds stopped processes of ranks: each touches a file every second.
 
-A stopped process keeps its connections open, so its peers could not tell it from a link that is down. The agent counts
-time in its own checks, so that a machine too busy to run the ranks does not let the agent count time either. User code
-that never returns is not detected: the heartbeat's thread goes on, and the code may just be slow.
+A stopped process keeps its connections open, so that for other ranks it looks like a link that is down. The agent
+measures silence in its own checks instead of seconds: if the machine is too busy to run the ranks, it is also too busy
+to run the checks. User code that never returns is not detected, since the heartbeat has a thread of its own.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from executor.core.timeouts import timeouts
 
-# States of a process in Linux: /proc/PID/stat, see proc(5).
+# States of a process in /proc/PID/stat of Linux; see proc(5).
 _ENDED = "ZX"
 _STOPPED = "T"
 _DEBUGGED = "t"
@@ -70,13 +70,13 @@ class LivenessProbe:
         try:
             beat_ns = self._path.stat().st_mtime_ns
         except OSError:
-            # The process has not started its heartbeat yet.
+            # There is no file before the process has started its heartbeat: count this as a beat.
             beat_ns = self._beat_ns + 1
         self._stopped = self._stopped + 1 if state == _STOPPED else 0
         self._silent = self._silent + 1 if beat_ns == self._beat_ns and state != _DEBUGGED else 0
         self._beat_ns = beat_ns
         if self._stopped >= self._max_stopped:
-            return f"its process was stopped by a signal, and did not go on for {self._stopped * self._pause_s:.0f} s"
+            return f"its process was stopped by a signal, and not continued for {self._stopped * self._pause_s:.0f} s"
         if self._silent >= self._max_silent:
-            return f"its process has given no sign of life for {self._silent * self._pause_s:.0f} s"
+            return f"its process has not touched its heartbeat file for {self._silent * self._pause_s:.0f} s"
         return ""

@@ -1,6 +1,6 @@
 """Contents of messages between the head and the ranks: plans of steps, the start of a session, rows of a step.
 
-A session is a set of ranks that are connected with each other, from one step until a rank is lost or others join.
+A session is a set of ranks that are connected with each other; it ends when one of them is lost or further ranks join.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,12 +16,12 @@ from planner.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class NewPlan:
-    """A plan, which takes effect at some step.
+    """The plan of a step, as the head sends it to the ranks.
 
     Attributes:
-        moves: Layers whose state is sent to other ranks before that step; None if every rank keeps its layers.
-        joins: Whether the plan uses devices outside the session: its ranks then finish the steps before, and begin a
-            new session together with those devices.
+        moves: Layers whose state is sent to other ranks before the step; None if every rank keeps its layers.
+        joins: Whether the plan uses devices outside the session. The session then ends before the step, and another one
+            begins together with those devices.
     """
 
     plan: Plan
@@ -29,7 +29,7 @@ class NewPlan:
     joins: bool = False
 
     def to_data(self) -> dict[str, Any]:
-        """Return it as what JSON can hold."""
+        """Return a dictionary for `json.dumps`."""
         moves = None if self.moves is None else [asdict(move) for move in self.moves]
         return {"plan": plan_json(self.plan), "moves": moves, "joins": self.joins}
 
@@ -42,12 +42,12 @@ class NewPlan:
 
 @dataclass(frozen=True, slots=True)
 class Reconfiguration:
-    """A step before which layers change devices.
+    """A new plan before whose first step layers change devices.
 
     Attributes:
         step: The first step of the new plan.
-        to: The new plan, with the layers that change devices before that step.
-        ready_s: When the plan reached this rank, in run seconds; minus infinity if the rank did not wait for the plan.
+        to: The new plan, with the layers that change devices.
+        ready_s: Run second at which the plan arrived at this rank; minus infinity if the rank did not wait for it.
     """
 
     step: int
@@ -57,16 +57,16 @@ class Reconfiguration:
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """The state in which a session begins.
+    """The specification of a session, by which its ranks begin it.
 
     Attributes:
         number: Number of the session, from 0.
         ranks: The job's ranks in the session; the index of a rank here is its rank in torch's process group.
         first_step: The first step of the session; training resumes with the parameters before this step.
-        durable: The newest step before which copies of all layers are known to be complete, so that training could
-            resume from it.
-        plans: The known plans: of ``first_step``, of the step after it, and so on. The moves of the first plan restore
-            layers, in their state before ``first_step``, on ranks that do not have them.
+        durable: The newest step before which copies of all layers are known to be complete; training could resume
+            from this step after another loss.
+        plans: The plans of ``first_step`` and of the steps after it, as far as they are known. The moves of the first
+            plan send the state before ``first_step`` to ranks that lack layers.
         store_prefix: A random prefix of the keys in the store through which gloo connects these ranks.
         origin_s: Second 0 of the run by the head's clock; None if the ranks have not agreed on it yet.
         local_delivery_s: Time in seconds in which this host delivers a message to itself, measured before the run.
@@ -88,7 +88,7 @@ class SessionSpec:
         return cls(0, tuple(range(ranks)), first_step, first_step, plans, store_prefix)
 
     def to_data(self) -> dict[str, Any]:
-        """Return it as what JSON can hold."""
+        """Return a dictionary for `json.dumps`."""
         plain = {name: getattr(self, name) for name in self.__slots__}
         return {**plain, "plans": [each.to_data() for each in self.plans]}
 
@@ -103,7 +103,7 @@ class SessionSpec:
 def pack(events: list[Event], loss: float | None, kept: int | None) -> dict[str, Any]:
     """Return the message that a rank publishes after a step: its rows, and its part of the loss.
 
-    ``kept`` is the newest step before which the rank's copies are complete; None if it keeps none.
+    ``kept`` is the newest step before which the rank's copies of layers are complete; None if the rank keeps none.
     """
     rows = [[getattr(event, name) for name in Event.__slots__] for event in events]
     return {"rows": rows, "loss": loss, "kept": kept}

@@ -1,4 +1,4 @@
-"""The program of a device in a step: its actions in order, their transfers, and its gradient sums."""
+"""The program of a device in a training step: its actions in order, their messages, and its gradient sums."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,13 +19,16 @@ from planner.step.tables import SYNC, UPDATE
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A message between two stages: an activation for the next stage, or a gradient for the previous one.
+    """A message between two stages: activations for the next stage, or gradients for the previous stage.
 
     Attributes:
+        source: Name of the sending device.
+        target: Name of the receiving device.
         kind: Kind of the action that needs the message: forward, backward or input gradient.
+        stage: Index of the receiving stage.
         first: Index in the microbatch of the first sample in the message.
         end: Index of the sample after the last one.
-        size_bytes: Size of the message as sent, after any compression, in bytes.
+        size_bytes: Size of the message as sent, after any compression.
     """
 
     source: str
@@ -46,11 +49,11 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A bucket of layers whose gradients become complete during an action, so that their sum may begin.
+    """A gradient sum that may begin during an action, when the gradients of its layers are complete.
 
     Attributes:
         sync: Index of the sum in `DeviceProgram.synchronisations`.
-        after_s: Time from the start of the action until the gradients are complete, by the profile, in seconds.
+        after_s: Time from the start of the action until the gradients are complete, by the profile.
     """
 
     sync: int
@@ -64,7 +67,7 @@ class Work:
     Attributes:
         first: Index in the microbatch of the first sample that this device computes.
         end: Index of the sample after the last one.
-        duration_s: Duration by the profile, in seconds.
+        duration_s: Duration by the profile.
         receives: Messages that must arrive before the action.
         sends: Messages to send after the action.
         completes: Gradient sums that may begin during the action, in order.
@@ -85,12 +88,12 @@ class DeviceProgram:
     """One device's part of one step.
 
     Attributes:
-        stage: Index of the device's stage; of the first one if it holds several.
+        stage: Index of the device's stage; of the first stage if the device has several.
         work: The device's actions in order.
         synchronisations: Gradient sums in order.
-        update_s: Duration of the optimizer's update by the profile, in seconds.
-        partners: The other devices of the tensor-parallel group; empty without one, and on the partners themselves.
-        overlaps: Whether gradient sums run beside actions: each begins when an action completes its gradients, or at
+        update_s: Duration of the optimizer's update by the profile.
+        partners: The other devices of the tensor-parallel group, on its first device; empty on all other devices.
+        overlaps: Whether gradient sums run during actions: each begins when an action completes its gradients, or at
             the start of the step if no action does. Otherwise all sums follow the last action.
     """
 
@@ -140,7 +143,7 @@ class DeviceProgram:
         size_bytes: int = 0,
         place: tuple[int, int] | None = None,
     ) -> Event:
-        """Return a row; ``place`` is stage and microbatch, by default this device's stage and -1 for no microbatch."""
+        """Return a row; ``place`` is stage and microbatch, by default this device's stage and -1 (no microbatch)."""
         stage, microbatch = place or (self.stage, -1)
         return Event(
             kind, self.device, peer, self.pipeline, stage, microbatch, step, action, start_s, end_s, size_bytes
@@ -149,7 +152,7 @@ class DeviceProgram:
 
 @lru_cache(maxsize=32)
 def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
-    """Return the programs of a plan's devices by name: of the first device only in each tensor-parallel group.
+    """Return the programs of a plan's devices by name; of a tensor-parallel group only that of the first device.
 
     The plan must have passed `planner.check.check_plan` for this scenario.
     """
@@ -174,8 +177,8 @@ def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
 def device_program(plan: Plan, scenario: Scenario, device: str) -> DeviceProgram:
     """Return the program of any device of a plan that passes `planner.check.check_plan` for the scenario.
 
-    A partner in a tensor-parallel group has the actions of the group's first device without their transfers. Its
-    gradients are summed with those of the partners at the same place in the groups of the stage's other replicas.
+    In a tensor-parallel group each other device has the same actions as the first one, but sends and receives nothing
+    for them. Its shards' gradients are summed with those of the same shards in the stage's other replicas.
     """
     programs = compile_plan(plan, scenario)
     if device in programs:
@@ -196,7 +199,7 @@ def device_program(plan: Plan, scenario: Scenario, device: str) -> DeviceProgram
 
 
 def _transfers(step: CompiledStep) -> dict[int, Transfer]:
-    """Return the transfers by the number of their message, without messages of gradient sums."""
+    """Return the messages between stages by their index in ``step.messages``; gradient sums are left out."""
     actions, messages = step.actions, step.messages
     fed = messages.receiver
     columns = (
@@ -221,7 +224,7 @@ def _transfers(step: CompiledStep) -> dict[int, Transfer]:
 def _completes(
     step: CompiledStep, syncs: Sequence[GradientSync], plan: Plan, scenario: Scenario
 ) -> dict[int, list[Completed]]:
-    """Return the gradient sums that may begin during each action, by the number of the action."""
+    """Return the gradient sums that may begin during each action, by the action's index in ``step.actions``."""
     found: dict[int, list[Completed]] = {}
     for _, buckets in groupby(ready_buckets(syncs, step.actions, step.actors, plan, scenario), lambda each: each.actor):
         for place, each in enumerate(buckets):
@@ -232,7 +235,7 @@ def _completes(
 def _work(
     step: CompiledStep, transfers: Mapping[int, Transfer], completes: Mapping[int, Sequence[Completed]]
 ) -> dict[int, Work]:
-    """Return the work by the number of its action, without gradient sums."""
+    """Return the work by the action's index in ``step.actions``; gradient sums and updates are left out."""
     graph = step.graph
     first_received, received = graph.first_received.tolist(), graph.received.tolist()
     first_sent = graph.first_sent.tolist()

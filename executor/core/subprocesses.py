@@ -1,4 +1,4 @@
-"""Processes of a job: their environment, how to start or fork them, and how to end them reliably."""
+"""Functions for the processes of a job: their environment, forks, and how they end together with their parent."""
 
 import ctypes
 import os
@@ -23,7 +23,7 @@ _PR_SET_NAME = 15
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent, the process with the id ``parent``, ends for any reason.
 
-    Linux only; on other systems only the launcher's clean-up ends this process.
+    Works on Linux only; on other systems this process ends only by its parent's clean-up.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The parent may have ended before the call took effect.
@@ -33,14 +33,14 @@ def die_with_parent(parent: int) -> None:
 
 def environment(interface: str) -> dict[str, str]:
     """Return the environment of an agent and its ranks, whose connections use the network interface ``interface``."""
-    # With an interface gloo does not resolve the host's name.
+    # Without the interface gloo would use the address to which the host's name resolves.
     return {**python_environment(), "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"}
 
 
 def python_environment() -> dict[str, str]:
     """Return the environment with which a new Python process imports the same modules as this process.
 
-    The current directory is not searched, so a folder there with the name of a package is not imported.
+    The current directory is not searched, so that a folder there with the name of a package is not imported.
     """
     return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
@@ -53,7 +53,7 @@ def _prctl(option: int, argument: object) -> None:
 
 @contextmanager
 def ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """End an agent's process after the block if the process still runs."""
+    """Return a context at whose end an agent's process is ended if it still runs."""
     try:
         yield
     finally:
@@ -72,9 +72,9 @@ def end(process: "subprocess.Popen[Any]", grace_s: float) -> None:
 
 
 class ForkedProcess:
-    """A forked process, which shares the modules that this process has loaded.
+    """A process forked from this one, which shares the modules that this process has loaded.
 
-    Without the fork each rank would load torch, which takes seconds of a processor core. During the fork the other
+    Otherwise each rank would have to load torch, which takes seconds of processor time. During the fork the other
     threads of this process must wait in the kernel, and hold no lock that the new process needs.
 
     Args:
@@ -92,7 +92,7 @@ class ForkedProcess:
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
-            # Python warns of every fork beside other threads.
+            # Python warns of every fork of a process with several threads.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if not self.pid:
@@ -123,7 +123,7 @@ def _begin(name: str, main: Callable[[], None], variables: Mapping[str, str], lo
     written = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for descriptor, standard in ((nothing, 0), (written, 1), (written, 2)):
         os.dup2(descriptor, standard)
-    # The child must not keep the agent's connections open after the agent's end.
+    # Otherwise the agent's connections would stay open after the agent's end.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.environ.update(variables)
     main()

@@ -101,7 +101,7 @@ def test_a_rank_that_stands_still_ends_the_run_with_its_name(tmp_path: Path, mon
         _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert errors.startswith("ropebridge: rank ")
-    assert "its process was stopped by a signal, and did not go on for 2 s" in errors
+    assert "its process was stopped by a signal, and not continued for 2 s" in errors
     assert left_behind(tmp_path) == []
 
 

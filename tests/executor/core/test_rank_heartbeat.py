@@ -49,7 +49,7 @@ def test_who_touches_its_file_goes_on(path: Path, process: "subprocess.Popen[byt
 def test_who_does_not_touch_its_file_for_a_minute_stands_still(path: Path, process: "subprocess.Popen[bytes]") -> None:
     seen = probe(process, path)
     assert [seen.check() for _ in range(SILENT_CHECKS)] == [""] * SILENT_CHECKS
-    assert seen.check() == "its process has given no sign of life for 60 s"
+    assert seen.check() == "its process has not touched its heartbeat file for 60 s"
     process.kill()
     process.wait()
     assert seen.check() == ""
@@ -61,7 +61,7 @@ def test_who_is_stopped_may_go_on_for_a_while(path: Path, process: "subprocess.P
         process.send_signal(stop)
         wait_until(lambda stop=stop: (state(process) == "T") == (stop == signal.SIGSTOP), "the signal does nothing")
         assert [seen.check() for _ in range(STOPPED_CHECKS - 1)] == [""] * (STOPPED_CHECKS - 1)
-    assert seen.check() == "its process was stopped by a signal, and did not go on for 10 s"
+    assert seen.check() == "its process was stopped by a signal, and not continued for 10 s"
 
 
 def test_who_has_not_begun_is_left_alone(tmp_path: Path, process: "subprocess.Popen[bytes]") -> None:
