@@ -26,13 +26,13 @@ from traces.common.errors import RunError
 
 Message = dict[str, Any]
 
-# The role of an end is part of its proof, so that no end can send a proof back as its own.
+# Roles of the ends of a channel. An end's role is part of its proof, so that a proof cannot be sent back to its sender.
 HEAD, AGENT, RANK = "head", "agent", "rank"
 
 # Environment variable of a rank: JSON list of the head's host, its port, and the longest silence allowed in seconds.
 HEAD_ADDRESS = "ROPEBRIDGE_HEAD"
 
-# The longest line in bytes, before and after the other end is authenticated; a scenario with traces is the longest.
+# The longest line in bytes, before and after authentication. The longest messages contain a scenario with traces.
 UNPROVED_LINE_BYTES = 4096
 LINE_BYTES = 1 << 26
 
@@ -66,7 +66,7 @@ def new_nonce() -> str:
 def prove(key: bytes, role: str, nonce: str, head_nonce: str) -> str:
     """Return the proof that an end knows the key: the HMAC-SHA256 of its role and both nonces, in hexadecimal.
 
-    ``role`` is that of the end that proves: `HEAD`, `AGENT` or `RANK`.
+    ``role`` is the role of this end: `HEAD`, `AGENT` or `RANK`. ``nonce`` is the random number of the client.
     """
     return hmac.new(key, f"ropebridge {role} {nonce} {head_nonce}".encode(), "sha256").hexdigest()
 
@@ -77,7 +77,7 @@ def is_nonce(value: object) -> bool:
 
 
 def is_proof(value: object, expected: str) -> bool:
-    """Return whether a received value is the expected proof, in a time that does not depend on the value."""
+    """Return whether a received value is the expected proof; takes equally long for every wrong value."""
     return isinstance(value, str) and hmac.compare_digest(value.encode(), expected.encode())
 
 
@@ -138,7 +138,7 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Send a message; safe in any thread. A lost connection raises nothing here: `receive` then returns None."""
+        """Send a message; safe in any thread. A lost connection raises no error, but makes `receive` return None."""
         message = {"kind": kind, **fields, **({"payload_bytes": len(payload)} if payload else {})}
         self.send_plain(message, payload)
 

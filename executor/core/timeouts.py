@@ -25,13 +25,13 @@ class Timeouts:
         connect_s: Time limit for gloo to connect the ranks of a session with each other.
         recv_s: Time limit for a message of a peer; long, since a link may be out for minutes.
         trouble_s: Time from a rank's report of a lost connection until all ranks connect anew, unless an agent reports
-            the end of a process before.
+            the end of a process within this time.
         explanation_s: Time that the head waits, after a rank has lost a peer, for a report of the cause.
         session_end_s: Time limit for a rank with a lost connection to receive the end of the session from the head.
         heartbeat_s: Interval at which a rank touches its heartbeat file.
         probe_s: Interval at which an agent checks the processes of its ranks.
         stopped_s: Time after which a process that a signal has stopped is killed, if the run ends with a lost rank.
-        stopped_recovering_s: The same if the run survives lost ranks.
+        stopped_recovering_s: Time after which a stopped process is killed if the run survives lost ranks.
         silent_s: Time without a heartbeat after which a rank's process is killed; long, since some extensions hold
             Python's global lock, so that the heartbeat's thread cannot run.
         early_death_s: Age below which the death of a process counts as early; the run ends after three early deaths

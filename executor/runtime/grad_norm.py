@@ -1,9 +1,9 @@
-"""The norm of all gradients, computed along the pipeline without a barrier.
+"""Computes the norm of all gradients, for gradient clipping, along the pipeline and without a barrier.
 
-Each device adds its part to a sum, which travels with the gradients from the last stage up to the first. Later stages
-finish their backward passes earlier, so the sum is complete when the first stage has finished. The total then travels
-down to the last stage, ahead of the next step's first activations; each device updates its layers just before their
-next use.
+After its last backward each device adds the squared norm of its gradients to a partial sum, from the last stage to the
+first. The first stage, which ends last, completes the sum. The total is then sent from the first stage to the last,
+before the next step's activations. Each device updates its parameters when the total arrives, just before their next
+use.
 """
 
 import struct
@@ -20,9 +20,12 @@ _NUMBER = struct.Struct("d")
 
 
 class NormChain:
-    """One rank's place in the chain of its pipeline's devices.
+    """Computes the norm on one rank, together with the other ranks of the pipeline.
 
-    Its messages of eight bytes each are not logged, since plans do not include them.
+    Messages of eight bytes each are sent along the stages; they are not logged, since plans do not include them.
+
+    Attributes:
+        wanted: Whether gradients are clipped; otherwise all methods do nothing.
     """
 
     def __init__(self, transport: Transport, wanted: bool) -> None:
@@ -33,7 +36,7 @@ class NormChain:
         self._sums: dict[int, float] = {}
 
     def post(self, current: StepProgram) -> None:
-        """Post the receives of a step."""
+        """Post the receives of a step's partial and total sum."""
         if not self.wanted:
             return
         place, tag = _Place(current), norm_tag(current.step)
@@ -43,11 +46,11 @@ class NormChain:
             self._from_above[current.step] = self._transport.post(place.above, tag, _NUMBER.size)
 
     def contribute(self, current: StepProgram, squared_norm: Callable[[], float]) -> None:
-        """Add this rank's part to the sum, and send it up."""
+        """Add this rank's squared norm to the partial sum, and send the result to the previous stage."""
         if not self.wanted:
             return
         place, step = _Place(current), current.step
-        # Called on every rank: the devices of a tensor-parallel group compute the norm together.
+        # On every rank, since the devices of a tensor-parallel group compute their norm together.
         total = squared_norm()
         if not place.leads:
             return
@@ -58,7 +61,7 @@ class NormChain:
         self._sums[step] = total
 
     def total(self, current: StepProgram) -> float | None:
-        """Return the squared norm of all gradients of a step, and pass it on; None if it is not needed."""
+        """Return the squared norm of all gradients of a step, and send it on; None if gradients are not clipped."""
         if not self.wanted:
             return None
         place, step = _Place(current), current.step
@@ -74,13 +77,13 @@ class NormChain:
 
 
 class _Place:
-    """A rank's neighbours in the chain; the first device of each stage leads the stage's others.
+    """The devices with which a rank exchanges sums: the first device of each stage, its leader, does so for the stage.
 
     Attributes:
-        leads: Whether this rank adds its part to the sum and passes the sum on.
-        above: The device that sends this rank the total; None on the first stage's leader.
-        below: The device that sends this rank a partial sum; None without one.
-        informs: The devices that this rank sends the total to.
+        leads: Whether this rank is the leader of its stage.
+        above: The device that sends this rank the total; None on the leader of the first stage.
+        below: The device that sends this rank a partial sum; None on the last stage, and on ranks that do not lead.
+        informs: The devices to which this rank sends the total.
     """
 
     def __init__(self, current: StepProgram) -> None:

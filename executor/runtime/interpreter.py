@@ -1,4 +1,4 @@
-"""Runs the programs of one rank, step by step, and records their events."""
+"""Runs the programs of one rank step by step: receives inputs, computes actions, sends outputs, and records events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,15 +24,15 @@ from planner.scenario.scenario import Scenario
 
 @dataclass(eq=False)
 class Interpreter:
-    """Runs step after step; the receives of a step are posted while the step before it runs.
+    """Runs one step after the other; the receives of a step are posted while the previous step runs.
 
     Args:
         updates: Asynchronous updates between pipelines; None if gradients are synchronised by all-reduce.
-        finished: Called after the update of a step with the step and this rank's part of its loss, if it has a part.
+        finished: Called after the update of a step, with the step and this rank's part of the loss, if it computes one.
         group: The tensor-parallel group of this rank; None if the rank computes alone.
         begun: Called before each step, after the updates of all earlier steps.
-        ended: Called with each step after its update, once its messages are being sent: no event of the step begins
-            later.
+        ended: Called with each step after its update. All messages of the step are being sent, so that no event of the
+            step begins later.
     """
 
     _scenario: Scenario
@@ -64,10 +64,10 @@ class Interpreter:
         self._norms.post(current)
 
     def run(self, current: StepProgram, following: Callable[[int], StepProgram | None], ready_s: float) -> None:
-        """Run a step. If gradients are clipped, its update waits for their norm until the next step begins.
+        """Run a step. If gradients are clipped, the optimizer's update is done at the start of the next step.
 
         Args:
-            current: The step to carry out.
+            current: The step to run.
             following: Returns the program of a later step, to post its receives; None if its plan is not known.
             ready_s: The earliest start in run seconds.
         """
@@ -88,7 +88,7 @@ class Interpreter:
             self._post_ahead(current.step + 1, following)
             inputs, arrived_s = self._take_inputs(current, work, posted, idle_since_s)
             done = self._compute.run(work, inputs, ready_s=max(ready_s, arrived_s), complete=complete)
-            # Send first: another device may be waiting.
+            # Send before all else, since another device may wait for the message.
             for transfer, payload in zip(work.sends, done.outputs, strict=True):
                 self._send(current, transfer, payload, done.end_s)
             posted.order.finish(work)
@@ -116,7 +116,7 @@ class Interpreter:
             self._update_once_more(self._last)
 
     def update(self) -> None:
-        """Update the parameters after the last step that was run."""
+        """Do the optimizer's update of the last step, unless it is done already."""
         if self._unfinished is None:
             return
         current, self._unfinished, self._last = self._unfinished, None, self._unfinished
@@ -132,7 +132,7 @@ class Interpreter:
         self._ended(current.step)
 
     def _update_once_more(self, last: StepProgram) -> None:
-        """Update from the present gradients, at the learning rate of the last step."""
+        """Update the parameters from the present gradients, at the learning rate of the last step."""
         after = replace(last, step=last.step + 1)
         self._norms.post(after)
         self._norms.contribute(after, self._compute.squared_norm)
@@ -154,7 +154,7 @@ class Interpreter:
     def _take_inputs(
         self, current: StepProgram, work: Work, posted: PostedStep, idle_since_s: float
     ) -> tuple[list[torch.Tensor], float]:
-        """Wait for the payloads of an action; return them, and the run second at which the last one arrived."""
+        """Wait for the inputs of an action; return their payloads, and the run second at which the last one arrived."""
         inputs, arrived_s = [], float("-inf")
         for transfer in work.receives:
             handle = posted.transfers.pop(transfer)

@@ -13,7 +13,7 @@ from executor.core.clock import RunClock
 from executor.core.failures import PeerLostError, blaming
 from executor.core.timeouts import timeouts
 
-# The longest wait for a message; a link may be down for minutes.
+# The longest wait for a message: long, since a link may be down for minutes.
 RECV_TIMEOUT = timedelta(seconds=timeouts().recv_s)
 
 
@@ -21,16 +21,17 @@ RECV_TIMEOUT = timedelta(seconds=timeouts().recv_s)
 class RecvHandle:
     """A posted receive: a handle on bytes that may not have arrived yet.
 
-    gloo reports an arrival only to a thread that waits for it. Where the time of an arrival matters although no thread
-    needs the bytes yet, a background thread waits for them.
+    gloo reports an arrival only to a thread that waits for it. If the time of the arrival matters before any thread
+    needs the bytes, a background thread waits for them.
 
     Args:
         buffer: A one-dimensional uint8 tensor for the bytes.
         works: The receives of the message's stripes, each on a connection of its own.
+        source: Name of the sending device.
         arrived: Called once with the handle when it is complete, also if the sender is lost.
 
     Attributes:
-        arrived_s: When the bytes arrived, or the sender was found to be lost, run seconds; infinite until then.
+        arrived_s: Run second at which the bytes arrived or the sender was found to be lost; infinite before.
     """
 
     _buffer: torch.Tensor
@@ -48,7 +49,7 @@ class RecvHandle:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the bytes are known to have arrived, or the sender to be lost."""
+        """Whether the bytes have arrived, or the sender is lost, as far as this process knows."""
         return self._completed.is_set()
 
     @property
@@ -62,10 +63,7 @@ class RecvHandle:
         return self._buffer.numel()
 
     def wait_in_background(self, threads: Executor, failed: Callable[[Exception], None]) -> None:
-        """Have a thread wait for the bytes; ``failed`` is called with any error except the loss of the sender.
-
-        Without that call the error would be lost, and `wait` would never return.
-        """
+        """Have a thread wait for the bytes; it calls ``failed`` with any error except the loss of the sender."""
 
         def report(waiting: Future[None]) -> None:
             error = waiting.exception()
@@ -90,9 +88,9 @@ class RecvHandle:
         return self._buffer
 
     def abort(self) -> None:
-        """Complete the handle as lost unless its bytes have arrived; the connection is closed.
+        """Complete the handle as lost unless its bytes have arrived; call this after the connection was closed.
 
-        gloo ends the wait for a message of which nothing has arrived, but not for one that was cut off.
+        gloo ends the wait for a message itself if nothing of the message has arrived, but not if a part has arrived.
         """
         self._complete(PeerLostError(f"lost {self._source}: the connection was closed"))
 

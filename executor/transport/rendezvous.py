@@ -1,4 +1,4 @@
-"""Connections between ranks by gloo."""
+"""Connects the ranks of a session with each other by gloo, through torch's process groups."""
 
 import os
 import socket
@@ -15,9 +15,9 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 class ProcessGroups:
-    """Process groups over all ranks of a session, each of which serves as one of several parallel connections.
+    """Several process groups of all ranks of a session: each has connections of its own between every two ranks.
 
-    All ranks must create their object, and call `use`, together.
+    All ranks must create this object, and call `use`, at the same time.
     """
 
     def __init__(self, count: int) -> None:
@@ -37,34 +37,30 @@ class ProcessGroups:
 
 
 def _connect_timeout() -> timedelta:
-    """Return how long gloo waits for a connection; waits for a message have timeouts of their own."""
+    """Return how long gloo waits for a connection; the waits for messages have other timeouts."""
     return timedelta(seconds=timeouts().connect_s)
 
 
 def check_interface() -> None:
-    """Check that this host has the network interfaces that gloo is to use.
-
-    Raises:
-        RunError: An interface is missing; the message lists those of this host.
-    """
+    """Raise `RunError` if this host lacks a network interface that gloo is to use."""
     present = [name for _, name in socket.if_nameindex()]
     for name in filter(None, os.environ.get(_INTERFACE, "").split(",")):
         if name not in present:
-            raise RunError(f"there is no network interface '{name}' ({_INTERFACE}); there are {', '.join(present)}")
+            raise RunError(f"{_INTERFACE}: there is no network interface '{name}'; there are {', '.join(present)}")
 
 
 def connect(store: Store, rank: int, ranks: int, name: str) -> None:
-    """Make torch's default process group, which connects every two ranks.
+    """Create torch's default process group, which connects every two ranks; ``name`` is a prefix for keys in the store.
 
     Raises:
-        PeerLostError: Some ranks cannot be reached; names the network interface.
+        PeerLostError: Some ranks cannot be reached; the message names the network interface.
     """
     timeout = _connect_timeout()
     try:
         dist.init_process_group("gloo", store=PrefixStore(name, store), rank=rank, world_size=ranks, timeout=timeout)
     except RuntimeError as error:
-        # Torch names groups by a count that it resets only when it destroys a group: without this, a rank that fails
-        # here would look for the others under another name than a new process does.
+        # torch names groups by a counter, which it resets only when it destroys a group. After this failure the next
+        # group must have the same name as on ranks whose processes are new.
         distributed_c10d._world.group_count = 0
         interface = os.environ.get(_INTERFACE)
         place = f"'{interface}' ({_INTERFACE})" if interface else f"of its host name (set {_INTERFACE} to choose one)"

@@ -1,4 +1,4 @@
-"""Moves bytes between ranks: receives are posted ahead, sends never block, and every message has a tag."""
+"""Sends and receives bytes between ranks by gloo: receives are posted ahead of time, and sends never block."""
 
 import queue
 import threading
@@ -22,10 +22,10 @@ from executor.transport.rendezvous import ProcessGroups
 from executor.transport.wire_format import NO_MESSAGE
 from planner.scenario.cluster import Cluster, Link
 
-# The smallest part of a message that is sent over a connection of its own.
+# The smallest stripe: a part of a message that is sent over a connection of its own.
 LEAST_STRIPE_BYTES = 64 * 1024
 
-# Threads that wait for posted receives, one each; the pool starts only as many as are needed.
+# The largest number of threads, each of which waits for one posted receive; the pool starts only those it needs.
 _MOST_WAITING = 1 << 14
 
 _AT_ONCE = timedelta(milliseconds=1)
@@ -33,15 +33,14 @@ _AT_ONCE = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Bytes to send to the peer.
+    """Bytes to send to another rank.
 
     Attributes:
-        payload: A one-dimensional uint8 tensor that must not change after `Connection.send`: with emulated links gloo
-            reads it after its emulated departure.
-        tag: Identifies the receive of the peer that takes the message.
+        payload: A one-dimensional uint8 tensor. It must not change after `Connection.send`, which reads it later.
+        tag: Identifies the posted receive that gets the message.
         ready_s: The earliest departure in run seconds.
-        departed: Called with the run second at which the last byte departed onto the emulated links, or at which gloo
-            completed the send.
+        departed: Called with the run second of the departure: that of the last byte on the emulated links or, without
+            a shaper, that at which gloo has completed the send.
     """
 
     payload: torch.Tensor
@@ -93,12 +92,12 @@ class Connection:
             thread.join()
 
     def _start_all(self, start: Callable[[Message], Callable[[], None]]) -> None:
-        """Start every message; the second thread calls what completes it."""
+        """Start every message in the first thread; the second one calls the functions that wait for completion."""
         try:
             while (message := self._outbox.get()) is not None:
                 self._sending.put(start(message))
         finally:
-            # After an error too, so that the second thread ends.
+            # Also after an error, so that the second thread ends.
             self._sending.put(None)
 
     def _complete_all(self) -> None:
@@ -140,9 +139,9 @@ class Connection:
 
 
 def stripes(size_bytes: int, connections: int) -> list[tuple[int, int]]:
-    """Return the range of bytes, start and stop, of each stripe of a message: at most one stripe per connection.
+    """Return the range of bytes (start, stop) of each stripe of a message: at most one stripe per connection.
 
-    Both ends know the size and compute the same stripes.
+    Sender and receiver know the size of the message, and so compute the same stripes.
     """
     count = max(1, min(connections, size_bytes // LEAST_STRIPE_BYTES))
     return list(pairwise(size_bytes * stripe // count for stripe in range(count + 1)))
@@ -150,9 +149,10 @@ def stripes(size_bytes: int, connections: int) -> list[tuple[int, int]]:
 
 @dataclass(eq=False)
 class Transport:
-    """The connections of one rank.
+    """The connections of one rank to all others.
 
     Args:
+        ranks: The rank in the session of each device, by name.
         groups: Parallel connections between every two ranks, over which messages between regions are striped.
         shaper: Emulates the links; None leaves the network as it is.
         records_arrivals: Whether a background thread waits for every message, to record its time of arrival.
@@ -178,7 +178,7 @@ class Transport:
     def post(
         self, source: str, tag: int, size_bytes: int, arrived: Callable[[RecvHandle], None] | None = None
     ) -> RecvHandle:
-        """Post a receive: gloo sends nothing before the receiver has announced that it is ready.
+        """Post a receive, before which gloo sends no bytes of the message; return its handle.
 
         ``arrived`` is called with the handle on arrival, in another thread.
         """
@@ -204,7 +204,7 @@ class Transport:
         ready_s: float,
         departed: Callable[[float], None] = lambda departed_s: None,
     ) -> None:
-        """Send a payload without waiting for it."""
+        """Queue a payload for sending; the arguments are those of a `Message`."""
         ranges = self._stripes(target, payload.numel())
         stripe_departed = _when_all_have(len(ranges), departed)
         for index, (start, stop) in enumerate(ranges):
@@ -219,8 +219,8 @@ class Transport:
     def abort(self) -> None:
         """Close all connections, so that every wait for a message on them, at either end, raises an error.
 
-        The only way to make gloo close a connection is a receive that times out before anything has arrived. Receives
-        of messages that were cut off do not end by it, and are aborted here.
+        gloo closes a connection only when a receive times out of whose message nothing has arrived. This does not end
+        receives of messages of which a part has arrived, so their handles are aborted.
         """
         for peer in self._ranks.values():
             for index in range(self._groups.count) if peer != self._ranks[self._device] else ():
@@ -235,7 +235,7 @@ class Transport:
             handle.abort()
 
     def abandon(self) -> None:
-        """End all threads after `abort`; those that wait for a message that was cut off end when they time out."""
+        """End all threads after `abort`; threads that wait for the rest of a message end at their timeout."""
         for connection in self._connections.values():
             connection.close()
         self._waiting.shutdown(wait=False)
@@ -256,7 +256,7 @@ class Transport:
 
 
 def _when_all_have(count: int, departed: Callable[[float], None]) -> Callable[[float], None]:
-    """Return the callback of ``count`` stripes: the last departure of a stripe is the message's."""
+    """Return a callback for ``count`` stripes, which calls ``departed`` with the time of the last departure."""
     lock, times_s = threading.Lock(), list[float]()
 
     def stripe_departed(departed_s: float) -> None:

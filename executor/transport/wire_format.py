@@ -1,4 +1,4 @@
-"""Messages on the wire: the tag of each, and the bytes that a stage's activations and gradients travel as."""
+"""The format of messages between ranks: their tags, and the compressed bytes of activations and gradients."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from planner.plan.plan import COMPRESSIONS
 from planner.scenario.cluster import Cluster
 from traces.common.errors import InputError
 
-# int8 stores each value as a whole number from -127 to 127, times a scale of its sample.
+# With int8 a value is a whole number from -127 to 127 times the scale of its sample.
 _LARGEST = 127
 _SCALE_BYTES = torch.float32.itemsize
 
@@ -22,10 +22,10 @@ def pack(compression: str, values: torch.Tensor, samples: int) -> torch.Tensor:
     - ``none``: the values as they are.
     - ``bf16``: each value rounded to the nearest bfloat16, ties to even; the relative error is at most 2⁻⁸. NaN and
       infinities are kept, and a value larger than any bfloat16 becomes infinite.
-    - ``int8``: each value as a whole number of 127ths of its sample's largest absolute value, rounded to the nearest,
-      ties to even; the error is at most a 254th of that. Zeros stay zeros. If a sample holds a NaN or an infinity, no
-      scale fits and all of the sample becomes NaN, so that the fault shows at the receiver. Values below 2⁻¹²⁶ may
-      become zero.
+    - ``int8``: each value as a multiple of its sample's scale, the largest absolute value of the sample divided by 127,
+      rounded to the nearest, ties to even; the error is at most half a scale. Zeros stay zeros. If a sample contains a
+      NaN or an infinity, all of its values become NaN, so that the receiver sees the fault. Absolute values below 2⁻¹²⁶
+      may become zero.
 
     Args:
         compression: One of `planner.plan.plan.COMPRESSIONS`.
@@ -50,17 +50,17 @@ def unpack(compression: str, payload: torch.Tensor, samples: int) -> torch.Tenso
     Args:
         compression: The compression that `pack` was given.
         payload: The result of `pack`, in memory aligned to 4 bytes.
-        samples: Number of samples that it holds.
+        samples: Number of samples in the payload.
     """
     if compression == "int8":
         scales, numbers = _int8_parts(payload, samples)
-        # torch takes twenty times as long to multiply int8 by float32 directly.
+        # Convert first: torch takes twenty times as long to multiply int8 by float32.
         return numbers.to(torch.float32).mul_(scales).view(-1)
     return payload.view(torch.bfloat16 if compression == "bf16" else torch.float32).to(torch.float32)
 
 
 def _pack_int8(values: torch.Tensor) -> torch.Tensor:
-    # Scales come first, where they are aligned for any number of values.
+    # The scales are at the start, since they must be aligned to 4 bytes for any number of values.
     packed = torch.empty(len(values) * _SCALE_BYTES + values.numel(), dtype=torch.uint8, device=values.device)
     scales, numbers = _int8_parts(packed, len(values))
     scales.copy_(_scales(values))
@@ -69,35 +69,34 @@ def _pack_int8(values: torch.Tensor) -> torch.Tensor:
 
 
 def _int8_parts(payload: torch.Tensor, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return views of the scales, samples x 1, and of the numbers, samples x values."""
+    """Return views of the scales, float32 (samples, 1), and of the numbers, int8 (samples, values per sample)."""
     end = samples * _SCALE_BYTES
     scales = payload[:end].view(torch.float32).view(samples, 1)
     return scales, payload[end:].view(torch.int8).view(samples, -1)
 
 
 def _scales(values: torch.Tensor) -> torch.Tensor:
-    """Return the 127th of each sample's largest absolute value, samples x 1; NaN where that is not finite."""
+    """Return each sample's largest absolute value divided by 127, shape (samples, 1); NaN where it is not finite."""
     largest = torch.maximum(values.amax(dim=1, keepdim=True), -values.amin(dim=1, keepdim=True))
-    # Denormal scales have too few digits to divide by. A product, unlike a quotient, is never rounded up to a scale
-    # whose 127-fold overflows.
+    # Avoid denormal scales, which have too few digits. The product with 1/127, unlike the quotient by 127, is never
+    # rounded up so far that 127 times the scale overflows.
     scales = (largest * (1 / _LARGEST)).clamp_min(torch.finfo(torch.float32).tiny)
     return torch.where(torch.isfinite(scales), scales, torch.nan)
 
 
-# A tag is unique between its two devices among all messages that can be in transit. Neighbouring ranks are at most one
-# step apart and post one step ahead; four values keep the tags of different steps apart.
+# A tag must be unique among all messages that can be in transit between two devices. Neighbouring ranks are at most one
+# step apart and post one step ahead, so tags may repeat after four steps.
 _STEPS_APART = 4
 _MESSAGES_PER_STEP = 1 << 26
 _TRANSFERS: Mapping[Kind, int] = {Kind.FORWARD: 0, Kind.BACKWARD: 1, Kind.BACKWARD_INPUT: 1}
 _SYNC, _NORM, _UPDATE, _MIGRATION, _BACKUP = 2, 3, 4, 5, 6
 _CODES = 7
 
-# The tag of a receive that no message answers.
+# The tag of a receive to which no message is sent.
 NO_MESSAGE = 2**31 - 1
 
-# Microbatches of one stage; a pair of devices may exchange activations of several stages.
+# Upper bounds: of the microbatches of a stage, and of the rounds of a gradient sum (2(n - 1) in a ring of n devices).
 _MOST_MICROBATCHES = 1 << 16
-# A ring of n devices takes 2(n - 1) rounds.
 _MOST_ROUNDS = 1 << 12
 
 # Payloads are float32.
@@ -117,7 +116,7 @@ def sync_tag(step: int, first_layer: int, number: int) -> int:
 
 
 def norm_tag(step: int) -> int:
-    """Return the tag of a partial or total norm of the gradients."""
+    """Return the tag of a message with a partial or total norm of the gradients."""
     return _tag(step, _NORM, 0)
 
 
@@ -142,21 +141,21 @@ def _tag(step: int, code: int, index: int) -> int:
 
 
 class UncheckedWire:
-    """Sends payloads as they are: those of paced compute have the transfer's size."""
+    """Sends payloads unchanged, for paced compute, whose payloads have the size of the compressed message already."""
 
     def pack(self, transfer: Transfer, payload: torch.Tensor) -> torch.Tensor:
-        """Return the payload."""
+        """Return the payload unchanged."""
         return payload
 
     def unpack(self, transfer: Transfer, packed: torch.Tensor) -> torch.Tensor:
-        """Return the payload."""
+        """Return the payload unchanged."""
         return packed
 
 
 class CompressedWire:
-    """Sends float32 payloads, compressed where they cross regions, and refuses payloads of an unplanned size.
+    """Sends float32 payloads, compressed between regions, and refuses payloads whose size differs from the plan's.
 
-    The check comes before the message is sent, since gloo aborts a process that receives more than it has posted.
+    gloo would abort the receiving process if a message were larger than its posted receive.
     """
 
     def __init__(self, compression: str, cluster: Cluster) -> None:
@@ -169,7 +168,7 @@ class CompressedWire:
         Raises:
             InputError: The size of the stage's output differs from the plan's.
         """
-        # Checked before packing: a payload of another size may not be divisible by the samples.
+        # Check before packing, since a payload of another size may not be divisible by the number of samples.
         expected_bytes = self.payload_bytes(transfer)
         if payload.numel() != expected_bytes:
             raise InputError(
@@ -192,7 +191,7 @@ class CompressedWire:
         if not self._compresses(transfer) or not transfer.size_bytes:
             return transfer.size_bytes
         samples = transfer.end - transfer.first
-        # A sample's first element may come with a scale; each further element takes as many bytes as the second.
+        # The first element of a sample may include a scale; each further element takes as many bytes as the second.
         one, two = (wire_bytes(self._compression, 1, elements * _ELEMENT_BYTES) for elements in (1, 2))
         elements = 1 + (transfer.size_bytes // samples - one) // (two - one)
         return samples * elements * _ELEMENT_BYTES

@@ -83,8 +83,7 @@ def test_a_missing_interface_of_one_rank_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError) as raised:
         run_unlike([folder] * 3, [{}, {"GLOO_SOCKET_IFNAME": "wan9"}, {}])
     assert str(raised.value).startswith(
-        f"rank 1 (device 'device-1', host {HOST}): there is no network interface 'wan9' "
-        "(GLOO_SOCKET_IFNAME); there are "
+        f"rank 1 (device 'device-1', host {HOST}): GLOO_SOCKET_IFNAME: there is no network interface 'wan9'; there are "
     )
 
 
