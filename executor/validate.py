@@ -1,4 +1,4 @@
-"""Checks that a real run supports a plan and a scenario; a warning about links that are faster than the relay."""
+"""Checks that a real run supports a plan and a scenario, and a warning about links that are faster than the relay."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,8 +32,7 @@ def check_groups(plan: Plan, scenario: Scenario) -> None:
         raise InputError(
             f"tensor parallelism with method '{plan.synchronisation.method}' cannot be run yet",
             where=f"{first}.partners",
-            valid="leave 'partners' out, or write 'allreduce': the devices of a group would apply what arrives at "
-            "different times",
+            valid="leave 'partners' out, or use the method 'allreduce'",
         )
     if scenario.training.noise_scale:
         raise InputError(
@@ -46,10 +45,10 @@ def check_groups(plan: Plan, scenario: Scenario) -> None:
         for leader in sync.devices:
             if len(groups[leader]) != degree:
                 raise InputError(
-                    f"{len(groups[leader])} devices share layer {sync.first_layer}, {degree} do in "
-                    f"{where[sync.devices[0]]}",
+                    f"{len(groups[leader])} devices share layer {sync.first_layer}, but {degree} devices share the "
+                    f"layer in {where[sync.devices[0]]}",
                     where=f"{where[leader]}.partners",
-                    valid="replicas sum their gradients shard by shard: cut the layer into as many in each",
+                    valid="share the layer among equally many devices in every replica",
                 )
         for place in range(1, degree):
             _check_paths(sync.among(groups[leader][place] for leader in sync.devices), scenario)
@@ -69,7 +68,7 @@ def _replicas(plan: Plan) -> Iterator[tuple[int, int, int, Replica]]:
                 yield p, s, r, replica
 
 
-_SIMULATE = "'ropebridge simulate' knows how"
+_SIMULATE = "or use 'ropebridge simulate'"
 
 
 def check_supported(
@@ -100,7 +99,7 @@ def check_supported(
             raise _unsupported(
                 f"a fault of the kind '{type(fault).__name__}'",
                 f"faults[{number}]",
-                "links may be out with the relay, devices leave and hang with '--backup-every'",
+                "outages of links need '--emulator relay'; absences and hangs of devices need '--backup-every'",
             )
     if scenario.training.noise_scale and compute == "real":
         _check_noise_scale(plan)
@@ -118,11 +117,13 @@ def check_spread(scenario: Scenario, emulator: Emulator) -> None:
     """
     if emulator != "none":
         raise InputError(
-            "links are emulated on one machine only", where="--emulate-wan", valid="leave it away: hosts have a network"
+            "links are emulated on one machine only",
+            where="--emulate-wan",
+            valid="leave the option out, to use the network between the hosts",
         )
     if scenario.faults:
         raise InputError(
-            "faults are made on one machine only", where="faults[0]", valid="remove them from the scenario"
+            "faults are carried out on one machine only", where="faults[0]", valid="remove all faults from the scenario"
         )
 
 
@@ -141,24 +142,26 @@ def check_decision(
         raise RunError(f"{when} cannot be carried out: {error}") from error
     grouped = any(replica.partners for replica in (*old.replicas, *decision.plan.replicas))
     if compute == "real" and grouped and needs_set_up(old, decision.plan):
-        raise RunError(f"{when} cannot be carried out: it sets up tensor-parallel groups anew, which are formed once")
+        raise RunError(
+            f"{when} cannot be carried out: it moves layers of tensor-parallel groups, which cannot change during a run"
+        )
 
 
 def _check_recovery(plan: Plan, scenario: Scenario) -> None:
-    valid = "leave '--backup-every' away"
+    valid = "leave '--backup-every' out"
     _check_one_state(plan, "recovery", valid)
     if scenario.training.noise_scale:
-        raise _unsupported("recovery of what measures the noise scale", "training.noise_scale", valid)
+        raise _unsupported("recovery of a run that measures the noise scale", "training.noise_scale", valid)
 
 
 def _check_checkpoints(plan: Plan, compute: ComputeMode) -> None:
     if compute != "real":
         raise InputError(
-            "checkpoints of paced compute, which trains nothing",
+            "paced compute has no state for checkpoints, since it trains nothing",
             where="--checkpoint",
-            valid="leave it away, or choose '--compute real'",
+            valid="leave the option out, or choose '--compute real'",
         )
-    _check_one_state(plan, "a checkpoint", "leave '--checkpoint' away")
+    _check_one_state(plan, "a checkpoint", "leave '--checkpoint' out")
 
 
 def _check_one_state(plan: Plan, what: str, valid: str) -> None:
@@ -180,10 +183,10 @@ def _check_synchronisation(plan: Plan) -> None:
 
 
 def _check_effects(scenario: Scenario) -> None:
-    """Raise `InputError` for effects on compute; a real network has effects of its own."""
+    """Raise `InputError` for effects on compute, which only the simulator has."""
     # The launch overhead of kernels is included in the plan's times.
     if replace(scenario.effects.compute, launch_overhead_s=0.0) != ComputeEffects():
-        raise _unsupported("effects on compute", "effects.compute", "remove them: they are simulated, not made")
+        raise _unsupported("a scenario with effects on compute", "effects.compute", "remove them")
 
 
 def _check_packets(plan: Plan, scenario: Scenario) -> None:
@@ -192,7 +195,7 @@ def _check_packets(plan: Plan, scenario: Scenario) -> None:
         given = [name for name, value in (("loss", link.loss), ("jitter", link.jitter_s)) if value]
         if given:
             raise InputError(
-                f"the emulator 'shaper' knows no {' and no '.join(given)} of packets, which link {link.name} has",
+                f"the emulator 'shaper' cannot emulate {' and '.join(given)}, which link {link.name} has",
                 where=f"cluster.links[{scenario.cluster.links.index(link)}].{given[0]}",
                 valid="use the emulator 'relay', or remove them from the link",
             )
@@ -207,15 +210,15 @@ def _check_noise_scale(plan: Plan) -> None:
         )
     if plan.synchronisation.bucket_bytes:
         raise _unsupported(
-            "the noise scale of gradients whose sums begin before all of them are there",
+            "the noise scale with gradient sums that begin before the last action",
             "synchronisation.bucket_bytes",
-            "remove it",
+            "remove the field",
         )
     if len(plan.replicas) < 2:
         raise InputError(
-            "the noise scale of a single device's gradients",
+            "the noise scale cannot be measured on a single device",
             where="training.noise_scale",
-            valid="it compares the gradients of devices that share a batch: two at least",
+            valid="give the plan at least two devices, whose gradients are compared",
         )
 
 
@@ -238,7 +241,7 @@ def too_fast(plan: Plan, scenario: Scenario) -> str | None:
     more = f" and {len(fast) - _NAMED} more" if len(fast) > _NAMED else ""
     return (
         f"the relay carries about {CARRIED_BPS / 1e6:.0f} Mbit/s, over all links together: "
-        f"{named}{more} can be slower in this run than the scenario says"
+        f"{named}{more} can be slower in this run than in the scenario"
     )
 
 

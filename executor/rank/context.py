@@ -29,11 +29,7 @@ from planner.scenario.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class RankConfig:
-    """One rank's part in a job.
-
-    Attributes:
-        devices: The names of the devices in rank order.
-    """
+    """The configuration of one rank in a job, with the scenario, the first plan, and the devices in rank order."""
 
     folder: JobFolder
     rank: int
@@ -53,31 +49,31 @@ class RankConfig:
         return self.run.backup_every > 0
 
     def program(self, plan: Plan) -> DeviceProgram | None:
-        """Return this rank's program under a plan; None if the plan does not use its device."""
+        """Return this rank's program under a plan; None if the plan does not use this rank's device."""
         if self.device not in plan.devices:
             return None
         program = device_program(plan, self.scenario, self.device)
         if self.run.compute == "real" or self.leads(plan):
             return program
-        # In paced compute the first device of a tensor-parallel group runs the program; its partners only wait.
+        # In paced compute only the first device of a tensor-parallel group runs the program; the others do nothing.
         return replace(program, work=(), synchronisations=(), update_s=0.0)
 
     def leads(self, plan: Plan) -> bool:
-        """Return whether a plan uses this rank other than as a partner in a tensor-parallel group."""
+        """Return whether a plan uses this rank's device alone, or as the first one of a tensor-parallel group."""
         return self.device in compile_plan(plan, self.scenario)
 
     def wire(self, plan: Plan) -> Wire:
-        """Return the wire format of payloads under a plan."""
+        """Return the format of messages between stages under a plan."""
         if self.run.compute == "paced":
             return UncheckedWire()
         return CompressedWire(plan.compression, self.scenario.cluster)
 
     @property
     def watches(self) -> bool:
-        """Whether a thread waits for each posted receive, also while no action needs the message.
+        """Whether a thread waits for each posted receive before an action needs the message.
 
-        The times of arrival show a policy, and the rows of runs with a relay, what the links carry; asynchronous
-        updates are applied on arrival; and only a thread that waits for a peer gets an error when the peer is lost.
+        Reasons are: a policy, or the relay, needs exact times of arrival; asynchronous updates are applied on arrival;
+        and gloo reports the loss of a peer only to a thread that waits for a message of that peer.
         """
         updates = self.plan.synchronisation.method != "allreduce"
         return self.run.is_steered or updates or self.run.emulator == "relay"
@@ -88,14 +84,14 @@ class RankContext:
     """The objects that the process of a rank keeps over all sessions.
 
     Attributes:
-        shaper: Emulator of the links; None if the links are not emulated, or emulated by the relay.
+        shaper: Emulates the links in this process; None if the links are not emulated, or emulated by the relay.
         group: The tensor-parallel group of this rank; None if the rank computes alone.
         file: The rank's event file.
         samples: The line-buffered file of the process's resources at the end of each step.
-        backups: Copies of the state; None if the run ends with the first lost rank.
+        backups: Copies of the state in memory; None if the run ends with the first lost rank.
         checkpoints: Writes the state to disk; None if the run writes no checkpoints.
-        loss_steps: The steps of which this rank computes a part of the loss.
-        losses: The part of the loss of each of ``loss_steps``.
+        loss_steps: Numbers of the steps of which this rank has computed a part of the loss.
+        losses: This rank's parts of the losses of ``loss_steps``.
     """
 
     compute: Compute
@@ -111,7 +107,7 @@ class RankContext:
 
     @property
     def trained(self) -> RealCompute | None:
-        """The model that is trained; None in paced compute."""
+        """The compute of the trained model; None in paced compute."""
         return self.compute if isinstance(self.compute, RealCompute) else None
 
 
@@ -121,8 +117,8 @@ def build_context(
     """Return the objects that this process keeps; the clock is not started yet.
 
     Args:
-        config: The rank's part in the job.
-        model: The model that is trained; None in paced compute.
+        config: The configuration of the rank.
+        model: The model to train; None in paced compute.
         give_up: Called with an error that must end this process, in the thread where the error occurred.
         is_connected: Whether the ranks of the job are connected, so that they can form tensor-parallel groups.
     """
@@ -150,6 +146,6 @@ def build_context(
     samples = config.folder.of_rank("resources", config.rank).open("w", buffering=1)
     # Compile the first plan before the run starts; the result is cached.
     config.program(config.plan)
-    # The present objects stay: without them a garbage collection takes about a millisecond.
+    # Exclude the present objects, which stay until the end, from garbage collections: each then takes a millisecond.
     gc.freeze()
     return RankContext(compute, clock, shaper, group, file, samples, backups, checkpoints, array("q"), array("d"))

@@ -41,7 +41,7 @@ class Agreed(Generic[T]):
     Attributes:
         value: The value that this rank has prepared.
         token: A random name, the same on all ranks.
-        now_s: The reading of the head's monotonic clock at the agreement in seconds, the same on all ranks.
+        now_s: Reading of the head's monotonic clock when the head found that all agree; the same on all ranks.
     """
 
     value: T
@@ -50,7 +50,7 @@ class Agreed(Generic[T]):
 
 
 class SessionEndedError(Exception):
-    """The session is over, since a rank or a connection is lost or ranks join; another session follows."""
+    """The session has ended, since a rank or a connection is lost or ranks join; another session follows."""
 
 
 class ControlClient:
@@ -62,7 +62,7 @@ class ControlClient:
 
     Attributes:
         is_remote: Whether the head is on another host, and so has another monotonic clock.
-        is_ending: Whether the session is over, or the function of `call_at_end` is being called.
+        is_ending: Whether the session has ended, or the function of `call_at_end` is being called.
     """
 
     def __init__(self, job: JobFolder, rank: int, name: str) -> None:
@@ -100,7 +100,7 @@ class ControlClient:
         *,
         wrong_input: bool = False,
     ) -> Agreed[T]:
-        """Prepare a value on every rank; return it once the head has found that all facts are equal.
+        """Prepare a value on every rank; return this rank's value after the head has found that all facts are equal.
 
         Args:
             topic: Name of the agreement, used once in a run.
@@ -110,9 +110,9 @@ class ControlClient:
             wrong_input: Whether a difference is an error in the user's input.
 
         Raises:
-            RopebridgeError: A rank could not prepare, has other facts, or did not take part in time; the message is
-                the same on every rank.
-            SessionEndedError: The session in which this was called is over.
+            RopebridgeError: A rank could not prepare its value, has other facts, or did not take part in time; the
+                message is the same on every rank.
+            SessionEndedError: The session has ended meanwhile.
         """
 
         def state(facts: Facts, failure: str, *, is_input: bool) -> None:
@@ -157,14 +157,14 @@ class ControlClient:
             return self._readings.pop(number)
 
     def await_session(self) -> SessionSpec | None:
-        """Wait for the next session of this rank; return its specification, or None if the run is over."""
+        """Wait for the next session of this rank; return its specification, or None at the end of the run."""
         with self._changed:
             self._changed.wait_for(lambda: self._spec is not None or self._outcome == FINISHED)
             spec, self._spec = self._spec, None
             return spec
 
     def begin(self, spec: SessionSpec) -> None:
-        """Begin the only session of a run without recovery; the head sends no specification in such a run."""
+        """Begin the only session of a run without recovery, for which the head sends no specification."""
         with self._changed:
             self._begin(spec)
 
@@ -175,15 +175,15 @@ class ControlClient:
         self._on_end = on_end
 
     def known(self, step: int) -> NewPlan | None:
-        """Return the plan of a step with the moves before the step; None if the plan has not arrived."""
+        """Return the plan of a step; None if the plan has not arrived."""
         with self._changed:
             return self._plans.get(step)
 
     def wait(self, step: int) -> NewPlan:
-        """Wait for the plan of a step; return it with the moves before the step.
+        """Wait for the plan of a step, and return it.
 
         Raises:
-            SessionEndedError: The session is over, so that the plan will not arrive.
+            SessionEndedError: The session has ended, so that the plan will not arrive.
         """
         with self._changed:
             self._changed.wait_for(lambda: step in self._plans or self._outcome)
@@ -197,13 +197,13 @@ class ControlClient:
             return self._durables[step]
 
     def outcome(self, wait_s: float | None = None) -> str:
-        """Wait until the session is over; return `FINISHED` or `ENDED`, or an empty string after ``wait_s`` seconds."""
+        """Wait for the end of the session; return `FINISHED` or `ENDED`, or an empty text after ``wait_s`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._outcome, wait_s)
             return self._outcome
 
     def report(self, session: int, copies: Mapping[int, frozenset[int]], now_s: float, unpublished: Any) -> None:
-        """Report to the head, after a session, this rank's layers by step and the rows of unpublished steps."""
+        """Report this rank's copies (layers by step) and the rows of unpublished steps to the head, after a session."""
         held = {step: sorted(layers) for step, layers in copies.items()}
         self.send("report", session=session, copies=held, now_s=now_s, unpublished=unpublished)
 
@@ -224,14 +224,14 @@ class ControlClient:
         try:
             while (message := channel.receive()) is not None:
                 if message["kind"] == ENDED:
-                    # First close the connections: threads that see the end of the session drop them.
+                    # Close the connections first, before other threads see the end of the session and drop them.
                     self.is_ending = True
                     self._on_end()
                 with self._changed:
                     self._take(message)
                     self._changed.notify_all()
         except Exception:
-            # Goes to the log of this rank, whose end its agent sends to the head.
+            # Written to the rank's log, the last lines of which the agent sends to the head.
             traceback.print_exc()
             sys.stderr.flush()
         finally:
@@ -291,7 +291,7 @@ class ControlStore(Store):
         """Wait for the values of keys.
 
         Raises:
-            RuntimeError: A value has not arrived within ``timeout``, or the session is over.
+            RuntimeError: A value has not arrived within ``timeout``, or the session has ended.
         """
         client = self._client
         wait_s = timeout.total_seconds() if timeout is not None else timeouts().connect_s

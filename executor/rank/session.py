@@ -1,4 +1,4 @@
-"""One rank in a session: a set of ranks connected until the run ends, one of them is lost, or others join."""
+"""One rank's training in a session: a set of ranks connected until one is lost, others join, or the run ends."""
 
 import threading
 from collections.abc import Callable
@@ -26,11 +26,11 @@ from planner.plan.plan import Plan
 
 @dataclass(eq=False)
 class Session:
-    """One rank in one session.
+    """Trains on one rank during one session.
 
     Args:
-        connect: Connects the ranks of the session with each other; all of them call it together.
-        start: Agrees with the other ranks on second 0 of the run; called after ``connect`` unless that is known.
+        connect: Connects the ranks of the session with each other; all of them call this function together.
+        start: Agrees with the other ranks on second 0 of the run; called after ``connect`` in the first session.
         give_up: Called with an error that must end this process.
     """
 
@@ -53,7 +53,7 @@ class Session:
         self._client.call_at_end(self._abort)
 
     def run(self, conclude: Callable[[], None]) -> None:
-        """Run all remaining steps, then call ``conclude``.
+        """Run all remaining steps, and call ``conclude`` at the end of the run.
 
         Raises:
             SessionEndedError: A rank or a connection is lost, or ranks join, and another session follows.
@@ -74,7 +74,7 @@ class Session:
             self._rows.flush()
             conclude()
             if config.recovers:
-                # Until all ranks are done, the loss of one may require this rank's copies for another session.
+                # Keep the copies until all ranks are done: after a loss, another session would need them.
                 self._client.send("done", session=self._spec.number)
                 if self._client.outcome() == ENDED:
                     raise SessionEndedError
@@ -89,7 +89,7 @@ class Session:
             raise SessionEndedError from None
 
     def leave(self) -> None:
-        """Close all connections, which ends waits on them with an error, and report this rank's copies to the head."""
+        """Close all connections, so that waits on them raise an error, and report this rank's copies to the head."""
         backups, publisher = self._context.backups, self._publisher
         assert backups is not None
         assert publisher is not None
@@ -117,7 +117,7 @@ class Session:
         return transport
 
     def _restore(self, transport: Transport) -> None:
-        """Restore the layers as they were before the session's first step, from the copies of all its ranks."""
+        """Restore the layers of this rank to the state before the session's first step, from all ranks' copies."""
         if self._spec.number == 0 or self._spec.origin_s is None:
             # No rank has trained yet.
             return
@@ -138,7 +138,7 @@ class Session:
     # --- the training loop ---
 
     def _train(self, transport: Transport, groups: ProcessGroups) -> None:
-        """Run all steps, epoch by epoch; between two epochs layers change devices."""
+        """Run all steps, epoch by epoch: an epoch ends when a new plan moves layers to other devices."""
         change = self._run_epoch(transport, self._spec.first_step, self._spec.plans[0].plan)
         while change is not None:
             if change.to.joins:
@@ -147,10 +147,10 @@ class Session:
             change = self._run_epoch(transport, change.step, change.to.plan)
 
     def _run_epoch(self, transport: Transport, first: int, plan: Plan) -> Reconfiguration | None:
-        """Run the steps from ``first`` on, beginning with ``plan``, until layers change devices.
+        """Run an epoch that begins at step ``first`` with ``plan``.
 
         Returns:
-            The change of devices that ends the epoch; None at the end of the run.
+            The new plan that ends the epoch; None at the end of the run.
         """
         run, clock = self._config.run, self._context.clock
         if self._config.device not in plan.devices:
@@ -158,7 +158,7 @@ class Session:
         interpreter = self._interpreter(transport, plan, first)
 
         def known(step: int) -> StepProgram | None:
-            """Return the program of a step; None if its plan is not known yet, or the step is beyond this epoch."""
+            """Return the program of a step; None if its plan is not known yet, or if the step is not in this epoch."""
             new = self._client.known(step) if run.is_steered else NewPlan(plan)
             if step >= run.steps or new is None or _begins_another(new, step, first):
                 return None
@@ -200,7 +200,7 @@ class Session:
         return StepProgram(step, new.plan, program)
 
     def _let_others_join(self, step: int) -> NoReturn:
-        """Copy the layers before ``step``, with which the next session begins, and end this session."""
+        """Copy the state of the layers before ``step``, with which the next session begins, and end this session."""
         assert self._context.backups is not None, "without copies all devices are in the one session"
         self._context.backups.copy(step)
         self._client.outcome()
@@ -275,7 +275,7 @@ class Session:
     # --- how a session ends ---
 
     def _fail(self, error: Exception) -> None:
-        """Handle the error of a sending or receiving thread."""
+        """Handle an error of a sending or receiving thread."""
         if not (self._config.recovers and isinstance(error, PeerLostError)):
             self._give_up(error)
         self._client.send("trouble", session=self._spec.number)
@@ -287,5 +287,5 @@ class Session:
 
 
 def _begins_another(new: NewPlan, step: int, first: int) -> bool:
-    """Return whether layers change devices before ``step``, which ends the epoch that began with ``first``."""
+    """Return whether a new plan ends the epoch that began with step ``first``, since layers move before ``step``."""
     return new.moves is not None and step > first

@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[Plan, Scenario, ComputeMode, Emulator, str, str, str]] 
         "relay",
         "faults[0]",
         "a fault of the kind 'Absence'",
-        "devices leave and hang with '--backup-every'",
+        "absences and hangs of devices need '--backup-every'",
     ),
     "an outage without the relay": (
         PLAN,
@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[Plan, Scenario, ComputeMode, Emulator, str, str, str]] 
         "shaper",
         "faults[0]",
         "a fault of the kind 'LinkOutage'",
-        "with the relay",
+        "outages of links need '--emulator relay'",
     ),
     "loss in the shaper": (
         PLAN,
@@ -97,7 +97,7 @@ REFUSED: dict[str, tuple[Plan, Scenario, ComputeMode, Emulator, str, str, str]] 
         "paced",
         "shaper",
         "cluster.links[0].loss",
-        "'shaper' knows no loss of packets, which link region-0->region-1 has",
+        "'shaper' cannot emulate loss, which link region-0->region-1 has",
         "use the emulator 'relay', or remove them",
     ),
     "loss and jitter in the shaper": (
@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[Plan, Scenario, ComputeMode, Emulator, str, str, str]] 
         "real",
         "shaper",
         "cluster.links[0].loss",
-        "no loss and no jitter of packets",
+        "cannot emulate loss and jitter",
         "or remove them",
     ),
     "jitter in the shaper": (
@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[Plan, Scenario, ComputeMode, Emulator, str, str, str]] 
         "paced",
         "shaper",
         "cluster.links[0].jitter",
-        "knows no jitter",
+        "cannot emulate jitter",
         "use the emulator 'relay'",
     ),
     "jitter": (PLAN, with_effects(jitter=0.1), "paced", "none", "effects.compute", "effects on compute", "remove them"),
@@ -134,8 +134,8 @@ REFUSED: dict[str, tuple[Plan, Scenario, ComputeMode, Emulator, str, str, str]] 
         "real",
         "none",
         "training.noise_scale",
-        "the noise scale of a single device's gradients",
-        "two at least",
+        "the noise scale cannot be measured on a single device",
+        "at least two devices",
     ),
 }
 
@@ -158,7 +158,7 @@ def test_it_is_refused_in_one_line_before_a_process_starts(tmp_path: Path) -> No
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert "cannot be run yet; " in done.stderr
-    assert "'ropebridge simulate' knows how" in done.stderr
+    assert "or use 'ropebridge simulate'" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -144,7 +144,7 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path) -> None:
         (["--resume"], "'--resume' needs '--checkpoint'; give the folder of the checkpoints"),
         (["--checkpoint-every", "3"], "'--checkpoint-every' needs '--checkpoint'"),
         (["--checkpoint", "{}", "--resume"], "there is no complete checkpoint"),
-        (["--checkpoint", "{}", "--compute", "paced"], "checkpoints of paced compute, which trains nothing"),
+        (["--checkpoint", "{}", "--compute", "paced"], "paced compute has no state for checkpoints"),
         (["--checkpoint", "/proc/none"], "no checkpoints can be written"),
     ],
 )

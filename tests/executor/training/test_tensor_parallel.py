@@ -270,7 +270,9 @@ def test_replicas_of_different_degrees_are_refused() -> None:
     scenario = on_one_host(GPT, 5)
     refused = refusal(scenario, grouped_plan(scenario, [(2, [(1, 1.0)]), (4, [(2, 1.0), (1, 1.0)])], (12,)))
     assert refused.where == "pipelines[0].stages[1].replicas[1].partners"
-    assert "1 devices share layer 2, 2 do in pipelines[0].stages[1].replicas[0]" in str(refused)
+    assert "1 devices share layer 2, but 2 devices share the layer in pipelines[0].stages[1].replicas[0]" in str(
+        refused
+    )
 
 
 def test_updates_without_waiting_are_refused() -> None:

@@ -229,7 +229,7 @@ def test_what_only_the_simulator_can_do_is_not_run(scenario: Path, tmp_path: Pat
     scenario.write_text(scenario.read_text() + "effects: {compute: {jitter: 0.1}}\n")
     before = sorted(tmp_path.iterdir())
     arguments = ["run", scenario, "--strategy=megatron", "--compute", "paced", "-o", tmp_path / "run"]
-    assert_refused(arguments, "effects.compute", "cannot be run yet", "'ropebridge simulate' knows how")
+    assert_refused(arguments, "effects.compute", "cannot be run yet", "or use 'ropebridge simulate'")
     assert sorted(tmp_path.iterdir()) == before
 
 
